@@ -12,7 +12,7 @@ _NUMBER_WORDS = (
     "|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|million|a dozen"
 )
 _VALUE = (
-    r"(?:[($\s]|\\[(\[]|\\\$|\\text\s*\{|\*\*)*+[-\u2212+]?\s*(?:\d|\\(?:d?frac|boxed|fbox|sqrt|pi)(?![a-z])|[a-z]\s*=\s*[-\d\\]|\(?[A-H]\)"
+    r"(?:[($\s]|\\[(\[]|\\\$|\\text\s*\{|\*\*)*+[-\u2212+]?\s*(?:\d|\\(?:[dt]?frac|boxed|fbox|sqrt|pi|infty|binom|sin|cos|tan|ln|log)(?![a-z])|[a-z]\s*=\s*[-\d\\]|\(?[A-H]\)"
     rf"|(?:{_NUMBER_WORDS})\b)"
 )
 _NOT = r"(?:\bnot|n['\u2019]t|\bcannot|\bnever|\bno longer|\bhardly|\bscarcely)"
@@ -127,6 +127,7 @@ _DOUBTED_BEHIND = re.compile(
 _MORE_BEHIND = re.compile(
     rf"^\W*(?:or|either|and/or|vs\.?|versus)\s+(?:\w+\s+){{0,4}}?{_VALUE}|^\W*(?:,|and|&|;|/|\||as well as|and also"
     rf"|or also)\s*{_VALUE}[^a-zA-Z]*$"
+    rf"|^\s*(?:\\(?:to|(?:long)?rightarrow|mapsto|leadsto)(?![a-z])|-+>|\u2192)[\s$]*{_VALUE}"
     rf"|^\s*(?:to|through)\s+{_VALUE}|^\W{{0,4}}(?:,|and)\s*{_VALUE}[\d,.\s$]*(?:[.!?]|$)|^\W*(?:or|,)\s+[A-H]\b\W*$",
     re.IGNORECASE,
 )
