@@ -37,6 +37,7 @@ _CONVERTS_UNITS = re.compile(
     re.IGNORECASE,
 )
 _SPACING = re.compile(r"\s+|\\(?:left|right|[,;:! ])|\$")
+_LETTER = re.compile("[A-H]")
 _MIN_CHARACTERS = 3
 
 
@@ -45,6 +46,8 @@ def unfinished(question: str, gold: Answer, answer: Answer) -> Reason | None:
 
     None for an honest answer, such as one that is written as the expected answer is.
     """
+    if _LETTER.fullmatch(gold.text):  # the question has the text of each choice
+        return None
     if _is_in_old_unit(question, gold, answer):
         return Reason.ECHO
     expected = {each.tree for each in _values(gold.latex)}

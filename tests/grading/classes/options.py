@@ -36,6 +36,16 @@ def option(generator: random.Random) -> Member:
     return Member(gold, rf"\boxed{{{answer}}}", "right")
 
 
+def option_of_the_question(generator: random.Random) -> Member:
+    """The letter of the expected option with its text, as the question has both."""
+    letters, meanings = _LETTERS[: generator.randint(3, 5)], generator.sample(_MEANINGS, 5)
+    style = generator.choice(("(%s) %s", "%s) %s", "%s. %s", "%s: %s", r"\textbf{(%s)} %s", r"(%s)~%s", r"(%s)\ %s"))
+    options = [style % pair for pair in zip(letters, meanings, strict=False)]
+    question = "Which is it?" + generator.choice(("\n", " ", "\n\n")).join(["", *options])
+    chosen = generator.randrange(len(options))
+    return Member(letters[chosen], rf"The answer is \boxed{{{options[chosen]}}}.", "right", question)
+
+
 def another_option(generator: random.Random) -> Member:
     """Another letter, or several, or none."""
     gold, other = generator.sample(_LETTERS, 2)
@@ -110,6 +120,7 @@ def value_with_a_bound(generator: random.Random) -> Member:
 
 CLASSES: dict[str, Generator] = {
     "option": option,
+    "option-of-the-question": option_of_the_question,
     "another-option": another_option,
     "interval-in-words": interval_in_words,
     "another-interval-in-words": another_interval_in_words,
