@@ -36,6 +36,8 @@ class Context:
     """What it counts, in the singular and in the plural."""
     qualifiers: frozenset[str] = frozenset()
     """Words that stand before these nouns."""
+    words: frozenset[str] = frozenset()
+    """All of its words that may be nouns."""
     symbols: frozenset[str] = frozenset()
     """Letters that are variables, though units are written so too."""
 
@@ -107,7 +109,7 @@ _PREFIXES = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 _SINGULARS = {plural: singular for singular, plural in IRREGULAR_PLURALS.items()}
 # Words that may stand behind a unit and leave the value as it is.
 _ENDINGS = (
-    *("in total", "in all", "in length", "total", "altogether", "left", "remaining", "each", "now", "needed"),
+    *("in total", "in all", "in length", "total", "altogether", "left", "remaining", "each", "now", "needed", "so far"),
     *("old", "long", "wide", "tall", "high", "deep", "away", "apart", "ago", "later"),
 )
 _NAMELESS = Unit("", Fraction(1))
@@ -231,19 +233,29 @@ def _unit(written: str, power: str | None, context: Context, *, attached: bool) 
 
 def _thing(words: list[str], dimension: str, context: Context) -> Unit | None:
     """A measure, or something that is counted."""
-    if len(words) > 1 and words[0] in {"more", "fewer"} & context.nouns:
+    if len(words) > 1 and words[0] in {"total", *({"more", "fewer"} & context.nouns)}:
         words = words[1:]
-    if len(words) == 2 and words[0] in _PREFIXES and not dimension:
+    is_bare = not dimension
+    if len(words) > 1 and words[0] in _PREFIXES and is_bare:
         dimension, words = _PREFIXES[words[0]], words[1:]
-    if len(words) == 1 and (unit := _UNITS.get(words[0])):
+    is_measured = len(words) == 1 or (is_bare and len(words[0]) > 2 and _is_of_question(words[1:], context))
+    if is_measured and (unit := _UNITS.get(words[0])):
         return Unit(unit.kind + dimension, unit.factor ** int(dimension[1:] or 1))
-    kinds = [_noun(word, context) for word in words if word != "of"]
+    place = words.index("of") if "of" in words else len(words)
+    kinds = [_noun(word, context) for word in words[:place]]
+    kinds += [_noun(word, context) or (word if word in context.words else None) for word in words[place + 1 :]]
     if dimension and kinds != ["unit"]:
         return None
-    is_named = words[-1:] != ["of"] and words[:1] != ["of"] and words[-1] not in context.qualifiers - context.nouns
+    is_named = "of" not in {words[0], words[-1]} and words[place - 1] not in context.qualifiers - context.nouns
     if not kinds or None in kinds or not is_named:
         return None
     return Unit(" ".join(kind for kind in kinds if kind) + dimension, Fraction(1))
+
+
+def _is_of_question(words: list[str], context: Context) -> bool:
+    """Whether words behind a measure only say what is measured: `gallons of milk`, `dollars profit`."""
+    things = words[words[:1] == ["of"] :]
+    return bool(things) and all(word in context.words or word in _NOUNS for word in things)
 
 
 def _noun(word: str, context: Context) -> str | None:
@@ -283,7 +295,8 @@ def read_question(question: str, gold: str) -> Context:
     qualifiers = {word for word in before if _may_be_noun(word)} | asked_qualifiers
     symbols = _symbols(question) | (frozenset() if question else _gold_symbols(gold))
     forms = frozenset(form for noun in nouns for form in (noun, _singular(noun), _plural(_singular(noun))))
-    return Context(forms, frozenset(qualifiers), symbols)
+    possible_nouns = frozenset(word for word in words if _may_be_noun(word))
+    return Context(forms, frozenset(qualifiers), possible_nouns, symbols)
 
 
 def _prose(formula: re.Match[str]) -> str:
@@ -304,10 +317,12 @@ def _symbols(question: str) -> frozenset[str]:
 
 
 def _asked(words: list[str]) -> tuple[set[str], set[str]]:
-    """The nouns, and the words before them, that follow "how many"."""
+    """The nouns, and the words before them, that follow "how many" or "how much"."""
     nouns: set[str] = set()
     qualifiers: set[str] = set()
-    for place in (index for index in range(len(words) - 2) if words[index : index + 2] == ["how", "many"]):
+    for place in range(len(words) - 2):
+        if words[place] != "how" or words[place + 1] not in {"many", "much"}:
+            continue
         asked = []
         for word in words[place + 2 : place + 2 + _MAX_ASKED_WORDS]:
             is_asked = word.isalpha() and (word in _ASKED_WORDS or word not in _FUNCTION_WORDS)

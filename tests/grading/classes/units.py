@@ -127,6 +127,44 @@ def asked_for(generator: random.Random) -> Member:
     return Member(gold, _boxed(generator, answer), "right", question)
 
 
+_MEASURED = ("water", "flour", "lumber", "sand", "paint", "rope", "copper", "lemonade", "growing space")
+_QUANTITIES = ("gallons", "cups", "pounds", "feet", "square feet", "bags", "boxes", "jars", "dollars", "liters")
+
+
+def measured_in_the_question(generator: random.Random) -> Member:
+    """How much of something, or how much more than something else, that the question names."""
+    gold, number = str(generator.randint(2, 999)), generator.randint(2, 99)
+    thing, quantity = generator.choice(_MEASURED), generator.choice(_QUANTITIES)
+    question, words = generator.choice(
+        (
+            (f"{thing.title()} costs ${number}. How much {thing} can she buy?", f"{quantity} of {thing}"),
+            (f"There is {thing} in {number} rooms. Find the total.", f"{quantity} of {thing} in total"),
+            (f"He sells {thing} for ${number}. How much profit does he make?", "dollars profit"),
+            (f"A is {number} inches tall. How much taller is B?", "inches taller"),
+            (f"It takes {number} minutes. How much longer does {thing} take?", "minutes longer"),
+            (f"He has ${number} and buys {thing}. How much more does he need?", "more"),
+            (f"A truck has {number} wheels. How many wheels are there?", "total wheels"),
+        )
+    )
+    answer = generator.choice(_STYLES).format(v=gold, w=words)
+    return Member(gold, _boxed(generator, answer), "right", question)
+
+
+def measure_changed_by_the_question(generator: random.Random) -> Member:
+    """A number that words of the question make another one."""
+    gold, thing = str(generator.randint(2, 999)), generator.choice(_MEASURED)
+    question = f"How much {thing} is in two dozen pairs of jars, half of which are doubled and minus million?"
+    phrase = generator.choice(
+        (
+            *(f"dozen of {thing}", f"pairs of {thing}", f"half {thing}", f"million {thing}", f"hundred of {thing}"),
+            *(f"jars doubled {thing}", f"gallons minus {thing}", "gallons of", f"of {thing}", f"{thing} of half"),
+            *("gallons of million", "gallons dozen", "cups of two dozen", f"m {thing}", f"k {thing}"),
+        )
+    )
+    answer = generator.choice(_STYLES).format(v=gold, w=phrase)
+    return Member(gold, _boxed(generator, answer), "wrong", question)
+
+
 _LETTERS = ("m", "s", "g", "h", "l", "in", "ft")
 _SINGLE = ("m", "s", "g", "h", "l")
 
@@ -185,6 +223,8 @@ CLASSES: dict[str, Generator] = {
     "counted-in-the-question": counted_in_the_question,
     "not-in-the-question": not_in_the_question,
     "asked-for": asked_for,
+    "measured-in-the-question": measured_in_the_question,
+    "measure-changed-by-the-question": measure_changed_by_the_question,
     "variable-read-as-unit": variable_read_as_unit,
     "variable-in-the-answer": variable_in_the_answer,
     "variable-as-expected": variable_as_expected,
