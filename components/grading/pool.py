@@ -35,6 +35,7 @@ from components.grading.worker import (
     PREPARING,
     READY,
     REAP,
+    SHORT_OF_MEMORY,
     STARTED,
     TOO_LARGE,
 )
@@ -95,6 +96,7 @@ class _Task:
     index: int
     num_kills: int = 0
     num_killed_starts: int = 0
+    needs_new_worker: bool = False
 
     @property
     def submission(self) -> Submission:
@@ -169,7 +171,7 @@ class Dispatcher:
             if not task:
                 return
             try:
-                worker = self._idle.pop() if self._idle else self._start()
+                worker = self._start() if task.needs_new_worker or not self._idle else self._idle.pop()
             except OSError as error:  # no more processes or files
                 task.call.fail(error)
                 continue
@@ -284,6 +286,7 @@ class Dispatcher:
         self._give_back(others)
         task.num_killed_starts += worker.is_starting
         task.num_kills += not worker.is_starting
+        task.needs_new_worker |= worker.is_short_of_memory
         if worker.is_starting and (cause or task.num_killed_starts == _MAX_STARTS):
             detail = cause.detail if cause else f"{_MAX_STARTS} in a row were killed"
             task.call.fail(PipelineError(f"no answer can be graded: worker processes do not start ({detail})"))
@@ -374,6 +377,8 @@ class _Worker:
         self.process: int | None = None
         """Its number, once it has started."""
         self.is_starting = True
+        self.is_short_of_memory = False
+        """Whether it has ended because of memory that earlier submissions left in use."""
         self.has_algebra = origin.has_algebra
         self.check_at = time.monotonic() + _MAX_SILENCE_S
         self._origin, self._received = origin, b""
@@ -409,7 +414,8 @@ class _Worker:
         """End the process; return why it had ended before, None unless its submission is to blame for that."""
         self.channel.close()
         code = self._origin.end() if self.process is None else self._origin.reap(self.process)
-        if -code in _SENT_FROM_OUTSIDE:
+        self.is_short_of_memory = code == SHORT_OF_MEMORY
+        if self.is_short_of_memory or -code in _SENT_FROM_OUTSIDE:
             return None
         if code == -signal.SIGPROF:
             return _Cause(Reason.TIME, f"took longer than {self._origin.deadline_s:g} s")

@@ -38,8 +38,8 @@ NEEDS_ALGEBRA = b"needs algebra"
 """Sent in place of a grade by a worker that is without the libraries; it grades nothing any more."""
 PREPARING = b"preparing"
 """Sent before what is not to count as slow: running code in the sandbox."""
-OUT_OF_MEMORY = 12
-"""Exit code of a worker whose submission took too much memory."""
+OUT_OF_MEMORY, SHORT_OF_MEMORY = 12, 13
+"""Exit codes of a worker whose submission took too much memory: its first one, or one after others that left some."""
 
 _MAX_ADDRESS_SPACE = 1 << 30
 # A library may catch the MemoryError of the limit above and go on with nonsense, so the memory in use counts too.
@@ -119,7 +119,7 @@ def _work(channel: socket.socket, grade_one: Callable[..., tuple[bytes, bool]]) 
 
 
 def _grade_lists(channel: socket.socket, grade_one: Callable[..., tuple[bytes, bool]]) -> None:
-    requests = channel.makefile("rb")
+    requests, is_first = channel.makefile("rb"), True
     while (request := requests.readline()).endswith(b"\n"):
         started = time.monotonic()
         submissions = json.loads(request)
@@ -127,10 +127,11 @@ def _grade_lists(channel: socket.socket, grade_one: Callable[..., tuple[bytes, b
             if is_unit_tests(submission[0]):
                 channel.sendall(PREPARING + b"\n")
             try:
-                reply, is_too_large = grade_one(position - 1, *submission)
+                reply, is_too_large = grade_one(is_first, position - 1, *submission)
             except _NeedsAlgebraError:
                 channel.sendall(NEEDS_ALGEBRA + b"\n")
                 return
+            is_first = False
             is_last = is_too_large or position == len(submissions) or time.monotonic() > started + _MAX_LIST_S
             # Each at once, so that it is clear which one this process may die of.
             end = b"" if not is_last else TOO_LARGE + b"\n" if is_too_large else READY + b"\n"
@@ -142,6 +143,7 @@ def _grade_lists(channel: socket.socket, grade_one: Callable[..., tuple[bytes, b
 def _grade(
     function: Callable[[str, str, AnswerPolicy, str], Grade],
     deadline_s: float,
+    is_first: bool,
     position: int,
     gold: str,
     response: str,
@@ -149,13 +151,14 @@ def _grade(
     question: str,
 ) -> tuple[bytes, bool]:
     """The grade of one submission of a list, and whether this process has grown too large for another one."""
+    too_much_memory = OUT_OF_MEMORY if is_first else SHORT_OF_MEMORY
     started = time.process_time()
     # The kernel ends the process when it has computed for so long, even if nobody watches it any more.
     signal.setitimer(signal.ITIMER_PROF, deadline_s)
     try:
         graded = function(gold, response, AnswerPolicy(policy), question)
     except MemoryError:
-        os._exit(OUT_OF_MEMORY)
+        os._exit(too_much_memory)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     used_kib = 0
@@ -164,7 +167,7 @@ def _grade(
         status = Path("/proc/self/status").read_text(encoding="ascii")
         used_kib = int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])
     if used_kib > _MAX_MEMORY_KIB:
-        os._exit(OUT_OF_MEMORY)
+        os._exit(too_much_memory)
     reply = [position, graded.verdict, graded.extracted, graded.reason, graded.tests_passed, graded.detail]
     return json.dumps(reply).encode("ascii"), used_kib > _MAX_REUSABLE_KIB
 

@@ -70,6 +70,7 @@ def _hide_much_memory(_: str) -> None:
         b"x" * (5 << 27)
 
 
+_MEMORY: list[bytes] = []
 _ACTIONS: dict[str, Callable[[str], object]] = {
     "loop": lambda _: _compute("inf"),
     "loop in C": _loop_in_c,
@@ -83,6 +84,7 @@ _ACTIONS: dict[str, Callable[[str], object]] = {
     "ask for much memory": lambda _: bytearray(3 << 30),
     "use much memory and hide it": _hide_much_memory,
     "use some memory": lambda _: len(b"x" * (5 << 26)),
+    "keep some memory": lambda _: _MEMORY.append(b"x" * (200 << 20)),
     "fault": lambda _: os.kill(os.getpid(), signal.SIGSEGV),
     "exit": lambda _: os._exit(3),
     "print": lambda _: print("noise", flush=True),

@@ -244,6 +244,16 @@ def test_a_worker_that_has_grown_large_is_replaced() -> None:
         assert pool([act("process")]) != [first]
 
 
+def test_memory_that_one_submission_leaves_in_use_is_not_counted_against_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither has too much, both together have; a third that has too much by itself is unscorable all the same."""
+    monkeypatch.setattr(pool_module, "_SLOW_AFTER_S", 600)  # one worker grades both, however long it takes
+    with pool_of(1, deadline_s=60) as pool:
+        assert pool([act("keep some memory"), act("use some memory")]) == [right(""), right("")]
+        assert pool([fine(1), act("ask for much memory")]) == [right(1), unscorable(Reason.MEMORY, "out of memory")]
+
+
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_a_submission_whose_worker_is_killed_or_stopped_is_graded_by_another(
     pool: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals
