@@ -382,13 +382,23 @@ while True: time.sleep(1000)
 
 @pytest.mark.slow
 def test_code_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At its deadline, regardless of what it hangs in and what it catches."""
+    """At its deadline if it waits, else by the limit of processor time, regardless of what it catches."""
     monkeypatch.setattr(sandbox, "DEADLINE_S", 3)
     with ThreadPoolExecutor(len(_ENDLESS)) as executor:
         outcomes = executor.map(lambda code: one(code, "1"), _ENDLESS.values())
-    assert dict(zip(_ENDLESS, outcomes, strict=True)) == dict.fromkeys(
-        _ENDLESS, Failed("was not finished: it took longer than 3 s")
-    )
+    used = Failed(f"was not finished: it used more than {CPU_S} s of processor time, or was killed for its memory")
+    expected = dict.fromkeys(_ENDLESS, used) | {
+        "sleep behind deaf signals": Failed("was not finished: it took longer than 3 s")
+    }
+    assert dict(zip(_ENDLESS, outcomes, strict=True)) == expected
+
+
+def test_a_busy_machine_does_not_end_code_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline is for code that waits: what computes has its processor time, however long that takes."""
+    monkeypatch.setattr(sandbox, "DEADLINE_S", 0.2)
+    code = "import time\ndef compute():\n    while time.process_time() < 0.8: pass\n    return 1"
+    late = Failed("was not finished: it took longer than 0.2 s")
+    assert run(code, ["compute()", "time.sleep(3000)"]) == [Returned(1), late]
 
 
 @pytest.mark.slow
