@@ -45,7 +45,7 @@ class Context:
 NO_CONTEXT = Context()
 
 _STYLES = r"\\(?:text|mbox|textbf|textit|textrm|textnormal|mathrm|operatorname)\s*"
-_POWER = r"(?:\s*\^?\s*\{?\s*([23])\s*\}?)?"
+_POWER = r"(?:(?:\s*\^\s*\{?\s*|(?<=[a-zA-Z]))([23])\s*\}?)?"  # 5 feet 3 are no cubic feet
 _STYLED_UNIT = re.compile(r"(.*?[0-9}a-zA-Z)])\s*" + _STYLES + r"\{([a-zA-Z/. -]+)" + _POWER + r"\}" + _POWER)
 _PLAIN_UNIT = re.compile(r"(.*?[0-9})])(\s*)([a-zA-Z][a-zA-Z/. -]*)" + _POWER)
 _STYLED = re.compile(_STYLES + r"\{([^{}]*)\}")
