@@ -99,6 +99,10 @@ def _boxed(text: str) -> FinalAnswer | None:
     others = tuple(other for reading in readings for other in reading.others)
     problem = next(filter(None, (reading.objection for reading in readings)), "")
     before, after = readings[0].before, readings[-1].after
+    if form := _OTHER_FORM.match(after):
+        written = form["formula"] or form["number"]
+        others += (rf"{answer} \approx {written}" if form["about"] else written,)
+        after = after[form.end() :]
     problem = problem or objection(before, after, answer)
     if (corrected := stated_later(after)) and _bare_text(corrected) != _bare_text(answer):
         others += (corrected,)
@@ -317,6 +321,10 @@ _NUMBER = (
     r"(?<![a-zA-Z0-9_.,/^{(])[-+\u2212]?(?:\\?[$€£]\s?)?"
     r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.?\d+)(?:/\d+)?|\\[dt]?frac\{-?\d+\}\{\d+\})"
     r"(?:\s?(?:\\?%|€|£|\$|percent\b|°|[a-zA-Z]{1,2}[²³](?!\w)))?"
+)
+_OTHER_FORM = re.compile(
+    r"[\s,(]*or (?P<about>approximately |about |roughly )?"
+    rf"(?:(?:\$|\\\()(?P<formula>[^$\n]{{1,60}}?)(?:\$|\\\))|(?P<number>{_NUMBER}))(?=[\s)]*(?:[.,;](?!\d)|\n|$))"
 )
 _NUMBERS = re.compile(_NUMBER + r"(?:\s*(?:,|,?\s*(?:and|or)\s)\s*" + _NUMBER + r")*(?![a-zA-Z0-9_^]|[.,]\d)")
 _ASIDE = re.compile(r"(?<=[0-9$)}]),\s+(?:as|which|since|because|so)\b")

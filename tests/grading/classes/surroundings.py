@@ -241,7 +241,7 @@ def _honest_surroundings(rng: random.Random) -> Member:
         f"({box})", f"{{{box}}}",
          rf"\displaystyle {box}", rf"{name} \approx {box}", rf"\therefore {box}",
          rf"{box}\text{{ {noun}}}" if is_plain else box, f"{box} = {name}",
-         rf"{name} \in {box}" if False else box, rf"\Rightarrow {box}", rf"{name} \implies {box}",
+         rf"\Rightarrow {box}", rf"{name} \implies {box}",
          rf"\color{{blue}}{{{box}}}", rf"\large {box}"]
     )  # fmt: skip
     formula = _formula(rng, latex)
@@ -457,6 +457,45 @@ def _last_sentence_without_answer(rng: random.Random) -> Member:
     return Member(str(number), before + sentence, "wrong", policy=policy)
 
 
+def _forms(rng: random.Random) -> tuple[str, str, str]:
+    """A number in two notations, and another number in the second one."""
+    value, denominator = rng.randint(2, 99), rng.choice((4, 5, 8, 10, 20))
+    number, other = value + rng.randrange(1, denominator) / denominator, value + rng.randrange(1, 99) + 0.5
+    fraction = rf"\frac{{{round(number * denominator)}}}{{{denominator}}}"
+    return rng.choice(
+        (
+            (fraction, f"{number:g}", f"{other:g}"),
+            (f"{number:g}", f"${fraction}$", rf"$\frac{{{value}}}{{{denominator}}}$"),
+            (fraction, rf"\({number:g}\)", rf"\({other:g}\)"),
+            (rf"\frac{{{value}}}{{100}}", f"{value}%", f"{value + 1}%"),
+            (rf"\frac{{{value}}}{{100}}", rf"${value}\%$", rf"${value + 1}\%$"),
+            (rf"\sqrt{{{value**2 + 1}}}", f"approximately {(value**2 + 1) ** 0.5:.2f}", f"about {other:g}"),
+            (rf"\sqrt{{{value**2 + 1}}}", rf"roughly ${(value**2 + 1) ** 0.5:.3f}$", rf"roughly ${other:g}$"),
+        )
+    )
+
+
+def _in_two_forms(rng: random.Random, answer: str, form: str) -> str:
+    box, joint = (
+        rng.choice((r"$\boxed{%s}$", r"\boxed{%s}", r"\(\boxed{%s}\)")),
+        rng.choice((" or %s", ", or %s", " (or %s)")),
+    )
+    subject = rng.choice(("", "The value is ", "So we get ", "Therefore, it is "))
+    return f"{subject}{box % answer}{joint % form}{rng.choice(('.', '', '. Done.'))}"
+
+
+def _other_form(rng: random.Random) -> Member:
+    """The answer in another notation behind the box."""
+    gold, form, _ = _forms(rng)
+    return Member(gold, _in_two_forms(rng, gold, form), "right")
+
+
+def _other_value(rng: random.Random) -> Member:
+    """Another answer behind the box, in the notation of another form."""
+    gold, _, other = _forms(rng)
+    return Member(gold, _in_two_forms(rng, gold, other), "wrong")
+
+
 CLASSES: dict[str, Generator] = {
     "box-in-larger-formula": _in_larger_formula,
     "box-beside-other-relation": _beside_other_relation,
@@ -464,6 +503,8 @@ CLASSES: dict[str, Generator] = {
     "box-multiplied-by-words": _multiplied_by_words,
     "box-denied": _denied_box,
     "box-with-honest-surroundings": _honest_surroundings,
+    "box-with-other-form": _other_form,
+    "box-with-other-value": _other_value,
     "box-with-sign-or-unit": _signed_and_measured,
     "last-box-concludes": _last_box_concludes,
     "boxes-in-a-list": _boxes_in_a_list,
