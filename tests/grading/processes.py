@@ -37,5 +37,9 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 def processor_s() -> float:
-    """The processor time that this process and its children have used."""
-    return time.process_time() + sum(time.clock_gettime((~child << 3) | 2) for child in children() | workers())
+    """The processor time that this process, its children and theirs have used, without those that have ended."""
+    used_s = time.process_time()
+    for process in children() | workers():
+        with suppress(OSError):  # it may end meanwhile
+            used_s += time.clock_gettime((~process << 3) | 2)
+    return used_s

@@ -118,6 +118,14 @@ def test_the_deadline_can_be_set() -> None:
         ]
 
 
+def test_imports_do_not_count_against_a_deadline() -> None:
+    """Algebra can be had within a deadline of a fifth of the processor time that importing it takes, or less."""
+    measure = "import time; started = time.process_time(); import sympy; print(time.process_time() - started)"
+    printed = subprocess.run([sys.executable, "-c", measure], capture_output=True, check=True).stdout
+    with pool_of(1, deadline_s=float(printed) / 5) as pool:
+        assert pool([act("use algebra"), fine(1)]) == [right(""), right(1)]
+
+
 @pytest.mark.slow
 def test_a_busy_machine_does_not_change_a_verdict(pool: Verifier) -> None:
     """A computation that is shorter than the deadline is graded, however long it takes by the clock."""

