@@ -24,11 +24,6 @@ class Tree(NamedTuple):
     """Of a number or name."""
     parts: tuple["Tree", ...] = ()
 
-    @property
-    def key(self) -> str:
-        """The whole of it as text: two trees are equal if these are."""
-        return repr(self)
-
 
 def number(value: Fraction | int) -> Tree:
     """Return the tree of a number."""
@@ -66,7 +61,7 @@ _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 _BIG = frozenset({r"\sum", r"\prod", r"\int", r"\lim"})
 _ALIASES = {"lg": "log", r"\lvert": "|", r"\rvert": "|", r"\lbrack": "[", r"\rbrack": "]", r"\lparen": "("}
 _ALIASES |= {r"\rparen": ")", r"\cdot": "*", r"\times": "*", r"\ast": "*", r"\div": "/", r"\over": "/", r"\{": "("}
-_ALIASES |= {r"\}": ")", r"\lfloor": r"\lfloor", r"\%": "%"}
+_ALIASES |= {r"\}": ")", r"\%": "%"}
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", r"\langle": r"\rangle"}
 _SEPARATING = (
     r"\le \leq \leqslant \ge \geq \geqslant \ne \neq \lt \gt \approx \equiv \in \cup \cap \to \rightarrow \implies "
