@@ -50,6 +50,7 @@ def _summary(num_samples: int, **changes: Any) -> dict[str, Any]:
             "sample": sample,
             "extracted": "1",
             "verdict": "right" if number < 2 else "wrong",
+            "reason": "same text" if number < 2 else "different number",
             "flexible": {"extracted": "1", "verdict": "right"},
             "num_tokens": 3,
             "finished": number > 0,
