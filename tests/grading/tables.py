@@ -1,10 +1,15 @@
 """The tables of cases in tests/grading/cases: lines of columns between tabs, below comments and a line of names."""
 
+import json
 import re
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
 
 FOLDER = Path(__file__).parent / "cases"
+SHARED = Path("../shared")
 _CONTROL_PICTURES = re.compile("[\u2400-\u241f]")
 
 
@@ -26,3 +31,12 @@ def table(name: str) -> list[list[str]]:
 
 ATTACKS = [Case(gold, response, "wrong", why) for gold, response, why in table("attacks.tsv")]
 """Responses that try to be graded right without having the answer."""
+
+
+@cache
+def rows(name: str) -> list[dict[str, Any]]:
+    """The rows of a table that lies beside the project and whose licence does not allow to ship it."""
+    path = SHARED / name
+    if not path.is_file():
+        pytest.skip(f"{path} is not part of the project")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

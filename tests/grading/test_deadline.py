@@ -1,31 +1,17 @@
 """The deadline is one of processor time, and no honest answer reaches it."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from components.grading.reasons import Reason
 from components.grading.verifier import Submission, Verdict, Verifier
 from components.shared.answer_policy import AnswerPolicy
-from tests.grading.tables import table
-
-SHARED = Path("../shared")
+from tests.grading.tables import rows, table
 
 
 def out_of_time(verify: Verifier, submissions: list[Submission]) -> list[Submission]:
     """Those that are not graded within the deadline."""
     graded = zip(submissions, verify(submissions), strict=True)
     return [submission for submission, each in graded if each.reason is Reason.TIME]
-
-
-def rows(name: str) -> list[dict[str, Any]]:
-    """The rows of a file that lies beside the project."""
-    path = SHARED / name
-    if not path.is_file():
-        pytest.skip(f"{path} is not part of the project")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_answers_of_the_tables_are_graded_in_time(verify: Verifier) -> None:

@@ -1,11 +1,8 @@
 """The verdicts on the cases of tests/grading/cases. To add a rule, add its lines to a table there."""
 
-import json
 import random
 from collections.abc import Sequence
-from functools import cache
 from itertools import chain, combinations, pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +10,9 @@ import pytest
 from components.grading.answer import final_answer
 from components.grading.verifier import Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
-from tests.grading.tables import ATTACKS, Case, table
+from tests.grading.tables import ATTACKS, Case, rows, table
 from tests.processor_time import processor_time
 
-SHARED = Path("../shared")
 BOXED, MARKED, DECLARED, STATED, LAST_SENTENCE = AnswerPolicy
 NOT_CORE = ("contested:", "policy:", "not-math:", "language:", "upstream-label-wrong", "source-escape-bug")
 
@@ -80,15 +76,6 @@ def test_an_attack_is_wrong_by_every_policy() -> None:
     }
     assert len(submissions) > 1000
     assert failures([(submission, "wrong") for submission in submissions.values()]) == []
-
-
-@cache
-def rows(name: str) -> list[dict[str, Any]]:
-    """The rows of a table that lies beside the project and whose licence does not allow to ship it."""
-    path = SHARED / name
-    if not path.is_file():
-        pytest.skip(f"{path} is not part of the project")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.mark.parametrize("name", ["gsm8k_train", "gsm8k_test"])
