@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from components.grading.objections import objection, taken_back
+from components.grading.objections import folded, objection, taken_back
 from components.grading.quantities import parse_number, parse_number_in_words
 from components.grading.surroundings import Reading, read_box, scale_behind
 from components.grading.units import split_unit
@@ -133,7 +133,7 @@ def _marked(text: str) -> FinalAnswer | None:
     end = len(text)
     while (place := text.rfind(_MARKER, 0, end)) >= 0:
         line, _, below = text[place + len(_MARKER) : end].partition("\n")
-        line = _SPECIAL_TOKENS.split(line)[0].strip()
+        line = _before_special_tokens(line).strip()
         if _ANSWER_HEADING.fullmatch(line):
             line, _, below = below.lstrip().partition("\n")
         if not _HEADING.fullmatch(line):
@@ -272,11 +272,17 @@ _HEADING = re.compile(
     re.IGNORECASE,
 )
 _HOPE = re.compile(r"I hope (?:it|this) is correct\.?$")
+_PARTS_OF_SPECIAL_TOKENS = ("|>", "s>", "<pad>", "<unk>", "<end", "<eot>", "INST]")
+_MENTIONS_ANSWER = re.compile("a(?:nswer|:)")
+_ANSWER_IN_CHINESE = "\u7b54\u6848"
+_FINAL = "final "
+_MAX_LEAD = 10 + len(_FINAL)
+"""Characters between the beginning of a line and "answer"."""
 _STATES = re.compile(
     r"(?<![a-zA-Z])(?:final answer|answer|answer to [^.\n:]{1,60})[\W_]{0,3}"
     r"(?P<verb>is|:|=|would be|must be)"
     r"(?:\s+(?:therefore|thus|then|exactly|simply|just|now|clearly|indeed))?[\s:*]*"
-    r"|^A:\s*|^[#* \t]{0,10}(?:final )?answer[*:]*\n\s*|\u7b54\u6848(?:\u662f|\u4e3a)?[\s:\uff1a*]*",
+    r"|^A:\s*|^[#* \t]{0,10}(?:final )?answer[*:]*\n\s*|" + _ANSWER_IN_CHINESE + r"(?:\u662f|\u4e3a)?[\s:\uff1a*]*",
     re.IGNORECASE | re.MULTILINE,
 )
 _CONDITION = re.compile(
@@ -309,7 +315,7 @@ _GOVERNED = re.compile(
     r"(?:\s+(?:be|equal|equal to|of|the))*\s*[($]*$",
     re.IGNORECASE,
 )
-_SENTENCE_BEGIN = re.compile(r"[.!?;\u3002\n]")
+_TO_SENTENCE = re.compile(r".*[.!?;\u3002\n]", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?:[.!?]['\")*\]]*(?=\s)|\u3002(?=.)|\n)")
 _CONCLUDES = re.compile(
     r"(?:therefore|thus|hence|so|consequently|in conclusion|in total|altogether|finally|final answer|"
@@ -366,9 +372,9 @@ class _Value(NamedTuple):
 
 def stated_later(after: str) -> str | None:
     """Return the answer that a phrase such as "The answer is" gives behind a box; None without such a phrase."""
-    end = _HOPE.sub("", _SPECIAL_TOKENS.split(after)[0].strip()[-_MAX_CHARACTERS:]).strip()
-    phrases = list(_STATES.finditer(end))
-    answer = _after_phrase(end, phrases[-1]) if phrases else None
+    end = _without_hope(_before_special_tokens(after).strip()[-_MAX_CHARACTERS:])
+    phrase = _last_phrase(end)
+    answer = _after_phrase(end, phrase) if phrase else None
     return answer if answer and _IS_VALUE.search(answer) else None  # not "Our answer is correct"
 
 
@@ -379,17 +385,45 @@ def stated_answer(text: str, *, last_sentence: bool = False) -> str | None:
     sentence. What is conditional, denied or asked states nothing.
     """
     # An answer stands at the end, and what a model wrote may be long and built to be slow to search.
-    end = _SPECIAL_TOKENS.split(text)[0].strip()[-_MAX_CHARACTERS:]
-    text = _HOPE.sub("", _CALCULATION.sub("", end)).strip()
-    phrases = list(_STATES.finditer(text))
-    return _after_phrase(text, phrases[-1]) if phrases else _bare(text) or _concluded(text, last_sentence=last_sentence)
+    end = _before_special_tokens(text).strip()[-_MAX_CHARACTERS:]
+    text = _without_hope(_CALCULATION.sub("", end) if "<<" in end else end)
+    if phrase := _last_phrase(text):
+        return _after_phrase(text, phrase)
+    return _bare(text) or _concluded(text, last_sentence=last_sentence)
+
+
+def _before_special_tokens(text: str) -> str:
+    has_any = any(part in text for part in _PARTS_OF_SPECIAL_TOKENS)
+    return _SPECIAL_TOKENS.split(text, maxsplit=1)[0] if has_any else text
+
+
+def _without_hope(text: str) -> str:
+    return (_HOPE.sub("", text) if "I hope" in text else text).strip()
+
+
+def _last_phrase(text: str) -> re.Match[str] | None:
+    """The last phrase that states an answer, such as "The answer is"."""
+    lower = folded(text)
+    if len(lower) != len(text) or _ANSWER_IN_CHINESE in text:  # a letter may be two when folded, as that of "Strasse"
+        return next(iter([*_STATES.finditer(text)][::-1]), None)
+    phrase, end = None, 0
+    for mention in _MENTIONS_ANSWER.finditer(lower):
+        place = mention.start()
+        line = lower.rfind("\n", 0, place) + 1
+        starts = [line] if place - line <= _MAX_LEAD else []
+        starts += [place - len(_FINAL), place] if lower.endswith(_FINAL, 0, place) else [place]
+        for start in starts:
+            if start >= end and (found := _STATES.match(text, start)):
+                phrase, end = found, found.end()
+    return phrase
 
 
 def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
     """What follows a phrase such as "The answer is", unless it is a question, conditional, denied or retracted."""
     answer, end = _until_end(text, phrase.end())
     after = text[end:]
-    before = _SENTENCE_BEGIN.split(text[: phrase.start()])[-1]
+    sentence = _TO_SENTENCE.match(text, 0, phrase.start())
+    before = text[sentence.end() if sentence else 0 : phrase.start()]
     if answer.endswith("?") or after.lstrip("*\"' ").startswith("?"):
         return None
     if _CONDITION.search(before) or _DENIAL.match(answer) or _RETRACTION.search(after[:80]):
@@ -407,7 +441,7 @@ def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
 
 def _until_end(text: str, start: int) -> tuple[str, int]:
     """From `start` to the end of the sentence, and where that is; a formula that begins there is taken as a whole."""
-    formula = _FORMULA.match(text, start)
+    formula = _FORMULA.match(text, start) if text.startswith(("$", "\\", "["), start) else None
     if formula and not re.match(r"\s*[^\W\d_]|\s*[$\\]", text[formula.end() :].lstrip(".,")):
         return next(group for group in formula.groups() if group is not None).strip(), formula.end()
     end = _SENTENCE_END.search(text, start)
@@ -485,4 +519,6 @@ def last_formula_or_number(text: str, *, formulas: bool) -> str | None:
 
 def _without_formulas(text: str) -> str:
     """The text with formulas blanked out, every other character in its place."""
+    if not any(sign in text for sign in ("$", "\\", "[ ")):
+        return text
     return _FORMULA.sub(lambda match: "\x00" * len(match.group()), text)

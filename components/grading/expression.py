@@ -19,6 +19,8 @@ from functools import lru_cache
 from math import gcd, prod
 from typing import Any
 
+from components.grading.vocabulary import FUNCTION_NAMES, LETTER_STYLES, TEXT_STYLES
+
 _MAX_DEPTH = 60
 _MAX_BITS = 20_000
 _NUM_POINTS = 3
@@ -46,16 +48,15 @@ _GREEK = (
 )
 _NAMES = frozenset(_GREEK.split())
 _CONSTANTS = {"pi": "pi", "infty": "infinity"}
-_TYPED_FUNCTIONS = "arcsin arccos arctan arccot sinh cosh tanh coth sin cos tan cot sec csc log ln exp"
-_UNBRACKETED = frozenset([*_TYPED_FUNCTIONS.split(), "lg"])
+_TYPED_FUNCTIONS = (*FUNCTION_NAMES, "arccot", "coth", "ln")
+_UNBRACKETED = frozenset([*_TYPED_FUNCTIONS, "lg"])
 _WITH_LIST = frozenset({"max", "min", "gcd", "lcm"})
 _UNKNOWN_FUNCTIONS = frozenset("fghFGH")
-_TYPED = re.compile(rf"(?:{_TYPED_FUNCTIONS.replace(' ', '|')}|sqrt)(?![a-df-hj-wyzA-Z])")
+_TYPED = re.compile(rf"(?:{'|'.join(_TYPED_FUNCTIONS)}|sqrt)(?![a-df-hj-wyzA-Z])")
 _FRACTIONS = frozenset({"frac", "dfrac", "tfrac", "cfrac"})
 _BINOMIALS = frozenset({"binom", "dbinom", "tbinom"})
 _ACCENTS = frozenset({"bar", "hat", "tilde", "overline", "vec", "overrightarrow", "dot"})
-_STYLE_NAMES = "text mbox textbf textit textrm textnormal mathrm mathbf mathit boldsymbol bm operatorname"
-_STYLES = frozenset(_STYLE_NAMES.split())
+_STYLES = frozenset(TEXT_STYLES + LETTER_STYLES)
 _BRACKETS = {
     "(": ")",
     "[": "]",

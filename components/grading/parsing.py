@@ -10,6 +10,7 @@ from functools import lru_cache
 from components.grading.answer import find_boxes
 from components.grading.quantities import Number, parse_number, parse_number_in_words
 from components.grading.units import NO_CONTEXT, Context, Unit, split_unit, with_symbols_apart
+from components.grading.vocabulary import LETTER_STYLES, TEXT_STYLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Structure:
 
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
-_STYLES = r"\\(?:text|mbox|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|boldsymbol|bm|operatorname)\*?\s*"
+_STYLES = rf"\\(?:{'|'.join(TEXT_STYLES + LETTER_STYLES)})\*?\s*"
 _STYLE = re.compile(_STYLES + r"(?=\{)")
 _STYLED = re.compile(_STYLES + r"\{([^{}]*)\}")
 _SIGNS = str.maketrans(
@@ -71,58 +72,63 @@ _SIGNS = str.maketrans(
 )
 _BASES = "two three four five six seven eight nine ten eleven twelve"
 _END = "(?![a-zA-Z])"
-_REWRITES = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
+_WITHOUT_MEANING = rf"\\!\s*|\\(?:left|right|[bB]igg?[lr]?|limits){_END}\.?|\\displaystyle{_END}"
+_ABOUT = r"^(?:\\text\s*\{\s*)?(?:\\approx|approximately|about|roughly|around)(?![a-zA-Z])(?:\s*\})?"
+_ALL_REALS = r"(?i)^(?:\\text\s*\{)?all real(?: numbers|s)\}?$|^\\mathbb\{?\s*R\}?$"
+_Rewrite = tuple[tuple[str, ...], re.Pattern[str], str]
+"""Parts of which each text to be rewritten has one, a pattern, and what replaces it."""
+_REWRITES: list[_Rewrite] = [
+    (tuple(needed.split(" ")), re.compile(pattern), replacement)
+    for needed, pattern, replacement in [
         # Different notation for the same thing.
-        (rf"\\\\(?=(?:left|right|frac|sqrt|boxed|text|pi|cdot){_END})", r"\\"),  # escaped once too often
-        (rf"\\!\s*|\\(?:left|right|[bB]igg?[lr]?|limits){_END}\.?|\\displaystyle{_END}", ""),
-        (r"US\s*\\?\$", r"\\$"),
-        (r"\\(?:text)?color\s*\{[a-zA-Z]+\}\s*", ""),
-        (rf"\\q?quad{_END}|(?<!\\)\\[,;:> ]|(?<!~)~(?!~)|\s", " "),
-        (rf"\\[dtc]frac{_END}", r"\\frac"),
-        (rf"\\(?:lbrace){_END}", r"\\{"),
-        (rf"\\(?:rbrace){_END}", r"\\}"),
-        (rf"\\lt{_END}", "<"),
-        (rf"\\gt{_END}", ">"),
-        (rf"<=|\\leq(?:slant)?{_END}", r"\\le "),
-        (rf">=|\\geq(?:slant)?{_END}", r"\\ge "),
-        (rf"!=|\\neq{_END}", r"\\ne "),
-        (rf"\\varnothing{_END}|\\\{{\s*\\\}}", r"\\emptyset "),
-        (rf"\^\s*\{{?\s*\\circ\s*\}}?|\\degrees?{_END}", r"\\degree "),
-        (r"^(?:\\text\s*\{\s*)?(?:\\approx|approximately|about|roughly|around)(?![a-zA-Z])(?:\s*\})?", ""),
-        (r"(?i)^(?:\\text\s*\{)?all real(?: numbers|s)\}?$|^\\mathbb\{?\s*R\}?$", r"(-\\infty,\\infty)"),
-        (r"(?i)^(?:\\text\s*\{)?no (?:real )?solutions?\}?$", r"\\emptyset"),
+        ("\\\\", rf"\\\\(?=(?:left|right|frac|sqrt|boxed|text|pi|cdot){_END})", r"\\"),  # escaped once too often
+        (r"\! \left \right \b \B \limits \displaystyle", _WITHOUT_MEANING, ""),
+        ("US", r"US\s*\\?\$", r"\\$"),
+        ("color", r"\\(?:text)?color\s*\{[a-zA-Z]+\}\s*", ""),
+        ("", rf"\\q?quad{_END}|(?<!\\)\\[,;:> ]|(?<!~)~(?!~)|\s", " "),
+        ("frac", rf"\\[dtc]frac{_END}", r"\\frac"),
+        ("brace", rf"\\(?:lbrace){_END}", r"\\{"),
+        ("brace", rf"\\(?:rbrace){_END}", r"\\}"),
+        (r"\lt", rf"\\lt{_END}", "<"),
+        (r"\gt", rf"\\gt{_END}", ">"),
+        (r"<= \leq", rf"<=|\\leq(?:slant)?{_END}", r"\\le "),
+        (r">= \geq", rf">=|\\geq(?:slant)?{_END}", r"\\ge "),
+        (r"!= \neq", rf"!=|\\neq{_END}", r"\\ne "),
+        (r"\varnothing \}", rf"\\varnothing{_END}|\\\{{\s*\\\}}", r"\\emptyset "),
+        (r"\circ \degree", rf"\^\s*\{{?\s*\\circ\s*\}}?|\\degrees?{_END}", r"\\degree "),
+        (r"approx about roughly around", _ABOUT, ""),
+        (r"\mathbb a A", _ALL_REALS, r"(-\\infty,\\infty)"),
+        ("o O", r"(?i)^(?:\\text\s*\{)?no (?:real )?solutions?\}?$", r"\\emptyset"),
         # Numbers: separators, bases, ratios.
-        (r"(?<=[0-9])\s*\{\s*,\s*\}\s*(?=[0-9]{3})", ""),
-        (r"\{,\}", ","),
-        (r"\(([0-9A-F]+)\)\s*_", r"\1_"),
-        (r"(?<=[0-9A-F])\s*(?:\\text\s*\{)?\s*(?:in )?base[\s-]*\}?\s*([0-9]+)\s*\}?", r"_\1"),
+        (",", r"(?<=[0-9])\s*\{\s*,\s*\}\s*(?=[0-9]{3})", ""),
+        (",", r"\{,\}", ","),
+        ("_", r"\(([0-9A-F]+)\)\s*_", r"\1_"),
+        ("base", r"(?<=[0-9A-F])\s*(?:\\text\s*\{)?\s*(?:in )?base[\s-]*\}?\s*([0-9]+)\s*\}?", r"_\1"),
         *(
-            (rf"_\s*\{{?\s*(?:\\text\s*\{{)?\s*{word}\s*\}}{{0,2}}", f"_{base}")
+            ("_", rf"_\s*\{{?\s*(?:\\text\s*\{{)?\s*{word}\s*\}}{{0,2}}", f"_{base}")
             for base, word in enumerate(_BASES.split(), 2)
         ),
-        (r"(?<=[0-9])\s*(?:\\text\s*\{\s*to\s*\}|\bto\b)\s*(?=[0-9])", ":"),
-        (rf"(?<![\^_}}a-z])(?:{_STYLES})?\{{\s*([-+])\s*\}}", r"\1"),
+        ("to", r"(?<=[0-9])\s*(?:\\text\s*\{\s*to\s*\}|\bto\b)\s*(?=[0-9])", ":"),
+        ("{", rf"(?<![\^_}}a-z])(?:{_STYLES})?\{{\s*([-+])\s*\}}", r"\1"),
         # Mathematics typed without LaTeX.
-        (r"\*\*(?=[0-9({])", "^"),
-        (r"(?<=[0-9a-zA-Z)}\s])\*(?=[\s0-9a-zA-Z(\\])", r"\\cdot "),
-        (rf"(?<![a-zA-Z\\])pi{_END}", r"\\pi "),
-        (rf"(?:\+\s*)?(?:(?<![a-zA-Z\\])(?:inf|infinity|oo)|\\infty){_END}", r"\\infty "),
-        (r"(?:\\|(?<![a-zA-Z\\]))sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"\^\s*\(([^()]*)\)", r"^{\1}"),
+        ("**", r"\*\*(?=[0-9({])", "^"),
+        ("*", r"(?<=[0-9a-zA-Z)}\s])\*(?=[\s0-9a-zA-Z(\\])", r"\\cdot "),
+        ("pi", rf"(?<![a-zA-Z\\])pi{_END}", r"\\pi "),
+        ("inf oo", rf"(?:\+\s*)?(?:(?<![a-zA-Z\\])(?:inf|infinity|oo)|\\infty){_END}", r"\\infty "),
+        ("sqrt", r"(?:\\|(?<![a-zA-Z\\]))sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        ("^", r"\^\s*\(([^()]*)\)", r"^{\1}"),
     ]
 ]
-_CANONICAL = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in [
-        (r"\\frac\s*([0-9a-zA-Z])", r"\\frac{\1}"),
-        (r"(\\frac\s*\{[^{}]*\})\s*([0-9a-zA-Z])", r"\1{\2}"),
-        (r"\\sqrt\s*([0-9a-zA-Z])", r"\\sqrt{\1}"),
-        (r"([_^])\s*([0-9]+|[a-zA-Z])", r"\1{\2}"),
+_CANONICAL: list[_Rewrite] = [
+    (needed, re.compile(pattern), replacement)
+    for needed, pattern, replacement in [
+        (("frac",), r"\\frac\s*([0-9a-zA-Z])", r"\\frac{\1}"),
+        (("frac",), r"(\\frac\s*\{[^{}]*\})\s*([0-9a-zA-Z])", r"\1{\2}"),
+        (("sqrt",), r"\\sqrt\s*([0-9a-zA-Z])", r"\\sqrt{\1}"),
+        (("_", "^"), r"([_^])\s*([0-9]+|[a-zA-Z])", r"\1{\2}"),
         # `1 1/2` is not `11/2`: a space between digits stays, all others go.
-        (r"(?<![0-9])\s+|\s+(?![0-9])", ""),
-        (r"^\(([A-Z])\)$", r"\1"),
+        (("",), r"(?<![0-9])\s+|\s+(?![0-9])", ""),
+        (("(",), r"^\(([A-Z])\)$", r"\1"),
     ]
 ]
 _EDGES = re.compile(r"^(?:\\[(\[,;:! ]|\*\*|\$|\s)+|(?:\\[)\],;:! ]|\*\*|(?<!\\)\$|[.,;:]|\\\\|\\$|\s)+$")
@@ -133,14 +139,19 @@ _DOLLARS = re.compile(r"(?<!\\)\$")
 _THOUSANDS = re.compile(r"(?<![\d.,(])\d{1,3}(?:,\d{3})+(?![\d,])")
 
 
+def is_integer(written: str) -> bool:
+    """Tell whether an answer is nothing but an integer, without separators and not too long."""
+    return _INTEGER.fullmatch(written) is not None
+
+
 @lru_cache(maxsize=8192)
 def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
     """Return an answer with its notation normalized; any text can be parsed.
 
     The context of the question matters for whole answers, not for their parts: it decides about units, and they go.
     """
-    if _INTEGER.fullmatch(written):
-        return Answer(text=written, number=Number(Fraction(written), None), unit=None, latex=written)
+    if is_integer(written):
+        return Answer(text=written, number=Number(Fraction(int(written)), None), unit=None, latex=written)
     latex = with_symbols_apart(_normalized(written), context.symbols)
     value, unit = split_unit(latex, context)
     if in_words := parse_number_in_words(unstyled(value)):
@@ -151,10 +162,8 @@ def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
         unit = None
     else:
         latex = value
-    text = unstyled(latex)
-    for pattern, replacement in _CANONICAL:
-        text = pattern.sub(replacement, text)
-    number = None if _LISTED.search(latex) else parse_number(text)
+    text = _rewritten(unstyled(latex), _CANONICAL)
+    number = None if "," in latex and _LISTED.search(latex) else parse_number(text)
     return Answer(text=text, number=number, unit=unit, latex=latex)
 
 
@@ -166,25 +175,33 @@ def _in_digits(value: Fraction) -> str:
 
 def unstyled(latex: str) -> str:
     r"""Return the text without commands such as `\text{}`, but with what they hold."""
-    while (plain := _STYLED.sub(r"\1", latex)) != latex:
+    while "\\" in latex and (plain := _STYLED.sub(r"\1", latex)) != latex:
         latex = plain
     return latex
 
 
+def _rewritten(text: str, rewrites: list[_Rewrite]) -> str:
+    for needed, pattern, replacement in rewrites:
+        for part in needed:
+            if part in text:
+                text = pattern.sub(replacement, text)
+                break
+    return text
+
+
 def _normalized(written: str) -> str:
     """The answer without delimiters and styles around it, and with one sign for each meaning."""
-    text = _EDGES.sub("", _DOTS.sub(r"\\ldots ", written))
-    boxes = find_boxes(text)
+    text = _EDGES.sub("", _DOTS.sub(r"\\ldots ", written) if ".." in written or "\u2026" in written else written)
+    boxes = find_boxes(text) if "box" in text else []
     if len(boxes) == 1 and (boxes[0].start, boxes[0].end) == (0, len(text)):
         text = boxes[0].content
-    text = _in_symbols(_plain(_ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS)))
-    for pattern, replacement in _REWRITES:
-        text = pattern.sub(replacement, text)
-    text = _EDGES.sub("", text)
+    if not text.isascii():
+        text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS)
+    text = _EDGES.sub("", _rewritten(_in_symbols(_plain(text)), _REWRITES))
     text = _unwrapped(text)
-    text = _DOLLARS.sub(" ", text).strip()
+    text = _DOLLARS.sub(" ", text).strip() if "$" in text else text.strip()
     is_bracketed = text[:1] in {"(", "["} or text[:2] == r"\{"
-    return text if is_bracketed else _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+    return text if is_bracketed or "," not in text else _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
 
 
 # Fonts and sizes, which change nothing; those of text may hold a word or a unit, and stay.
@@ -291,6 +308,7 @@ _AND = re.compile(
     r"|\\(?:land|lor|vee|wedge)(?![a-zA-Z])"
 )
 _AND_TOKEN = "\x01"
+_SEPARATORS = (_AND_TOKEN, ",", ";", "and", "or", r"\vee", r"\wedge")
 _RELATION = {r"\le": "<=", r"\ge": ">=", r"\ne": "!=", r"\approx": "~", r"\in": "in", r"\equiv": "=="} | {
     sign: sign for sign in "<>="
 }
@@ -302,6 +320,7 @@ _MATRIX = re.compile(
 )
 _NESTED = re.compile(r"\[\s*\[([^()\[\]{}]+(?:\]\s*,\s*\[[^()\[\]{}]+)+)\]\s*\]")
 _ROW_END = re.compile(r"\]\s*,\s*\[")
+_TWO_SIGNS = re.compile(rf"\\(?:pm|mp){_END}")
 _SUCH_THAT = re.compile(
     r"\s*[a-zA-Z]\s*(?:\\in\s*(?:\\mathbb\{R\}|\\mathbb R|\\R)\s*)?(?:\\mid|\\vert|[|:])(.+)", re.DOTALL
 )
@@ -358,6 +377,8 @@ def as_interval(inequality: Structure) -> tuple[str, Structure] | None:
 
 
 def _matrix(latex: str) -> Structure | None:
+    if latex[:1] != "[" and r"\begin" not in latex:
+        return None
     if nested := _NESTED.fullmatch(latex):
         return Structure(Kind.MATRIX, tuple(row.strip().replace(",", "&") for row in _ROW_END.split(nested[1])))
     match = _MATRIX.fullmatch(latex)
@@ -376,6 +397,8 @@ def _set(latex: str) -> Structure | None:
 
 
 def _list(latex: str) -> Structure | None:
+    if not any(separator in latex for separator in _SEPARATORS):
+        return None
     items = _items(latex)
     return Structure(Kind.LIST, tuple(items)) if len(items) > 1 else None
 
@@ -422,7 +445,7 @@ def _relation(latex: str) -> Structure | None:
 
 def _plus_minus(latex: str) -> Structure | None:
     r"""`a \pm b` is the list of `a + b` and `a - b`; every `\pm` of it means the same sign."""
-    if not re.search(rf"\\(?:pm|mp){_END}", latex):
+    if not _TWO_SIGNS.search(latex):
         return None
     both = [re.sub(rf"\\pm{_END}", plus, re.sub(rf"\\mp{_END}", minus, latex)) for plus, minus in ("+-", "-+")]
     return Structure(Kind.LIST, tuple(each.strip().removeprefix("+") for each in both))

@@ -21,8 +21,9 @@ class Number:
     def rounds(self, value: Fraction) -> bool:
         """Tell whether this decimal is `value` rounded to its places, for a value that no finite decimal equals."""
         # A finite decimal equals a fraction whose denominator has no prime factors but 2 and 5.
-        terminates = 10 ** value.denominator.bit_length() % value.denominator == 0
-        if self.places is None or terminates or not self.has_digits(_MIN_DIGITS):
+        if self.places is None or 10 ** value.denominator.bit_length() % value.denominator == 0:
+            return False
+        if not self.has_digits(_MIN_DIGITS):
             return False
         return abs(value - self.value) * 2 * Fraction(10) ** self.places <= 1
 
@@ -48,13 +49,20 @@ def parse_number(text: str) -> Number | None:
     """Return the exact value of a number, however it is written; None for anything else."""
     if _DECIMAL.fullmatch(text):
         return _decimal(text)
-    if match := _REPEATING.fullmatch(text):
+    is_latex = "\\" in text
+    if is_latex and (match := _REPEATING.fullmatch(text)):
         sign, whole, fixed, repeated = match.groups()
         value = Fraction(int(whole + fixed or 0)) + Fraction(int(repeated), 10 ** len(repeated) - 1)
         return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), None)
-    if match := _FRACTION.fullmatch(_without_brackets(text)):
+    if (is_latex or "/" in text) and (match := _FRACTION.fullmatch(_without_brackets(text))):
         return _fraction(*(match.groups()[:4] if match[4] else match.groups()[4:]))
-    if (match := _SCIENTIFIC.fullmatch(text)) and _DECIMAL.fullmatch(match[1]) and (mantissa := _decimal(match[1])):
+    may_have_exponent = "10^" in text or "e" in text or "E" in text
+    if (
+        may_have_exponent
+        and (match := _SCIENTIFIC.fullmatch(text))
+        and _DECIMAL.fullmatch(match[1])
+        and (mantissa := _decimal(match[1]))
+    ):
         return Number(mantissa.value * Fraction(10) ** int(match[2] or match[3]), None)
     return None
 
@@ -87,6 +95,8 @@ _DIGITS = {word: number for number, word in enumerate(_ONES.split())}
 _TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _TENS = {word: 10 * number for number, word in enumerate(_TEN_TIMES.split(), start=2)}
 _SMALL = _DIGITS | {word: number for number, word in enumerate(_TEENS.split(), start=10)} | _TENS
+SMALL_NUMBERS = tuple(_SMALL)
+"""The words of numbers below a hundred."""
 _SCALES = {"trillion": 10**12, "billion": 10**9, "million": 10**6, "thousand": 10**3, "hundred": 10**2}
 _GROUPS = _SCALES | {"dozen": 12}
 _ORDINALS = (

@@ -133,3 +133,4 @@ class Reason(StrEnum):
     UNREADABLE_GOLD = "the expected answer cannot be read", "It is neither mathematics nor words that are understood."
     UNREADABLE_TESTS = "the unit tests cannot be read", "The unit tests are not in a form that is understood."
     NO_SANDBOX = "no sandbox", "Code can only be run in a sandbox, and there is none."
+    ENVIRONMENT = "environment", "The environment that the model acted in failed, and the response is not whole."

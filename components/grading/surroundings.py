@@ -5,7 +5,11 @@ answer within a larger formula is none. Prose is open-ended, so there the words 
 """
 
 import re
+from itertools import accumulate
 from typing import NamedTuple
+
+from components.grading.reasons import Reason
+from components.grading.vocabulary import TEXT_STYLES
 
 
 def _set(words: str) -> frozenset[str]:
@@ -23,7 +27,7 @@ _WRAPPERS = _set(
     \fbox \framebox \operatorname"""
 )
 _INVISIBLE = _set(r"\color \hspace \vspace \hskip \kern \label")
-_WORDS_IN = _set(r"\text \textbf \textit \textrm \textnormal \mbox \hbox \mathrm \operatorname")
+_WORDS_IN = frozenset(f"\\{style}" for style in (*TEXT_STYLES, "hbox"))
 _ARROWS = _set(
     r"""\to \rightarrow \Rightarrow \implies \longrightarrow \Longrightarrow \therefore \because \iff \mapsto
     \leadsto \Leftrightarrow \bullet \blacksquare \square \checkmark \newline \cr \triangleright => ==> -> -->"""
@@ -37,10 +41,10 @@ _ORDER_SIGNS = {
     **dict.fromkeys([r"\ne", r"\neq", "!=", "≠"], r"\ne"),
 }
 _TOKEN = re.compile(
-    r"\\(?:begin|end)\s*\{[a-zA-Z]+\*?\}(?:\{[clr|]+\})?"
+    r"[^\W\d_]+(?:['\u2019][^\W\d_]+)*|\n\s*\n|\s+|\d+(?:[.,]\d+)*"
+    r"|\\(?:begin|end)\s*\{[a-zA-Z]+\*?\}(?:\{[clr|]+\})?"
     r"|\\[a-zA-Z]+\*?|\\\\(?:\[[^\]]*\])?|\\.|\$\$?|\*\*+|<\|?[a-z/_]+\|?>"
-    r"|=+>|-+>"
-    r"|[^\W\d_]+(?:['\u2019][^\W\d_]+)*|\d+(?:[.,]\d+)*|<=|>=|(?<![\w)}])!=|:=|=:|\n\s*\n|\s+|.",
+    r"|=+>|-+>|<=|>=|(?<![\w)}])!=|:=|=:|.",
     re.DOTALL,
 )
 _DELIMITERS = frozenset(["$", "$$", r"\(", r"\)", r"\[", r"\]"])
@@ -96,7 +100,7 @@ def read_box(text: str, start: int, end: int, content: str) -> Reading:
         right = _Right(_tokens(text[end : end + _MAX_AFTER]), left)
         answer = left.applied(content + right.unit)
     except _PartOfFormulaError as error:
-        return Reading(content, str(error) or "a part of a formula", "", "")
+        return Reading(content, str(error) or Reason.PART_OF_FORMULA, "", "")
     before = text[:first] + text[first : first + left.begin]
     return Reading(answer, "", before, text[end + right.end :], tuple(right.others))
 
@@ -107,14 +111,9 @@ def scale_behind(after: str) -> str:
     return rf"\text{{ {word[1]}}}" if word and word[1].lower().rstrip("s") in _SCALES else ""
 
 
-class _Token(NamedTuple):
-    text: str
-    start: int
-    end: int
-
-
-def _tokens(text: str) -> list[_Token]:
-    return [_Token(match.group(), *match.span()) for match in _TOKEN.finditer(text)]
+def _tokens(text: str) -> list[str]:
+    """All of a text as tokens."""
+    return _TOKEN.findall(text)
 
 
 def _is_operand(token: str) -> bool:
@@ -124,14 +123,15 @@ def _is_operand(token: str) -> bool:
 class _Left:
     """The part of a formula before a box, read backwards."""
 
-    def __init__(self, tokens: list[_Token], content: str) -> None:
+    def __init__(self, tokens: list[str], content: str) -> None:
         self.tokens, self.content = tokens, content
+        self.starts = list(accumulate(map(len, tokens), initial=0))
         self.sign = self.currency = self.order = self.side = ""
         self.brackets: list[str] = []
         self.is_crossed = False
         """Whether the formula has a delimiter before the box."""
         self.is_spaced = self.is_below = False
-        self.begin = tokens[-1].end if tokens else 0
+        self.begin = self.starts[-1]
         self._read()
 
     def applied(self, content: str) -> str:
@@ -150,12 +150,12 @@ class _Left:
             step = self._step(index)
             if step is None:
                 return
-            self.begin = self.tokens[step].start if step < len(self.tokens) else self.begin
+            self.begin = self.starts[step] if step < len(self.tokens) else self.begin
             index = step - 1
 
-    def _step(self, index: int) -> int | None:  # noqa: C901, PLR0911 - a case for each kind of token
+    def _step(self, index: int) -> int | None:
         """Take in a token, or a group of them; where it begins, or None where the formula begins behind it."""
-        token = self.tokens[index].text
+        token = self.tokens[index]
         if token.isspace():
             self.is_spaced, self.is_below = True, self.is_below or "\n" in token
             return None if token.count("\n") > 1 else index
@@ -166,6 +166,10 @@ class _Left:
                 return None
             self.is_crossed, self.is_spaced = True, False
             return index
+        return self._step_in_formula(index)
+
+    def _step_in_formula(self, index: int) -> int | None:
+        token = self.tokens[index]
         if token in _VALUE_SIGNS or token in _ORDER_SIGNS:
             self._relation(index)
             return None
@@ -184,13 +188,13 @@ class _Left:
 
     def _end(self, index: int) -> None:
         """Accept that the formula begins behind a token, or raise because that is a part of it."""
-        token = self.tokens[index].text
+        token = self.tokens[index]
         is_apart = self.is_spaced and (self.is_crossed or (self.is_below and not self._is_in_display(index)))
         if token.startswith(r"\end") or token in _ARROWS or is_apart:
             return
         if token.startswith("\\\\"):
             return
-        is_decimal = token in ".," and not self.is_spaced and index and self.tokens[index - 1].text[0].isdigit()
+        is_decimal = token in ".," and not self.is_spaced and index and self.tokens[index - 1][0].isdigit()
         if is_decimal or (token in ",;" and self._is_in_tuple(index)):
             raise _PartOfFormulaError
         if len(token) > 1 and token.isalpha():
@@ -204,20 +208,20 @@ class _Left:
 
     def _is_in_display(self, index: int) -> bool:
         """Whether the last delimiter before a place opens a formula of several lines."""
-        for token, *_ in reversed(self.tokens[:index]):
+        for token in reversed(self.tokens[:index]):
             if token in _DELIMITERS or token.startswith((r"\begin", r"\end")):
                 return token == r"\[" or token.startswith(r"\begin")
         return False
 
     def _is_mathematics(self, index: int) -> bool:
-        token = self.tokens[index].text
+        token = self.tokens[index]
         return token in _OPERATORS or token in {"$", r"\(", r"\["} or token[0].isdigit()
 
     def _is_behind_operand(self, index: int) -> bool:
         """Whether a token stands directly behind something that it may be applied to."""
         if index == 0:
             return False
-        before = self.tokens[index - 1].text
+        before = self.tokens[index - 1]
         return (
             before[0].isalnum()
             or before in ")}]"
@@ -227,7 +231,7 @@ class _Left:
     def _is_in_tuple(self, index: int) -> bool:
         """Whether the comma at a place stands within brackets without words."""
         depth = 0
-        for token, *_ in reversed(self.tokens[:index]):
+        for token in reversed(self.tokens[:index]):
             if token in _DELIMITERS or "\n\n" in token or (len(token) > 1 and token.isalpha()):
                 return False
             depth += (token in ")]") - (token in "([" or token == r"\{")
@@ -237,8 +241,8 @@ class _Left:
 
     def _take_sign(self, index: int) -> int | None:
         r"""Take in a sign, unless it is a dash or a bullet: `Answer - \boxed{5}`."""
-        is_loose = self.is_spaced or (index + 1 < len(self.tokens) and self.tokens[index + 1].text.isspace())
-        before = [each.text for each in self.tokens[:index]]
+        is_loose = self.is_spaced or (index + 1 < len(self.tokens) and self.tokens[index + 1].isspace())
+        before = self.tokens[:index]
         last = next((each for each in reversed(before) if not each.isspace()), "")
         in_formula = (
             last in _DELIMITERS or last in _VALUE_SIGNS or last in {"&", ":"} or last.startswith(("\\b", "\\\\"))
@@ -248,7 +252,7 @@ class _Left:
                 return None
             if (len(last) > 1 and last.isalpha()) or last in "*.:)" or last.isalpha():
                 return None if not self._is_mathematical(last) else self._raise()
-        self.sign = _SIGNS[self.tokens[index].text] or "+"
+        self.sign = _SIGNS[self.tokens[index]] or "+"
         if self.sign == "+":
             self.sign = ""
         return index
@@ -263,17 +267,17 @@ class _Left:
 
     def _group(self, index: int) -> int | None:
         """Step out of a brace around the box, or over a group before it."""
-        if self.tokens[index].text == "{":
+        if self.tokens[index] == "{":
             owner = self._owner(index)
-            command = self.tokens[owner].text if owner < index else ""
+            command = self.tokens[owner] if owner < index else ""
             if command not in _WRAPPERS and command:
                 raise _PartOfFormulaError
-            if not command and index and self.tokens[index - 1].text in "^_":
+            if not command and index and self.tokens[index - 1] in "^_":
                 raise _PartOfFormulaError
             return owner
         opening = self._opening(index)
         owner = self._owner(opening)
-        command = self.tokens[owner].text if owner < opening else ""
+        command = self.tokens[owner] if owner < opening else ""
         if command in _INVISIBLE:
             return owner
         if command in _WORDS_IN or (self.is_crossed and self.is_spaced):
@@ -283,7 +287,7 @@ class _Left:
     def _opening(self, index: int) -> int:
         depth = 0
         for place in range(index, -1, -1):
-            depth += {"}": 1, "{": -1}.get(self.tokens[place].text, 0)
+            depth += {"}": 1, "{": -1}.get(self.tokens[place], 0)
             if depth == 0:
                 return place
         return 0
@@ -291,17 +295,17 @@ class _Left:
     def _owner(self, opening: int) -> int:
         """Where the command begins whose argument opens at a place; that place where there is none."""
         place = opening - 1
-        while place >= 0 and self.tokens[place].text == "}":
+        while place >= 0 and self.tokens[place] == "}":
             place = self._opening(place) - 1
-        is_command = place >= 0 and self.tokens[place].text[0] == "\\" and self.tokens[place].text[1:].isalpha()
-        return place if is_command and self.tokens[place].text not in _STYLES else opening
+        is_command = place >= 0 and self.tokens[place][0] == "\\" and self.tokens[place][1:].isalpha()
+        return place if is_command and self.tokens[place] not in _STYLES else opening
 
     def _relation(self, index: int) -> None:
         """Take in the sign of a relation, and find where its formula begins."""
-        token = self.tokens[index].text
+        token = self.tokens[index]
         begin, depth = index, 0
         for place in range(index - 1, -1, -1):
-            each = self.tokens[place].text
+            each = self.tokens[place]
             depth += (each in ")]}") - (each in "([{")
             is_end = each in _ARROWS or each.startswith((r"\begin", r"\end", "\\\\")) or each.count("\n") > 1
             is_word = len(each) > 1 and each.isalpha() and depth == 0
@@ -309,24 +313,25 @@ class _Left:
                 begin = place if each in _DELIMITERS and not self.is_crossed else place + 1
                 break
             begin = place
-        self.side = "".join(each.text for each in self.tokens[begin:index]).strip(" \n&$")
+        self.side = "".join(self.tokens[begin:index]).strip(" \n&$")
         negated = self.side.endswith(r"\not")
         order = _ORDER_SIGNS.get(token, r"\ne" if negated else "")
         if order:
             self.side = self.side.removesuffix(r"\not").strip()
             if not self.side:
-                if token == ">" and (index == 0 or "\n" in self.tokens[index - 1].text):
+                if token == ">" and (index == 0 or "\n" in self.tokens[index - 1]):
                     return  # a quotation
-                raise _PartOfFormulaError("a relation, not a value")
+                raise _PartOfFormulaError(Reason.RELATION)
             self.order = order
-        self.begin = self.tokens[begin].start if begin < len(self.tokens) else self.begin
+        self.begin = self.starts[begin] if begin < len(self.tokens) else self.begin
 
 
 class _Right:
     """The part of a formula behind a box."""
 
-    def __init__(self, tokens: list[_Token], left: _Left) -> None:
+    def __init__(self, tokens: list[str], left: _Left) -> None:
         self.tokens, self.left = tokens, left
+        starts = list(accumulate(map(len, tokens), initial=0))
         self.unit = ""
         self.others: list[str] = []
         self.is_crossed = self.is_spaced = False
@@ -337,13 +342,13 @@ class _Right:
             if step is None:
                 break
             step = min(step, len(tokens))
-            self.end = tokens[step - 1].end
+            self.end = starts[step]
             index = step
-        if left.brackets and index < len(tokens) and tokens[index].text in ",;":
+        if left.brackets and index < len(tokens) and tokens[index] in ",;":
             raise _PartOfFormulaError
 
     def _text(self, index: int) -> str:
-        return self.tokens[index].text if index < len(self.tokens) else ""
+        return self.tokens[index] if index < len(self.tokens) else ""
 
     def _next(self, index: int) -> int:
         """The place of the next token that is not blank."""
@@ -351,7 +356,7 @@ class _Right:
             index += 1
         return index
 
-    def _step(self, index: int) -> int | None:  # noqa: C901, PLR0911 - a case for each kind of token
+    def _step(self, index: int) -> int | None:
         """Take in a token, or a group of them; where it ends, or None where the formula ends before it."""
         token = self._text(index)
         if token.isspace():
@@ -364,6 +369,10 @@ class _Right:
                 return None
             self.is_crossed, self.is_spaced = True, False
             return index + 1
+        return self._step_in_formula(index)
+
+    def _step_in_formula(self, index: int) -> int | None:
+        token = self._text(index)
         if token in {r"\%", "%", "°", r"\degree", "^"}:
             return self._suffix(index)
         if token in {r"\pmod", r"\mod", r"\bmod"}:
@@ -373,7 +382,11 @@ class _Right:
         if token in _VALUE_SIGNS:
             return self._other_side(index)
         if token in _ORDER_SIGNS or token == r"\not":
-            raise _PartOfFormulaError("a relation, not a value")
+            raise _PartOfFormulaError(Reason.RELATION)
+        return self._step_beyond_value(index)
+
+    def _step_beyond_value(self, index: int) -> int | None:
+        token = self._text(index)
         if self.left.brackets and token == _BRACKETS[self.left.brackets[-1]]:
             self.left.brackets.pop()
             return index + 1
@@ -412,16 +425,16 @@ class _Right:
             place += 1
         modulus, content = self._text(place), self.left.content
         if _FRACTIONAL.fullmatch(content):
-            raise _PartOfFormulaError("a residue that is not whole")
+            raise _PartOfFormulaError(Reason.OTHER)  # a residue that is not whole
         if modulus.isdigit() and content.lstrip("-").isdigit() and abs(int(content)) >= int(modulus):
-            raise _PartOfFormulaError("a residue that is not reduced")
+            raise _PartOfFormulaError(Reason.NOT_REDUCED)
         return place + 1
 
     def _unit_in_text(self, index: int) -> int | None:
         close = index + 1
         while close < len(self.tokens) and self._text(close) != "}":
             close += 1
-        words = "".join(each.text for each in self.tokens[index + 2 : close])
+        words = "".join(self.tokens[index + 2 : close])
         if len(words.split()) > 2 or not re.fullmatch(r"[a-zA-Z/.\s]*", words) or self.unit:
             return None
         self.unit = rf"\text{{ {words.strip()}}}" if words.strip(" .") else self.unit
@@ -450,7 +463,7 @@ class _Right:
             if depth < 0 or (depth == 0 and token in {",", ";", ".", "?", ":"}):
                 break
             place += 1
-        side = "".join(each.text for each in self.tokens[index + 1 : place]).strip(" \n&")
+        side = "".join(self.tokens[index + 1 : place]).strip(" \n&")
         is_description = bool(_VARIABLE.search(side)) and not _VARIABLE.search(self.left.content)
         if (
             side
@@ -477,7 +490,7 @@ class _Right:
             raise _PartOfFormulaError
         return None
 
-    def _end(self, index: int) -> None:  # noqa: C901 - a case for each kind of token
+    def _end(self, index: int) -> None:
         """Accept that the formula ends before a token, or raise because that is a part of it."""
         token, following = self._text(index), self._text(index + 1)
         if token.startswith("\\\\"):
@@ -493,8 +506,12 @@ class _Right:
         is_apart = self.is_crossed and self.is_spaced
         if token in _ARROWS and self._leads_to_number(index):
             raise _PartOfFormulaError
-        if token in _ARROWS or is_apart or (len(token) > 1 and token.isalpha()):
-            return
+        if not (token in _ARROWS or is_apart or (len(token) > 1 and token.isalpha())):
+            self._end_within_line(index)
+
+    def _end_within_line(self, index: int) -> None:
+        """Accept a sign or a letter behind the formula, or raise because it is a part of it."""
+        token, following = self._text(index), self._text(index + 1)
         if (
             token == "!"
             and not self.is_crossed

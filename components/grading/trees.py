@@ -14,6 +14,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
+from components.grading.vocabulary import FUNCTION_NAMES
+
 
 class Tree(NamedTuple):
     """An expression: a number, a name, or an operation on others."""
@@ -54,10 +56,7 @@ _TOKEN = re.compile(
     r"|(?P<letter>[^\W\d_])|(?P<sign>[-+*/^_!|(){}\[\]%])|(?P<space>\s+)|(?P<other>.)",
     re.DOTALL,
 )
-_FUNCTION_NAMES = (
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp det dim gcd lcm max min arg deg"
-)
-_FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
+_FUNCTIONS = frozenset([*FUNCTION_NAMES, "ln", "det", "dim", "gcd", "lcm", "max", "min", "arg", "deg"])
 _BIG = frozenset({r"\sum", r"\prod", r"\int", r"\lim"})
 _ALIASES = {"lg": "log", r"\lvert": "|", r"\rvert": "|", r"\lbrack": "[", r"\rbrack": "]", r"\lparen": "("}
 _ALIASES |= {r"\rparen": ")", r"\cdot": "*", r"\times": "*", r"\ast": "*", r"\div": "/", r"\over": "/", r"\{": "("}

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from components.grading.quantities import NUMBER_WORDS, parse_number_in_words
-from components.grading.vocabulary import COUNTED, FUNCTION_WORDS, IRREGULAR_PLURALS
+from components.grading.vocabulary import COUNTED, FUNCTION_WORDS, IRREGULAR_PLURALS, TEXT_STYLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Context:
 
 NO_CONTEXT = Context()
 
-_STYLES = r"\\(?:text|mbox|textbf|textit|textrm|textnormal|mathrm|operatorname)\s*"
+_STYLES = rf"\\(?:{'|'.join(TEXT_STYLES)})\s*"
 _POWER = r"(?:(?:\s*\^\s*\{?\s*|(?<=[a-zA-Z]))([23])\s*\}?)?"  # 5 feet 3 are no cubic feet
 _STYLED_UNIT = re.compile(r"(.*?[0-9}a-zA-Z)])\s*" + _STYLES + r"\{([a-zA-Z/. -]+)" + _POWER + r"\}" + _POWER)
 _PLAIN_UNIT = re.compile(r"(.*?[0-9})])(\s*)([a-zA-Z][a-zA-Z/. -]*)" + _POWER)
@@ -63,6 +63,8 @@ _CURRENCY = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<before>\\\$|\\pounds?(?![a-zA-Z])|[€£])\s*(?P<value>.+)"
     r"|(?P<amount>.+?)\s*(?P<after>\\\$|[€£])"
 )
+_CURRENCIES = (r"\$", r"\pound", "€", "£")
+_MAY_HAVE_UNIT = re.compile(r"[^\W\d_]|[%€£]|\\\$")
 _RADIANS = re.compile(r"(.+?)\s*(?:" + _STYLES + r"\{)?\s*\b(?:radians?|rad)\s*\}?")
 
 _UNITS_OF = {
@@ -140,24 +142,27 @@ _NOUNS = {form: noun for noun in COUNTED.split() for form in (noun, _plural(noun
 
 def split_unit(latex: str, context: Context = NO_CONTEXT) -> tuple[str, Unit | None]:
     """Return a value and the unit behind it (or the currency before it); the whole text and None without a unit."""
+    if not _MAY_HAVE_UNIT.search(latex):
+        return latex, None
     return _angle_or_percent(latex) or _money(latex, context) or _unit_in_words(latex, context) or (latex, None)
 
 
 def _angle_or_percent(latex: str) -> tuple[str, Unit] | None:
-    if match := _PERCENT.fullmatch(latex):
+    if ("%" in latex or "cent" in latex or "pct" in latex) and (match := _PERCENT.fullmatch(latex)):
         return match[1], PERCENT
-    if match := _TEMPERATURE.fullmatch(latex):
-        return match[1], Unit(f"degree {match[2][0]}", Fraction(1))
-    if (match := _DEGREES.fullmatch(latex)) and not _ANGLE_INSIDE.search(match[1]):
-        return match[1], DEGREE
-    if match := _RADIANS.fullmatch(latex):
+    if "degree" in latex:
+        if match := _TEMPERATURE.fullmatch(latex):
+            return match[1], Unit(f"degree {match[2][0]}", Fraction(1))
+        if (match := _DEGREES.fullmatch(latex)) and not _ANGLE_INSIDE.search(match[1]):
+            return match[1], DEGREE
+    if "rad" in latex and (match := _RADIANS.fullmatch(latex)):
         return match[1], Unit("radian", Fraction(1))
     return None
 
 
 def _money(latex: str, context: Context) -> tuple[str, Unit] | None:
     """An amount of money, in total or per something."""
-    if not (match := _CURRENCY.fullmatch(latex)):
+    if not any(sign in latex for sign in _CURRENCIES) or not (match := _CURRENCY.fullmatch(latex)):
         return None
     value, unit = split_unit(match["amount"] or match["sign"] + match["value"], context)
     sign = match["before"] or match["after"]
@@ -286,6 +291,8 @@ _MAX_QUESTION_CHARACTERS = 20_000
 @lru_cache(maxsize=512)
 def read_question(question: str, gold: str) -> Context:
     """Return the nouns and the symbols of a question and its expected answer; the question may be empty."""
+    if not question and not _MAY_HAVE_UNIT.search(gold):
+        return NO_CONTEXT
     question = question[:_MAX_QUESTION_CHARACTERS]
     words = _QUESTION_WORD.findall(_FORMULAS.sub(_prose, question).lower())
     asked_nouns, asked_qualifiers = _asked(words)

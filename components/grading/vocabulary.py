@@ -1,4 +1,4 @@
-"""Words that the grader knows: what is counted, and what is not."""
+"""Words that the grader knows: what is counted, and what is not; functions; commands for styles of text."""
 
 COUNTED = """
 account acorn action adult age album animal ant apartment apple arrangement arrow article baby bag bagel ball balloon
@@ -55,3 +55,14 @@ uses versus very via was way we well went were what whatever when whenever where
 who whoever whole whom whose why will with within without would wrong yes yet you your yours
 """
 """Words that are never units, even if the question puts them behind a number."""
+
+TEXT_STYLES = ("text", "mbox", "textbf", "textit", "textrm", "textnormal", "mathrm", "operatorname")
+"""Commands of which the argument may be words or a unit."""
+LETTER_STYLES = ("mathbf", "mathit", "boldsymbol", "bm")
+"""Commands that print letters of formulas in another style."""
+
+FUNCTION_NAMES = (
+    *("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh"),
+    *("sin", "cos", "tan", "cot", "sec", "csc", "log", "exp"),
+)
+"""Functions of numbers that are written as words."""

@@ -6,6 +6,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from components.grading.parsing import Answer, Kind, parse_structure, unstyled
+from components.grading.reasons import Reason
+from components.grading.vocabulary import FUNCTION_NAMES
 
 
 class Decision(NamedTuple):
@@ -44,10 +46,10 @@ _COSTLY = re.compile(
 )
 _ROW = re.compile(r"(?:[0-9/]+\s+){12}|(?:\.[0-9]+){6}|(?:[-+]\s*){6}|(?:(?<![\\a-zA-Z])[a-zA-Z]{2,}\s+){12}")
 _ONLY_IF_EXPECTED = (
-    (_ROW, "a row of numbers, signs or words"),
-    (_COSTLY, "a number that is too large to compute"),
-    (_HIDES, "an answer with parts that are not printed or not meant"),
-    (_ASKS, "an expression that is still to be evaluated"),
+    (_ROW, Reason.ROW),
+    (_COSTLY, Reason.COSTLY),
+    (_HIDES, Reason.HIDDEN),
+    (_ASKS, Reason.NOT_EVALUATED),
 )
 _MAX_DEPTH = 8
 _MAX_BARS = 8
@@ -59,31 +61,40 @@ def reject_evasions(gold: Answer, answer: Answer) -> None:
     "gcd(12, 18)" is the question again, not its answer; the LaTeX parser ignores accents and struck-out text.
     """
     if r"\boxed" in answer.latex:
-        raise RejectedAnswerError("several boxes in one answer")
+        raise RejectedAnswerError(Reason.SEVERAL_BOXES)
     # Parsing takes exponentially long in how deeply brackets are nested.
-    depths = accumulate((character in "([{") - (character in ")]}") for character in answer.latex)
-    if max(depths, default=0) > _MAX_DEPTH or answer.latex.count("|") > _MAX_BARS:
-        raise RejectedAnswerError("brackets nested too deeply")
+    if _depth(answer.latex) > _MAX_DEPTH or answer.latex.count("|") > _MAX_BARS:
+        raise RejectedAnswerError(Reason.NESTED)
     for pattern, reason in _ONLY_IF_EXPECTED:
         # In an equation, `gcd(12, 18) = 6`, it is the last side that answers the question.
         latex = _last_side(answer.latex) if pattern is _ASKS else answer.latex
         if pattern.search(latex) and not pattern.search(gold.latex):
             raise RejectedAnswerError(reason)
-    both_numbers = gold.number and answer.number
+    if gold.number and answer.number:
+        return
     texts = [gold.text, answer.text if "=" in gold.text else _last_side(answer.text)]
     accents = [sorted(_ACCENTS.findall(text)) for text in texts]
-    if not both_numbers and accents[0] != accents[1]:
-        raise RejectedAnswerError("different primes, bars or arrows")
+    if accents[0] != accents[1]:
+        raise RejectedAnswerError(Reason.ACCENTS)
+
+
+def _depth(latex: str) -> int:
+    """How deeply brackets are nested, where they are too many to be nested just a little."""
+    num_opened = latex.count("(") + latex.count("[") + latex.count("{")
+    if num_opened <= _MAX_DEPTH:
+        return num_opened
+    return max(accumulate((character in "([{") - (character in ")]}") for character in latex))
 
 
 def _last_side(latex: str) -> str:
     """The last side of an equation; any other text as it is."""
+    if not any(sign in latex for sign in ("=", r"\approx", r"\in", r"\equiv")):
+        return latex
     structure = parse_structure(latex)
     return structure.parts[-1] if structure.kind is Kind.EQUATION else latex
 
 
-_FUNCTION_NAMES = "arccos arcsin arctan cos cosh cot csc exp gcd inf lcm log max min mod sec sin sinh sqrt sup tan tanh"
-_FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
+_FUNCTIONS = frozenset([*FUNCTION_NAMES, "gcd", "inf", "lcm", "max", "min", "mod", "sqrt", "sup"])
 _COMMAND = re.compile(r"\\(?:begin|end)\{[a-z*]+\}(?:\s*\{[clr|\s]+\})?|\\[a-zA-Z]+")
 _LONG_WORD = re.compile(r"[^\W\d_]{3,}")
 _LETTERS = re.compile(r"[^\W\d_]{2,}")
@@ -142,14 +153,14 @@ def _chosen(text: str) -> str | None:
 def _words(gold: Answer, answer: Answer) -> Decision | None:
     kinds = [parse_structure(each.latex).kind for each in (gold, answer)]
     if kinds[1] is Kind.EXPRESSION and _ALTERNATIVE.search(answer.latex):
-        raise RejectedAnswerError("several answers")
+        raise RejectedAnswerError(Reason.SEVERAL_ANSWERS)
     wordy = [_has_words(each) for each in (gold, answer)]
     # Letters alone are a word, not a product: otherwise "on" would be "no".
     if all(wordy) or all(_LETTERS.fullmatch(each.text) for each in (gold, answer)):
         same = _letters_and_numbers(gold) == _letters_and_numbers(answer)
         return Decision.on("words", same) if same or set(kinds) == {Kind.EXPRESSION} else None
     if any(wordy) and not _WITH_PARTS & set(kinds):
-        return Decision(False, "words where an expression is expected" if wordy[1] else "an expression, not the words")
+        return Decision(False, Reason.NOT_WORDS if wordy[1] else Reason.NOT_EXPRESSION)
     return None
 
 
@@ -167,16 +178,16 @@ def _letters_and_numbers(answer: Answer) -> tuple[str, list[str]]:
 def _bases(gold: Answer, answer: Answer) -> Decision | None:
     """Digits with a base equal nothing but the same text, which was compared before."""
     is_based = _BASED.search(gold.text) or _BASED.search(answer.text)
-    return Decision(False, "not the same digits in the same base") if is_based else None
+    return Decision(False, Reason.BASE) if is_based else None
 
 
 def _ratios(gold: Answer, answer: Answer) -> Decision | None:
     ratios = [_RATIO.fullmatch(each.text) for each in (gold, answer)]
     if all(ratios):  # times look the same, and 1:20 is not 2:40
-        return Decision(False, "different time or ratio")
+        return Decision(False, Reason.TIME_OR_RATIO)
     for ratio, other in zip(ratios, (answer, gold), strict=True):
         if ratio and ratio[3]:
-            return Decision(False, "a ratio of more than two numbers")
+            return Decision(False, Reason.LONG_RATIO)
         if ratio and other.number and int(ratio[2]):
             return Decision.on("ratio", Fraction(int(ratio[1]), int(ratio[2])) == other.number.value)
     return None

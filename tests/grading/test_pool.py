@@ -321,7 +321,7 @@ def test_killing_workers_again_and_again_changes_nothing(pool: Verifier) -> None
     with ThreadPoolExecutor() as threads:
         calls = threads.submit(lambda: [pool(submissions) for _ in iter(stop.is_set, True)])
         while num_killed < 50 and not calls.done():
-            time.sleep(generator.uniform(0.02, 0.25))
+            time.sleep(generator.uniform(0.1, 0.5))
             if processes := workers() - others:
                 victims = children() - before if num_killed % 10 == 9 else processes
                 with contextlib.suppress(ProcessLookupError):
