@@ -77,6 +77,39 @@ TURNS = """\
 {% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}
 """
 """Knows no system, as Gemma."""
+CALLING = """\
+{%- set ns = namespace(start=0) %}
+{%- if messages[0].role == 'system' or tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {%- set ns.start = 1 %}
+        {{- messages[0].content }}
+    {%- endif %}
+    {%- if tools %}
+        {{- '\\n\\nTools:\\n<tools>' }}
+        {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+        {{- '\\n</tools>\\nCall one by JSON between <tool_call> and </tool_call>.' }}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages[ns.start:] %}
+    {%- if message.role == 'tool' %}
+        {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- (call.function.arguments | tojson) + '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""Shows tools and writes calls and their answers between tags, as Qwen does."""
 TOKENS = (
     *(TEXT_END, START, END, "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     *("<start_of_turn>", "<end_of_turn>", "<|User|>", "<|Assistant|>"),

@@ -21,6 +21,16 @@ from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig, optional_model_file
 from components.shared.problem import Problem
+from components.shared.tools import (
+    FENCE,
+    CallError,
+    CallFormat,
+    ToolsConfig,
+    as_fenced_output,
+    as_tool_call,
+    output_text,
+    split_outputs,
+)
 
 _TEMPLATE_FILE, _TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _SPECIAL_TOKENS = "special_tokens_map.json"
@@ -44,8 +54,17 @@ class ChatTemplate:
     special_tokens: Mapping[str, str]
     """What `bos_token` and its like stand for."""
 
-    def render(self, messages: Sequence[Message], *, is_prompt: bool, thinking: bool | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        is_prompt: bool,
+        thinking: bool | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """Return a conversation as text; a prompt goes on to where the assistant speaks.
+
+        The tools, as JSON schemas, are shown to the model where the template knows them.
 
         PipelineError where the template refuses the conversation, or is none.
         """
@@ -53,7 +72,7 @@ class ChatTemplate:
         try:
             return _compiled(self.text).render(
                 messages=messages,
-                tools=None,
+                tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=is_prompt,
                 **{**self.special_tokens, **options},
@@ -105,9 +124,95 @@ class PromptFormat:
         """
         if self.template is None:
             return problem.solution
+        return self._turn(self._messages(self.config.ask(problem.question, problem.source)), problem.solution)
+
+    def response_parts(self, problem: Problem) -> list[tuple[str, bool]]:
+        """Return the response to learn from as parts of text, each with whether an environment wrote it.
+
+        A solution shows a call and its answer as fenced blocks, whatever the format of calls; what the environment
+        wrote is there what the model reads (see `observation`). PipelineError where it calls what is no tool.
+        """
+        if self.call_format == "tool_call":
+            return self._turns_with_calls(problem)
+        response = self.response(problem)
+        return split_outputs(response) if self.call_format == "fenced" else [(response, False)]
+
+    def _turns_with_calls(self, problem: Problem) -> list[tuple[str, bool]]:
+        assert self.config.tools is not None
         messages = self._messages(self.config.ask(problem.question, problem.source))
-        prompt, whole = self._render(messages, is_prompt=True), self._answered(messages, problem.solution)
-        return whole.removeprefix(prompt).removesuffix(self.end) if whole.startswith(prompt) else problem.solution
+        parts = split_outputs(problem.solution)
+        turns: list[tuple[str, bool]] = []
+        for place, (text, is_output) in enumerate(parts, 1):
+            if is_output:
+                message = {"role": "tool", "content": output_text(text)}
+                turns.append((self.observation(message["content"], ended=True), True))
+            elif place == len(parts):
+                turns.append((self._turn(messages, text), False))
+                break
+            else:
+                try:
+                    call = as_tool_call(text, self.config.tools.known_functions)
+                except CallError as error:
+                    raise PipelineError(f"problem {problem.id}: its solution {error}") from None
+                message = {"role": "assistant", "content": call}
+                turns.append((self._turn(messages, call) + self.end.strip(), False))
+            messages.append(message)
+        return turns
+
+    @cached_property
+    def call_format(self) -> CallFormat | None:
+        """How the model calls tools; None where it has no environment.
+
+        PipelineError where calls are to be in JSON and the chat template shows no tools.
+        """
+        tools = self.config.tools
+        if tools is None:
+            return None
+        knows_tools = self.template is not None and all(each in self.template.text for each in ("tools", "<tool_call>"))
+        if tools.call_format == "tool_call" and not knows_tools:
+            raise PipelineError(
+                f"train_sft.model.tools.call_format: the chat template of {self.config.base} shows no tools with "
+                "`<tool_call>`; accepted for it: fenced, message, null"
+            )
+        default: CallFormat = "tool_call" if knows_tools else "fenced"
+        return tools.call_format or ("message" if tools.environment == "feedback" else default)
+
+    @cached_property
+    def schemas(self) -> list[dict[str, Any]]:
+        """The functions that the chat template shows to the model, as JSON schemas."""
+        if self.config.tools is None or self.call_format != "tool_call":
+            return []
+        return [each.json_schema for each in self.config.tools.known_functions.values()]
+
+    @property
+    def tools(self) -> ToolsConfig | None:
+        """The environment that the model acts in, with the format of its calls."""
+        tools = self.config.tools
+        return tools and tools.model_copy(update={"call_format": self.call_format})
+
+    @property
+    def turn_stops(self) -> tuple[str, ...]:
+        """Texts that end a turn as an end token does, and belong to it: the end of a fenced block."""
+        return (f"\n{FENCE}\n",) if self.call_format == "fenced" else ()
+
+    def observation(self, text: str, *, ended: bool) -> str:
+        """Return what the model reads after a turn, up to where it writes again: the answer of its environment.
+
+        Where the turn ended with an end token, it is a message of the tool or, without calls in JSON, of the user, as
+        the chat template writes it after that token; otherwise a block of output in the same message.
+        """
+        if not ended and self.call_format == "fenced":
+            return as_fenced_output(text)
+        if self.template is None:
+            return f"\n{text}\n"
+        answer = _ANY_ANSWER
+        while answer in text:
+            answer += answer
+        role = "tool" if self.call_format == "tool_call" else "user"
+        messages = [{"role": "assistant", "content": answer}, {"role": role, "content": text}]
+        rendered = self._render([*self._messages(_ANY_QUESTION), *messages], is_prompt=True)
+        after = rendered.rpartition(answer)[2]
+        return after.removeprefix(self.end.strip()) if ended else after
 
     def require_answers(self) -> None:
         """Raise PipelineError where a template writes answers that do not begin as a prompt does.
@@ -131,6 +236,11 @@ class PromptFormat:
             return ""
         return self._answered(self._messages(_ANY_QUESTION), _ANY_ANSWER).rpartition(_ANY_ANSWER)[2]
 
+    def _turn(self, messages: Sequence[Message], text: str) -> str:
+        """What a template writes from its prompt on where the assistant says `text`, without the end of the turn."""
+        prompt, whole = self._render(messages, is_prompt=True), self._answered(messages, text)
+        return whole.removeprefix(prompt).removesuffix(self.end) if whole.startswith(prompt) else text
+
     def _messages(self, text: str) -> list[Message]:
         system = self.config.chat.system if self.config.chat else None
         before = [] if system is None else [{"role": "system", "content": system}]
@@ -141,7 +251,8 @@ class PromptFormat:
 
     def _render(self, messages: Sequence[Message], *, is_prompt: bool) -> str:
         assert self.template is not None
-        return self.template.render(messages, is_prompt=is_prompt, thinking=self.config.thinking)
+        thinking = self.config.thinking
+        return self.template.render(messages, is_prompt=is_prompt, thinking=thinking, tools=self.schemas)
 
 
 def prompt_format(config: ModelConfig) -> PromptFormat:

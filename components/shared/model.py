@@ -14,6 +14,7 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import Config
 from components.shared.errors import PipelineError
 from components.shared.lineage import Material
+from components.shared.tools import FeedbackArguments, ToolsConfig
 
 PIPELINE_FILE = "pipeline.json"
 """Beside the weights: how a question is put to the model (the keys of `asking`) and, if the weights are elsewhere,
@@ -38,11 +39,16 @@ class ScratchModel:
     """Entries of a byte-level BPE vocabulary; None reads whole words and whole numbers."""
     max_tokens: int
     """Longest prompt with its completion."""
+    single_digits: bool = False
+    """Whether digits are read one by one, where whole words are."""
 
 
 SCRATCH_MODELS = {
     "scratch:tiny": ScratchModel(hidden_size=64, num_layers=2, num_heads=4, vocabulary_size=None, max_tokens=512),
     "scratch:words": ScratchModel(hidden_size=128, num_layers=2, num_heads=4, vocabulary_size=None, max_tokens=512),
+    "scratch:digits": ScratchModel(
+        hidden_size=128, num_layers=2, num_heads=4, vocabulary_size=None, max_tokens=512, single_digits=True
+    ),
     "scratch:math": ScratchModel(hidden_size=128, num_layers=3, num_heads=4, vocabulary_size=2048, max_tokens=1024),
 }
 
@@ -70,6 +76,8 @@ class ModelConfig(Config):
     """Texts for problems of other sources than most, by the name of the source, in place of `prompt`."""
     answer: AnswerPolicy = AnswerPolicy.DECLARED
     """Where a response to this prompt has to state its final answer."""
+    tools: ToolsConfig | None = None
+    """The environment in which the model answers in several turns; null for one turn without any."""
 
     @field_validator("base")
     @classmethod
@@ -101,10 +109,27 @@ class ModelConfig(Config):
             raise ValueError("thinking: is for chat templates; set chat, such as `chat: {}`")
         return self
 
+    @model_validator(mode="after")
+    def _tools_fit(self) -> "ModelConfig":
+        if self.tools is None:
+            return self
+        if self.tools.call_format == "tool_call" and self.chat is None:
+            raise ValueError("tools.call_format: tool_call is for chat templates; set chat, such as `chat: {}`")
+        if self.tools.environment == "feedback":
+            policy = FeedbackArguments.model_validate(self.tools.arguments).answer
+            if policy is not self.answer:
+                raise ValueError(f"tools.arguments.answer: is {policy}, and answer is {self.answer}; set the same")
+        return self
+
     @property
     def scratch(self) -> ScratchModel | None:
         """The size of the model to make, or None where `base` is an existing one."""
         return SCRATCH_MODELS.get(self.base)
+
+    @property
+    def max_environment_tokens(self) -> int:
+        """Tokens that an environment may write between the turns of one answer; 0 without tools."""
+        return self.tools.max_environment_tokens if self.tools else 0
 
     def asks_for_thoughts(self, source: str = "") -> bool:
         """Tell whether a response is to think between `<think>` and `</think>` before it answers."""
@@ -116,7 +141,7 @@ class ModelConfig(Config):
         return self.prompts.get(source, self.prompt).replace("{question}", question)
 
 
-_ASKING = ("prompt", "answer", "chat", "thinking", "prompts")
+_ASKING = ("prompt", "answer", "chat", "thinking", "prompts", "tools")
 """Keys of `ModelConfig` that are saved beside weights, where they are set."""
 
 
@@ -237,6 +262,11 @@ def weights_folder(folder: Path) -> Path:
     base = values.get("weights", str(folder))
     is_elsewhere = "weights" in values and not Path(base).is_dir()
     return fetch_weights(base, values.get("revision")) if is_elsewhere else Path(base)
+
+
+def has_tools(folder: Path) -> bool:
+    """Tell whether the model of a stage acts in an environment."""
+    return _pipeline_values(folder).get("tools") is not None
 
 
 def fetch_weights(base: str, revision: str | None = None) -> Path:

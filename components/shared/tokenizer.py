@@ -11,6 +11,10 @@ from components.shared.problem import Problem, Split
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 _PRINTABLE_ASCII = [chr(code) for code in range(32, 127)]
+_NUMBERS = Regex(r"\d+| ?[A-Za-z]+[.,?]?|[\s\S]")
+"""Whole words and whole numbers: half the tokens of characters, and sums become a table a tiny model can learn."""
+_DIGITS = Regex(r"\d|`{3}[a-z]*|#{4} | ?[A-Za-z]+[.,?]?|[\s\S]")
+"""Whole words, digits one by one, and what frames calls and answers: numbers of any length can be copied."""
 
 
 def tokenizer_for(model: ModelConfig, problems: Iterable[Problem]) -> Tokenizer:
@@ -19,7 +23,7 @@ def tokenizer_for(model: ModelConfig, problems: Iterable[Problem]) -> Tokenizer:
         return _read(model.base)
     texts = [text for problem in problems for text in (model.ask(problem.question, problem.source), problem.solution)]
     if model.scratch.vocabulary_size is None:
-        return _words(texts)
+        return _words(texts, _DIGITS if model.scratch.single_digits else _NUMBERS)
     return _byte_pairs(texts, model.scratch.vocabulary_size)
 
 
@@ -30,7 +34,9 @@ def token_lengths(model: ModelConfig, problems: Sequence[Problem]) -> tuple[list
     train = [problem for problem in problems if problem.split == Split.TRAIN]
     tokenizer, form = tokenizer_for(model, train or problems), prompt_format(model)
     prompts = [form.prompt(problem.question, problem.source) for problem in problems]
-    responses = [form.response(problem) if problem.solution else "" for problem in problems]
+    responses = [
+        "".join(text for text, _ in form.response_parts(problem)) if problem.solution else "" for problem in problems
+    ]
     # A model that begins its texts with a special token begins its prompts with it, unless a chat template does.
     encoded = tokenizer.encode_batch(prompts, add_special_tokens=form.template is None)
     answered = tokenizer.encode_batch(responses, add_special_tokens=False)
@@ -45,11 +51,11 @@ def _read(base: str) -> Tokenizer:
         raise PipelineError(f"{path}: cannot be read as a tokenizer ({error}); is the file truncated?") from None
 
 
-def _words(texts: list[str]) -> Tokenizer:
-    """Whole words and whole numbers: half the tokens of characters, and sums become a table a tiny model can learn."""
-    pieces = pre_tokenizers.Split(Regex(r"\d+| ?[A-Za-z]+[.,?]?|[\s\S]"), "isolated")
+def _words(texts: list[str], pattern: Regex) -> Tokenizer:
+    pieces = pre_tokenizers.Split(pattern, "isolated")
+    numbers = {str(number) for number in range(100)} if pattern is _NUMBERS else set()
     in_texts = {piece for text in texts for piece, _ in pieces.pre_tokenize_str(text)}
-    known = sorted(in_texts | set(_PRINTABLE_ASCII) | {"\n"} | {str(number) for number in range(100)})
+    known = sorted(in_texts | set(_PRINTABLE_ASCII) | {"\n"} | numbers)
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNKNOWN, *known])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pieces

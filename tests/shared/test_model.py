@@ -30,7 +30,7 @@ def _config(base: str = "scratch:tiny", prompt: str = "{question}") -> ModelConf
     [
         (
             {"base": "scratch:tny"},
-            "model.base: no such preset; accepted: scratch:tiny, scratch:words, scratch:math, got 'scratch:tny'",
+            "model.base: no such preset; accepted: scratch:tiny, scratch:words, scratch:digits, scratch:math, got",
         ),
         ({"prompt": "What is it?"}, "model.prompt: must contain `{question}`, got 'What is it?'"),
         ({"prompt": "{ question }"}, "model.prompt: must contain `{question}`"),

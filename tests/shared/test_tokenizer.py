@@ -69,6 +69,17 @@ def test_words_and_numbers_are_tokens() -> None:
     assert _WORD_TOKENIZER.encode("Ada has zebras").tokens == ["Ada", " has", UNKNOWN]
 
 
+def test_digits_are_tokens_and_so_is_what_frames_a_call() -> None:
+    """A number of any length survives, in problems or not; fences with their language and `#### ` are one token."""
+    tokenizer = tokenizer_for(_model("scratch:digits"), _PROBLEMS)
+    for problem in _PROBLEMS:
+        assert _survives(tokenizer, problem.solution)
+    assert tokenizer.encode("Ada gets 120 more.").tokens == ["Ada", " gets", " ", "1", "2", "0", " more."]
+    called = [*_PROBLEMS, _problem(60).model_copy(update={"solution": "```calculator\n60*7\n```\n#### 420"})]
+    tokens = tokenizer_for(_model("scratch:digits"), called).encode(called[-1].solution).tokens
+    assert tokens == ["```calculator", "\n", "6", "0", "*", "7", "\n", "```", "\n", "#### ", "4", "2", "0"]
+
+
 def test_the_prompt_is_learned_too() -> None:
     """Its words are known, though they are in no problem; ids of special tokens are the same in every vocabulary."""
     assert UNKNOWN not in _WORD_TOKENIZER.encode("Solve").tokens

@@ -1,0 +1,60 @@
+"""Python: blocks of code that run in the sandbox, one trajectory's as if they were one program.
+
+Nothing of a trajectory stays in a process: its earlier blocks run again before each new one, so its names are there,
+and a trajectory can be continued anywhere.
+"""
+
+import re
+from pathlib import Path
+
+from components.environments.environment import ToolEnvironment
+from components.grading.sandbox.run import Returned, require_sandbox, run
+from components.shared.problem import Problem
+from components.shared.tools import CallError, PythonArguments, ToolsConfig
+
+_BLOCKS = (Path(__file__).parent / "python_blocks.py").read_text(encoding="utf-8")
+"""What runs inside the sandbox: its text alone gets there."""
+_MAX_CODE_CHARACTERS = 20_000
+_ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
+"""In what objects without a text of their own are shown as: it differs each time that a program runs."""
+_CUT = "\n... (cut) ...\n"
+
+
+class Python(ToolEnvironment):
+    """Runs a block of code, and shows what it prints, the value of its last line, and how it failed."""
+
+    name = "python"
+
+    def __init__(self, config: ToolsConfig) -> None:
+        arguments = PythonArguments.model_validate(config.arguments)
+        super().__init__(config.call_format, arguments.max_calls)
+        self._max_characters = arguments.max_output_characters
+        self._blocks: list[str] = []
+
+    @staticmethod
+    def prepare(_: ToolsConfig) -> None:
+        """Raise PipelineError where this machine has no sandbox."""
+        require_sandbox()
+
+    def reset(self, problem: Problem) -> None:
+        """Begin a program."""
+        super().reset(problem)
+        self._blocks = []
+
+    def use(self, text: str) -> str:
+        """Return the output of a block; one that does not end is left out of the program."""
+        blocks = [*self._blocks, text]
+        if sum(map(len, blocks)) > _MAX_CODE_CHARACTERS:
+            raise CallError(f"all code together is longer than {_MAX_CODE_CHARACTERS:,} characters")
+        (outcome,) = run(_BLOCKS, [f"run_blocks({blocks!r})"])
+        if not isinstance(outcome, Returned) or not isinstance(outcome.value, str):
+            reason = "it returned nothing" if isinstance(outcome, Returned) else outcome.reason
+            raise CallError(f"the code {reason}")
+        self._blocks = blocks
+        return self._shown(_ADDRESS.sub("at 0x...", outcome.value.strip("\n"))) or "(no output)"
+
+    def _shown(self, output: str) -> str:
+        if len(output) <= self._max_characters:
+            return output
+        half = self._max_characters // 2
+        return output[: self._max_characters - half] + _CUT + output[len(output) - half :]

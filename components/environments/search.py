@@ -1,0 +1,119 @@
+"""Search in a file of documents by BM25 (Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework").
+
+A document's score is the sum over the words w of the query of idf(w) * f * (k1 + 1) / (f + k1 * (1 - b + b * length /
+mean length)), where f is how often w is in the document and idf(w) = log(1 + (N - n + 0.5) / (n + 0.5)), n of the N
+documents having w. Nothing else counts: no stemming, no stop words, and no chance.
+"""
+
+import math
+import re
+from array import array
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from components.environments.environment import ToolEnvironment
+from components.shared import jsonl
+from components.shared.errors import PipelineError
+from components.shared.tools import CallError, SearchArguments, ToolsConfig
+
+_KEY = "train_sft.model.tools.arguments.file"
+_K1, _B = 1.5, 0.75
+_WORD = re.compile(r"\w+")
+_MAX_QUERY_CHARACTERS = 1000
+
+
+class Search(ToolEnvironment):
+    """Answers a query with the documents that fit it best."""
+
+    name = "search"
+
+    def __init__(self, config: ToolsConfig) -> None:
+        self._arguments = SearchArguments.model_validate(config.arguments)
+        super().__init__(config.call_format, self._arguments.max_calls)
+        self._index = read_index(self._arguments.file)
+
+    @staticmethod
+    def prepare(config: ToolsConfig) -> None:
+        """Read the documents, which all processes then share."""
+        read_index(SearchArguments.model_validate(config.arguments).file)
+
+    def use(self, text: str) -> str:
+        """Return the best documents with their titles, each cut to its length."""
+        if len(text) > _MAX_QUERY_CHARACTERS:
+            raise CallError(f"the query is longer than {_MAX_QUERY_CHARACTERS:,} characters")
+        found = self._index.best(text, self._arguments.num_results)
+        shown = [f"[{place}] {self._shown(document)}" for place, document in enumerate(found, 1)]
+        return "\n\n".join(shown) or "Nothing was found."
+
+    def _shown(self, document: "Document") -> str:
+        limit = self._arguments.max_text_characters
+        text = document.text if len(document.text) <= limit else document.text[:limit] + "..."
+        return f"{document.title}\n{text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What is found."""
+
+    title: str
+    text: str
+
+
+class Index:
+    """Documents by their words."""
+
+    def __init__(self, documents: list[Document]) -> None:
+        self._documents = documents
+        self._numbers: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
+        """Of the documents that have a word, in ascending order."""
+        self._counts: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
+        """How often each of them has it."""
+        lengths = array("I")
+        for number, document in enumerate(documents):
+            words = _words(f"{document.title} {document.text}")
+            lengths.append(len(words))
+            for word, count in Counter(words).items():
+                self._numbers[word].append(number)
+                self._counts[word].append(count)
+        mean = sum(lengths) / max(1, len(lengths)) or 1.0
+        self._norms = array("d", (_K1 * (1 - _B + _B * length / mean) for length in lengths))
+
+    def best(self, query: str, number: int) -> list[Document]:
+        """Return the documents with the highest scores, best first, of equal ones the first; only with a word of it."""
+        scores: defaultdict[int, float] = defaultdict(float)
+        for word in sorted(set(_words(query))):
+            numbers = self._numbers.get(word, ())
+            inverse = math.log(1 + (len(self._documents) - len(numbers) + 0.5) / (len(numbers) + 0.5))
+            for document, count in zip(numbers, self._counts.get(word, ()), strict=True):
+                scores[document] += inverse * count * (_K1 + 1) / (count + self._norms[document])
+        ranked = sorted(scores, key=lambda document: (-scores[document], document))
+        return [self._documents[document] for document in ranked[:number]]
+
+
+@cache
+def read_index(file: str) -> Index:
+    """Return the documents of a file of JSON lines; PipelineError where it has none, or a line is no document."""
+    try:
+        documents = [_document(row, f"{file}:{number}") for number, row in jsonl.read_rows(Path(file))]
+    except PipelineError as error:
+        raise PipelineError(f"{_KEY}: {error}") from None
+    except OSError as error:
+        raise PipelineError(f"{_KEY}: {file}: cannot be read ({error.strerror})") from None
+    if not documents:
+        raise PipelineError(f"{_KEY}: {file}: holds no document")
+    return Index(documents)
+
+
+def _document(row: dict[str, object], where: str) -> Document:
+    title, text = row.get("title"), row.get("text")
+    if not isinstance(title, str) or not isinstance(text, str):
+        raise PipelineError(
+            f"{where}: a document has the texts `title` and `text`; this has {', '.join(row) or 'none'}"
+        )
+    return Document(title, text)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())

@@ -1,0 +1,350 @@
+"""Tools that a model may use while it answers: which environment it acts in, and how it writes calls."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from components.shared.answer_policy import AnswerPolicy
+from components.shared.config import Config, Operational
+from components.shared.lineage import Material, file_digest
+
+CallFormat = Literal["fenced", "tool_call", "message"]
+
+FENCE = "```"
+OUTPUT = "output"
+"""Label of the fenced block with which an environment answers a fenced call."""
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
+_ACCEPTED = f'Write {{"name": NAME, "arguments": {{...}}}} between {_OPEN} and {_CLOSE}.'
+_LABEL_IS_MISSING = "A block that calls a tool begins with three backticks and the name of the tool."
+_OUTPUT = re.compile(rf"((?<=\n{FENCE}\n){FENCE}{OUTPUT}\n(?:.*?\n)??{FENCE}(?:\n|\Z))", re.DOTALL)
+_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
+_MAX_SHOWN_CHARACTERS = 200
+
+
+class CalculatorArguments(Config):
+    """Arguments of `calculator`."""
+
+    max_calls: int | None = Field(None, gt=0)
+    """Calls that are answered; null for all that `max_turns` allows."""
+    decimals: int = Field(10, ge=0, le=50)
+    """Decimals of a result that has more of them, which is then rounded."""
+
+
+class PythonArguments(Config):
+    """Arguments of `python`."""
+
+    max_calls: int | None = Field(None, gt=0)
+    """Calls that are answered; null for all that `max_turns` allows."""
+    max_output_characters: int = Field(2000, gt=0)
+    """Characters of what a block prints; what is longer is cut in its middle."""
+
+
+class SearchArguments(Config):
+    """Arguments of `search`."""
+
+    file: str = Field(min_length=1)
+    """JSON lines with the texts `title` and `text`: what is searched."""
+    num_results: int = Field(3, gt=0)
+    """Documents in an answer."""
+    max_text_characters: int = Field(600, gt=0)
+    """Characters of each document in an answer."""
+    max_calls: int | None = Field(None, gt=0)
+    """Calls that are answered; null for all that `max_turns` allows."""
+
+
+class FeedbackArguments(Config):
+    """Arguments of `feedback`."""
+
+    num_tries: int = Field(2, gt=0)
+    """Answers that a model may give, the first included; at most `max_turns`."""
+    discount: float = Field(0.5, ge=0, le=1)
+    """Factor by which the reward for a right answer falls with each try."""
+    message: str = Field("That is not right. Try again.", min_length=1)
+    """What a model reads after a wrong answer."""
+    answer: AnswerPolicy = AnswerPolicy.DECLARED
+    """Where a response has to state its final answer; the same as `train_sft.model.answer`."""
+
+
+ARGUMENTS: Mapping[str, type[Config]] = {
+    "calculator": CalculatorArguments,
+    "python": PythonArguments,
+    "search": SearchArguments,
+    "feedback": FeedbackArguments,
+}
+"""The built-in environments."""
+
+
+class FunctionArgument(Config):
+    """An argument of a function that a model may call."""
+
+    type: Literal["string", "integer", "number", "boolean", "array", "object"] = "string"
+    """Its type in JSON."""
+    description: str = ""
+    """What it means, for the model."""
+    required: bool = True
+    """Whether a call has to give it."""
+
+
+class Function(Config):
+    """A function that a model may call."""
+
+    name: str = Field(pattern=r"^\w+$")
+    """Its name in calls."""
+    description: str = ""
+    """What it does, for the model."""
+    arguments: dict[str, FunctionArgument] = Field(default_factory=dict)
+    """Its arguments, by name."""
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        """The function as chat templates take it: a JSON schema in the form of OpenAI."""
+        properties = {
+            name: {"type": each.type, **({"description": each.description} if each.description else {})}
+            for name, each in self.arguments.items()
+        }
+        required = [name for name, each in self.arguments.items() if each.required]
+        parameters = {"type": "object", "properties": properties, "required": required}
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
+
+
+def _function(name: str, description: str, argument: str, meaning: str) -> Function:
+    return Function(
+        name=name, description=description, arguments={argument: FunctionArgument(type="string", description=meaning)}
+    )
+
+
+FUNCTIONS: Mapping[str, Function] = {
+    each.name: each
+    for each in (
+        _function(
+            "calculator",
+            "Computes an arithmetic expression exactly.",
+            "expression",
+            "Numbers, + - * / // % ** and parentheses.",
+        ),
+        _function(
+            "python",
+            "Runs Python code and returns what it prints. Later calls see the names of earlier ones.",
+            "code",
+            "Python code; the standard library can be imported.",
+        ),
+        _function("search", "Searches documents.", "query", "Words to search for."),
+    )
+}
+"""What the built-in environments with tools are called as."""
+
+
+class ToolsConfig(Config):
+    """The environment in which a model answers in several turns."""
+
+    environment: str = Field(min_length=1)
+    """`calculator`, `python`, `search`, `feedback`, or `package.module:Class` for an own one."""
+    arguments: dict[str, Any] = Field(default_factory=dict, validate_default=True)
+    """Arguments of the environment, by name."""
+    call_format: CallFormat | None = None
+    """How a call is written. `fenced`: a fenced block of code, answered by a fenced block in the same message;
+    `tool_call`: JSON between `<tool_call>` and `</tool_call>`, answered by a message of the tool (Hermes, Qwen);
+    `message`: no calls, the environment answers every message as a user would. Null takes `message` for `feedback`,
+    `tool_call` where the model's chat template knows it, else `fenced`."""
+    functions: list[Function] = Field(default_factory=list)
+    """Functions of an own environment that the chat template shows to the model with `tool_call`; the built-in ones
+    show theirs."""
+    max_turns: int = Field(4, gt=0)
+    """Turns of the model after which a trajectory is truncated."""
+    max_observation_tokens: int = Field(256, gt=0)
+    """Tokens of one answer of the environment; what is longer is cut."""
+    timeout_s: Annotated[float, Operational] = Field(30.0, gt=0)
+    """Time for one answer of the environment, after which the trajectory has failed."""
+    memory_gib: Annotated[float, Operational] = Field(4.0, gt=0)
+    """Address space of one process of environments."""
+    num_workers: Annotated[int | None, Operational] = Field(None, gt=0)
+    """Processes in which environments run; null for as many as there are processor cores."""
+
+    @field_validator("environment")
+    @classmethod
+    def _is_known(cls, environment: str) -> str:
+        if environment not in ARGUMENTS and not is_own(environment):
+            raise ValueError(f"no such environment; accepted: {', '.join(ARGUMENTS)}, package.module:Class")
+        return environment
+
+    @field_validator("arguments")
+    @classmethod
+    def _arguments_are_accepted(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        accepted = ARGUMENTS.get(info.data.get("environment", ""))
+        if accepted is None:
+            return arguments
+        names = list(accepted.model_fields)
+        if unknown := [name for name in arguments if name not in names]:
+            message = f"no such argument of {info.data['environment']}; accepted: {', '.join(names)}"
+            error = PydanticCustomError("value_error", message)
+            details = InitErrorDetails(type=error, loc=(unknown[0],), input={})
+            raise ValidationError.from_exception_data("arguments", [details])
+        # Kubeflow hands on whole numbers as 3.0.
+        return accepted.model_validate(arguments).model_dump(mode="json", exclude_unset=True)
+
+    @model_validator(mode="after")
+    def _fits_the_environment(self) -> "ToolsConfig":
+        if self.functions and self.environment in ARGUMENTS:
+            raise ValueError(f"functions: {self.environment} has its own; leave them out")
+        if self.environment == "feedback":
+            if self.call_format not in (None, "message"):
+                raise ValueError("call_format: feedback knows no calls; accepted: message, null")
+            if FeedbackArguments.model_validate(self.arguments).num_tries > self.max_turns:
+                raise ValueError("arguments.num_tries: is more than max_turns")
+        elif self.call_format == "message" and self.environment in ARGUMENTS:
+            formats = ", ".join(each for each in get_args(CallFormat) if each != "message")
+            raise ValueError(f"call_format: {self.environment} answers calls; accepted: {formats}, null")
+        return self
+
+    @property
+    def max_environment_tokens(self) -> int:
+        """Tokens that all answers of the environment in one trajectory take at most."""
+        return (self.max_turns - 1) * self.max_observation_tokens
+
+    @property
+    def known_functions(self) -> dict[str, Function]:
+        """The functions that a model may call, by name; none where it calls nothing."""
+        if self.environment in ARGUMENTS:
+            return {name: each for name, each in FUNCTIONS.items() if name == self.environment}
+        return {each.name: each for each in self.functions}
+
+
+def is_own(environment: str) -> bool:
+    """Return whether the name of an environment is that of a user's class, `package.module:Class`."""
+    return _OWN.fullmatch(environment) is not None
+
+
+def environment_materials(tools: ToolsConfig | None) -> dict[str, Material]:
+    """Return the files that decide what an environment answers, beside its config: an own class's and a built-in's."""
+    if tools is None:
+        return {}
+    files = {str(tools.arguments["file"]): tools.arguments["file"]} if tools.environment == "search" else {}
+    if is_own(tools.environment):
+        files = {tools.environment: _file_of(tools.environment)}
+    paths = {name: Path(file) for name, file in files.items() if file and Path(file).is_file()}
+    return {name: Material(sha256=file_digest(path), size_bytes=path.stat().st_size) for name, path in paths.items()}
+
+
+def _file_of(environment: str) -> str | None:
+    try:
+        return getattr(find_spec(environment.partition(":")[0]), "origin", None)
+    except Exception:  # from the user's package, which this imports; making the environment says what is wrong
+        return None
+
+
+class CallError(ValueError):
+    """A call that cannot be answered; the message is for the model."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a model asks of a tool."""
+
+    name: str
+    """Of the function, or the label of the fenced block."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Of a call in JSON."""
+    block: str | None = None
+    """The text of a fenced block."""
+    error: str = ""
+    """What is wrong with the way it is written, for the model; empty where it can be read."""
+
+    def text(self, argument: str) -> str:
+        """Return the fenced block, or the argument of that name; CallError where the call has neither, or no text."""
+        if self.block is not None:
+            return self.block
+        value = self.arguments.get(argument)
+        if not isinstance(value, str):
+            raise CallError(f'`{self.name}` takes one argument, the text "{argument}".')
+        return value
+
+
+def find_call(text: str, call_format: CallFormat | None) -> Call | None:
+    """Return the last call of a turn; None where it has none. What stands in a thought, closed or not, calls nothing.
+
+    A fenced block calls where nothing follows it. A call that cannot be read says what is wrong with it. Without a
+    format both kinds of calls are found.
+    """
+    said = text.rpartition(_END_OF_THOUGHT)[2]
+    if _THOUGHT in said:
+        return None
+    call = _json_call(said) if call_format in ("tool_call", None) else None
+    return _fenced_call(said) if call is None and call_format in ("fenced", None) else call
+
+
+def _json_call(said: str) -> Call | None:
+    _, mark, rest = said.rpartition(_OPEN)
+    if not mark:
+        return None
+    content, is_closed, _ = rest.partition(_CLOSE)
+    if not is_closed:
+        return Call("", error=f"The call does not end with {_CLOSE}. {_ACCEPTED}")
+    try:
+        call = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        reason = str(error)[:_MAX_SHOWN_CHARACTERS]
+        return Call("", error=f"The call is not valid JSON ({reason}). {_ACCEPTED}")
+    match call:
+        case {"name": str(name), "arguments": dict(arguments)}:
+            return Call(name, arguments)
+    return Call("", error=f'The call needs a "name" that is text and "arguments" that are an object. {_ACCEPTED}')
+
+
+def _fenced_call(said: str) -> Call | None:
+    lines = said.rstrip().split("\n")
+    opening, blocks = None, []
+    for number, line in enumerate(lines):
+        if opening is None and line.startswith(FENCE):
+            opening = number
+        elif opening is not None and line.rstrip() == FENCE:
+            blocks.append((opening, number))
+            opening = None
+    if opening == len(lines) - 1 and lines[opening].rstrip() == FENCE:
+        return Call("", error=_LABEL_IS_MISSING)
+    if not blocks or blocks[-1][1] != len(lines) - 1:
+        return None
+    start, stop = blocks[-1]
+    label = lines[start].removeprefix(FENCE).strip()
+    return Call(label, block="\n".join(lines[start + 1 : stop]), error="" if label else _LABEL_IS_MISSING)
+
+
+def as_fenced_output(text: str) -> str:
+    """Return the fenced block with which an environment answers a fenced call."""
+    return f"{FENCE}{OUTPUT}\n{text}\n{FENCE}\n"
+
+
+def split_outputs(text: str) -> list[tuple[str, bool]]:
+    """Return a worked solution as parts, each with whether an environment wrote it: the output after a fenced call."""
+    parts = [(part, number % 2 == 1) for number, part in enumerate(_OUTPUT.split(text))]
+    return [(part, is_output) for part, is_output in parts if part]
+
+
+def output_text(block: str) -> str:
+    """Return what is between the fences of a block of output."""
+    return block.partition("\n")[2].rstrip("\n").removesuffix(FENCE).removesuffix("\n")
+
+
+def as_tool_call(turn: str, functions: Mapping[str, Function]) -> str:
+    """Return a turn that ends in a fenced call with the call in JSON; CallError where it calls none of the functions.
+
+    The block is the first argument of its function.
+    """
+    call = find_call(turn, "fenced")
+    function = functions.get(call.name) if call else None
+    if call is None or function is None or not function.arguments:
+        what = f'"{call.name}"' if call else "nothing"
+        raise CallError(f"calls {what}; functions that take a block: {', '.join(functions) or 'none'}")
+    before = turn[: turn.rindex(f"{FENCE}{call.name}")].rstrip("\n")
+    made = json.dumps(
+        {"name": call.name, "arguments": {next(iter(function.arguments)): call.block}}, ensure_ascii=False
+    )
+    return "\n".join([*([before] if before else []), _OPEN, made, _CLOSE])

@@ -1,0 +1,139 @@
+"""The calculator: exact arithmetic, and nothing but arithmetic."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.environments.calculator import Calculator, value_of, written
+from components.environments.environment import Observation
+from components.shared.tools import CallError, ToolsConfig
+from tests import tiny
+
+
+def _calculator(call_format: str | None = "fenced", **arguments: object) -> Calculator:
+    values = {"environment": "calculator", "call_format": call_format, "arguments": arguments}
+    calculator = Calculator(ToolsConfig.model_validate(values))
+    calculator.reset(tiny.PROBLEMS[0])
+    return calculator
+
+
+def _computed(expression: str) -> str:
+    return _calculator().step(f"```calculator\n{expression}\n```\n").text
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("37*48", "1776"),
+        (" ( 1 + 2 ) * 3 - -4 ", "13"),
+        ("2+3*4", "14"),
+        ("-2**2", "-4"),
+        ("2**3**2", "512"),
+        ("2**-1", "0.5"),
+        ("(-8)**3", "-512"),
+        ("7//2", "3"),
+        ("-7//2", "-4"),
+        ("-7%3", "2"),
+        ("7.5%2", "1.5"),
+        ("0.1+0.2", "0.3"),
+        (".5+1.", "1.5"),
+        ("1/3", "0.3333333333"),
+        ("-2/3", "-0.6666666667"),
+        ("1/10**20", "1e-20"),
+        ("0**0", "1"),
+        ("(-1)**1000000001", "-1"),
+        ("1**(10**30)", "1"),
+        ("12345678901234567890*98765432109876543210", "1219326311370217952237463801111263526900"),
+        ("1+1\n\n2*3", "2\n6"),
+        ("(" * 40 + "1" + ")" * 40, "1"),
+    ],
+)
+def test_an_expression_has_its_exact_value(expression: str, value: str) -> None:
+    """As text; a long fraction is rounded to its last decimal."""
+    assert _computed(expression) == value
+
+
+@pytest.mark.parametrize(
+    ("expression", "error"),
+    [
+        ("1/0", "division by zero"),
+        ("0**-1", "division by zero"),
+        ("5%(2-2)", "division by zero"),
+        ("2**0.5", "an exponent has to be a whole number"),
+        ("9**9**9", "the number is too large"),
+        ("(1/2)**99999", "the number is too large"),
+        ("*".join(["9999999999"] * 45), ""),
+        ("(10**1000)*(10**1000)*(10**1000)*(10**1000)", "the number is too large"),
+        ("1+", "a number is missing at the end"),
+        ("(1+2", 'a ")" is missing'),
+        ("1)", '")" is unexpected'),
+        ("1 2", '"2" is unexpected'),
+        ("*3", 'a number is missing before "*"'),
+        ("1,776+1", '",776+1" cannot be read; accepted: numbers, + - * / // % ** and parentheses'),
+        ("__import__('os')", "\"__import__('os')\" cannot be read"),
+        ("3^2", '"^2" cannot be read'),
+        ("", "there are 0 lines; accepted: 1 to 20"),
+        ("1\n" * 21, "there are 21 lines"),
+        ("1+" * 300 + "1", "the expression is longer than 500 characters"),
+        ("(" * 200 + "1", "the expression is nested more than 50 times"),
+        ("-" * 200 + "1", "the expression is nested more than 50 times"),
+    ],
+)
+def test_what_has_no_value_says_why(expression: str, error: str) -> None:
+    """In words for the model."""
+    text = _computed(expression)
+    assert text.startswith(f"Error: {error}") == bool(error)
+
+
+@given(
+    st.recursive(
+        st.integers(0, 999).map(str),
+        lambda inner: st.tuples(inner, st.sampled_from(["+", "-", "*", "//", "%"]), inner).map(
+            lambda parts: f"({parts[0]}{parts[1]}{parts[2]})"
+        ),
+        max_leaves=8,
+    )
+)
+def test_whole_numbers_have_the_value_that_python_gives_them(expression: str) -> None:
+    """Division by zero included."""
+    try:
+        expected = Fraction(eval(expression))
+    except ZeroDivisionError:
+        with pytest.raises(CallError, match="division by zero"):
+            value_of(expression)
+        return
+    assert value_of(expression) == expected
+
+
+@given(st.fractions(max_denominator=10**6), st.integers(0, 12))
+def test_a_number_is_written_to_its_last_decimal(value: Fraction, decimals: int) -> None:
+    """No further from it than half of that."""
+    assert abs(Fraction(written(value, decimals)) - value) <= Fraction(1, 2 * 10**decimals)
+
+
+def test_a_turn_without_a_call_ends_the_trajectory() -> None:
+    """A call of another tool, or one that cannot be read, does not."""
+    calculator = _calculator()
+    assert calculator.step("#### 1776") == Observation(done=True)
+    assert calculator.step("```python\n1\n```\n").text == 'There is no tool "python"; the tool is "calculator".'
+    assert calculator.step("```\n1\n```\n").text.startswith("A block that calls a tool begins with")
+
+
+def test_calls_are_counted() -> None:
+    """A new trajectory has all of them again."""
+    calculator = _calculator(max_calls=1, decimals=2)
+    for _ in range(2):
+        calculator.reset(tiny.PROBLEMS[0])
+        assert calculator.step("```calculator\n2/3\n```\n").text == "0.67"
+        assert calculator.step("```calculator\n2/3\n```\n").text == "No calls are left; give the answer."
+
+
+def test_calls_in_json_are_answered() -> None:
+    """With the name of the argument that is missing, where it is."""
+    calculator = _calculator("tool_call")
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"%s": "6*7"}}\n</tool_call>'
+    assert calculator.step(call % "expression").text == "42"
+    assert calculator.step(call % "x").text == 'Error: `calculator` takes one argument, the text "expression".'
+    assert calculator.step("```calculator\n6*7\n```").done

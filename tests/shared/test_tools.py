@@ -1,0 +1,224 @@
+"""Tools: the keys that choose an environment, and calls as models write them."""
+
+from pathlib import Path
+
+import pytest
+
+from components.shared.config import problems
+from components.shared.lineage import file_digest
+from components.shared.model import ModelConfig
+from components.shared.tools import (
+    Call,
+    CallError,
+    Function,
+    FunctionArgument,
+    ToolsConfig,
+    as_tool_call,
+    environment_materials,
+    find_call,
+    output_text,
+    split_outputs,
+)
+
+FENCED = "Multiply.\n```calculator\n37*48\n```\n"
+SOLUTION = FENCED + "```output\n1776\n```\n#### 1776"
+
+
+def _json(content: str) -> str:
+    return f"Multiply.\n<tool_call>\n{content}\n</tool_call>"
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n"])
+def test_a_block_at_the_end_of_a_turn_is_a_call(end: str) -> None:
+    """Whether a stop text or an end token ended the turn."""
+    assert find_call(FENCED.rstrip("\n") + end, "fenced") == Call("calculator", block="37*48")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#### 2",
+        "",
+        FENCED + "So it is 1776.",
+        "```calculator\n1+1\n",
+        "```calculator 1+1```",
+        "<think>\n" + FENCED + "</think>\nIt is 1776.",
+    ],
+)
+def test_what_is_no_block_at_the_end_calls_nothing(text: str) -> None:
+    """An open block, text behind it, or one in a thought."""
+    assert find_call(text, "fenced") is None
+
+
+def test_the_last_of_several_blocks_is_the_call() -> None:
+    """With the text of its lines as they are, backticks included."""
+    text = "```text\na table\n```\nNow:\n```python\n\nx = '```'\n    print(x)\n```\n"
+    assert find_call(text, "fenced") == Call("python", block="\nx = '```'\n    print(x)")
+
+
+@pytest.mark.parametrize("text", ["```\n1+1\n```\n", "Let me see:\n```\n"])
+def test_a_block_without_a_name_says_what_is_missing(text: str) -> None:
+    """It ended the turn, so the model has to be answered."""
+    call = find_call(text, "fenced")
+    assert call is not None
+    assert call.error == "A block that calls a tool begins with three backticks and the name of the tool."
+
+
+def test_the_last_call_in_json_is_found() -> None:
+    """Wherever it stands but in a thought."""
+    first = '{"name": "search", "arguments": {"query": "a"}}'
+    last = '{"name": "calculator", "arguments": {"expression": "37*48"}}'
+    expected = Call("calculator", {"expression": "37*48"})
+    assert find_call(_json(first) + _json(last) + "\nSo.", "tool_call") == expected
+    assert find_call(f"<think>{_json(first)}</think>{_json(last)}", "tool_call") == expected
+    assert find_call(f"<think>{_json(first)}</think>#### 3", "tool_call") is None
+    assert find_call(f"<think>a</think><think>{_json(first)}", "tool_call") is None
+    assert find_call(f"<think>\n{FENCED}", "fenced") is None
+    assert find_call(FENCED, "tool_call") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (_json("{'name': 1}"), "is not valid JSON (Expecting property name"),
+        (_json("[" * 100_000), "is not valid JSON"),
+        (_json("1" * 10_000), "is not valid JSON"),
+        (_json("[]"), 'needs a "name" that is text'),
+        (_json('{"name": "calculator", "arguments": "1+1"}'), '"arguments" that are an object'),
+        (_json('{"name": ["calculator"], "arguments": {}}'), 'needs a "name" that is text'),
+        (_json("{}").removesuffix("</tool_call>"), "does not end with </tool_call>"),
+    ],
+)
+def test_a_malformed_call_says_what_is_wrong_and_what_is_accepted(text: str, message: str) -> None:
+    """To the model, in a few words."""
+    call = find_call(text, "tool_call")
+    assert call is not None
+    assert message in call.error
+    assert call.error.endswith('Write {"name": NAME, "arguments": {...}} between <tool_call> and </tool_call>.')
+    assert len(call.error) < 400
+
+
+def test_without_a_format_both_kinds_are_found() -> None:
+    """That in JSON first; a message calls nothing."""
+    assert find_call(FENCED, None) == Call("calculator", block="37*48")
+    assert find_call(_json('{"name": "a", "arguments": {}}'), None) == Call("a")
+    assert find_call(FENCED, "message") is None
+
+
+def test_the_text_of_a_call_is_its_block_or_its_argument() -> None:
+    """Any other argument is an error that names the right one."""
+    assert Call("python", block="1").text("code") == "1"
+    assert Call("python", {"code": "2"}).text("code") == "2"
+    for arguments in ({"source": "2"}, {"code": 2}, {}):
+        with pytest.raises(CallError, match='takes one argument, the text "code"'):
+            Call("python", arguments).text("code")
+
+
+def test_a_solution_is_split_at_the_output_of_its_calls() -> None:
+    """Nothing is lost, and a block of output that follows no call is the model's."""
+    assert split_outputs(SOLUTION) == [(FENCED, False), ("```output\n1776\n```\n", True), ("#### 1776", False)]
+    several = FENCED + "```output\na\n\nb\n```\n" + FENCED + "```output\n```\nEnd"
+    assert [is_output for _, is_output in split_outputs(several)] == [False, True, False, True, False]
+    assert "".join(text for text, _ in split_outputs(several)) == several
+    assert [output_text(text) for text, is_output in split_outputs(several) if is_output] == ["a\n\nb", ""]
+    alone = "See:\n```output\n1\n```\n"
+    assert split_outputs(alone) == [(alone, False)]
+    assert split_outputs("") == []
+
+
+def test_a_fenced_call_is_written_in_json() -> None:
+    """With the block as the first argument of its function."""
+    functions = ToolsConfig(environment="calculator").known_functions
+    expected = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "37*48"}}\n</tool_call>'
+    assert as_tool_call(FENCED, functions) == f"Multiply.\n{expected}"
+    assert as_tool_call(FENCED.removeprefix("Multiply.\n"), functions) == expected
+    with pytest.raises(CallError, match='calls "python"; functions that take a block: calculator'):
+        as_tool_call("```python\n1\n```\n", functions)
+
+
+def test_a_function_is_shown_as_a_json_schema() -> None:
+    """In one order, whatever order its arguments were written in."""
+    arguments = {"unit": FunctionArgument(required=False), "city": FunctionArgument(description="Where.")}
+    function = Function(name="weather", description="Tells the weather.", arguments=arguments)
+    assert function.json_schema == {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Tells the weather.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "description": "Where."}, "unit": {"type": "string"}},
+                "required": ["city"],
+            },
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        (
+            {"environment": "calculater"},
+            "model.tools.environment: no such environment; accepted: calculator, python, search, feedback, "
+            "package.module:Class, got 'calculater'",
+        ),
+        (
+            {"environment": "python", "arguments": {"max_cals": 3}},
+            "model.tools.arguments.max_cals: no such argument of python; accepted: max_calls, max_output_characters",
+        ),
+        (
+            {"environment": "python", "arguments": {"max_calls": 0}},
+            "model.tools.arguments.max_calls: input should be greater than 0, got 0",
+        ),
+        ({"environment": "search"}, "model.tools.arguments.file: required key is missing"),
+        (
+            {"environment": "calculator", "functions": [{"name": "x"}]},
+            "model.tools: functions: calculator has its own; leave them out",
+        ),
+        (
+            {"environment": "feedback", "call_format": "fenced"},
+            "model.tools: call_format: feedback knows no calls; accepted: message, null",
+        ),
+        (
+            {"environment": "calculator", "call_format": "message"},
+            "model.tools: call_format: calculator answers calls; accepted: fenced, tool_call, null",
+        ),
+        (
+            {"environment": "feedback", "max_turns": 1},
+            "model.tools: arguments.num_tries: is more than max_turns",
+        ),
+        (
+            {"environment": "calculator", "call_format": "tool_call"},
+            "model: tools.call_format: tool_call is for chat templates; set chat, such as `chat: {}`",
+        ),
+        (
+            {"environment": "feedback", "arguments": {"answer": "boxed"}},
+            "model: tools.arguments.answer: is boxed, and answer is declared; set the same",
+        ),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(tools: dict[str, object], message: str) -> None:
+    """Before any file is read, by the name of the key."""
+    assert problems(ModelConfig, {"base": "x", "tools": tools}, name="model") == [message]
+
+
+def test_an_own_environment_has_its_own_arguments_and_functions() -> None:
+    """Nothing is known of them here."""
+    values = {"environment": "games.maze:Maze", "arguments": {"size": 3}, "functions": [{"name": "go"}]}
+    assert list(ToolsConfig.model_validate(values).known_functions) == ["go"]
+    whole = ToolsConfig.model_validate({"environment": "python", "arguments": {"max_calls": 3.0}})
+    assert repr(whole.arguments) == "{'max_calls': 3}"
+
+
+def test_lineage_has_the_files_that_decide_what_an_environment_answers(tmp_path: Path) -> None:
+    """Of an own class its module, of a search its documents; nothing for what is not there."""
+    documents = tmp_path / "documents.jsonl"
+    documents.write_text("{}", encoding="utf-8")
+    search = ToolsConfig(environment="search", arguments={"file": str(documents)})
+    (material,) = environment_materials(search).values()
+    assert (material.sha256, material.size_bytes) == (file_digest(documents), 2)
+    own = environment_materials(ToolsConfig(environment="tests.environments.own:Counting"))
+    assert list(own) == ["tests.environments.own:Counting"]
+    documents.unlink()
+    for tools in (search, ToolsConfig(environment="no_such.module:Any"), ToolsConfig(environment="calculator"), None):
+        assert environment_materials(tools) == {}
