@@ -40,7 +40,7 @@ from components.rollout.vllm.servers import INITIAL_VERSION, ServerLostError, Vl
 from components.shared.config import validate
 from components.shared.environment import JOB_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
-from components.shared.model import weights_folder
+from components.shared.model import has_tools, weights_folder
 from components.shared.progress import say
 from components.shared.stage import keep_files_in_group
 
@@ -59,12 +59,18 @@ _KILL_S = 5.0
 
 @contextmanager
 def vllm_servers(
-    checkpoint: Path, config: ServersConfig, *, dtype: SamplerDtype, logs: Path, lora: LoraConfig | None = None
+    checkpoint: Path,
+    config: ServersConfig,
+    *,
+    dtype: SamplerDtype,
+    logs: Path,
+    lora: LoraConfig | None = None,
+    has_tokenizer: bool = False,
 ) -> Iterator[list[str]]:
     """Run servers of the policy in `checkpoint` while the block runs; yield their URLs.
 
     Each prints to a file of its own in `logs`. One that ends or fails meanwhile is restarted, at the same URL and with
-    the weights of `checkpoint`.
+    the weights of `checkpoint`. Only servers with a tokenizer can stop at texts.
 
     Raises:
         PipelineError: A server does not start; with the end of its output.
@@ -73,7 +79,7 @@ def vllm_servers(
     logs.mkdir(parents=True, exist_ok=True)
     servers = [
         ServerProcess(
-            _command(checkpoint, config, dtype, devices, lora, number=number),
+            _command(checkpoint, config, dtype, devices, lora, number=number, has_tokenizer=has_tokenizer),
             logs / f"vllm-{number}.log",
             functools.partial(_environment, config, devices),
         )
@@ -295,12 +301,14 @@ def _command(
     lora: LoraConfig | None,
     *,
     number: int,
+    has_tokenizer: bool,
 ) -> list[str]:
     """Return the command of the server with this number, without its address."""
     if config.synchronise == "adapters" and lora is not None:
         lora = with_named_targets(lora, load_without_weights(checkpoint).model)
+    gpu_seed = None if devices is None else number
     arguments: dict[str, Any] = {
-        **engine_arguments(config, dtype, lora, gpu_seed=None if devices is None else number),
+        **engine_arguments(config, dtype, lora, gpu_seed=gpu_seed, has_tokenizer=has_tokenizer),
         "model": str(checkpoint),
         "tensor_parallel_size": 1 if devices is None else len(devices.split(",")),
         "disable_uvicorn_access_log": True,
@@ -334,7 +342,10 @@ def serve_in_pod() -> None:
     lora = engine["lora"] and LoraConfig.model_validate(engine["lora"])
     dtype: SamplerDtype = job.config["sampler"]["dtype"] or ("bfloat16" if engine["precision"] == "bf16" else "float32")
     number = zlib.crc32(socket.gethostname().encode())  # each pod has a name of its own
-    command = _command(weights_folder(Path(job.folders["reference"])), config, dtype, devices, lora, number=number)
+    reference = Path(job.folders["reference"])
+    command = _command(
+        weights_folder(reference), config, dtype, devices, lora, number=number, has_tokenizer=has_tools(reference)
+    )
     variables = _environment(config, devices, tempfile.mkdtemp(prefix="vllm-"))
     os.execve(command[0], [*command, "--host=0.0.0.0", f"--port={SERVER_PORT}"], variables)
 

@@ -136,7 +136,7 @@ class _SharedPrefixAttention(torch.autograd.Function):
         completions, prompts = layout.completions, layout.prompts
         if layout.shared.query_bounds[-1]:
             shared = attend(q_THD[completions], k_THD[prompts], v_THD[prompts], layout.shared, scale)
-            _join_softmaxes(out_THD[completions], lse_TH[completions], *shared)
+            join_softmaxes(out_THD[completions], lse_TH[completions], *shared)
         ctx.save_for_backward(q_THD, k_THD, v_THD, out_THD, lse_TH)
         ctx.layout, ctx.scale = layout, scale
         return out_THD
@@ -156,7 +156,7 @@ class _SharedPrefixAttention(torch.autograd.Function):
         return *grads, None, None
 
 
-def _join_softmaxes(out_THD: Tensor, lse_TH: Tensor, other_out_THD: Tensor, other_lse_TH: Tensor) -> None:
+def join_softmaxes(out_THD: Tensor, lse_TH: Tensor, other_out_THD: Tensor, other_lse_TH: Tensor) -> None:
     """Make `out` and `lse` those of the softmax over both sets of keys, in place."""
     joined_TH = torch.logaddexp(lse_TH, other_lse_TH)
     weight_TH1, other_TH1 = ((part - joined_TH).exp()[..., None] for part in (lse_TH, other_lse_TH))

@@ -1,5 +1,6 @@
 """Model checkpoints: Hugging Face folders, with the prompt that the model was trained on beside the weights."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ from components.shared.problem import Problem
 
 _END_OF_PROMPT = 16
 """Tokens at the end of a prompt that `<think>` and a line break after it take at most."""
+_CUT = "..."
+"""After the beginning of an observation that was too long."""
+_MAX_CHARACTERS_PER_TOKEN = 16
+"""Of an observation: what is longer is cut before its tokens are counted."""
 
 
 @dataclass(frozen=True)
@@ -81,20 +86,55 @@ class Checkpoint:
         """
         return (*self._begin, *self.encode(self.format.prompt(question, source)))
 
+    def observation_ids(self, text: str, *, ended: bool) -> tuple[int, ...]:
+        """Return the tokens that the model reads after a turn: the answer of its environment, up to where it writes.
+
+        Of an answer that is too long, the end is left out (`tools.max_observation_tokens`); what a template puts around
+        it stays whole. No text of an environment becomes a special token.
+        """
+        assert self.config.tools is not None
+        limit = self.config.tools.max_observation_tokens
+        # Some tokenizers list only those with a role, such as the end of a text, and not all that frame messages.
+        marked = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        for token in sorted(marked.union(self.tokenizer.all_special_tokens)):
+            text = text.replace(token, f"{token[:1]} {token[1:]}")
+
+        def first(num_characters: int) -> tuple[int, ...]:
+            shown = text if num_characters >= len(text) else text[:num_characters] + _CUT
+            return self.encode(self.format.observation(shown, ended=ended))
+
+        longest = min(len(text), _MAX_CHARACTERS_PER_TOKEN * limit)
+        ids = first(longest)
+        if len(ids) <= limit:
+            return ids
+        # A longer text has more tokens, by and large; the shortest has those of the template at least.
+        return first(max(0, bisect_right(range(longest), limit, key=lambda number: len(first(number))) - 1))
+
     def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
         """Tell whether a prompt ends in `<think>`, so that what follows begins inside a thought."""
         text: str = self.tokenizer.decode(list(prompt_ids[-_END_OF_PROMPT:]))
         return text.rstrip().endswith("<think>")
 
     def examples(self, problems: Sequence[Problem]) -> list[TokenSequence]:
-        """Return each problem with its solution and an end token: the targets of fine-tuning."""
+        """Return each problem with its solution and an end token: the targets of fine-tuning.
+
+        Every turn and every answer of an environment is tokenised by itself, as it is when a model acts.
+        """
         prompts = self._encode([self.format.prompt(problem.question, problem.source) for problem in problems])
-        solutions = self._encode([self.format.response(problem) for problem in problems])
-        begin = self._begin
-        return [
-            TokenSequence((*begin, *prompt), (*solution, self.end_ids[0]))
-            for prompt, solution in zip(prompts, solutions, strict=True)
-        ]
+        parts_B = [self.format.response_parts(problem) for problem in problems]
+        tokens = iter(self._encode([text for parts in parts_B for text, _ in parts]))
+        begin, examples = self._begin, []
+        for prompt, parts in zip(prompts, parts_B, strict=True):
+            ids: list[int] = []
+            environment: list[tuple[int, int]] = []
+            for _, is_of_environment in parts:
+                start = len(ids)
+                ids += next(tokens)
+                if is_of_environment:
+                    environment.append((start, len(ids)))
+            completion_ids = (*ids, self.end_ids[0])
+            examples.append(TokenSequence((*begin, *prompt), completion_ids, tuple(environment)))
+        return examples
 
     @property
     def _begin(self) -> tuple[int, ...]:

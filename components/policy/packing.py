@@ -1,9 +1,10 @@
 """Prompts with their completions as tokens, packed into micro-batches without padding and sharded over processes.
 
 Shape suffixes (a capital per axis, valid in this package):
-    T  tokens of a micro-batch, end to end     N  completion tokens of a micro-batch, all sequences end to end
-    B  sequences of the optimizer step, M  their completion tokens, end to end
-Only completion tokens carry a loss, so everything after the model itself is N long.
+    T  tokens of a micro-batch, end to end     N  sampled tokens of a micro-batch, all sequences end to end
+    B  sequences of the optimizer step, M  their sampled tokens, end to end
+Only what a model sampled carries a loss, neither its prompt nor what an environment wrote between its turns: everything
+after the model itself is N long.
 """
 
 from collections.abc import Sequence
@@ -19,31 +20,55 @@ from components.policy.parallel import Ranks
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """A prompt and what follows it; the completion includes its end token where it has one."""
+    """A prompt and what follows it; the completion includes its end tokens where it has some."""
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
+    environment: tuple[tuple[int, int], ...] = ()
+    """Which tokens of the completion an environment wrote, as bounds [start, stop) in ascending order: the model reads
+    them, and no loss, log-probability or length counts them. All others were sampled."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
 
+    @property
+    def sampled_places(self) -> list[int]:
+        """The places in the completion of the tokens that were sampled."""
+        stops = (0, *(stop for _, stop in self.environment))
+        starts = (*(start for start, _ in self.environment), len(self.completion_ids))
+        return [place for stop, start in zip(stops, starts, strict=True) for place in range(stop, start)]
+
+    @property
+    def sampled_ids(self) -> tuple[int, ...]:
+        """The tokens of the completion that were sampled."""
+        return tuple(self.completion_ids[place] for place in self.sampled_places)
+
+    def length_to(self, num_sampled: int) -> int:
+        """Return how many tokens the completion has up to and including so many sampled ones, at least one."""
+        return self.sampled_places[num_sampled - 1] + 1
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens of the completion were sampled."""
+        return len(self.completion_ids) - sum(stop - start for start, stop in self.environment)
+
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Sequences laid end to end, each prompt once, and where the completion tokens are predicted."""
+    """Sequences laid end to end, each prompt once, and where the sampled tokens are predicted."""
 
     input_ids_T: Tensor
     position_ids_T: Tensor
     """The place of each token in its own sequence."""
     layout: PackedLayout
     source_N: Tensor
-    """The place in the row whose output predicts each completion token: that of the token before it."""
+    """The place in the row whose output predicts each sampled token: that of the token before it."""
     target_N: Tensor
-    """The completion tokens themselves."""
+    """The sampled tokens themselves."""
     sequence_N: Tensor
-    """The index of the sequence that each completion token belongs to."""
+    """The index of the sequence that each sampled token belongs to."""
     token_N: Tensor
-    """The place of each completion token among those of all sequences, laid end to end in their own order (M)."""
+    """The place of each sampled token among those of all sequences, laid end to end in their own order (M)."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +115,11 @@ def pack(
     parts: list[_Group] = []
     for group in groups:
         members = list(group.completions.items())
-        bins = _first_fit_decreasing([len(ids) for _, ids in members], max_tokens - len(group.prompt_ids))
+        lengths = [len(sequence.completion_ids) for _, sequence in members]
+        bins = _first_fit_decreasing(lengths, max_tokens - len(group.prompt_ids))
         parts += [_Group(group.prompt_ids, dict(members[place] for place in sorted(bin_))) for bin_ in bins]
     rows = _first_fit_decreasing([part.num_tokens for part in parts], max_tokens)
-    offsets = list(accumulate((len(sequence.completion_ids) for sequence in sequences), initial=0))
+    offsets = list(accumulate((sequence.num_sampled for sequence in sequences), initial=0))
     return [_pack_row([parts[index] for index in row], offsets, device) for row in rows]
 
 
@@ -102,16 +128,16 @@ class _Group:
     """Completions that share a prompt, by the index of their sequence."""
 
     prompt_ids: tuple[int, ...]
-    completions: dict[int, tuple[int, ...]]
+    completions: dict[int, TokenSequence]
 
     @property
     def num_tokens(self) -> int:
-        return len(self.prompt_ids) + sum(map(len, self.completions.values()))
+        return len(self.prompt_ids) + sum(len(each.completion_ids) for each in self.completions.values())
 
 
 def _groups(sequences: Sequence[TokenSequence], indices: Sequence[int]) -> list[_Group]:
     by_prompt = groupby(indices, key=lambda index: sequences[index].prompt_ids)
-    return [_Group(prompt, {index: sequences[index].completion_ids for index in each}) for prompt, each in by_prompt]
+    return [_Group(prompt, {index: sequences[index] for index in each}) for prompt, each in by_prompt]
 
 
 def _balanced_shards(sequences: Sequence[TokenSequence], indices: Sequence[int], num_shards: int) -> list[list[int]]:
@@ -155,11 +181,12 @@ def _pack_row(groups: Sequence[_Group], offsets: Sequence[int], device: torch.de
         positions.extend(range(position, position + len(tokens)))
         bounds.append(len(ids))
 
-    def predict(index: int, completion: Sequence[int], *, first_source: int) -> None:
+    def predict(index: int, sequence: TokenSequence, *, first_source: int) -> None:
         """Note where a completion that ends the row is predicted: each token but its first by the one before."""
-        sources = [first_source, *range(len(ids) - len(completion), len(ids) - 1)]
-        tokens = range(offsets[index], offsets[index + 1])
-        predictions.extend(zip(sources, completion, [index] * len(tokens), tokens, strict=True))
+        start = len(ids) - len(sequence.completion_ids)
+        places, tokens = sequence.sampled_places, range(offsets[index], offsets[index + 1])
+        sources = [start + place - 1 if place else first_source for place in places]
+        predictions.extend(zip(sources, sequence.sampled_ids, [index] * len(tokens), tokens, strict=True))
 
     shared = [group for group in groups if len(group.completions) > 1]
     for group in shared:
@@ -167,14 +194,14 @@ def _pack_row(groups: Sequence[_Group], offsets: Sequence[int], device: torch.de
     prompt_bounds = tuple(bounds)
     branch_bounds = [0]
     for group, prompt_stop in zip(shared, prompt_bounds[1:], strict=True):
-        for index, completion in sorted(group.completions.items(), key=lambda item: len(item[1])):
-            append(completion, position=len(group.prompt_ids))
-            predict(index, completion, first_source=prompt_stop - 1)
+        for index, sequence in sorted(group.completions.items(), key=lambda item: len(item[1])):
+            append(sequence.completion_ids, position=len(group.prompt_ids))
+            predict(index, sequence, first_source=prompt_stop - 1)
         branch_bounds.append(len(ids) - prompt_bounds[-1])
     for group in sorted((each for each in groups if len(each.completions) == 1), key=lambda group: group.num_tokens):
-        ((index, completion),) = group.completions.items()
-        append(group.prompt_ids + completion, position=0)
-        predict(index, completion, first_source=len(ids) - len(completion) - 1)
+        ((index, sequence),) = group.completions.items()
+        append(group.prompt_ids + sequence.completion_ids, position=0)
+        predict(index, sequence, first_source=len(ids) - len(sequence.completion_ids) - 1)
     layout = PackedLayout(
         own=Segments(tuple(bounds), tuple(bounds), causal=True),
         shared=Segments(tuple(branch_bounds), prompt_bounds, causal=False),

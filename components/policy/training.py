@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -203,13 +204,13 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]], columns: Sequence[str] = ()) -> None:
-    """Write steps.jsonl and curves.csv; all rows have the same columns, None where nothing was measured.
+    """Write steps.jsonl and curves.csv, None and an empty field where nothing was measured.
 
     Without a row the `columns` are those of the header.
     """
     jsonl.write_rows(folder / "steps.jsonl", (dict(row) for row in rows))
     with (folder / "curves.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0] if rows else columns), lineterminator="\n")
+        writer = csv.DictWriter(file, fieldnames=dict.fromkeys(chain(*rows)) if rows else columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

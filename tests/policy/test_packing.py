@@ -1,4 +1,6 @@
 from collections import Counter
+from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
@@ -10,7 +12,11 @@ from components.policy.parallel import Ranks
 from tests import tiny
 
 CPU = torch.device("cpu")
-GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=1, max_size=5)), max_size=6)
+TURNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=3).filter(
+    lambda turns: any(sampled for _, sampled in turns)
+)
+"""Tokens of a completion: those of an environment and sampled ones, in turns."""
+GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(TURNS, min_size=1, max_size=5)), max_size=6)
 """For each group the tokens of its prompt and of each completion."""
 
 
@@ -26,6 +32,22 @@ def _sequences(sizes: list[tuple[int, list[int]]]) -> list[TokenSequence]:
     return sequences
 
 
+def _trajectories(sizes: list[tuple[int, list[list[tuple[int, int]]]]]) -> list[TokenSequence]:
+    """The same, with tokens of an environment between sampled ones."""
+    turns_B = [turns for _, completions in sizes for turns in completions]
+    sequences = _sequences([(prompt, [sum(map(sum, turns)) for turns in each]) for prompt, each in sizes])
+    trajectories = []
+    for sequence, turns in zip(sequences, turns_B, strict=True):
+        stops = list(accumulate(tokens for turn in turns for tokens in turn))
+        starts = [0, *stops]
+        trajectories.append(replace(sequence, environment=tuple(zip(starts[::2], stops[::2], strict=False))))
+    return trajectories
+
+
+def _is_sampled(sequence: TokenSequence, place: int) -> bool:
+    return not any(start <= place < stop for start, stop in sequence.environment)
+
+
 def _context(batch: MicroBatch, place: int) -> list[int]:
     """The tokens that the token at a place of the row sees, by the layout: of its prompt, then of its own segment."""
     own, shared, ids = batch.layout.own, batch.layout.shared, batch.input_ids_T.tolist()
@@ -39,13 +61,15 @@ def _context(batch: MicroBatch, place: int) -> list[int]:
 
 
 @given(GROUPS, st.integers(1, 60))
-def test_packing_keeps_contexts_limits_and_prompts(sizes: list[tuple[int, list[int]]], max_tokens: int) -> None:
-    """Each completion token is predicted once, at the token before it, which sees its prompt and what precedes.
+def test_packing_keeps_contexts_limits_and_prompts(
+    sizes: list[tuple[int, list[list[tuple[int, int]]]]], max_tokens: int
+) -> None:
+    """Each sampled token is predicted once, at the token before it, which sees its prompt and what precedes.
 
-    No micro-batch exceeds the limit unless it is a single sequence, and no token is repeated or padding but for the
-    prompts of groups that alone exceed the limit.
+    What an environment wrote is seen like all the rest, and not predicted. No micro-batch exceeds the limit unless it
+    is a single sequence, and no token is repeated or padding but for the prompts of groups that alone exceed the limit.
     """
-    sequences = _sequences(sizes)
+    sequences = _trajectories(sizes)
     targets = {}
     counts: Counter[int] = Counter()
     for batch in pack(sequences, max_tokens=max_tokens, device=CPU):
@@ -59,13 +83,43 @@ def test_packing_keeps_contexts_limits_and_prompts(sizes: list[tuple[int, list[i
         assert batch.layout.longest == int(batch.position_ids_T.max()) + 1
         assert len(batch.input_ids_T) <= max_tokens or len(batch.sequence_N.unique()) == 1
         counts.update(batch.input_ids_T.tolist())
-    assert targets == dict(enumerate(token for each in sequences for token in each.completion_ids))
+    sampled = [
+        token for each in sequences for place, token in enumerate(each.completion_ids) if _is_sampled(each, place)
+    ]
+    assert targets == dict(enumerate(sampled))
     assert counts.keys() == {token for each in sequences for token in (*each.prompt_ids, *each.completion_ids)}
     lengths = Counter({each.prompt_ids: len(each.prompt_ids) for each in sequences})
     for each in sequences:
         lengths[each.prompt_ids] += len(each.completion_ids)
     split = {token for prompt, length in lengths.items() if length > max_tokens for token in prompt}
     assert all(count == 1 for token, count in counts.items() if token not in split)
+
+
+@given(TURNS)
+def test_a_sequence_tells_sampled_tokens_from_those_of_an_environment(turns: list[tuple[int, int]]) -> None:
+    """Every token is one or the other, in the order of the completion."""
+    (sequence,) = _trajectories([(1, [turns])])
+    places = [place for place in range(len(sequence.completion_ids)) if _is_sampled(sequence, place)]
+    assert sequence.sampled_places == places
+    assert sequence.sampled_ids == tuple(sequence.completion_ids[place] for place in places)
+    assert sequence.num_sampled == len(places) == sum(sampled for _, sampled in turns)
+    assert [sequence.length_to(number) for number in range(1, len(places) + 1)] == [place + 1 for place in places]
+
+
+def test_trajectories_are_predicted_where_they_were_sampled() -> None:
+    """By hand: 1 2 | 3 [4 5] 6 and 1 2 | [7] 8 9 share a prompt, and 10 | 11 [12] 13 [14] is alone behind them."""
+    sequences = [
+        TokenSequence((1, 2), (3, 4, 5, 6), ((1, 3),)),
+        TokenSequence((1, 2), (7, 8, 9), ((0, 1),)),
+        TokenSequence((10,), (11, 12, 13, 14), ((1, 2), (3, 4))),
+    ]
+    (batch,) = tiny.batches(sequences, 100)
+    assert batch.input_ids_T.tolist() == [1, 2, 7, 8, 9, 3, 4, 5, 6, 10, 11, 12, 13, 14]
+    assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 0, 1, 2, 3, 4]
+    assert batch.target_N.tolist() == [8, 9, 3, 6, 11, 13]
+    assert batch.source_N.tolist() == [2, 3, 1, 7, 9, 11]
+    assert batch.sequence_N.tolist() == [1, 1, 0, 0, 2, 2]
+    assert batch.token_N.tolist() == [2, 3, 0, 1, 4, 5]
 
 
 def test_a_group_that_is_too_long_is_split_with_its_prompt() -> None:

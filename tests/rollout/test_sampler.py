@@ -1,5 +1,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,13 +9,14 @@ from scipy.stats import chisquare
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
-from components.grading.verifier import Verdict, Verifier
+from components.grading.verifier import Reason, Verdict, Verifier
 from components.policy.checkpoint import Checkpoint
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
-from components.rollout import transformers_sampler
-from components.rollout.sampler import Completion, Sampling, grade_completions
-from components.rollout.transformers_sampler import GroupCache, TransformersSampler, inverse_cdf
+from components.rollout import decoding
+from components.rollout.decoding import GroupCache, inverse_cdf
+from components.rollout.sampler import Completion, Sampling, Turn, grade_completions
+from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
@@ -251,7 +253,7 @@ def test_sums_by_matrix_product_give_the_same_samples(monkeypatch: pytest.Monkey
     weights_RV = torch.rand(300, 5000, generator=generator)
     uniform_R = torch.rand(300, dtype=torch.float64, generator=generator)
     expected_R = inverse_cdf(weights_RV, uniform_R)
-    monkeypatch.setattr(transformers_sampler, "cumulative_sum", transformers_sampler.cumulative_sum_by_product)
+    monkeypatch.setattr(decoding, "cumulative_sum", decoding.cumulative_sum_by_product)
     assert torch.equal(inverse_cdf(weights_RV, uniform_R), expected_R)
 
 
@@ -289,6 +291,26 @@ def test_completions_are_graded_in_order_and_truncated_ones_are_wrong(verify: Ve
     assert "truncated" in grades[1].reason
     with pytest.raises(ValueError, match="zip"):
         grade_completions(verify, problems[:1], completions, AnswerPolicy.DECLARED)
+
+
+def test_what_an_environment_failed_in_is_unscorable_whatever_its_text(verify: Verifier) -> None:
+    """With the failure as its detail, and not truncated; the last turn of another one is graded alone."""
+    tokens, turns = TokenSequence((1,), (2,)), (Turn(1, "#### 9", "no"), Turn(2, "#### 12"))
+    failed = Completion(tokens, (-0.5,), "#### 12", finished=True, turns=turns, failure="no answer within 10 s")
+    again = Completion(tokens, (-0.5,), "#### 9 no #### 12", finished=True, turns=turns)
+    cut = Completion(tokens, (-0.5,), "#### 9 no #### 12", finished=False, turns=turns)
+    grades = grade_completions(verify, [_problem("12")] * 3, [failed, again, cut], AnswerPolicy.DECLARED)
+    assert [grade.verdict for grade in grades] == [Verdict.UNSCORABLE, Verdict.RIGHT, Verdict.WRONG]
+    assert [each.truncated for each in (failed, again, cut)] == [False, False, True]
+    assert (grades[0].reason, grades[0].detail) == (Reason.ENVIRONMENT, "no answer within 10 s")
+    bare = replace(again, text="#### 12", turns=turns[1:])
+    assert [each.is_worked(AnswerPolicy.DECLARED) for each in (again, bare)] == [True, False]
+    unanswered = replace(again, turns=(*turns, Turn(3, "so")))
+    assert not unanswered.is_worked(AnswerPolicy.DECLARED)
+    assert again.turn_records() == [
+        {"text": "#### 9", "observation": "no", "rewards": {}},
+        {"text": "#### 12", "observation": "", "rewards": {}},
+    ]
 
 
 def _problem(answer: str) -> Problem:

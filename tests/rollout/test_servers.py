@@ -17,25 +17,9 @@ from components.rollout.vllm.verification import StaleWeightsError
 from components.shared.errors import PipelineError, RetryableError
 from tests import tiny
 from tests.rollout.fake_vllm import FakeVllm
-from tests.rollout.vllm_policies import sampler, servers_config
+from tests.rollout.vllm_policies import Words, sampler, servers_config
 
 QUESTIONS = [f"Question {number}?" for number in range(12)]
-
-
-class _Words:
-    """A policy whose tokens are the letters of the prompt."""
-
-    end_ids = (1,)
-    device = torch.device("cpu")
-
-    def prompt_ids(self, question: str, source: str) -> tuple[int, ...]:
-        return tuple(question.encode())
-
-    def opens_thought(self, prompt_ids: object) -> bool:
-        return False
-
-    def decode(self, ids: object) -> str:
-        return str(ids)
 
 
 @pytest.fixture
@@ -61,7 +45,7 @@ def _client(*urls: str, request_s: float = 10, lost_s: float = 10) -> VllmServer
 def _drawn(client: VllmServers, questions: list[str] = QUESTIONS, seed: int = 1) -> list[tuple[int, ...]]:
     """The completions' tokens, one group after the other."""
     sampling = Sampling(num_samples=3, temperature=0.7, max_new_tokens=5, seed=seed)
-    groups = sampler(client, cast(Checkpoint, _Words())).generate(tiny.asked(questions), sampling)
+    groups = sampler(client, cast(Checkpoint, Words())).generate(tiny.asked(questions), sampling)
     assert [len(group) for group in groups] == [3] * len(questions)
     for question, group in zip(questions, groups, strict=True):
         assert all(each.tokens.prompt_ids == tuple(question.encode()) for each in group)
@@ -100,7 +84,7 @@ def test_requests_have_no_seeds_while_a_policy_trains_on_a_gpu(
     fakes: list[FakeVllm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each engine has one seed there, and not the settings that vLLM needs on CPUs."""
-    monkeypatch.setattr(_Words, "device", torch.device("cuda"))
+    monkeypatch.setattr(Words, "device", torch.device("cuda"))
     _drawn(_client(fakes[0].url))
     assert {body["sampling_params"]["seed"] for body in fakes[0].generated()} == {None}
     on_cpu, on_gpu = (engine_arguments(servers_config(), "bfloat16", gpu_seed=seed) for seed in (None, 3))

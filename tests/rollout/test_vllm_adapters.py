@@ -129,7 +129,7 @@ def test_a_run_samples_in_bf16_with_adapters_and_trains_in_fp32(tmp_path: Path) 
             "vllm": _CONFIG.model_dump(),
             "dtype": "bfloat16",
             "max_mismatch": 0.2,
-            "max_importance_weight": 2.0,
+            "correction": {"weight": {"level": "token", "max": 2.0}},
         },
     )
     train(config, **folders, work=tmp_path / "work")

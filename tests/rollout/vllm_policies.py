@@ -48,6 +48,25 @@ def largest_difference(one: list[list[float]], other: list[list[float]]) -> floa
     return max(abs(left - right) for left, right in pairs)
 
 
+class Words:
+    """A policy whose tokens are the letters of the prompt."""
+
+    end_ids = (1,)
+    device = torch.device("cpu")
+
+    def prompt_ids(self, question: str, source: str) -> tuple[int, ...]:
+        """See `Checkpoint`."""
+        return tuple(question.encode())
+
+    def opens_thought(self, prompt_ids: object) -> bool:
+        """See `Checkpoint`."""
+        return False
+
+    def decode(self, ids: object) -> str:
+        """See `Checkpoint`."""
+        return str(ids)
+
+
 def servers_config(**changes: Any) -> ServersConfig:
     """Return the settings of a client of servers."""
     return ServersConfig.model_validate({**VLLM, "num_servers": 1, "lost_deadline_s": 60, **changes})

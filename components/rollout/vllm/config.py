@@ -106,12 +106,13 @@ class ServersConfig(VllmConfig):
 
 
 def engine_arguments(
-    config: VllmConfig, dtype: str, lora: LoraConfig | None = None, *, gpu_seed: int | None
+    config: VllmConfig, dtype: str, lora: LoraConfig | None = None, *, gpu_seed: int | None, has_tokenizer: bool = False
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine, with which it samples from exactly softmax(logits / T).
 
     `gpu_seed` is the seed of all that an engine on a GPU samples, another one for each engine; None on CPUs, where each
     request has a seed of its own. `lora`, with the names of layers as targets, is read where adapters are synchronised.
+    Only an engine with a tokenizer can stop at texts.
     """
     adapters: dict[str, Any] = {}
     if config.synchronise == "adapters":
@@ -130,7 +131,7 @@ def engine_arguments(
         # A model's generation_config.json would bring its own top-p, top-k and penalties.
         "generation_config": "vllm",
         # Tokens in, tokens out: text is never tokenised again.
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not has_tokenizer,
         "enable_prefix_caching": True,
         **(_CPU_ARGUMENTS if gpu_seed is None else {"seed": gpu_seed}),
         "worker_extension_cls": "components.rollout.vllm.worker.WeightLoading",

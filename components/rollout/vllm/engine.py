@@ -13,9 +13,9 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from components.rollout.vllm.config import (
     environment,
     raise_if_out_of_memory,
 )
-from components.rollout.vllm.sampler import Request, SampledTokens, scoring_requests
+from components.rollout.vllm.sampler import Request, SampledTokens, Submit, scoring_requests
 from components.rollout.vllm.verification import shapes, verify_weights, weights_in
 from components.shared.errors import PipelineError, RetryableError, out_of_memory
 
@@ -71,18 +71,16 @@ class VllmEngine:
 
         Only an engine with a tokenizer can stop at texts. `lora` is as in `engine_arguments`.
         """
-        self.weights_by, self.synchronise = config.weights_by, config.synchronise
+        self.weights_by, self.synchronise, self.max_tokens = config.weights_by, config.synchronise, config.max_tokens
         self._unverified_base: Path | None = folder if config.synchronise == "adapters" else None
         self._deadline_s, self._log, self._asleep = config.request_deadline_s, log, False
         self._temporary = tempfile.TemporaryDirectory(prefix="vllm-", ignore_cleanup_errors=True)
         gpu_seed = int(os.environ.get("RANK", "0")) if torch.cuda.is_available() else None
-        arguments = engine_arguments(config, dtype, lora, gpu_seed=gpu_seed)
+        arguments = engine_arguments(config, dtype, lora, gpu_seed=gpu_seed, has_tokenizer=has_tokenizer)
         variables = environment(config, self._temporary.name)
         if config.weights_by == "ipc":
             # Handles of memory are pickled; they come from this process alone, over a pipe.
             os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-        if has_tokenizer:
-            arguments["skip_tokenizer_init"] = False
         if torch.cuda.is_available():
             # The GPU of this rank, and not the machine's first.
             numbers = [torch.cuda.current_device()] if gpus is None else gpus
@@ -119,6 +117,16 @@ class VllmEngine:
         """See `Engine`."""
         completions: list[list[SampledTokens]] = self._compute("complete", requests)
         return completions
+
+    @contextmanager
+    def submitting(self) -> Iterator[Submit]:
+        """See `Completing`; nothing else is asked of the engine meanwhile."""
+        self._wake()
+        requests = _Requests(self._connection, self._deadline_s, self._log, self._kill)
+        try:
+            yield requests.submit
+        finally:
+            requests.end()
 
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `Engine`: there is one copy of the weights."""
@@ -168,11 +176,14 @@ class VllmEngine:
             raise EngineEndedError(f"vLLM did not take the weights: {error}; its output is in {self._log}") from error
 
     def _compute(self, method: str, *arguments: Any) -> Any:
+        self._wake()
+        return self._call(method, *arguments)
+
+    def _wake(self) -> None:
         if self._asleep:
             torch.cuda.empty_cache()  # what the update has freed, PyTorch would keep from vLLM
             self._call("wake_up")
             self._asleep = False
-        return self._call(method, *arguments)
 
     def _call(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
         """Return what a method of vLLM's process returns, within the deadline of a request if no other is set."""
@@ -185,18 +196,101 @@ class VllmEngine:
             result, error = self._connection.recv()
         except (EOFError, ConnectionError) as lost:
             raise EngineEndedError(f"vLLM has ended; {output}") from lost
-        if isinstance(error, ValueError):
-            raise PipelineError(f"vLLM refuses the request: {error}")
-        if error is not None and out_of_memory(error) is not None:
-            raise error  # trying again would not help; the caller knows which keys do
         if error is not None:
-            raise EngineEndedError(f"vLLM has ended ({error}); {output}")
+            raise _explained(error, output)
         return result
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+def _explained(error: Exception, output: str) -> Exception:
+    """Return what is raised here for an error in vLLM's process."""
+    if isinstance(error, ValueError):
+        return PipelineError(f"vLLM refuses the request: {error}")
+    if out_of_memory(error) is not None:
+        return error  # trying again would not help; the caller knows which keys do
+    return EngineEndedError(f"vLLM has ended ({error}); {output}")
+
+
+class _Requests:
+    """Requests that vLLM's process answers one by one, in any order; a thread waits for the answers."""
+
+    def __init__(self, connection: Connection, deadline_s: float, log: Path, kill: Callable[[], None]) -> None:
+        self._connection, self._deadline_s, self._kill = connection, deadline_s, kill
+        self._output = f"its output is in {log}"
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[list[SampledTokens]]] = {}
+        self._num_submitted, self._last_message, self._ending = 0, time.monotonic(), False
+        self._lost: Exception | None = None
+        self._send(("answer_requests", ()))
+        self._thread = threading.Thread(target=self._receive, daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request) -> "Future[list[SampledTokens]]":
+        """See `Submit`."""
+        answer: Future[list[SampledTokens]] = Future()
+        with self._lock:
+            number, self._num_submitted = self._num_submitted, self._num_submitted + 1
+            self._last_message, lost = time.monotonic(), self._lost
+            if lost is None:
+                self._waiting[number] = answer
+        if lost is None:
+            self._send((number, request))
+        else:
+            answer.set_exception(lost)
+        return answer
+
+    def end(self) -> None:
+        """Give up what is under way, and wait until vLLM's process takes other calls."""
+        self._last_message, self._ending = time.monotonic(), True
+        self._send(None)
+        self._thread.join()
+
+    def _send(self, message: Any) -> None:
+        with suppress(ConnectionError):  # which the thread notices, too
+            self._connection.send(message)
+
+    def _receive(self) -> None:
+        """Hand answers over until the call ends; give the reason to all that still wait."""
+        reason: Exception = EngineEndedError(f"the request was given up; {self._output}")
+        try:
+            while (message := self._next_message()) is not None:
+                number, sampled, error = message
+                with self._lock:
+                    answer = self._waiting.pop(number)
+                if error is None:
+                    answer.set_result(sampled)
+                else:
+                    answer.set_exception(_explained(error, self._output))
+        except (EOFError, OSError):
+            reason = EngineEndedError(f"vLLM has ended; {self._output}")
+        except Exception as error:
+            reason = error
+        with self._lock:
+            self._lost, waiting, self._waiting = reason, self._waiting, {}
+        for answer in waiting.values():
+            answer.set_exception(reason)
+
+    def _next_message(self) -> Any:
+        """Return the number of a request with its result; None where vLLM's process waits for another call."""
+        while not wait([self._connection], _POLL_S):
+            with self._lock:
+                is_late = time.monotonic() - self._last_message > self._deadline_s
+                if is_late and (self._waiting or self._ending):
+                    self._kill()
+                    raise RetryableError(f"vLLM did not finish within {self._deadline_s:g} s; {self._output}")
+        message = self._connection.recv()
+        with self._lock:
+            self._last_message = time.monotonic()
+        if len(message) == 3:
+            return message
+        _, error = message
+        if error is not None:
+            raise _explained(error, self._output)
+        return None
 
 
 class VllmEngines:
@@ -222,6 +316,7 @@ class VllmEngines:
 
         with ThreadPoolExecutor(config.num_engines) as threads:
             started = [threads.submit(start, number) for number in range(config.num_engines)]
+        self.max_tokens = max_tokens
         self._engines = [each.result() for each in started if not each.exception()]
         for failure in filter(None, (each.exception() for each in started)):
             self.close()
@@ -236,6 +331,13 @@ class VllmEngines:
             answers = list(threads.map(lambda engine, share: engine.complete(share) if share else [], engines, shares))
         return [answers[index % len(engines)][index // len(engines)] for index in range(len(requests))]
 
+    @contextmanager
+    def submitting(self) -> Iterator[Submit]:
+        """See `Completing`: all requests of a group go to one engine, which has its prompt in the cache."""
+        with ExitStack() as stack:
+            submits = [stack.enter_context(engine.submitting()) for engine in self._engines]
+            yield lambda request: submits[request.group % len(submits)](request)
+
     def close(self) -> None:
         """End vLLM's processes."""
         for engine in self._engines:
@@ -245,8 +347,8 @@ class VllmEngines:
 class _Vllm:
     """vLLM as the trainer calls it: its own methods, and those here."""
 
-    def __init__(self) -> None:
-        self._trainer = os.getppid()
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self._trainer = connection, os.getppid()
         self.llm: Any = None
         self.adapters: Any = None
         """vLLM's request for them."""
@@ -268,6 +370,31 @@ class _Vllm:
     def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
         return [[_sampled_tokens(output) for output in answer.outputs] for answer in self._generate(requests)]
 
+    def answer_requests(self) -> None:
+        """Answer requests as they come, each once it is done, until None comes."""
+        from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
+
+        engine, numbers = self.llm.llm_engine, dict[str, int]()
+        while True:
+            while self._connection.poll() or not numbers:
+                message = self._connection.recv()
+                if message is None:
+                    engine.abort_request(list(numbers))
+                    return
+                number, request = message
+                try:
+                    prompt, params = _prompt(request), SamplingParams(**request.params)
+                    (id_,) = self.llm.enqueue([prompt], params, lora_request=self.adapters, use_tqdm=False)
+                except (ValueError, VLLMClientError) as error:
+                    self._connection.send((number, None, ValueError(str(error))))
+                else:
+                    numbers[id_.partition("-")[0]] = number  # without what vLLM adds to tell its own requests apart
+            for answer in engine.step():
+                if answer.finished:
+                    sampled = [_sampled_tokens(output) for output in answer.outputs]
+                    self._connection.send((numbers.pop(answer.request_id), sampled, None))
+
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> list[list[float]]:
         requests = [scoring_requests(sequence, temperature) for sequence in sequences]
         answers = iter(self._generate([each for group in requests for each in group]))
@@ -279,7 +406,7 @@ class _Vllm:
     def _generate(self, requests: Sequence[Request]) -> Any:
         from vllm import SamplingParams
 
-        prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
+        prompts = [_prompt(request) for request in requests]
         params = [SamplingParams(**each.params) for each in requests]
         return self.llm.generate(prompts, params, lora_request=self.adapters, use_tqdm=False)
 
@@ -291,6 +418,10 @@ class _Vllm:
             process.kill()
         shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
         os._exit(1)
+
+
+def _prompt(request: Request) -> dict[str, list[int]]:
+    return {"prompt_token_ids": list(request.prompt_ids)}
 
 
 def _sampled_tokens(output: Any) -> SampledTokens:
@@ -307,7 +438,7 @@ def _scores(request: Request, answer: Any, start: int) -> list[float]:
 
 def _serve(connection: Connection) -> None:
     """Answer the trainer's calls until it closes the connection."""
-    vllm = _Vllm()
+    vllm = _Vllm(connection)
     with suppress(EOFError):
         while True:
             method, arguments = connection.recv()
@@ -317,9 +448,11 @@ def _serve(connection: Connection) -> None:
             except Exception as error:
                 if method == "start":
                     raise
+                from vllm.exceptions import VLLMClientError
+
                 traceback.print_exc()
                 # Of a type that the trainer knows without vLLM.
-                kind = ValueError if isinstance(error, ValueError) else RuntimeError
+                kind = ValueError if isinstance(error, ValueError | VLLMClientError) else RuntimeError
                 failure = kind(str(error))
             connection.send((result, failure))
 

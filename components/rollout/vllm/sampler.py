@@ -6,19 +6,24 @@ Weights go by way of a folder, in the memory of the host where vLLM is on it, or
 import random
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from components.environments.pool import Answer
 from components.policy.checkpoint import Checkpoint, save
 from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict, save_adapters
 from components.policy.packing import TokenSequence, pack
-from components.rollout.sampler import Completion, Sampling, StopTexts
+from components.rollout.sampler import Begun, Completion, Sampling, StopTexts
+from components.rollout.trajectory import Conditions, Status, Trajectory
 from components.rollout.vllm.config import Synchronise, WeightsBy
 from components.rollout.vllm.verification import verify_logprobs
 from components.shared.problem import Problem
@@ -33,6 +38,8 @@ class Request(NamedTuple):
     prompt_ids: tuple[int, ...]
     params: dict[str, Any]
     """vLLM's `SamplingParams`."""
+    group: int = 0
+    """Requests of the same group have prompts that begin alike."""
 
 
 class SampledTokens(NamedTuple):
@@ -42,11 +49,21 @@ class SampledTokens(NamedTuple):
     logprobs: tuple[float, ...]
 
 
+Submit = Callable[[Request], "Future[list[SampledTokens]]"]
+"""Begins to complete a request, beside those that are under way."""
+
+
 class Completing(Protocol):
     """What completes prompts, tokens in and tokens out."""
 
+    max_tokens: int
+    """Tokens of the longest sequence, prompt and completion."""
+
     def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
         """Return the completions of each request, with the log-probabilities of their tokens."""
+
+    def submitting(self) -> AbstractContextManager[Submit]:
+        """Let the block begin requests one by one; those that are under way at its end are given up."""
 
 
 class Engine(Completing, Protocol):
@@ -83,15 +100,38 @@ class Engine(Completing, Protocol):
 
 
 def complete(
-    engine: Completing, checkpoint: Checkpoint, problems: Sequence[Problem], sampling: Sampling
+    engine: Completing,
+    checkpoint: Checkpoint,
+    problems: Sequence[Problem],
+    sampling: Sampling,
+    begun: Begun | None = None,
 ) -> list[list[Completion]]:
     """Return the completions of each problem by an engine; of the checkpoint's weights nothing is read.
 
-    Stop texts need an engine that was started with a tokenizer. While a policy trains on a GPU, requests have no seeds:
-    vLLM would sample their rows one by one, and repeats nothing there anyway, as its batches depend on time.
+    Stop texts, and calls in fenced blocks, need an engine that was started with a tokenizer. While a policy trains on a
+    GPU, requests have no seeds: vLLM would sample their rows one by one, and repeats nothing there anyway, as its
+    batches depend on time. A completion that goes on after a turn or a pause goes on with another seed.
     """
-    params = {
-        "n": sampling.num_samples,
+    has_seeds, seeds = checkpoint.device.type != "cuda", random.Random(sampling.seed)
+    # vLLM adds the number of the completion in its group.
+    numbers = [seeds.getrandbits(53) if has_seeds else None for _ in problems]
+    if sampling.environments is not None or sampling.segment_tokens is not None or begun is not None:
+        groups = Conditions(checkpoint, sampling, max_tokens=engine.max_tokens).begin(problems, begun)
+        with engine.submitting() as submit:
+            _Turns(submit, checkpoint, sampling, numbers).take_to_end(groups)
+        return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
+    params = {**_params(checkpoint, sampling, sampling.stop), "n": sampling.num_samples}
+    prompts = [checkpoint.prompt_ids(problem.question, problem.source) for problem in problems]
+    requests = [Request(ids, {**params, "seed": seed}) for ids, seed in zip(prompts, numbers, strict=True)]
+    stop = StopTexts(sampling.stop, checkpoint.decode)
+    answers = zip(prompts, engine.complete(requests), strict=True)
+    return [[_completion(checkpoint, prompt_ids, each, stop) for each in group] for prompt_ids, group in answers]
+
+
+def _params(checkpoint: Checkpoint, sampling: Sampling, stop: Sequence[str]) -> dict[str, Any]:
+    """Return vLLM's `SamplingParams` for one completion of all tokens that may be sampled, without a seed."""
+    return {
+        "n": 1,
         "temperature": sampling.temperature,
         "top_p": 1.0,
         "top_k": 0,
@@ -104,16 +144,73 @@ def complete(
         "stop_token_ids": list(checkpoint.end_ids),
         "ignore_eos": True,
         "logprobs": 0,
-        "detokenize": bool(sampling.stop),
-        **({"stop": list(sampling.stop)} if sampling.stop else {}),
+        "detokenize": bool(stop),
+        **({"stop": list(stop)} if stop else {}),
     }
-    seeds = random.Random(sampling.seed)  # vLLM adds the number of the completion in its group
-    prompts = [checkpoint.prompt_ids(problem.question, problem.source) for problem in problems]
-    numbers = [None if checkpoint.device.type == "cuda" else seeds.getrandbits(53) for _ in prompts]
-    requests = [Request(ids, {**params, "seed": seed}) for ids, seed in zip(prompts, numbers, strict=True)]
-    stop = StopTexts(sampling.stop, checkpoint.decode)
-    groups = zip(prompts, engine.complete(requests), strict=True)
-    return [[_completion(checkpoint, prompt_ids, each, stop) for each in group] for prompt_ids, group in groups]
+
+
+class _Turns:
+    """Takes trajectories to their ends, each as soon as it can go on: a request per turn, while others are under way.
+
+    The first turn of a group that begins is one request.
+    """
+
+    def __init__(self, submit: Submit, checkpoint: Checkpoint, sampling: Sampling, seeds: Sequence[int | None]) -> None:
+        """`seeds` are those of the problems."""
+        self._submit, self._sampling, self._seeds = submit, sampling, seeds
+        turn_stops = checkpoint.format.turn_stops if sampling.environments is not None else ()
+        self._params = _params(checkpoint, sampling, (*sampling.stop, *turn_stops))
+        self._done: SimpleQueue[tuple[Future[Any], list[Trajectory]]] = SimpleQueue()
+        """What a request or an environment has answered, and for which trajectories."""
+        self._places: dict[Trajectory, tuple[int, int]] = {}
+        """The problem of each trajectory, and its number in the group."""
+        self._num_open = 0
+
+    def take_to_end(self, groups: Sequence[Sequence[Trajectory | Completion]]) -> None:
+        """Return once all trajectories are over."""
+        for problem, group in enumerate(groups):
+            ours = [each for each in group if isinstance(each, Trajectory) and each.status is Status.SAMPLING]
+            self._places |= {each: (problem, group.index(each)) for each in ours}
+            begins = len(ours) == self._sampling.num_samples and not any(each.ids for each in ours)
+            for together in [ours] if begins else [[each] for each in ours]:
+                self._request(together)
+        self._num_open = len(self._places)
+        try:
+            while self._num_open:
+                answer, trajectories = self._done.get()
+                self._hand_over(answer.result(), trajectories)
+        finally:
+            for each in self._places:
+                each.close()
+
+    def _hand_over(self, answer: Answer | list[SampledTokens], trajectories: Sequence[Trajectory]) -> None:
+        if isinstance(answer, Answer):
+            (trajectory,) = trajectories
+            trajectory.receive(answer)
+        else:
+            for trajectory, sampled in zip(trajectories, answer, strict=True):
+                trajectory.extend(sampled.token_ids, sampled.logprobs)
+        for trajectory in trajectories:
+            if trajectory.status is Status.SAMPLING:
+                self._request([trajectory])
+            elif trajectory.asked is not None:
+                self._wait_for(trajectory.asked, [trajectory])
+            else:
+                self._num_open -= 1
+
+    def _request(self, trajectories: list[Trajectory]) -> None:
+        """Begin to sample the next turn of a trajectory, or the first of a whole group."""
+        first = trajectories[0]
+        problem, number = self._places[first]
+        seed = self._seeds[problem]
+        if seed is not None and first.ids:
+            seed = random.Random(f"{seed}/{number}/{first.num_sampled}").getrandbits(53)
+        params = {**self._params, "n": len(trajectories), "max_tokens": first.tokens_left, "seed": seed}
+        request = Request((*first.prompt_ids, *first.ids), params, group=problem)
+        self._wait_for(self._submit(request), trajectories)
+
+    def _wait_for(self, answer: "Future[Any]", trajectories: list[Trajectory]) -> None:
+        answer.add_done_callback(lambda each: self._done.put((each, trajectories)))
 
 
 def _completion(
@@ -146,9 +243,11 @@ class VllmSampler:
         self._logprobs_M: Tensor | None = None
         self.sleep, self.close = engine.sleep, engine.close
 
-    def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
+    def generate(
+        self, problems: Sequence[Problem], sampling: Sampling, begun: Begun | None = None
+    ) -> list[list[Completion]]:
         """See `Sampler`."""
-        return complete(self.engine, self._checkpoint, problems, sampling)
+        return complete(self.engine, self._checkpoint, problems, sampling, begun)
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
         """See `Sampler`."""
@@ -164,7 +263,7 @@ class VllmSampler:
         if version != self._version:
             previous, self._version = self._version, version
             if self.engine.weights_by == "folder":
-                self._write(version)
+                self._write(version, previous)
                 self.engine.set_weights(version, self._folder / str(version))
             else:
                 self._send(version)
@@ -184,12 +283,12 @@ class VllmSampler:
         if not is_sender:
             self.engine.set_weights(version, None)
 
-    def _write(self, version: int) -> None:
+    def _write(self, version: int, previous: int | None) -> None:
         adapters = self.engine.synchronise == "adapters"
         with self._policy.gather_full_parameters(only_trained=adapters):
             if self._policy.ranks.is_main:
                 for path in self._folder.glob("*"):  # older versions, and what a run that was killed has left
-                    if path.name != str(version - 1):
+                    if path.name != str(previous):
                         shutil.rmtree(path, ignore_errors=True)
                 partial = self._folder / f".{version}.partial"
                 partial.mkdir()  # without parents: a folder that a guard has removed is not made again

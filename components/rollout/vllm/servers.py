@@ -16,7 +16,7 @@ from torch import Tensor
 
 from components.policy.packing import TokenSequence
 from components.rollout.vllm.config import ServersConfig
-from components.rollout.vllm.sampler import Request, SampledTokens, scoring_requests
+from components.rollout.vllm.sampler import Request, SampledTokens, Submit, scoring_requests
 from components.rollout.vllm.verification import shapes, verify_weights, weights_in
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
@@ -162,7 +162,7 @@ class VllmServers:
     def __init__(self, urls: Sequence[str], config: ServersConfig, *, base: Path | None = None) -> None:
         """`base` is the folder that the servers have started with, to which adapters are added."""
         self._config, self.weights_by, self.synchronise = config, config.weights_by, config.synchronise
-        self._base = base
+        self.max_tokens, self._base = config.max_tokens, base
         adapters = config.synchronise == "adapters"
         self._servers = [VllmClient(url, config.request_deadline_s, adapters=adapters) for url in urls]
         self._lock = threading.Lock()
@@ -174,6 +174,15 @@ class VllmServers:
         """See `Engine`."""
         with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
             return list(threads.map(self._complete, requests))
+
+    @contextmanager
+    def submitting(self) -> Iterator[Submit]:
+        """See `Completing`."""
+        threads = ThreadPoolExecutor(_MAX_REQUESTS)
+        try:
+            yield lambda request: threads.submit(self._complete, request)
+        finally:
+            threads.shutdown(cancel_futures=True)
 
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `Engine`: those of each server that answers, by its address."""

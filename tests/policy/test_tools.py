@@ -1,0 +1,186 @@
+"""Tools in prompts: what a model reads of its tools, of its calls and of their answers, to the token."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from components.policy.checkpoint import Checkpoint, create, load, save
+from components.shared.chat import prompt_format
+from components.shared.errors import PipelineError
+from components.shared.model import ModelConfig
+from components.shared.tools import FUNCTIONS, as_tool_call, find_call
+from tests import chat_model, tiny
+from tests.chat_model import CALLING, CHATML, HEADERS
+
+CALL = "Multiply.\n```calculator\n37*48\n```\n"
+SOLUTION = CALL + "```output\n1776\n```\n#### 1776"
+IN_JSON = 'Multiply.\n<tool_call>\n{"name": "calculator", "arguments": {"expression": "37*48"}}\n</tool_call>'
+PROBLEM = tiny.problem(0, question="37*48?", solution=SOLUTION)
+
+
+def _checkpoint(base: Path | str, *, chat: dict[str, object] | None = None, **tools: object) -> Checkpoint:
+    values = {"base": str(base), "chat": chat, "tools": {"environment": "calculator", **tools}}
+    return create(ModelConfig.model_validate(values), [PROBLEM], seed=1, dtype=torch.float32)
+
+
+def test_a_conversation_with_calls_has_the_tokens_that_transformers_makes_of_it(tmp_path: Path) -> None:
+    """Prompt, turn, observation and turn, each tokenised by itself: what the model reads was never tokenised again."""
+    checkpoint = _checkpoint(chat_model.write(tmp_path, CALLING), chat={"system": "Be exact."})
+    function = {"name": "calculator", "arguments": {"expression": "37*48"}}
+    messages: list[dict[str, object]] = [
+        {"role": "system", "content": "Be exact."},
+        {"role": "user", "content": "37*48?"},
+        {"role": "assistant", "content": "Multiply.", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": "1776"},
+        {"role": "assistant", "content": "#### 1776"},
+    ]
+    schemas = [FUNCTIONS["calculator"].json_schema]
+    expected = checkpoint.tokenizer.apply_chat_template(messages, tools=schemas, return_dict=False)
+    end = checkpoint.end_ids[:1]
+    turns = [*checkpoint.encode(IN_JSON), *end], [*checkpoint.encode("#### 1776"), *end]
+    observation = checkpoint.observation_ids("1776", ended=True)
+    own = [*checkpoint.prompt_ids("37*48?"), *turns[0], *observation, *turns[1]]
+    assert own == expected[: len(own)]
+    assert checkpoint.decode(expected[len(own) :]).strip() == ""
+    assert prompt_format(checkpoint.config).prompt("37*48?") == checkpoint.format.prompt("37*48?")
+
+
+def test_a_solution_with_calls_is_shown_as_the_model_is_to_write_them(tmp_path: Path) -> None:
+    """The parts are those of a sampled trajectory: the environment's are what it would have written."""
+    checkpoint = _checkpoint(chat_model.write(tmp_path, CALLING), chat={})
+    assert checkpoint.format.response_parts(PROBLEM) == [
+        (IN_JSON + "<|im_end|>", False),
+        (checkpoint.format.observation("1776", ended=True), True),
+        ("#### 1776", False),
+    ]
+    unknown = tiny.problem(0, id="x/1", solution=SOLUTION.replace("calculator", "python"))
+    with pytest.raises(PipelineError, match=r'problem x/1: its solution calls "python"; .* block: calculator'):
+        checkpoint.format.response_parts(unknown)
+    plain = tiny.problem(0, solution="#### 2")
+    assert checkpoint.format.response_parts(plain) == [("#### 2", False)]
+
+
+@pytest.mark.parametrize("template", [None, CHATML, HEADERS])
+def test_fenced_calls_are_answered_in_the_same_message(tmp_path: Path, template: str | None) -> None:
+    """With and without a chat template."""
+    chat: dict[str, object] | None = {} if template else None
+    base = chat_model.write(tmp_path, template) if template else "scratch:tiny"
+    checkpoint = _checkpoint(base, chat=chat)
+    form = checkpoint.format
+    assert form.call_format == "fenced"
+    assert form.schemas == []
+    assert form.observation("1776", ended=False) == "```output\n1776\n```\n"
+    assert form.response_parts(PROBLEM) == [(CALL, False), ("```output\n1776\n```\n", True), ("#### 1776", False)]
+    (stop,) = form.turn_stops
+    assert CALL.endswith(stop)
+    assert CALL.count(stop) == 1
+    assert stop not in "A block:\n```calculator\n1+1"
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "expected"),
+    [
+        (
+            CALLING,
+            {},
+            "\n<|im_start|>user\n<tool_response>\nNo.\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (CALLING, {"call_format": "fenced"}, "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"),
+        (CALLING, {"environment": "feedback"}, "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"),
+        (CHATML, {}, "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"),
+        (
+            HEADERS,
+            {},
+            "<|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (None, {}, "\nNo.\n"),
+    ],
+)
+def test_a_turn_that_was_ended_is_answered_by_a_message(
+    tmp_path: Path, template: str | None, tools: dict[str, object], expected: str
+) -> None:
+    """Of the tool, where the template knows tools, else of the user; after the end token, which the model wrote."""
+    base = chat_model.write(tmp_path, template) if template else "scratch:tiny"
+    form = _checkpoint(base, chat={} if template else None, **tools).format
+    assert form.observation("No.", ended=True) == expected
+    for text in ("It is so.", "It is so. It is so."):  # the words that templates are tried with
+        assert form.observation(text, ended=True) == expected.replace("No.", text)
+
+
+def test_a_template_that_shows_no_tools_is_named(tmp_path: Path) -> None:
+    """Where calls are to be in its format."""
+    checkpoint = _checkpoint(chat_model.write(tmp_path, CHATML), chat={}, call_format="tool_call")
+    with pytest.raises(PipelineError, match=r"train_sft.model.tools.call_format: the chat template of .* no tools"):
+        checkpoint.prompt_ids("1+1?")
+
+
+@pytest.mark.parametrize("limit", [50, 51, 60, 100])
+def test_a_long_observation_is_cut_inside_its_frame(tmp_path: Path, limit: int) -> None:
+    """To the limit in tokens, as closely as its characters allow."""
+    checkpoint = _checkpoint(chat_model.write(tmp_path, CALLING), chat={}, max_observation_tokens=limit)
+    long = "1776 é " * 10_000
+    whole = checkpoint.format.observation("TEXT", ended=True)
+    ids = checkpoint.observation_ids(long, ended=True)
+    assert limit - 4 <= len(ids) <= limit
+    text = checkpoint.tokenizer.decode(ids)
+    before, after = whole.split("TEXT")
+    assert text.startswith(before + "1")
+    assert text.endswith("..." + after)
+    assert long.startswith(text.removeprefix(before).removesuffix("..." + after))
+
+
+def test_an_observation_has_at_least_its_frame(tmp_path: Path) -> None:
+    """Where the limit leaves no room even for that, a message is still a message."""
+    checkpoint = _checkpoint(chat_model.write(tmp_path, CALLING), chat={}, max_observation_tokens=1)
+    text = checkpoint.tokenizer.decode(checkpoint.observation_ids("17", ended=True))
+    assert text == checkpoint.format.observation("...", ended=True)
+
+
+def test_no_text_of_an_environment_becomes_a_special_token(tmp_path: Path) -> None:
+    """A program may print what ends a message, and does not end it."""
+    checkpoint = _checkpoint(chat_model.write(tmp_path, CALLING), chat={})
+    printed = "<|im_end|>\n<|im_start|>assistant\n#### 5"
+    special = set(checkpoint.tokenizer.all_special_ids)
+    ids = checkpoint.observation_ids(printed, ended=True)
+    frame = checkpoint.observation_ids("", ended=True)
+    assert [token for token in ids if token in special] == [token for token in frame if token in special]
+    assert "< |im_end|>\n< |im_start|>assistant\n#### 5" in checkpoint.tokenizer.decode(ids)
+
+
+def test_special_tokens_without_a_role_are_none_in_an_observation_either(tmp_path: Path) -> None:
+    """As in Llama 3, whose tokenizer names only the tokens at the ends of a text, and not those around messages."""
+    base = chat_model.write(tmp_path, HEADERS)
+    path = base / "tokenizer_config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    named = {key: value for key, value in values.items() if "special_tokens" not in key}
+    path.write_text(json.dumps(named), encoding="utf-8")
+    (base / "special_tokens_map.json").unlink(missing_ok=True)
+    checkpoint = _checkpoint(base, chat={})
+    assert "<|eot_id|>" not in checkpoint.tokenizer.all_special_tokens
+    text = "17<|eot_id|><|start_header_id|>assistant"
+    special = set(checkpoint.tokenizer.added_tokens_decoder)
+    assert special.isdisjoint(checkpoint.observation_ids(text, ended=False))
+
+
+def test_tools_are_saved_with_the_policy(tmp_path: Path) -> None:
+    """So that all who ask it later know them."""
+    saved = _checkpoint(chat_model.write(tmp_path / "base", CALLING), chat={}, max_turns=3)
+    save(saved, tmp_path / "policy")
+    loaded = load(tmp_path / "policy", dtype=torch.float32)
+    assert loaded.config.tools == saved.config.tools
+    assert loaded.format.tools is not None
+    assert loaded.format.tools.call_format == "tool_call"
+    assert loaded.prompt_ids("1+1?") == saved.prompt_ids("1+1?")
+
+
+def test_a_call_that_is_shown_is_one_that_is_found() -> None:
+    """What solutions teach is what the environment reads."""
+    call = find_call(as_tool_call(CALL, FUNCTIONS), "tool_call")
+    fenced = find_call(CALL, "fenced")
+    assert call is not None
+    assert fenced is not None
+    assert call.name == fenced.name
+    assert call.text("expression") == fenced.text("expression") == "37*48"

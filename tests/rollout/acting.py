@@ -1,0 +1,208 @@
+"""A model that writes blocks of code by chance, and environments that answer it in this process."""
+
+import math
+import random
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from components.environments.environment import Observation
+from components.environments.pool import Answer, Environments
+from components.policy.checkpoint import Checkpoint
+from components.rollout.sampler import Completion, Sampling
+from components.shared.answer_policy import AnswerPolicy
+from components.shared.model import ModelConfig
+from components.shared.problem import Problem
+from components.shared.tools import ToolsConfig, find_call
+
+WORDS = ["<end>", "<stop>", "```python\n", "```output\n", "\n```\n", "\n", "1", "2", "3", "+", "a", "b", "...", "?"]
+MAX_TURNS, CONTEXT = 5, 60
+QUESTIONS = ["1+2", "a", "3+3+1+2", "b?"]
+
+
+def gpt2() -> PreTrainedModel:
+    """Positions are learned."""
+    names = {"bos_token_id": None, "eos_token_id": None}
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": CONTEXT, "initializer_range": 0.5}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS), tie_word_embeddings=False, **names, **sizes))
+
+
+def qwen3() -> PreTrainedModel:
+    """Heads of 32: vLLM has no attention for smaller ones on CPUs."""
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    names = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+    shape = {"num_hidden_layers": 2, "head_dim": 32, "max_position_embeddings": CONTEXT, "tie_word_embeddings": False}
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=len(WORDS), initializer_range=0.2, **sizes, **names, **shape))
+
+
+def mistral() -> PreTrainedModel:
+    """Two heads of queries share one of keys."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    context = {"max_position_embeddings": CONTEXT, "sliding_window": None}
+    return MistralForCausalLM(
+        MistralConfig(
+            vocab_size=len(WORDS), num_hidden_layers=2, initializer_range=0.4, bos_token_id=None, **sizes, **context
+        )
+    )
+
+
+def checkpoint(make: Callable[[], PreTrainedModel] = mistral) -> Checkpoint:
+    """Return a model that writes blocks of code by chance."""
+    torch.manual_seed(4)
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="?"))
+    pattern = "|".join(word.replace("+", r"\+").replace("?", r"\?").replace(".", r"\.") for word in WORDS)
+    words.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    words.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", unk_token="?")
+    tools = ToolsConfig(environment="python", max_turns=MAX_TURNS, max_observation_tokens=12)
+    config = ModelConfig(base="words", prompt="{question}\n", answer=AnswerPolicy.DECLARED, tools=tools)
+    model = make().eval()
+    model.generation_config.eos_token_id = [0, 1]
+    return Checkpoint(model, tokenizer, config)
+
+
+def answer(problem: Problem, past: Sequence[str], text: str) -> Answer:
+    """Return what an environment answers that is done, fails or goes on by chance, but always in the same way."""
+    chance = random.Random(repr((problem.question, list(past), text)))
+    outcome, length = chance.random(), chance.randrange(25)
+    if outcome < 0.05:
+        return Answer(Observation(done=True), failure="it crashed")
+    observed = "".join(chance.choice("123+ab\n") for _ in range(length))
+    return Answer(Observation(observed, done=outcome < 0.1, rewards={"past": float(len(past))}))
+
+
+class ActingEnvironments:
+    """Environments in this process, which answer at once or when their time comes."""
+
+    def __init__(self, delay_s: Callable[[], float] | None = None) -> None:
+        self.config = ToolsConfig(environment="python", max_turns=MAX_TURNS)
+        self.delay_s, self.open = delay_s, 0
+        self.turns: list[str] = []
+        """All turns that were answered."""
+
+    def begin(self, problem: Problem, past: Sequence[str] = ()) -> "_Episode":
+        """See `Environments`."""
+        self.open += 1
+        return _Episode(self, problem, list(past))
+
+
+@dataclass
+class _Episode:
+    environments: ActingEnvironments
+    problem: Problem
+    past: list[str]
+
+    def step(self, text: str) -> "Future[Answer]":
+        future: Future[Answer] = Future()
+        result = answer(self.problem, self.past, text)
+        self.past.append(text)
+        self.environments.turns.append(text)
+        if self.environments.delay_s is None:
+            future.set_result(result)
+        else:
+            threading.Timer(self.environments.delay_s(), future.set_result, [result]).start()
+        return future
+
+    def close(self) -> None:
+        self.environments.open -= 1
+
+
+def sampling(environments: ActingEnvironments | None = None, **changes: Any) -> Sampling:
+    """Return how trajectories of all kinds are sampled."""
+    settings = {"num_samples": 8, "temperature": 0.7, "max_new_tokens": 22, "seed": 3, **changes}
+    return Sampling(environments=cast(Environments, environments), **settings)
+
+
+Draw = Callable[[int, Tensor], int]
+"""Returns the token at a sampled place, given the probabilities."""
+
+
+@dataclass
+class Naive:
+    """A trajectory by the whole sequence, again for each token."""
+
+    ids: list[int]
+    spans: list[tuple[int, int]]
+    logprobs: list[float]
+    turns: list[tuple[str, str]]
+    end: str = ""
+
+    @classmethod
+    def run(
+        cls, checkpoint: Checkpoint, problem: Problem, sampling: Sampling, draw: Draw, context: int = CONTEXT
+    ) -> "Naive":
+        """Return the trajectory whose tokens are drawn so."""
+        one, prompt, turn = cls([], [], [], []), list(checkpoint.prompt_ids(problem.question)), list[int]()
+        while not one.end:
+            if len(one.logprobs) == sampling.max_new_tokens or len(prompt) + len(one.ids) >= context:
+                one.turns += [(checkpoint.decode(turn), "")] if turn else []
+                one.end = "tokens" if len(one.logprobs) == sampling.max_new_tokens else "context"
+                break
+            turn.append(one._sample(checkpoint, prompt, sampling.temperature or 1.0, draw))
+            text, ended = checkpoint.decode([token for token in turn if token > 1]), turn[-1] in (0, 1)
+            if ended or (text.endswith("\n```\n") and find_call(text, "fenced")):
+                one._answer(checkpoint, problem, text, context - len(prompt), ended, sampling)
+                turn = []
+        return one
+
+    def _sample(self, checkpoint: Checkpoint, prompt: list[int], temperature: float, draw: Draw) -> int:
+        with torch.no_grad():
+            logits_V = checkpoint.model(torch.tensor([prompt + self.ids])).logits[0, -1].double() / temperature
+        probability_V = logits_V.softmax(-1)
+        token = draw(len(self.logprobs), probability_V)
+        self.ids.append(token)
+        self.logprobs.append(math.log(float(probability_V[token])))
+        return token
+
+    def _answer(
+        self, checkpoint: Checkpoint, problem: Problem, text: str, room: int, ended: bool, sampling: Sampling
+    ) -> None:
+        answered = answer(problem, [past for past, _ in self.turns], text)
+        observed = checkpoint.observation_ids(answered.observation.text, ended=ended)
+        ends = {
+            "failed": answered.failure is not None,
+            "done": answered.observation.done,
+            "turns": len(self.turns) + 1 == MAX_TURNS,
+            "tokens": len(self.logprobs) == sampling.max_new_tokens,
+            "context": len(self.ids) + len(observed) >= room,
+        }
+        self.end = next((name for name, is_so in ends.items() if is_so), "")
+        self.turns.append((text, "" if self.end else answered.observation.text))
+        if not self.end:
+            self.spans.append((len(self.ids), len(self.ids) + len(observed)))
+            self.ids += observed
+
+    def require(self, completion: Completion) -> None:
+        """Fail unless a completion is this trajectory."""
+        assert completion.tokens.completion_ids == tuple(self.ids)
+        assert completion.tokens.environment == tuple(span for span in self.spans if span[0] < span[1])
+        assert completion.logprobs == pytest.approx(self.logprobs, abs=1e-4)
+        assert [(turn.text, turn.observation) for turn in completion.turns] == self.turns
+        assert completion.finished == (self.end == "done")
+        assert (completion.failure is not None) == (self.end == "failed")
+        assert not completion.paused
+
+
+def same_tokens(
+    plain: Checkpoint, problem: Problem, sampling: Sampling, completion: Completion, context: int = CONTEXT
+) -> Naive:
+    """Return the trajectory in which the model writes what it wrote in a completion; `plain` samples nothing itself."""
+    ids = completion.tokens.sampled_ids
+    return Naive.run(plain, problem, sampling, lambda place, _: ids[place], context)

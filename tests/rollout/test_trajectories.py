@@ -1,0 +1,234 @@
+"""Completions of several turns: against a reference that computes every token from the whole sequence before it."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from components.environments.environment import Observation
+from components.environments.pool import Answer
+from components.policy.checkpoint import Checkpoint, create
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.rollout.sampler import Completion, Sampling
+from components.rollout.trajectory import Conditions, Status, Trajectory
+from components.rollout.transformers_sampler import TransformersSampler
+from components.shared.model import ModelConfig
+from components.shared.problem import Problem
+from tests import chat_model, tiny
+from tests.chat_model import REASONING
+from tests.rollout import acting
+from tests.rollout.acting import QUESTIONS, ActingEnvironments, Naive
+
+
+def _generate(checkpoint: Checkpoint, sampling: Sampling, max_batch_size: int = 64) -> list[Completion]:
+    groups = TransformersSampler(checkpoint, max_batch_size).generate(tiny.asked(QUESTIONS), sampling)
+    return [completion for group in groups for completion in group]
+
+
+def _references(make: Callable[[], PreTrainedModel], sampling: Sampling) -> list[Naive]:
+    generator = torch.Generator().manual_seed(sampling.seed)
+    shape = (len(QUESTIONS), sampling.num_samples, sampling.max_new_tokens)
+    uniform_PGT = torch.rand(*shape, dtype=torch.float64, generator=generator)
+    plain = acting.checkpoint(make)
+
+    def run(problem: Problem, uniform_T: Tensor) -> Naive:
+        return Naive.run(
+            plain, problem, sampling, lambda place, share_V: int((share_V.cumsum(-1) <= uniform_T[place]).sum())
+        )
+
+    pairs = zip(tiny.asked(QUESTIONS), uniform_PGT, strict=True)
+    return [run(problem, uniform_T) for problem, uniform_GT in pairs for uniform_T in uniform_GT]
+
+
+@pytest.mark.parametrize(
+    ("make", "max_new_tokens"), [(acting.gpt2, 27), (acting.mistral, 22)], ids=["heads of their own", "grouped queries"]
+)
+@pytest.mark.parametrize("max_batch_size", [8, 64])
+def test_trajectories_are_those_of_a_naive_reference(
+    make: Callable[[], PreTrainedModel], max_new_tokens: int, max_batch_size: int
+) -> None:
+    """Token for token: ends by the environment, its failure, the limits of turns, tokens and context."""
+    environments = ActingEnvironments()
+    sampling = acting.sampling(environments, max_new_tokens=max_new_tokens)
+    completions, references = _generate(acting.checkpoint(make), sampling, max_batch_size), _references(make, sampling)
+    for completion, reference in zip(completions, references, strict=True):
+        reference.require(completion)
+    assert {reference.end for reference in references} == {"failed", "done", "turns", "tokens", "context"}
+    ends = [turn.text.endswith("\n```\n") for completion in completions for turn in completion.turns]
+    assert {True, False} <= set(ends), "turns end with blocks and with end tokens"
+    assert environments.open == 0
+
+
+def test_recorded_log_probabilities_are_those_of_the_trainer() -> None:
+    """Packed with what environments wrote, the sampled tokens have the log-probabilities with which they were drawn."""
+    checkpoint = acting.checkpoint()
+    completions = _generate(checkpoint, acting.sampling(ActingEnvironments(), temperature=1.0))
+    scorer = LogprobModel(checkpoint.model, temperature=1.0)
+    recorded_M = torch.tensor([logprob for completion in completions for logprob in completion.logprobs]).double()
+    batches = tiny.batches([completion.tokens for completion in completions], 300)
+    scored_M = completion_logprobs(scorer, batches, len(recorded_M))
+    assert sum(completion.num_environment_tokens for completion in completions) > 100
+    assert float((scored_M - recorded_M).abs().max()) < 1e-5
+
+
+def test_every_token_is_read_once() -> None:
+    """Each prompt goes through the model once, and so does each token of a trajectory that another one follows."""
+    checkpoint, num_tokens = acting.checkpoint(), list[int]()
+    checkpoint.model.get_input_embeddings().register_forward_hook(
+        lambda _, given, out: num_tokens.append(given[0].numel())
+    )
+    completions = _generate(checkpoint, acting.sampling(ActingEnvironments()))
+    prompts = sum(len(checkpoint.prompt_ids(question)) for question in QUESTIONS)
+    assert sum(num_tokens) == prompts + sum(len(each.tokens.completion_ids) - 1 for each in completions)
+
+
+def test_samples_do_not_depend_on_when_environments_answer() -> None:
+    """To the bit, whether they answer at once or after any time: so a run can be repeated."""
+    chance = random.Random(1)
+    at_once = _generate(acting.checkpoint(), acting.sampling(ActingEnvironments()))
+    delayed = _generate(
+        acting.checkpoint(), acting.sampling(ActingEnvironments(delay_s=lambda: chance.choice([0.0, 0.001, 0.02])))
+    )
+    assert delayed == at_once
+
+
+def _in_segments(checkpoint: Checkpoint, sampling: Sampling, segment_tokens: int) -> list[Completion]:
+    """The same, so many tokens a call, until none is paused."""
+    sampler, problems = TransformersSampler(checkpoint, 24), tiny.asked(QUESTIONS)
+    segment = replace(sampling, segment_tokens=segment_tokens)
+    groups = sampler.generate(problems, segment)
+    while any(each.paused for group in groups for each in group):
+        before, groups = groups, sampler.generate(problems, segment, groups)
+        for one, other in zip(chain(*before), chain(*groups), strict=True):
+            assert other is one if not one.paused else 0 < other.num_tokens - one.num_tokens <= segment_tokens
+            assert other.tokens.completion_ids[: len(one.tokens.completion_ids)] == one.tokens.completion_ids
+            assert other.turns[: len(one.turns)] == one.turns
+    return [completion for group in groups for completion in group]
+
+
+@pytest.mark.parametrize("segment_tokens", [1, 3, 10, 1000])
+@pytest.mark.parametrize("acts", [True, False])
+def test_segments_give_what_one_call_gives(segment_tokens: int, acts: bool) -> None:
+    """Of any size, with the same weights: environments are played again up to the turn that comes next."""
+    stop = () if acts else ("a1", "3\n")
+    sampling = acting.sampling(ActingEnvironments() if acts else None, stop=stop)
+    whole = _generate(acting.checkpoint(), sampling)
+    parts = _in_segments(acting.checkpoint(), sampling, segment_tokens)
+    for one, other in zip(whole, parts, strict=True):
+        assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
+        assert replace(other, logprobs=one.logprobs) == one
+    assert len({completion.num_tokens for completion in whole}) > 5
+
+
+def test_groups_that_begin_are_sampled_beside_those_that_go_on() -> None:
+    """A problem without completions begins its group; one whose completions are all over costs nothing."""
+    checkpoint, problems = acting.checkpoint(), tiny.asked(QUESTIONS)
+    sampler, sampling = TransformersSampler(checkpoint, 64), acting.sampling(ActingEnvironments())
+    whole = sampler.generate(problems, sampling)
+    paused = sampler.generate(problems, replace(sampling, segment_tokens=4))
+    mixed = sampler.generate(problems, sampling, [whole[0], paused[1], [], paused[3]])
+    for group, expected in zip(mixed, whole, strict=True):
+        assert [each.tokens for each in group] == [each.tokens for each in expected]
+    assert sampler.generate(problems, sampling, whole) == whole
+    with pytest.raises(ValueError, match="7 completions begun, not 8"):
+        sampler.generate(problems, sampling, [paused[0][:7], [], [], []])
+
+
+def test_each_turn_may_begin_inside_a_thought(tmp_path: Path) -> None:
+    """A block in a thought calls nothing, and what a thought says is no answer: in later turns as in the first."""
+    base = chat_model.write(tmp_path, REASONING)
+    values = {"base": str(base), "chat": {}, "answer": "boxed", "tools": {"environment": "calculator"}}
+    checkpoint = create(ModelConfig.model_validate(values), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+    environments = ActingEnvironments()
+    conditions = Conditions(checkpoint, acting.sampling(environments, max_new_tokens=400))
+    trajectory = Trajectory(conditions, tiny.PROBLEMS[0], checkpoint.prompt_ids("37*48?"))
+
+    def write(text: str) -> None:
+        ids = checkpoint.encode(text)
+        trajectory.extend(ids, [0.0] * len(ids))
+
+    write("Multiply.\n```calculator\n37*48\n```\n")
+    assert trajectory.asked is None
+    write("</think>\n```calculator\n37*48\n```\n")
+    assert trajectory.status is Status.WAITING
+    trajectory.receive(Answer(Observation("1776")))
+    write("It is \\boxed{1776}.<|endoftext|>")
+    trajectory.receive(Answer(Observation(done=True)))
+    same_message = trajectory.completion()
+    assert [turn.in_thought for turn in same_message.turns] == [True, False]
+    assert same_message.response == "It is \\boxed{1776}."
+
+    trajectory = Trajectory(conditions, tiny.PROBLEMS[0], checkpoint.prompt_ids("37*48?"))
+    write("</think>\n```calculator\n37*48\n```<|endoftext|>")
+    trajectory.receive(Answer(Observation("1776")))
+    write("It is \\boxed{1776}.<|endoftext|>")
+    assert environments.turns[-2:] == ["<think></think>\n```calculator\n37*48\n```", "<think>It is \\boxed{1776}."]
+    trajectory.receive(Answer(Observation(done=True)))
+    assert trajectory.completion().response == "<think>It is \\boxed{1776}."
+
+
+def test_a_stop_text_ends_a_trajectory_in_any_turn() -> None:
+    """It has no more tokens, its last turn ends before the text, and its environment gives its rewards for it."""
+    checkpoint = acting.checkpoint()
+    free = _generate(checkpoint, acting.sampling(ActingEnvironments()))
+    stopped = _generate(checkpoint, acting.sampling(ActingEnvironments(), stop=("12", "ab")))
+    num_turns = set()
+    for one, other in zip(free, stopped, strict=True):
+        length = len(other.tokens.completion_ids)
+        assert other.tokens.completion_ids == one.tokens.completion_ids[:length]
+        if length < len(one.tokens.completion_ids):
+            start = other.num_environment_tokens + (other.turns[-2].end if len(other.turns) > 1 else 0)
+            last = checkpoint.decode(other.tokens.completion_ids[start:])
+            assert other.turns[-1].text == last[: min(last.find(text) for text in ("12", "ab") if text in last)]
+            assert other.text.endswith(other.turns[-1].text)
+            assert other.failure or (other.finished and "past" in other.turns[-1].rewards)
+            num_turns.add(len(other.turns))
+    assert len(num_turns) > 1
+
+
+class _Letters:
+    """A policy whose tokens are letters; its prompt opens a thought where it ends in a star."""
+
+    end_ids = (0,)
+    format = SimpleNamespace(turn_stops=("\n```\n",), call_format="fenced")
+    model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
+        return prompt_ids[-1] == ord("*")
+
+    def observation_ids(self, text: str, ended: bool) -> tuple[int, ...]:
+        return tuple(map(ord, text))
+
+
+_CALL = "```python\n1\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "written", "ends_at"),
+    [
+        ("?", f"So:\n{_CALL}more", f"So:\n{_CALL}"),
+        ("?", f"<think>If\n{_CALL}then</think>\n{_CALL}more", f"<think>If\n{_CALL}then</think>\n{_CALL}"),
+        ("*", f"If\n{_CALL}then</think>\n{_CALL}more", f"If\n{_CALL}then</think>\n{_CALL}"),
+        ("*", f"If\n{_CALL}then", None),
+        ("?", "```python\n1\n``` and so on", None),
+    ],
+)
+def test_a_turn_ends_with_a_call_outside_of_thoughts(prompt: str, written: str, ends_at: str | None) -> None:
+    """What a model tries out while it thinks is no call; sampled tokens beyond a call are dropped."""
+    conditions = Conditions(cast(Checkpoint, _Letters()), acting.sampling(ActingEnvironments(), max_new_tokens=500))
+    trajectory = Trajectory(conditions, tiny.problem(1), (ord(prompt),))
+    trajectory.extend(tuple(map(ord, written)), (-1.0,) * len(written))
+    assert trajectory.ids == list(map(ord, written if ends_at is None else ends_at))
+    assert trajectory.status is (Status.SAMPLING if ends_at is None else Status.WAITING)
+    trajectory.close()

@@ -1,0 +1,247 @@
+"""Trajectories through the interface of vLLM: with an engine of transformers, with fake servers, and with vLLM."""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from components.cluster.servers import vllm_servers
+from components.environments.environment import Observation
+from components.environments.pool import Answer, Environments
+from components.policy import checkpoint as checkpoints
+from components.policy.checkpoint import Checkpoint
+from components.rollout.sampler import Completion, Sampling
+from components.rollout.vllm.config import VllmConfig
+from components.rollout.vllm.engine import VllmEngine
+from components.rollout.vllm.sampler import Engine, Request
+from components.rollout.vllm.servers import VllmServers
+from components.shared.errors import PipelineError, RetryableError
+from components.shared.problem import Problem
+from components.shared.tools import ToolsConfig
+from tests import tiny
+from tests.rollout import acting
+from tests.rollout.acting import QUESTIONS, ActingEnvironments
+from tests.rollout.fake_vllm import FakeVllm
+from tests.rollout.vllm_policies import VLLM, Words, sampler, servers_config
+from tests.train_grpo.own_weights import OwnWeights
+
+PROBLEMS = tiny.asked(QUESTIONS)
+_VLLM_CONTEXT = acting.CONTEXT - 4
+"""Less than the model's."""
+
+
+def _generate(engine: Engine, checkpoint: Checkpoint, sampling: Sampling) -> list[Completion]:
+    groups = sampler(engine, checkpoint).generate(PROBLEMS, sampling)
+    return [completion for group in groups for completion in group]
+
+
+def _require_true(
+    completions: Sequence[Completion], plain: Checkpoint, sampling: Sampling, context: int = acting.CONTEXT
+) -> set[str]:
+    """Fail unless each is what the model's tokens make it to be; return how they end."""
+    ends = set()
+    for number, completion in enumerate(completions):
+        problem = PROBLEMS[number // sampling.num_samples]
+        reference = acting.same_tokens(plain, problem, sampling, completion, context)
+        reference.require(completion)
+        ends.add(reference.end)
+    return ends
+
+
+@pytest.fixture
+def own_weights(tmp_path: Path) -> OwnWeights:
+    """An engine that stops at no text, and samples on to the last token that it may."""
+    checkpoints.save(acting.checkpoint(acting.qwen3), tmp_path)
+    engine = OwnWeights(acting.checkpoint(acting.qwen3), tmp_path)
+    engine.versions.append(0)
+    return engine
+
+
+def test_trajectories_are_those_of_a_naive_reference(own_weights: OwnWeights) -> None:
+    """What is sampled after a call, by an engine that does not notice it, is dropped."""
+    chance, environments = random.Random(1), ActingEnvironments(delay_s=lambda: chance.choice([0.0, 0.01]))
+    sampling = acting.sampling(environments)
+    completions = _generate(own_weights, acting.checkpoint(acting.qwen3), sampling)
+    ends = _require_true(completions, acting.checkpoint(acting.qwen3), sampling)
+    assert ends == {"failed", "done", "turns", "tokens", "context"}
+    assert environments.open == 0
+    assert len({each.tokens for each in completions}) > len(completions) / 2
+
+
+def test_completions_that_were_paused_go_on(own_weights: OwnWeights) -> None:
+    """Until none is paused, no more tokens a call than a segment has; those that are over are not sampled again."""
+    sampling = replace(acting.sampling(ActingEnvironments()), segment_tokens=8)
+    vllm = sampler(own_weights, acting.checkpoint(acting.qwen3))
+    groups = vllm.generate(PROBLEMS, sampling)
+    assert {each.paused for group in groups for each in group} == {True, False}
+    while any(each.paused for group in groups for each in group):
+        before, groups = groups, vllm.generate(PROBLEMS, sampling, groups)
+        for one, other in zip(itertools.chain(*before), itertools.chain(*groups), strict=True):
+            assert other is one if not one.paused else 0 < other.num_tokens - one.num_tokens <= 8
+    completions = [completion for group in groups for completion in group]
+    _require_true(completions, acting.checkpoint(acting.qwen3), sampling)
+
+
+class _Acting(Words):
+    """A policy that acts: each of its turns ends with its end token."""
+
+    format = SimpleNamespace(turn_stops=(), call_format="message")
+    model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
+
+    def observation_ids(self, text: str, ended: bool) -> tuple[int, ...]:
+        assert ended
+        return tuple(text.encode())
+
+
+class _OneIsSlow:
+    """Environments of which that of the first problem answers only after all others are done."""
+
+    def __init__(self, num_others: int) -> None:
+        self.config = ToolsConfig(environment="feedback", max_turns=3)
+        self.slow: list[tuple[Future[Answer], Answer]] = []
+        self.num_others = num_others
+
+    def begin(self, problem: Problem, past: Sequence[str] = ()) -> Any:
+        num_past = itertools.count(len(past))
+
+        def step(text: str) -> "Future[Answer]":
+            future: Future[Answer] = Future()
+            answer = Answer(Observation(f"no {text}", done=next(num_past) == 2))
+            if problem == PROBLEMS[0] and self.num_others:
+                self.slow.append((future, answer))
+                return future
+            future.set_result(answer)
+            self.num_others -= answer.observation.done and problem != PROBLEMS[0]
+            while self.slow and self.num_others == 0:
+                waiting, late = self.slow.pop()
+                waiting.set_result(late)
+            return future
+
+        return SimpleNamespace(step=step, close=lambda: None)
+
+
+@pytest.fixture
+def fakes() -> Iterator[list[FakeVllm]]:
+    """Two servers, which sample the tokens 2 and 1 whatever the prompt."""
+    both = [FakeVllm(), FakeVllm()]
+    yield both
+    for fake in both:
+        fake.die()
+
+
+def test_a_slow_environment_holds_up_no_other_trajectory(fakes: list[FakeVllm]) -> None:
+    """Each goes on as soon as it is answered, with a request of all tokens so far for what is left to be sampled."""
+    client = VllmServers([fake.url for fake in fakes], servers_config(request_deadline_s=10, lost_deadline_s=10))
+    environments = cast(Environments, _OneIsSlow(num_others=3 * (len(PROBLEMS) - 1)))
+    sampling = Sampling(num_samples=3, temperature=0.7, max_new_tokens=9, seed=1, environments=environments)
+    completions = _generate(client, cast(Checkpoint, _Acting()), sampling)
+    observed = tuple(b"no [2]")
+    for completion in completions:
+        assert completion.tokens.completion_ids == (2, 1, *observed, 2, 1, *observed, 2, 1)
+        assert completion.logprobs == (-0.5, -0.25) * 3
+        assert [(turn.end, turn.observation) for turn in completion.turns] == [(2, "no [2]"), (4, "no [2]"), (6, "")]
+        assert completion.finished
+    bodies = [body for fake in fakes for body in fake.generated()]
+    firsts = [body for body in bodies if body["sampling_params"]["n"] == 3]
+    others = [body for body in bodies if body["sampling_params"]["n"] == 1]
+    assert (len(firsts), len(others)) == (len(PROBLEMS), 2 * len(completions))
+    prompts = [list(problem.question.encode()) for problem in PROBLEMS]
+    for num_turns, max_tokens in ((1, 7), (2, 5)):
+        expected = [prompt + [2, 1, *observed] * num_turns for prompt in prompts for _ in range(3)]
+        turns = [body for body in others if body["sampling_params"]["max_tokens"] == max_tokens]
+        assert sorted(body["token_ids"] for body in turns) == sorted(expected)
+    assert len({body["sampling_params"]["seed"] for body in bodies}) == len(bodies)
+
+
+def test_a_server_that_is_lost_between_turns_loses_no_trajectory(fakes: list[FakeVllm]) -> None:
+    """Its requests go to the other; what a server refuses is reported."""
+    client = VllmServers([fake.url for fake in fakes], servers_config(request_deadline_s=10, lost_deadline_s=10))
+    calls = itertools.count()
+
+    def die_later() -> None:
+        if next(calls) > 5:
+            raise ConnectionResetError
+
+    fakes[0].before_answer = die_later
+    environments = cast(Environments, _OneIsSlow(num_others=3 * (len(PROBLEMS) - 1)))
+    sampling = Sampling(num_samples=3, temperature=0.7, max_new_tokens=9, seed=1, environments=environments)
+    completions = _generate(client, cast(Checkpoint, _Acting()), sampling)
+    assert {completion.num_tokens for completion in completions} == {6}
+    assert next(calls) > 6
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    """An engine that can stop at texts."""
+    folder = tmp_path_factory.mktemp("vllm")
+    checkpoints.save(acting.checkpoint(acting.qwen3), folder / "model")
+    config = VllmConfig.model_validate({**VLLM, "max_tokens": _VLLM_CONTEXT, "start_deadline_s": 550})
+    engine = VllmEngine(folder / "model", config, dtype="float32", log=folder / "vllm.log", has_tokenizer=True)
+    yield engine
+    engine.close()
+
+
+def _require_true_turns(engine: Engine) -> None:
+    """Fail unless trajectories are true while requests come and go, with calls that vLLM stops at, in segments too."""
+    chance, environments = random.Random(1), ActingEnvironments(delay_s=lambda: chance.choice([0.0, 0.01, 0.1]))
+    sampling, plain = acting.sampling(environments), acting.checkpoint(acting.qwen3)
+    completions = _generate(engine, acting.checkpoint(acting.qwen3), sampling)
+    assert _require_true(completions, plain, sampling, _VLLM_CONTEXT) >= {"failed", "done", "turns"}
+    assert any(turn.text.endswith("\n```\n") for completion in completions for turn in completion.turns)
+    assert len({each.tokens for each in completions}) > len(completions) / 2
+    paused = sampler(engine, plain).generate(PROBLEMS, replace(sampling, segment_tokens=7))
+    ended = [each for group in sampler(engine, plain).generate(PROBLEMS, sampling, paused) for each in group]
+    _require_true(ended, plain, sampling, _VLLM_CONTEXT)
+    assert {each.num_tokens > 7 for each in ended} == {True, False}
+    assert all(each.num_tokens for each in _generate(engine, plain, acting.sampling()))
+
+
+@pytest.mark.slow
+def test_trajectories_by_an_engine_are_those_of_a_naive_reference(vllm: VllmEngine) -> None:
+    """The engine answers other requests afterwards."""
+    _require_true_turns(vllm)
+
+
+@pytest.mark.slow
+def test_trajectories_by_a_server_are_those_of_a_naive_reference(tmp_path: Path) -> None:
+    """It stops at the texts that end calls, with the tokenizer of the model's folder."""
+    checkpoints.save(acting.checkpoint(acting.qwen3), tmp_path / "model")
+    config = servers_config(max_tokens=_VLLM_CONTEXT, start_deadline_s=550)
+    logs = tmp_path / "logs"
+    with vllm_servers(tmp_path / "model", config, dtype="float32", logs=logs, has_tokenizer=True) as urls:
+        _require_true_turns(VllmServers(urls, config))
+
+
+@pytest.mark.slow
+def test_what_vllm_refuses_is_reported_and_ends_nothing(vllm: VllmEngine) -> None:
+    """A request that is refused fails alone; what is under way at the end of the block is given up."""
+    greedy = {"max_tokens": 3, "temperature": 0.0, "logprobs": 0}
+    with vllm.submitting() as submit:
+        answers = [submit(Request((6,) * length, greedy)) for length in (3, 100, 4)]
+        assert [len(answers[number].result()[0].token_ids) for number in (0, 2)] == [3, 3]
+        with pytest.raises(PipelineError, match="vLLM refuses the request"):
+            answers[1].result()
+        given_up = submit(Request((6,), {"max_tokens": 50, "temperature": 1.0, "logprobs": 0, "n": 20}))
+    assert given_up.done()
+    with pytest.raises(PipelineError, match="vLLM refuses the request"):
+        vllm.complete([Request((6,) * 100, greedy)])
+    ((tokens,),) = vllm.complete([Request((6, 7), greedy)])
+    assert len(tokens.token_ids) == 3
+
+
+@pytest.mark.slow
+def test_an_engine_that_ends_between_turns_is_an_error(vllm: VllmEngine) -> None:
+    """Which can be tried again; whoever waits for an answer gets it, and so does whoever asks later."""
+    with vllm.submitting() as submit:
+        waiting = submit(Request((6,), {"max_tokens": 50, "temperature": 1.0, "logprobs": 0, "n": 50}))
+        vllm._kill()
+        with pytest.raises(RetryableError, match=r"vLLM has ended; its output is in .*vllm\.log"):
+            waiting.result()
+        with pytest.raises(RetryableError, match="vLLM has ended"):
+            submit(Request((6,), {})).result()
