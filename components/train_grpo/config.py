@@ -117,12 +117,15 @@ class RewardConfig(Config):
         default_factory=dict
     )
     """Weights of the rewards for problems of single sources, each in the place of `weights`."""
-    supervision: Literal["outcome", "process"] = "outcome"
-    """What is rewarded: the completion (section 4.1.2 of the paper) or each of its steps (section 4.1.3)."""
+    supervision: Literal["outcome", "process", "turn"] = "outcome"
+    """What is rewarded: the completion (section 4.1.2 of the paper) or each of its steps (section 4.1.3). The steps of
+    `process` are worked lines; those of `turn` are the turns of the model in an environment, each worth what the
+    environment says of it, the last also what the completion is worth."""
     combination: Literal["before_normalisation", "after_normalisation"] = "before_normalisation"
     """Whether the weighted sum of rewards is normalised, or each reward and then the sum over the rollout (GDPO)."""
     max_unscorable_fraction: Annotated[float, Operational] = Field(0.1, ge=0, le=1)
-    """Share of a rollout's completions that may have no verdict or a reward that fails; the run stops above it."""
+    """Share of a rollout's completions that may have no verdict, a reward that fails, or an environment that fails; the
+    run stops above it. Such a completion has no reward; where its environment failed, it is not in the loss either."""
     max_steps_without_signal: Annotated[int, Operational] = Field(default=30, ge=0)
     """Steps in a row without two different rewards in any group, after which the run stops; 0 never stops it. Steps
     whose every answer is right do not count: there is nothing left to learn."""
@@ -166,19 +169,24 @@ class RewardConfig(Config):
 
     @model_validator(mode="after")
     def _keys_fit(self) -> "RewardConfig":
-        process, names = self.supervision == "process", set(self.names)
+        names, of_sources = set(self.names), (self.weights, *self.by_source.values())
         for name, reward in BUILT_IN.items():
             both_or_neither = not reward.key or (name in names) == bool(getattr(self, reward.key))
             _require(both_or_neither, f"weights.{name} and {reward.key} go together: set both or neither")
-        _require(process or "steps" not in names, "weights.steps needs supervision: process")
-        rewards_steps = all(
-            {"steps", "reward_model"} & each.keys() for each in (self.weights, *self.by_source.values())
-        )
-        _require(rewards_steps or not process, "supervision: process needs weights.steps or weights.reward_model")
+        _require(self.supervision == "process" or "steps" not in names, "weights.steps needs supervision: process")
+        for supervision, name in (("process", "steps"), ("turn", "environment")):
+            rewards_steps = all({name, "reward_model"} & each.keys() for each in of_sources)
+            is_other = self.supervision != supervision
+            _require(
+                is_other or rewards_steps, f"supervision: {supervision} needs weights.{name} or weights.reward_model"
+            )
+        of_steps = self.supervision != "outcome"
         pairwise = self.model is not None and self.model.loss == "pairwise"
-        _require(not (process and pairwise), "model.loss: pairwise compares completions; it needs supervision: outcome")
+        _require(
+            not (of_steps and pairwise), "model.loss: pairwise compares completions; it needs supervision: outcome"
+        )
         together = self.combination == "before_normalisation"
-        _require(together or not process, "combination: after_normalisation needs supervision: outcome")
+        _require(together or not of_steps, "combination: after_normalisation needs supervision: outcome")
         return self
 
 
@@ -238,8 +246,55 @@ class LossConfig(Config):
         return self
 
 
+class ImportanceWeightConfig(Config):
+    """The weight pi_old / pi_sampler of the policy loss: importance sampling, truncated where it has a bound."""
+
+    level: Literal["token", "sequence"] = "token"
+    """What the weight is of: each token, or its whole completion, the product over all its tokens."""
+    max: float | None = Field(2.0, ge=1)
+    """Larger weights are lowered to it (TIS); null for no bound, which needs `mask`."""
+
+
+class ImportanceMaskConfig(Config):
+    """Bounds of pi_old / pi_sampler outside which nothing is learned from a token or completion."""
+
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """What is masked by which ratio. `token`: each token by its own, its policy loss is zero then (IcePop); `sequence`:
+    each completion by the product over its tokens, `geometric`: by their geometric mean, which does not grow with the
+    length. A masked completion has no part in the loss, or in what the loss is divided by (MIS); both cost a forward
+    pass."""
+    low: float = Field(0.5, ge=0, lt=1)
+    """Smallest ratio that is not masked; 0 for no lower bound."""
+    high: float = Field(5.0, gt=1)
+    """Largest ratio that is not masked."""
+
+
+class CorrectionConfig(Config):
+    """How the loss corrects for a sampler that did not sample from pi_old, the policy before the update.
+
+    pi_sampler is what the sampler recorded: other kernels, another number type, and older weights where there is
+    staleness. The ratio of the loss and its clip are of pi / pi_old alone (decoupled PPO).
+    """
+
+    weight: ImportanceWeightConfig | None = None
+    """Weight of the policy loss; null for none."""
+    mask: ImportanceMaskConfig | None = None
+    """What is not learned from; null for none."""
+
+    @property
+    def masks_completions(self) -> bool:
+        """Whether whole completions are masked, before the update."""
+        return self.mask is not None and self.mask.level != "token"
+
+    @model_validator(mode="after")
+    def _weights_are_bounded(self) -> "CorrectionConfig":
+        bounded = self.weight is None or self.weight.max is not None or self.mask is not None
+        _require(bounded, "weight.max: null needs mask, which bounds the weights in its place")
+        return self
+
+
 class SamplerConfig(Config):
-    """What samples, and how probabilities that are not exactly the trainer's are corrected."""
+    """What samples, how old the weights may be that it samples from, and how the loss corrects for it."""
 
     vllm: Annotated[VllmConfig | None, Operational] = None
     """vLLM beside the trainer, an engine for each process; null for none."""
@@ -249,30 +304,50 @@ class SamplerConfig(Config):
     dtype: SamplerDtype | None = None
     """Type of vLLM's weights and activations, to which what comes from the trainer is rounded; null for that of
     `engine.precision`."""
-    overlap: bool = False
-    """Whether servers sample the next rollout while the policy learns from the last: what is learned from is then one
-    update old."""
-    max_importance_weight: float | None = Field(default=None, ge=1)
-    """Bound of the per-token weight pi_old / pi_sampler that corrects for the difference; null for no correction."""
-    max_sequence_mismatch: float | None = Field(default=None, gt=0)
-    """Nats per token; bound of the mean of log(pi_old / pi_sampler) over a completion, of either sign. One beyond it is
-    masked: it has no part in the loss, or in what the loss is divided by. Costs a forward pass; null masks none."""
+    max_staleness: int = Field(0, ge=0)
+    """Updates of the policy at most between sampling and learning. 0: each rollout is sampled from the weights that
+    learn from it. From 1, that many rollouts are sampled ahead from the same weights, which are sent to the sampler
+    every so many steps; servers sample while the policy learns, any other sampler in turn."""
+    segment_tokens: int | None = Field(default=None, gt=0)
+    """Tokens of a completion that are sampled per step at most (partial rollouts): what is unfinished goes on in the
+    next step, from newer weights, and a group is learned from once all its completions are finished. One that would
+    become more than `max_staleness` updates old is truncated. Null samples completions in one go."""
+    correction: CorrectionConfig = CorrectionConfig()
     max_mismatch: Annotated[float, Operational] = Field(0.05, gt=0)
-    """Mean absolute difference in nats per token between the two above which the run stops."""
+    """Nats per token; mean absolute difference between the log-probabilities of sampler and trainer above which the run
+    stops. With `max_staleness` it has to leave room for as many updates."""
+
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether servers sample for the next step while the policy learns."""
+        return self.servers is not None and self.max_staleness > 0
+
+    @property
+    def max_segments(self) -> int:
+        """Steps in which a completion is sampled at most, so that it is learned from within `max_staleness`."""
+        return self.max_staleness - self.samples_ahead + 1
 
     @model_validator(mode="after")
     def _engines_fit(self) -> "SamplerConfig":
-        vllm, corrected = self.vllm, self.max_importance_weight is not None
+        vllm, mask = self.vllm, self.correction.mask
         _require(not (vllm and self.servers), "vllm and servers exclude one another: set one of them to null")
         shares_gpu = "this engine is on the trainer's; accepted: folder, ipc, gloo"
         _require(not vllm or vllm.weights_by != "nccl", f"vllm.weights_by: nccl joins GPUs, and {shares_gpu}")
         uses_vllm = vllm is not None or self.servers is not None
         _require(self.dtype is None or uses_vllm, "dtype is that of vLLM, which needs vllm or servers")
-        differs = uses_vllm or self.max_sequence_mismatch is None
-        _require(differs, "max_sequence_mismatch needs vllm or servers: transformers samples from pi_old itself")
-        _require(not self.overlap or self.servers is not None, "overlap needs servers, which sample by themselves")
-        old = "what is sampled is one update old"
-        _require(not self.overlap or corrected, f"overlap needs max_importance_weight: {old}")
+        differs = uses_vllm or self.max_staleness > 0 or mask is None
+        same = "transformers samples from pi_old itself"
+        _require(differs, f"correction.mask needs vllm, servers or max_staleness above 0: {same}")
+        return self
+
+    @model_validator(mode="after")
+    def _staleness_fits(self) -> "SamplerConfig":
+        corrected = self.max_staleness == 0 or self.correction.weight is not None
+        _require(corrected, "max_staleness above 0 needs correction.weight: what is sampled is from an older policy")
+        if self.segment_tokens is not None:
+            least = 1 + (self.servers is not None)
+            ahead = ": servers sample a step ahead" if self.servers else ""
+            _require(self.max_staleness >= least, f"segment_tokens needs max_staleness of {least} or more{ahead}")
         return self
 
 
@@ -385,6 +460,12 @@ class TrainGRPOConfig(Config):
         return self.checkpoint.keep_in_registry > 0 and self.checkpoint.every_steps < self.num_steps
 
     @property
+    def max_sampled_tokens(self) -> int:
+        """Tokens after which a completion is truncated, or as many as can be sampled within the bound on staleness."""
+        limit, segment = self.sampling.max_new_tokens, self.sampler.segment_tokens
+        return limit if segment is None else min(limit, segment * self.sampler.max_segments)
+
+    @property
     def sampler_dtype(self) -> SamplerDtype:
         """Type of vLLM's weights and activations."""
         return self.sampler.dtype or self.engine.dtype
@@ -419,14 +500,15 @@ class TrainGRPOConfig(Config):
         require_multiple("prompts_per_step", "minibatches_per_rollout")
         enough = self.prompts_per_step >= self.engine.num_processes
         _require(enough, "prompts_per_step must be engine.num_processes or more: each process samples whole groups")
-        shorter = self.reward.overlong_buffer_tokens < self.sampling.max_new_tokens
-        _require(shorter, "reward.overlong_buffer_tokens must be smaller than sampling.max_new_tokens")
+        shorter = self.reward.overlong_buffer_tokens < self.max_sampled_tokens
+        limit = "sampling.max_new_tokens, and than the tokens of all segments where sampler.segment_tokens is set"
+        _require(shorter, f"reward.overlong_buffer_tokens must be smaller than {limit}")
         holds_group = self.sampling.max_batch_size >= self.group_size
         _require(holds_group, "sampling.max_batch_size must hold a group: group_size or more")
         renews = self.num_iterations == 1 or self.loss.kl.coefficient > 0 or self.reward.model is not None
         _require(renews, "num_iterations above 1 needs a KL term or a reward model, which a new iteration renews")
-        in_turn = not self.sampler.overlap or not (self.prompts.max_resampling_rounds or self.reward.model)
-        _require(in_turn, "sampler.overlap needs prompts.max_resampling_rounds: 0 and reward.model: null")
+        in_turn = self.sampler.max_staleness == 0 or not (self.prompts.max_resampling_rounds or self.reward.model)
+        _require(in_turn, "sampler.max_staleness above 0 needs prompts.max_resampling_rounds: 0 and reward.model: null")
         measured = self.limits.max_kl is None or self.loss.kl.coefficient > 0
         _require(measured, "limits.max_kl needs a KL term: set loss.kl.coefficient above 0, or the limit to null")
         decays = self.reference_decay is not None

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.grading.verifier import Verdict, has_reasoning
+from components.grading.verifier import Verdict
 from components.policy.training import write_curves
+from components.rollout.sampler import Completion
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
+from components.shared.tools import ToolsConfig
 from components.train_grpo.config import ClipConfig, TrainGRPOConfig, reward_column
 from components.train_grpo.objective import TokenObjective, Tokens, clipped_high, clipped_low
 from components.train_grpo.rewards import Group
@@ -22,7 +24,14 @@ from components.train_grpo.rollouts import Rollout, differs
 Row = Mapping[str, float | None]
 """The metrics of a step, None for what could not be measured, as JSON has no NaN."""
 
-_TOKEN_MEANS = ("kl", "entropy", "clip_high_fraction", "clip_low_fraction", "sampler_mismatch")
+_LIMITS = ("tokens", "turns", "context")
+"""What a trajectory may be cut off by: tokens that are sampled, `tools.max_turns`, or what the model reads."""
+_MAX_PARTS = 20
+"""Parts of the reward with a column of their own: their names are an environment's, which could give any number."""
+_TOKEN_MEANS = (
+    *("kl", "entropy", "clip_high_fraction", "clip_low_fraction"),
+    *("importance_weight", "masked_token_fraction", "sampler_mismatch"),
+)
 
 
 @dataclass
@@ -79,7 +88,7 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPol
     ]
     lengths = [each.completion.num_tokens for each in scored]
     num_scorable = sum(group.num_scorable for group in rollout.sampled)
-    num_groups = len(rollout.sampled)
+    num_groups = len(rollout.sampled) or math.nan
     zero_variance = [group for group in rollout.sampled if not differs(config, group)]
     all_right = sum(group.num_right == len(group.scored_G) for group in zero_variance)
     all_wrong = sum(group.num_right == 0 and group.num_scorable == len(group.scored_G) for group in zero_variance)
@@ -90,19 +99,70 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPol
             for name in config.reward.names
         },
         "accuracy": sum(group.num_right for group in rollout.sampled) / num_scorable if num_scorable else math.nan,
-        "worked_fraction": mean([has_reasoning(each.completion.response, policy) for each in scored]),
+        "worked_fraction": mean([each.completion.is_worked(policy) for each in scored]),
         "completion_length_tokens": mean(lengths),
-        "completion_length_max_tokens": max(lengths),
-        "truncated_fraction": mean([not each.completion.finished for each in scored]),
+        "completion_length_max_tokens": max(lengths, default=math.nan),
+        "truncated_fraction": mean([each.completion.truncated for each in scored]),
         "unscorable_fraction": mean([each.unscorable is not None for each in scored]),
         "reward_failures": sum(each.failure is not None for each in scored),
         "distinct_answers": mean([_distinct_answers(group) for group in rollout.sampled]),
-        "groups_sampled": num_groups,
+        "groups_sampled": len(rollout.sampled),
         "groups_trained": len(rollout.trained),
         "groups_without_spread_fraction": len(zero_variance) / num_groups,
         "groups_all_right_fraction": all_right / num_groups,
         "groups_all_wrong_fraction": all_wrong / num_groups,
     }
+
+
+def trajectory_metrics(config: TrainGRPOConfig, tools: ToolsConfig, rollout: Rollout) -> dict[str, float]:
+    """Return the metrics of all sampled completions as trajectories of several turns."""
+    completions = [scored.completion for group in rollout.sampled for scored in group.scored_G]
+    calls = [len(each.tokens.environment) for each in completions]
+    truncated = [_limit_reached(config, tools, each) for each in completions if each.truncated]
+    shares = {limit: truncated.count(limit) / (len(completions) or math.nan) for limit in _LIMITS}
+    return {
+        "turns": mean([len(each.turns) for each in completions]),
+        "turns_max": max((len(each.turns) for each in completions), default=math.nan),
+        "tool_calls": mean(calls),
+        "tool_use_fraction": mean([count > 0 for count in calls]),
+        "environment_tokens": mean([each.num_environment_tokens for each in completions]),
+        "environment_failures": sum(each.failure is not None for each in completions),
+        **{f"truncated_by_{limit}_fraction": share for limit, share in shares.items()},
+        **{reward_column(f"environment:{part}"): mean(values) for part, values in _reward_parts(completions).items()},
+    }
+
+
+def _reward_parts(completions: Sequence[Completion]) -> dict[str, list[float]]:
+    """Return the parts of the reward that environments gave by name, each summed over the turns of a trajectory."""
+    names = sorted({name for each in completions for turn in each.turns for name in turn.rewards})
+    return {
+        name: [sum(turn.rewards.get(name, 0.0) for turn in each.turns) for each in completions]
+        for name in names[:_MAX_PARTS]
+    }
+
+
+def _limit_reached(config: TrainGRPOConfig, tools: ToolsConfig, completion: Completion) -> str:
+    """Return which limit has cut off a truncated trajectory."""
+    if completion.num_tokens >= config.max_sampled_tokens:
+        return "tokens"
+    return "turns" if len(completion.turns) >= tools.max_turns else "context"
+
+
+def staleness_metrics(config: TrainGRPOConfig, rollout: Rollout, step: int) -> dict[str, float]:
+    """Return how many updates old the tokens of a rollout are that a step learns from; nothing without staleness.
+
+    Of partial rollouts also the share of completions that were truncated to keep the bound, and what is under way.
+    """
+    if not config.sampler.max_staleness:
+        return {}
+    completions = [scored.completion for group in rollout.trained for scored in group.scored_G]
+    ages = [step - 1 - version for completion in completions for version in completion.versions]
+    figures = {"staleness_mean": mean(ages), "staleness_max": max(ages, default=math.nan)}
+    if config.sampler.segment_tokens is None:
+        return figures
+    limit, is_earlier = config.max_sampled_tokens, config.max_sampled_tokens < config.sampling.max_new_tokens
+    truncated = [is_earlier and each.truncated and each.num_tokens >= limit for each in completions]
+    return {**figures, "stale_truncated_fraction": mean(truncated), "groups_under_way": rollout.groups_under_way}
 
 
 def _distinct_answers(group: Group) -> float:
@@ -141,6 +201,7 @@ def completion_records(
             "question": problem.question,
             "answer": problem.answer,
             "completion": completion.text,
+            **({"turns": completion.turn_records()} if completion.turns else {}),
             "extracted": grade.extracted,
             "verdict": grade.verdict.value,
             "reason": grade.reason.value,
@@ -150,6 +211,7 @@ def completion_records(
             "reward": _or_none(sum(scored.combined(config.reward.weights_of(problem.source)))),
             "rewards": {name: [_or_none(value) for value in values] for name, values in scored.rewards.items()},
             "reward_failure": scored.failure.message if scored.failure else None,
+            **({"environment_failure": completion.failure} if completion.turns else {}),
             # That of the first token, which every step of the completion adds to.
             "advantage": float(advantages_M[first]),
         }
@@ -181,10 +243,12 @@ class UpdateMetrics:
     def add(self, clip: ClipConfig, tokens: Tokens, terms: TokenObjective) -> None:
         """Add the tokens of a micro-batch."""
         ratio_N, advantages_N = terms.ratio_N, tokens.advantages_N
-        kl_N = torch.full_like(ratio_N, torch.nan) if terms.kl_N is None else terms.kl_N
+        unknown_N = torch.full_like(ratio_N, torch.nan)
+        kl_N = unknown_N if terms.kl_N is None else terms.kl_N
+        weight_N, masked_N = (unknown_N,) * 2 if terms.weight_N is None else (terms.weight_N, terms.weight_N == 0)
         high_N, low_N = clipped_high(ratio_N, advantages_N, clip), clipped_low(ratio_N, advantages_N, clip)
         mismatch_N = (tokens.old_logprobs_N - tokens.sampler_logprobs_N).abs()
-        summed = (torch.ones_like(ratio_N), kl_N, tokens.entropy_N, high_N, low_N, mismatch_N)
+        summed = (torch.ones_like(ratio_N), kl_N, tokens.entropy_N, high_N, low_N, weight_N, masked_N, mismatch_N)
         self._sums += torch.stack([values_N.double() for values_N in summed]).sum(1).cpu()
         largest = torch.stack([mismatch_N, ratio_N, -ratio_N]).amax(1)
         self._maxima = torch.fmax(self._maxima, largest.double().cpu())

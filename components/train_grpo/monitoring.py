@@ -4,7 +4,7 @@ import shutil
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from components.grading.verifier import Reason
 from components.policy.checkpoint import Checkpoint
 from components.policy.flops import FlopCounter, measure_matmul_flops
 from components.policy.packing import MicroBatch
@@ -32,11 +33,12 @@ _SIGNAL_KEY = "train_grpo.reward.max_steps_without_signal"
 def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
     """Raise PipelineError where more completions cannot be scored than the config allows.
 
-    That is a defect of grader, data or reward, not of the policy. A masked completion has a verdict: it does not count.
+    That is a defect of grader, data, reward or environment, not of the policy. A truncated completion has a verdict,
+    masked or not: it does not count.
     """
     scored = [(group.problem.id, each.unscorable) for group in groups for each in group.scored_G]
     failed = [(problem, failure) for problem, failure in scored if failure is not None]
-    fraction, limit = len(failed) / len(scored), config.reward.max_unscorable_fraction
+    fraction, limit = len(failed) / max(1, len(scored)), config.reward.max_unscorable_fraction
     if fraction <= limit:
         return
     first = {failure.kind: (problem, failure.message) for problem, failure in reversed(failed)}
@@ -47,9 +49,16 @@ def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
     ]
     raise PipelineError(
         f"{fraction:.0%} of the {len(scored)} completions of a rollout are unscorable, and "
-        f"train_grpo.reward.max_unscorable_fraction is {limit:g}. {'; '.join(reasons)}. Check these rewards, and the "
-        "answers of these problems in train.jsonl of the problems"
+        f"train_grpo.reward.max_unscorable_fraction is {limit:g}. {'; '.join(reasons)}. {' '.join(_advice(counts))}"
     )
+
+
+def _advice(kinds: Collection[str]) -> Iterator[str]:
+    """Yield what to do about completions that are unscorable for reasons of these kinds."""
+    if Reason.ENVIRONMENT in kinds:
+        yield "Check the environment (train_sft.model.tools, its timeout_s too)."
+    if set(kinds) - {Reason.ENVIRONMENT}:
+        yield "Check these rewards, and the answers of these problems in train.jsonl of the problems"
 
 
 # The learning signal --------------------------------------------------------------------------------------------------
@@ -59,7 +68,11 @@ def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
 
 
 def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None:
-    """Return why the run has to stop, if too many steps in a row had no learning signal; print a warning before."""
+    """Return why the run has to stop, if too many steps in a row had no learning signal; print a warning before.
+
+    Steps in which partial rollouts had finished no group do not count.
+    """
+    curves = _with_groups(curves)
     rows = list(takewhile(lambda row: _has_no_signal(row) and row["groups_all_right_fraction"] != 1, reversed(curves)))
     columns = {"mean reward": "reward", "accuracy": "accuracy", "truncated": "truncated_fraction"}
     known = {name: [value for row in rows if (value := row[key]) is not None] for name, key in columns.items()}
@@ -80,6 +93,7 @@ def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
 
     A run in which every answer was right succeeds, with a warning: there was nothing left to learn.
     """
+    curves = _with_groups(curves)
     if all(row["groups_all_right_fraction"] == 1 for row in curves):
         say("train_grpo", "warning: every answer was right in every step: there was nothing left to learn")
     elif config.reward.max_steps_without_signal and all(map(_has_no_signal, curves)):
@@ -87,6 +101,11 @@ def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
             "no learning signal in any step of the run: the rewards of each group were all equal. A group needs right "
             f"and wrong answers, or another reward that differs between them. To finish anyway, set {_SIGNAL_KEY}: 0"
         )
+
+
+def _with_groups(curves: Sequence[Row]) -> list[Row]:
+    """Return the rows of steps that had groups to learn from."""
+    return [row for row in curves if row["groups_without_spread_fraction"] is not None]
 
 
 def _has_no_signal(row: Row) -> bool:

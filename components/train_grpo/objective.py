@@ -12,6 +12,7 @@ Shape suffixes, the same in all of train_grpo:
 A reward of NaN is no reward: it counts in no statistic, and its advantage is zero.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +20,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from components.train_grpo.config import AdvantageEstimator, Aggregation, ClipConfig, KLEstimator, LossConfig
+from components.train_grpo.config import (
+    AdvantageEstimator,
+    Aggregation,
+    ClipConfig,
+    CorrectionConfig,
+    ImportanceMaskConfig,
+    KLEstimator,
+    LossConfig,
+)
 
 _SPREAD_TOLERANCE = 1e-6
 """Rewards that differ by less are equal: their standard deviation is rounding error, and dividing by it makes noise."""
@@ -37,9 +46,10 @@ class Tokens:
     logprobs_N: Tensor
     """Under the policy that is trained, with gradient."""
     old_logprobs_N: Tensor
-    """Under the policy that sampled, computed as in training."""
+    """Under the policy before the updates on this rollout (pi_old), computed as in training."""
     sampler_logprobs_N: Tensor
-    """Under the policy that sampled, as the sampler computed them."""
+    """Under the policy that sampled (pi_sampler), as the sampler computed them: pi_old, or one that is some updates
+    older."""
     reference_logprobs_N: Tensor | None
     entropy_N: Tensor
     advantages_N: Tensor
@@ -56,17 +66,16 @@ class TokenObjective:
     objective_N: Tensor
     ratio_N: Tensor
     kl_N: Tensor | None
+    weight_N: Tensor | None
+    """What the correction multiplies the policy loss by, 0 where it is masked; None without a correction."""
 
 
-def token_objective(loss: LossConfig, tokens: Tokens, *, max_importance_weight: float | None) -> TokenObjective:
+def token_objective(loss: LossConfig, tokens: Tokens, correction: CorrectionConfig) -> TokenObjective:
     """Return policy loss, KL penalty and entropy bonus of each token: the bracket of equation 3, before its means."""
     ratio_N = policy_ratio(tokens, loss.ratio)
     objective_N = policy_objective(tokens.logprobs_N, ratio_N, tokens.advantages_N, loss)
-    if max_importance_weight is not None:
-        # min(pi_old / pi_sampler, maximum): an engine with other kernels or another number type samples from
-        # pi_sampler. The weight makes the mean over its samples that over pi_old; the bound keeps it tame (truncated
-        # importance sampling, https://fengyao.notion.site/off-policy-rl).
-        weight_N = (tokens.old_logprobs_N - tokens.sampler_logprobs_N).exp().clamp(max=max_importance_weight)
+    weight_N = importance_weights(tokens, correction)
+    if weight_N is not None:
         objective_N = objective_N * weight_N
     kl_N = None
     if tokens.reference_logprobs_N is not None:
@@ -76,7 +85,7 @@ def token_objective(loss: LossConfig, tokens: Tokens, *, max_importance_weight: 
             objective_N = objective_N - loss.kl.coefficient * kl_N
     if loss.entropy_coefficient:
         objective_N = objective_N + loss.entropy_coefficient * tokens.entropy_N
-    return TokenObjective(objective_N, ratio_N, kl_N)
+    return TokenObjective(objective_N, ratio_N, kl_N, weight_N)
 
 
 # Advantages -----------------------------------------------------------------------------------------------------------
@@ -169,7 +178,7 @@ def _or_one(std: Tensor) -> Tensor:
     return torch.where(std > 0, std, 1.0)
 
 
-# The ratio to the policy that sampled, and the policy loss ------------------------------------------------------------
+# The ratio to the policy before the update, and the policy loss -------------------------------------------------------
 
 
 def policy_ratio(tokens: Tokens, level: Literal["token", "sequence"]) -> Tensor:
@@ -179,23 +188,15 @@ def policy_ratio(tokens: Tokens, level: Literal["token", "sequence"]) -> Tensor:
     """
     log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
     if level == "sequence":
-        zero_B = torch.zeros_like(tokens.num_tokens_B, dtype=log_ratio_N.dtype)
-        mean_B = zero_B.index_add(0, tokens.sequence_N, log_ratio_N) / tokens.num_tokens_B.clamp(min=1)
+        mean_B = _summed(log_ratio_N, tokens) / tokens.num_tokens_B.clamp(min=1)
         log_ratio_N = mean_B[tokens.sequence_N]
     return log_ratio_N.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
 
 
-def is_close_to_sampler(
-    old_logprobs_M: Tensor, sampler_logprobs_M: Tensor, num_tokens_B: Sequence[int], max_mismatch: float
-) -> Tensor:
-    """Return which completions the sampler drew from about the policy before the update, (B,).
-
-    The bound is on |log (pi_old(o) / pi_sampler(o))^(1/|o|)|, the logarithm of the geometric mean of the tokens'
-    ratios, which does not grow with the length as that of their product does (geometric sequence masking: J. Liu, Y. Li
-    et al., "When Speed Kills Stability", 2025, https://richardli.xyz/rl-collapse).
-    """
-    parts = (old_logprobs_M - sampler_logprobs_M).split(list(num_tokens_B))
-    return torch.stack([part.sum().abs() <= max_mismatch * len(part) for part in parts])
+def _summed(values_N: Tensor, tokens: Tokens) -> Tensor:
+    """Return the sum over each completion, (B,)."""
+    zero_B = torch.zeros_like(tokens.num_tokens_B, dtype=values_N.dtype)
+    return zero_B.index_add(0, tokens.sequence_N, values_N)
 
 
 def policy_objective(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, loss: LossConfig) -> Tensor:
@@ -229,6 +230,62 @@ def clipped_low(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tens
     if clip.dual is not None:
         clipped_N = clipped_N | (ratio_N > clip.dual)
     return clipped_N & (advantages_N < 0)
+
+
+# The correction for a sampler that is not the policy before the update ------------------------------------------------
+
+
+def importance_weights(tokens: Tokens, correction: CorrectionConfig) -> Tensor | None:
+    """Return the factor of each token's policy loss, without gradient; None where no token is corrected.
+
+    The samples are from pi_sampler; weighted by pi_old / pi_sampler, their mean is that over pi_old. So the weight
+    takes the age of the sampler's weights and what it computes in another way; the clipped ratio, pi / pi_old, takes
+    what the updates on this rollout change (decoupled PPO, arXiv 2110.00641; asynchronous RL of language models: AReaL,
+    arXiv 2505.24298).
+
+    - Truncated importance sampling: min(weight, max), of tokens (https://fengyao.notion.site/off-policy-rl) or, with
+      smaller bias and larger variance, of completions, whose tokens' ratios are multiplied
+      (https://richardli.xyz/rl-collapse).
+    - IcePop (Ring-1T, arXiv 2510.18855): the weight of a token is zero where its ratio is outside [low, high]. The
+      token still counts in what the loss is divided by, as a clipped one does.
+    """
+    weight, mask = correction.weight, correction.mask
+    masks_tokens = mask is not None and mask.level == "token"
+    if weight is None and not masks_tokens:
+        return None
+    log_ratio_N = (tokens.old_logprobs_N - tokens.sampler_logprobs_N).detach()
+    weight_N = torch.ones_like(log_ratio_N)
+    if weight is not None:
+        of_sequence = weight.level == "sequence"
+        log_weight_N = _summed(log_ratio_N, tokens)[tokens.sequence_N] if of_sequence else log_ratio_N
+        weight_N = log_weight_N.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+        weight_N = weight_N.clamp(max=math.inf if weight.max is None else weight.max)
+    if mask is not None and masks_tokens:
+        weight_N = weight_N * _is_within(log_ratio_N, mask)
+    return weight_N
+
+
+def is_near_sampler(
+    old_logprobs_M: Tensor, sampler_logprobs_M: Tensor, num_tokens_B: Sequence[int], mask: ImportanceMaskConfig
+) -> Tensor:
+    """Return which completions have pi_old / pi_sampler within the bounds of the mask, (B,) (MIS).
+
+    Of a completion the ratio is the product over its tokens, or their geometric mean, which does not grow with the
+    length: masked importance sampling and geometric sequence masking of J. Liu, Y. Li et al., "When Speed Kills
+    Stability", 2025, https://richardli.xyz/rl-collapse.
+    """
+    sum_B = torch.stack([part.sum() for part in (old_logprobs_M - sampler_logprobs_M).split(list(num_tokens_B))])
+    match mask.level:
+        case "sequence":
+            return _is_within(sum_B, mask)
+        case "geometric":
+            return _is_within(sum_B / torch.tensor(num_tokens_B, device=sum_B.device).clamp(min=1), mask)
+        case "token":
+            raise AssertionError("tokens are masked one by one: see importance_weights")
+
+
+def _is_within(log_ratio: Tensor, mask: ImportanceMaskConfig) -> Tensor:
+    return (log_ratio >= (math.log(mask.low) if mask.low else -math.inf)) & (log_ratio <= math.log(mask.high))
 
 
 # The KL divergence from the reference, and the aggregation ------------------------------------------------------------

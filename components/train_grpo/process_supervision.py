@@ -39,21 +39,22 @@ class Step:
     """One reasoning step of a completion."""
 
     end: int
-    """Completion tokens up to and including the step's last one: it ends at token end - 1."""
+    """Sampled tokens of the completion up to and including the step's last one."""
     reward: float
     """1 for right, 0 for wrong, NaN for one that cannot be scored."""
 
 
-def worked_steps(text: str) -> list[tuple[int, bool]]:
+def worked_steps(text: str, stated: "set[Equation] | None" = None) -> list[tuple[int, bool]]:
     """Return the end of each worked line above the one with the last `####` or box, and whether it is right.
 
     Ends are in characters, up to and including the newline, whose token completes the line's last number. A line is
     right if every equation that it adds holds. One without a newline is no step: it is the answer, or was cut off.
+    What was `stated` before adds nothing, and what is stated here is added to it.
     """
+    stated = set() if stated is None else stated
     answer = max(text.rfind(marker) for marker in _ANSWER_MARKERS)
     reasoning = text if answer < 0 else text[:answer]
     steps: list[tuple[int, bool]] = []
-    stated: set[Equation] = set()
     end = 0
     for line in reasoning.split("\n")[:-1]:
         end += len(line) + 1
@@ -72,22 +73,43 @@ def outcome(grade: Grade) -> float:
 def verified_steps(completion: "Completion", grade: Grade, decode: Callable[[Sequence[int]], str]) -> list[Step]:
     """Return the steps of a completion, whose ends increase strictly.
 
-    `decode` turns the first tokens of the completion into the beginning of its text. A step's last token is the first
-    with which all of its characters are there. Of steps that would end at the same token one remains: it is right if
-    all are, and where the completion itself ends it is the answer.
+    `decode` turns the first tokens of a turn into the beginning of its text. A step's last token is the first with
+    which all of its characters are there. Of steps that would end at the same token one remains: it is right if all
+    are, and where the completion itself ends it is the answer. What an environment wrote has no steps, and repeating
+    it makes none.
     """
-    ids = completion.tokens.completion_ids
+    ids = completion.tokens.sampled_ids
+    turns = [(turn.end, turn.text, turn.observation) for turn in completion.turns]
+    stated: set[Equation] = set()
+    rewards: dict[int, float] = {}
+    start = 0
+    for stop, text, observation in turns or [(len(ids), completion.text, "")]:
+        for end, right in _token_ends(ids[start:stop], worked_steps(text, stated), decode):
+            rewards[start + end] = min(rewards.get(start + end, 1.0), float(right))
+        stated.update(*map(equations, observation.split("\n")))
+        start = stop
+    rewards[len(ids)] = outcome(grade)
+    return [Step(end, reward) for end, reward in rewards.items()]
+
+
+def _token_ends(
+    ids: Sequence[int], steps: Sequence[tuple[int, bool]], decode: Callable[[Sequence[int]], str]
+) -> Iterator[tuple[int, bool]]:
+    """Yield steps with their ends in tokens in place of characters."""
 
     def num_decoded(count: int) -> int:
         return len(decode(ids[:count]).rstrip(_INCOMPLETE))
 
-    rewards: dict[int, float] = {}
     end = 0
-    for num_characters, right in worked_steps(completion.text):
+    for num_characters, right in steps:
         end = bisect_left(range(len(ids) + 1), num_characters, end, len(ids), key=num_decoded)
-        rewards[end] = min(rewards.get(end, 1.0), float(right))
-    rewards[len(ids)] = outcome(grade)
-    return [Step(end, reward) for end, reward in rewards.items()]
+        yield end, right
+
+
+def turn_steps(completion: "Completion", grade: Grade) -> list[Step]:
+    """Return a step for each turn of a completion, of which the last is worth what its answer is worth."""
+    ends = [turn.end for turn in completion.turns[:-1]]
+    return [*(Step(end, math.nan) for end in ends), Step(completion.num_tokens, outcome(grade))]
 
 
 # Equations ------------------------------------------------------------------------------------------------------------

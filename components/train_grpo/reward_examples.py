@@ -109,7 +109,9 @@ def examples_of(config: TrainGRPOConfig, group: Group) -> list[Example]:
     if config.reward.model.loss == "pointwise":
         return [
             LabeledExample(
-                scored.completion.tokens, tuple(step.end for step in steps), tuple(step.reward for step in steps)
+                scored.completion.tokens,
+                tuple(scored.completion.tokens.length_to(step.end) for step in steps),
+                tuple(step.reward for step in steps),
             )
             for scored, steps in labeled
             if steps

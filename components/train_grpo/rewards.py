@@ -22,13 +22,13 @@ from functools import partial, update_wrapper
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from components.grading.verifier import Grade, Verdict, has_reasoning, is_unit_tests, require_sandbox
+from components.grading.verifier import Grade, Verdict, is_unit_tests, require_sandbox
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.shared.progress import say
 from components.train_grpo.custom_rewards import Failure, RewardFunction, ask, is_custom, load_reward
-from components.train_grpo.process_supervision import Step, outcome, verified_steps
+from components.train_grpo.process_supervision import Step, outcome, turn_steps, verified_steps
 
 if TYPE_CHECKING:  # torch, and the config, which reads the registry
     from components.policy.checkpoint import Checkpoint
@@ -51,7 +51,7 @@ class BuiltIn:
     """A reward that the params can name."""
 
     function: RewardFunction | None
-    """None for the two that the scorer computes itself."""
+    """None for those that have a value for each step: the scorer computes them itself."""
     key: str | None = None
     """The key of `reward` that is set together with its weight, and only then."""
     settings: Settings = lambda config, model: {}
@@ -60,6 +60,7 @@ class BuiltIn:
 BUILT_IN = {
     "steps": BuiltIn(None),  # for each worked step, whether its arithmetic holds; for the last, whether it is right
     "reward_model": BuiltIn(None, key="model"),  # what the learned model says of the completion, or of each step
+    "environment": BuiltIn(None),  # the sum of what the environment says of the completion, or of each turn
 }
 
 
@@ -112,16 +113,19 @@ def code_tests(problem: Problem, completion: "Completion", grade: Grade) -> floa
 def answer_format(problem: Problem, completion: "Completion", grade: Grade, *, model: ModelConfig) -> float:
     """Return 1 where some reasoning leads to an answer in the designated place, else 0, whatever the answer is.
 
-    Where the prompt asks for thoughts or begins one, the completion has to be one thought and, after it, the answer.
-    The place of code is a fenced block, and it needs no words before it.
+    Where the prompt asks for thoughts or begins one, the completion has to be one thought and, after it, the answer; of
+    several turns the first begins with the thought. The place of code is a fenced block, and it needs no words before
+    it.
     """
-    text = completion.response
+    begin = completion.response
+    if len(completion.turns) > 1:
+        begin = ("<think>" if completion.in_thought else "") + completion.turns[0].text
     must_think = completion.in_thought or model.asks_for_thoughts(problem.source)
-    if not completion.finished or (must_think and not _thinks_first(text)):
+    if not completion.finished or (must_think and not _thinks_first(begin)):
         return 0.0
     if is_unit_tests(problem.answer):
         return float(grade.extracted is not None)
-    return float(has_reasoning(text, model.answer))
+    return float(completion.is_worked(model.answer))
 
 
 def _thinks_first(text: str) -> bool:
@@ -151,7 +155,7 @@ def length(problem: Problem, completions_G: Sequence["Completion"], grades_G: Se
 @built_in("overlong", key="overlong_buffer_tokens", settings=lambda config, model: {"config": config})
 def overlong(problem: Problem, completion: "Completion", grade: Grade, *, config: "TrainGRPOConfig") -> float:
     """Return 0 up to the buffer, then a line down to -1 at the length limit (DAPO, arXiv 2503.14476, equation 13)."""
-    buffer, limit = config.reward.overlong_buffer_tokens, config.sampling.max_new_tokens
+    buffer, limit = config.reward.overlong_buffer_tokens, config.max_sampled_tokens
     return -max(0, completion.num_tokens - (limit - buffer)) / buffer
 
 
@@ -159,7 +163,7 @@ def overlong(problem: Problem, completion: "Completion", grade: Grade, *, config
 def repetition(problem: Problem, completion: "Completion", grade: Grade, *, config: "TrainGRPOConfig") -> float:
     """Return minus the share of n-grams of tokens that are repetitions: 0 where all differ or there is none."""
     n = config.reward.repetition_ngram_tokens
-    ids = completion.tokens.completion_ids
+    ids = completion.tokens.sampled_ids
     ngrams = [ids[start : start + n] for start in range(len(ids) - n + 1)]
     return len(set(ngrams)) / len(ngrams) - 1 if ngrams else 0.0
 
@@ -184,6 +188,8 @@ class Scored:
     def unscorable(self) -> Failure | None:
         """Why the completion cannot be scored; None where it can."""
         if self.grade.verdict is Verdict.UNSCORABLE:
+            if self.completion.failure is not None:
+                return Failure(self.grade.reason, f"its environment failed: {self.completion.failure}")
             return Failure(self.grade.reason, f"the grader says: {self.grade.why}")
         return self.failure
 
@@ -248,6 +254,10 @@ class Scorer:
             Group(problem, [self._without_reward(problem, completion, next(grades_B)) for completion in completions_G])
             for problem, completions_G in zip(problems_P, completions_PG, strict=True)
         ]
+        for group in groups:
+            for scored in group.scored_G:
+                if scored.completion.failure is not None and scored.unscorable is not None:
+                    self._show_once(group.problem, scored.unscorable)
         masked = partial(is_masked, self.config)
         rewarded_PG = [[each for each in group.scored_G if not masked(each.completion)] for group in groups]
         pairs = zip(groups, rewarded_PG, strict=True)
@@ -269,13 +279,19 @@ class Scorer:
         if "reward_model" not in self.config.reward.names:
             return iter(())
         assert self.reward_model is not None
-        step_ends = [tuple(step.end for step in each.steps) for each in scored]
-        return map(tuple, self.reward_model.score([each.completion.tokens for each in scored], step_ends))
+        tokens = [each.completion.tokens for each in scored]
+        step_ends = [
+            tuple(map(sequence.length_to, (step.end for step in each.steps)))
+            for each, sequence in zip(scored, tokens, strict=True)
+        ]
+        return map(tuple, self.reward_model.score(tokens, step_ends))
 
     def _without_reward(self, problem: Problem, completion: "Completion", grade: Grade) -> Scored:
         steps: tuple[Step, ...] = (Step(completion.num_tokens, outcome(grade)),)
         if self.config.reward.supervision == "process":
             steps = tuple(verified_steps(completion, grade, self.checkpoint.decode))
+        elif self.config.reward.supervision == "turn":
+            steps = tuple(turn_steps(completion, grade))
         names = self.config.reward.weights_of(problem.source)
         return Scored(completion, grade, steps, dict.fromkeys(names, (math.nan,) * len(steps)))
 
@@ -288,9 +304,14 @@ class Scorer:
             scored.failure = next((value for value in values.values() if isinstance(value, Failure)), None)
             if scored.failure is None:
                 scored.rewards = {name: value for name, value in values.items() if not isinstance(value, Failure)}
-            elif scored.failure.kind not in self._failures_shown:
-                self._failures_shown.add(scored.failure.kind)
-                say("train_grpo", f"warning: no reward for a completion of {problem.id}: {scored.failure.message}")
+            else:
+                self._show_once(problem, scored.failure)
+
+    def _show_once(self, problem: Problem, failure: Failure) -> None:
+        """Print why a completion has no reward, the first time that there is this kind of reason."""
+        if failure.kind not in self._failures_shown:
+            self._failures_shown.add(failure.kind)
+            say("train_grpo", f"warning: no reward for a completion of {problem.id}: {failure.message}")
 
     def _column(
         self, name: str, problem: Problem, scored_G: Sequence[Scored], learned: Iterator[tuple[float, ...]]
@@ -300,6 +321,9 @@ class Scorer:
             return [tuple(step.reward for step in scored.steps) for scored in scored_G]
         if name == "reward_model":
             return list(islice(learned, len(scored_G)))
+        if name == "environment":
+            by_turn = self.config.reward.supervision == "turn"
+            return [environment_rewards(scored.completion, by_turn=by_turn) for scored in scored_G]
         completions_G = [scored.completion for scored in scored_G]
         grades_G = [scored.grade for scored in scored_G]
         weight = self.config.reward.weights_of(problem.source)[name]
@@ -307,6 +331,15 @@ class Scorer:
         return [value if isinstance(value, Failure) else (value,) for value in values_G]
 
 
+def environment_rewards(completion: "Completion", *, by_turn: bool) -> tuple[float, ...]:
+    """Return the sums of the parts of the reward that the environment gave: one for each turn, or one for all."""
+    turns = tuple(sum(turn.rewards.values()) for turn in completion.turns)
+    return turns if by_turn and turns else (sum(turns, 0.0),)
+
+
 def is_masked(config: "TrainGRPOConfig", completion: "Completion") -> bool:
-    """Return whether a completion is without reward and out of the loss because it was truncated."""
-    return config.sampling.truncated == "mask" and not completion.finished
+    """Return whether a completion is without reward and out of the loss: where truncated ones are, if it is one.
+
+    So is one whose environment failed: what the model would have done next is not known.
+    """
+    return completion.failure is not None or (config.sampling.truncated == "mask" and completion.truncated)

@@ -7,19 +7,22 @@ import math
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 from torch.profiler import record_function
 
+from components.environments.pool import Environments
 from components.policy.parallel import Ranks
-from components.rollout.sampler import Completion, Sampler, Sampling
+from components.rollout.sampler import Begun, Completion, Sampler, Sampling
 from components.shared.errors import explain_out_of_memory
 from components.shared.problem import Problem
 from components.train_grpo.config import TrainGRPOConfig
@@ -29,6 +32,7 @@ from components.train_grpo.rewards import Group
 
 Score = Callable[[Sequence[Problem], Sequence[Sequence[Completion]]], list[Group]]
 """From problems (P,) and the completions of each (P, G) to these completions with their rewards: see `Scorer`."""
+_T = TypeVar("_T")
 _GROUPS = TypeAdapter(list[Group])
 """Turns groups into numbers, text, lists and dicts for a checkpoint, and back."""
 _GROUPS.rebuild(_types_namespace={"Completion": Completion})  # rewards.py cannot import it, with torch
@@ -46,26 +50,37 @@ class Rollout:
     scoring_s: float
     sync_s: float = 0.0
     """Time to update the weights of the sampler."""
+    groups_under_way: int = 0
+    """Groups that have begun and are learned from in a later step (see partial_rollouts.py)."""
 
 
 @dataclass
 class Rollouts:
-    """Samples the rollouts of a run; with `sampler.overlap` each one while the policy learns from the one before."""
+    """Samples the rollouts of a run, with `sampler.max_staleness` ahead of the updates before them.
+
+    Which weights sample which rollout depends on the numbers of the steps alone, never on the clock: a run that is
+    resumed learns from what it would have learned from.
+    """
 
     config: TrainGRPOConfig
     prompts: Prompts
     sampler: Sampler
     score: Score
     ranks: Ranks
-    _prefetched: Future[Rollout] | None = field(default=None, init=False)
+    environments: Environments | None = None
+    """What the policy acts in; None for completions of one turn."""
+    _ahead: "deque[Future[Rollout]]" = field(default_factory=deque, init=False)
+    """This process's part of the rollouts of the next steps, in their order."""
+    _scoring: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Rewards may be functions of a user: no two threads call them at once."""
 
     def of_step(self, step: int) -> Rollout:
         """Return the rollout to learn from."""
         with self.memory():
-            if self.config.sampler.overlap:
-                return self._overlapped(step)
+            if self.config.sampler.max_staleness:
+                return self._sampled_ahead(step)
             sync_s = self.sampler.update_weights(step - 1)
-            rollout = self.sample(f"step {step}")
+            rollout = self.sample(f"step {step}", version=step - 1)
             self.sampler.sleep()
             rollout.sync_s = sync_s
             return rollout
@@ -74,10 +89,12 @@ class Rollouts:
         """Return a rollout from before the first step, for the reward model to learn from."""
         with self.memory():
             self.sampler.update_weights(0)
-            return self.sample(f"initial {number}")
+            return self.sample(f"initial {number}", version=0)
 
-    def sample(self, name: str) -> Rollout:
+    def sample(self, name: str, *, version: int) -> Rollout:
         """Sample and score a group for each of a batch of problems, with random numbers that depend on `name`.
+
+        `version` is that of the sampler's weights.
 
         Every process samples and scores its shard of the problems, and gets all groups. Zero-variance groups teach
         nothing: with dynamic sampling (DAPO, section 3.2) they are replaced by groups of further problems, for a
@@ -91,7 +108,8 @@ class Rollouts:
             if not missing:
                 break
             count = min(math.ceil(missing * self.config.prompts.oversampling), wanted)
-            shard = self._sample_shard(self.ranks.shard(self.prompts.next_batch(count)), self._seed(name, round_))
+            problems_P = self.ranks.shard(self.prompts.next_batch(count))
+            shard = self._sample_shard(problems_P, self._seed(name, round_), version)
             groups_P = self._gather(shard.sampled)
             rollout.sampled += groups_P
             usable = [group for group in groups_P if not max_rounds or differs(self.config, group)]
@@ -102,80 +120,102 @@ class Rollouts:
         return rollout
 
     def finish_prefetch(self) -> None:
-        """Wait until all processes have sampled what they prefetch: the weights of the sampler may change then."""
-        if self._prefetched is not None:
-            self._prefetched.result()
+        """Wait until all processes have sampled what they sample ahead: the weights of the sampler may change then."""
+        if self._ahead:
+            for rollout in self._ahead:
+                rollout.result()
             self.ranks.barrier("the end of prefetching")
 
     def state(self) -> dict[str, Any]:
-        """Return the place in the order of prompts and any prefetched rollout, as plain values."""
-        prefetched = None
-        if self._prefetched is not None:
-            shards = self.ranks.all_gather(self._prefetched.result().sampled, "the end of prefetching")
-            prefetched = [group for groups in shards for group in _GROUPS.dump_python(groups, mode="json")]
-        return {"prompts": self.prompts.state(), "prefetched": prefetched}
+        """Return the place in the order of prompts and the rollouts that are sampled ahead, as plain values."""
+        own = [_GROUPS.dump_python(rollout.result().sampled, mode="json") for rollout in self._ahead]
+        of_ranks = self.ranks.all_gather(own, "the end of prefetching")
+        # Of each rollout the groups of all processes, in the order of their prompts.
+        ahead = [[group for part in parts for group in part] for parts in zip(*of_ranks, strict=True)]
+        return {"prompts": self.prompts.state(), "ahead": ahead}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.prompts.restore(state["prompts"])
-        if state["prefetched"] is not None:
-            groups = _GROUPS.validate_python(self.ranks.shard(state["prefetched"]))
-            self._prefetched = Future()
-            self._prefetched.set_result(Rollout(groups, groups, 0.0, 0.0))
+        for groups_P in state["ahead"]:
+            groups = _GROUPS.validate_python(self.ranks.shard(groups_P))
+            self._ahead.append(Future())
+            self._ahead[-1].set_result(Rollout(groups, groups, 0.0, 0.0))
 
-    def _overlapped(self, step: int) -> Rollout:
-        """Take the prefetched rollout and begin the next: what is learned from is one update old (off-policy)."""
-        if self._prefetched is None:
-            self.sampler.update_weights(step - 1)
-            self._prefetched = self._prefetch(step)
-        # Weights that are sent to servers change for all: one process must not send them while another still samples.
-        self.finish_prefetch()
-        shard, self._prefetched = self._prefetched.result(), None
-        sync_s = self.sampler.update_weights(step - 1)
-        if step < self.config.num_steps:
-            self._prefetched = self._prefetch(step + 1)
+    def _sampled_ahead(self, step: int) -> Rollout:
+        """Take the rollout of a step from those that are sampled ahead, and begin the next where they are due.
+
+        Every `max_staleness` steps the sampler gets the newest weights and begins as many rollouts from them, those of
+        the next steps: the last of them is learned from that many updates later. Servers sample them all together while
+        the policy learns, so that the longest completions of one hold up nothing else.
+        """
+        staleness, sync_s = self.config.sampler.max_staleness, 0.0
+        last = min(step + staleness, self.config.num_steps)
+        due = range(step + len(self._ahead), last + 1)  # in the first step, its own as well
+        if due and (step - 1) % staleness == 0:
+            # Weights that are sent to servers change for all: one process must not send them while another samples.
+            self.finish_prefetch()
+            sync_s = self.sampler.update_weights(step - 1)
+            self._ahead += [self._begin(later, version=step - 1) for later in due]
+            self.sampler.sleep()
+        shard = self._ahead.popleft().result()
         groups = self._gather(shard.sampled)
         return Rollout(groups, groups, shard.sampling_s, shard.scoring_s, sync_s)
 
-    def _prefetch(self, step: int) -> "Future[Rollout]":
-        """Begin this process's part of the rollout of a step in a thread, with the weights that the sampler has."""
+    def _begin(self, step: int, *, version: int) -> "Future[Rollout]":
+        """Begin this process's part of the rollout of a step: in a thread if servers sample, else sample it now."""
         problems_P = self.ranks.shard(self.prompts.next_batch(self.config.prompts_per_step))
-        seed = self._seed(f"step {step}", 0)
-        rollout: Future[Rollout] = Future()
+        return self._started(partial(self._sample_shard, problems_P, self._seed(f"step {step}", 0), version))
+
+    def _started(self, sample: Callable[[], _T]) -> "Future[_T]":
+        """Return the result to come of sampling in a thread if there are servers; of sampling at once otherwise."""
+        result: Future[_T] = Future()
 
         def run() -> None:
             try:
-                rollout.set_result(self._sample_shard(problems_P, seed))
+                result.set_result(sample())
             except Exception as error:
-                rollout.set_exception(error)
+                result.set_exception(error)
 
-        # A daemon: a run that ends for another reason does not wait for it.
-        threading.Thread(target=run, daemon=True).start()
-        return rollout
+        if self.config.sampler.samples_ahead:
+            # A daemon: a run that ends for another reason does not wait for it.
+            threading.Thread(target=run, daemon=True).start()
+        else:
+            run()
+        return result
 
-    def _sample_shard(self, problems_P: Sequence[Problem], seed: str) -> Rollout:
-        """Sample and score this process's part of a rollout."""
+    def _sample_shard(self, problems_P: Sequence[Problem], seed: str, version: int) -> Rollout:
+        """Sample and score this process's part of a rollout, from the weights after `version` updates."""
         started = time.monotonic()
-        sampling = Sampling(
-            num_samples=self.config.group_size,
-            temperature=self.config.sampling.temperature,
-            max_new_tokens=self.config.sampling.max_new_tokens,
-            seed=random.Random(seed).getrandbits(48),
-        )
+        sampling = self.sampling(random.Random(seed).getrandbits(48))
         with record_function("sampling"):
-            completions_PG = self.sampler.generate(problems_P, sampling)
+            completions_PG = with_version(self.sampler.generate(problems_P, sampling), version)
         sampled = time.monotonic()
-        with record_function("scoring"):
+        with record_function("scoring"), self._scoring:
             groups = self.score(problems_P, completions_PG)
         return Rollout(groups, groups, sampled - started, time.monotonic() - sampled)
+
+    def sampling(self, seed: int) -> Sampling:
+        """Return how completions are sampled, with random numbers of a seed."""
+        return Sampling(
+            num_samples=self.config.group_size,
+            temperature=self.config.sampling.temperature,
+            max_new_tokens=self.config.max_sampled_tokens,
+            seed=seed,
+            environments=self.environments,
+        )
 
     def _seed(self, name: str, round_: int) -> str:
         """Return the name of a stream of random numbers: each process has its own in every round of every rollout."""
         return f"{self.config.seed}/{name}/{round_}" + (f"/{self.ranks.rank}" if self.ranks.rank else "")
 
     def _gather(self, groups: list[Group]) -> list[Group]:
-        """Return the groups of all processes, and record their pass rates for the choice of problems."""
-        groups_P = [group for shard in self.ranks.all_gather(groups, "the end of sampling") for group in shard]
+        """Return the groups of all processes; see `_recorded`."""
+        shards = self.ranks.all_gather(groups, "the end of sampling")
+        return self._recorded([group for shard in shards for group in shard])
+
+    def _recorded(self, groups_P: list[Group]) -> list[Group]:
+        """Return groups, and record their pass rates for the choice of problems."""
         for group in groups_P:
             self.prompts.record(group.problem.id, num_right=group.num_right, num_scored=group.num_scorable)
         return groups_P
@@ -189,6 +229,18 @@ class Rollouts:
         elif not sampler.servers:
             remedies.insert(0, f"lower train_grpo.sampling.max_batch_size (it is {sampling.max_batch_size})")
         return explain_out_of_memory("the rollout", *remedies)
+
+
+def with_version(
+    completions_PG: Sequence[Sequence[Completion]], version: int, begun_PG: Begun | None = None
+) -> list[list[Completion]]:
+    """Return completions with the version of the weights that sampled each token, those that were begun as they say."""
+    groups = []
+    for completions_G, begun_G in zip(completions_PG, begun_PG or [()] * len(completions_PG), strict=True):
+        before_G = [each.versions for each in begun_G] or [()] * len(completions_G)
+        pairs = zip(completions_G, before_G, strict=True)
+        groups.append([replace(each, versions=old + (version,) * (each.num_tokens - len(old))) for each, old in pairs])
+    return groups
 
 
 def reward_tensors(config: TrainGRPOConfig, groups: Sequence[Group]) -> dict[str, Tensor]:

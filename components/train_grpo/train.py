@@ -11,7 +11,7 @@ from components.cluster.watchdog import memory_folder
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.lineage import Material, digest
-from components.shared.model import model_file, weights_folder
+from components.shared.model import has_tools, model_file, weights_folder
 from components.shared.stage import Stage
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.custom_rewards import reward_materials
@@ -92,7 +92,9 @@ def sampling_services(config: TrainGRPOConfig, reference: Path, work: Path) -> I
                 from components.cluster.servers import vllm_servers
 
                 dtype, lora, logs = config.sampler_dtype, config.engine.lora, work / "servers"
-                urls = vllm_servers(model, servers, dtype=dtype, logs=logs, lora=lora)
+                urls = vllm_servers(
+                    model, servers, dtype=dtype, logs=logs, lora=lora, has_tokenizer=has_tools(reference)
+                )
                 variable = _default_variable(SERVERS_VARIABLE, ",".join(stack.enter_context(urls)))
                 stack.enter_context(variable)
         yield

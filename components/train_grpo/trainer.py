@@ -23,7 +23,15 @@ from components.shared import jsonl
 from components.shared.progress import Progress, progress, say
 from components.shared.work import MODEL
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.metrics import History, completion_records, figures_without_update, rollout_metrics, row_of
+from components.train_grpo.metrics import (
+    History,
+    completion_records,
+    figures_without_update,
+    rollout_metrics,
+    row_of,
+    staleness_metrics,
+    trajectory_metrics,
+)
 from components.train_grpo.monitoring import Profiler, StepTimer, require_scorable
 from components.train_grpo.objective import kl_to_reference
 from components.train_grpo.reference import AdapterReference, Reference
@@ -31,11 +39,11 @@ from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Rollout, Rollouts
 from components.train_grpo.update import (
-    MISMATCHED,
+    MASKED_COMPLETIONS,
     Experience,
     Minibatch,
     make_experience,
-    mask_mismatched,
+    mask_completions,
     rollout_advantages,
     split_minibatches,
     update,
@@ -150,15 +158,15 @@ class Trainer:
             schedule=config.schedule,
         )
         if not groups:  # dynamic sampling has replaced all of them
-            masked = {} if config.sampler.max_sequence_mismatch is None else {MISMATCHED: math.nan}
+            masked = {MASKED_COMPLETIONS: math.nan} if config.sampler.correction.masks_completions else {}
             return figures_without_update(rate) | masked, []
         with self.timer.phase("reference_s"):
             experience, minibatches = self._prepare(groups)
         self.history.completions += completion_records(config, groups, experience.advantages_M, step=step)
         with self.timer.phase("update_s"), memory_for_update(_STAGE, config.engine):
             figures = update(config, self.policy, minibatches, experience, rate)
-        if experience.mismatched_B is not None:
-            figures[MISMATCHED] = float(experience.mismatched_B.double().mean())
+        if experience.far_B is not None:
+            figures[MASKED_COMPLETIONS] = float(experience.far_B.double().mean())
         return figures, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
 
     def _prepare(self, groups: Sequence[Group]) -> tuple[Experience, list[Minibatch]]:
@@ -167,11 +175,11 @@ class Trainer:
         experience = make_experience(self.config, groups, self.checkpoint.device)
         if self.reference and not kl_in_loss:
             self._take_kl_off_rewards(self.reference, groups, experience)
-        if self.config.sampler.max_sequence_mismatch is not None:
+        if self.config.sampler.correction.masks_completions:
             if experience.old_logprobs_M.isnan().any():
                 with self._memory_for_logprobs():
                     experience.old_logprobs_M = self._logprobs(self.policy, experience)
-            mask_mismatched(self.config, experience)
+            mask_completions(self.config, experience)
         minibatches = split_minibatches(self.config, experience, ranks=self.policy.ranks)
         if self.reference and kl_in_loss and minibatches:
             batches = [batch for minibatch in minibatches for batch in minibatch.shard.all_batches]
@@ -210,7 +218,14 @@ class Trainer:
     def _record(
         self, step: int, rollout: Rollout, figures: Mapping[str, float], batches: Sequence[MicroBatch], bar: Progress
     ) -> None:
-        row = {"step": step, **rollout_metrics(self.config, rollout, self.checkpoint.config.answer), **figures}
+        model = self.checkpoint.config
+        row = {
+            "step": step,
+            **rollout_metrics(self.config, rollout, model.answer),
+            **(trajectory_metrics(self.config, model.tools, rollout) if model.tools else {}),
+            **staleness_metrics(self.config, rollout, step),
+            **figures,
+        }
         timing = self.timer.row(step, rollout, batches, self.policy.ranks)
         self.history.curves.append(row_of(row))
         self.history.timings.append(timing)

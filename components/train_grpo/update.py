@@ -23,7 +23,7 @@ from components.train_grpo.objective import (
     Tokens,
     advantages,
     decoupled_advantages,
-    is_close_to_sampler,
+    is_near_sampler,
     token_advantages,
     token_objective,
     token_weights,
@@ -31,8 +31,8 @@ from components.train_grpo.objective import (
 from components.train_grpo.rewards import Group, is_masked
 from components.train_grpo.rollouts import reward_tensors
 
-MISMATCHED = "mismatched_fraction"
-"""Column of the curves: the share of completions beyond `sampler.max_sequence_mismatch`."""
+MASKED_COMPLETIONS = "masked_completion_fraction"
+"""Column of the curves: the share of completions that `sampler.correction.mask` takes out of the loss."""
 
 
 class SamplerMismatchError(PipelineError):
@@ -50,15 +50,15 @@ class Experience:
     sampler_logprobs_M: Tensor
     """Under the policy that sampled, as the sampler computed them."""
     old_logprobs_M: Tensor
-    """Under the policy that sampled, computed as in training; NaN until they are known."""
+    """Under the policy before the update, computed as in training; NaN until they are known."""
     reference_logprobs_M: Tensor | None = None
-    mismatched_B: Tensor | None = None
-    """Whether a completion is beyond `sampler.max_sequence_mismatch`, and masked for that; None without this bound."""
+    far_B: Tensor | None = None
+    """Whether a completion is outside `sampler.correction.mask`, and masked for that; None where none is masked."""
 
     @property
     def num_tokens_B(self) -> list[int]:
-        """Completion tokens of each completion."""
-        return [len(sequence.completion_ids) for sequence in self.sequences_B]
+        """Sampled tokens of each completion."""
+        return [sequence.num_sampled for sequence in self.sequences_B]
 
 
 def make_experience(config: TrainGRPOConfig, groups: Sequence[Group], device: torch.device) -> Experience:
@@ -75,16 +75,16 @@ def make_experience(config: TrainGRPOConfig, groups: Sequence[Group], device: to
     )
 
 
-def mask_mismatched(config: TrainGRPOConfig, experience: Experience) -> None:
-    """Take completions beyond `sampler.max_sequence_mismatch` out of the loss; `old_logprobs_M` are known."""
-    bound = config.sampler.max_sequence_mismatch
-    assert bound is not None
+def mask_completions(config: TrainGRPOConfig, experience: Experience) -> None:
+    """Take completions outside `sampler.correction.mask` out of the loss; `old_logprobs_M` are known."""
+    mask = config.sampler.correction.mask
+    assert mask is not None
     old_M, sampler_M = experience.old_logprobs_M, experience.sampler_logprobs_M
     # Of all completions: those that are masked are not in the metrics of the update, which would hide stale weights.
     _require_sampler_match(config, float((old_M - sampler_M).abs().mean()))
-    is_close_B = is_close_to_sampler(old_M, sampler_M, experience.num_tokens_B, bound).cpu()
-    experience.in_loss_B = experience.in_loss_B & is_close_B
-    experience.mismatched_B = ~is_close_B
+    is_near_B = is_near_sampler(old_M, sampler_M, experience.num_tokens_B, mask).cpu()
+    experience.in_loss_B = experience.in_loss_B & is_near_B
+    experience.far_B = ~is_near_B
 
 
 def rollout_advantages(config: TrainGRPOConfig, groups: Sequence[Group], penalties_B: Tensor | None = None) -> Tensor:
@@ -156,8 +156,8 @@ def update(
 ) -> dict[str, float]:
     """Take an optimizer step on each minibatch, `updates_per_rollout` times; return the metrics of the last pass.
 
-    Log-probabilities of the policy that sampled are those of the first step, before it changed anything: they cost no
-    forward pass of their own, and the ratio of that step is exactly one. Only the minibatches after it take one more
+    Log-probabilities of the policy before the update are those of the first step, before it changed anything: they cost
+    no forward pass of their own, and the ratio of that step is exactly one. Only the minibatches after it take one more
     forward pass, before the policy changes.
     """
     if not minibatches:
@@ -165,20 +165,26 @@ def update(
     later = [batch for minibatch in minibatches[1:] for batch in minibatch.shard.all_batches]
     if later and experience.old_logprobs_M.isnan().any():
         experience.old_logprobs_M = completion_logprobs(policy, later, len(experience.old_logprobs_M))
-    metrics = UpdateMetrics()
+    metrics, is_sum = UpdateMetrics(), loss_is_sum(config)
     for epoch in range(config.updates_per_rollout):
         of_rank, steps = UpdateMetrics(), []
         for number, minibatch in enumerate(minibatches):
             for batch in minibatch.shard.batches:
                 is_first = epoch == number == 0
                 token_loss = partial(_loss, config, batch, minibatch.weights_B, experience, of_rank, is_first=is_first)
-                policy.learn(batch, token_loss, is_sum=config.loss.ratio == "token")
+                policy.learn(batch, token_loss, is_sum=is_sum)
             for batch in minibatch.shard.dummies:  # other processes have more micro-batches, and wait for as many here
                 policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
             metrics = UpdateMetrics.merged(policy.ranks.all_gather(of_rank, "the metrics of an update"))
             _require_sampler_match(config, metrics.mean_mismatch)
             steps.append(policy.step(learning_rate))
     return metrics.figures(steps)
+
+
+def loss_is_sum(config: TrainGRPOConfig) -> bool:
+    """Return whether the loss of a token needs no other token of its completion, so that it is computed in chunks."""
+    weight = config.sampler.correction.weight
+    return config.loss.ratio == "token" and (weight is None or weight.level == "token")
 
 
 def _loss(
@@ -194,7 +200,7 @@ def _loss(
 ) -> Tensor:
     """Return the loss of some tokens of a micro-batch: minus the weighted sum of their objectives (equation 3).
 
-    In the first step of a rollout the policy is still the one that sampled.
+    In the first step of a rollout the policy is still pi_old.
     """
     token_N, sequence_N = batch.token_N[rows], batch.sequence_N[rows]
     if is_first:
@@ -214,7 +220,7 @@ def _loss(
         sequence_N=sequence_N,
         num_tokens_B=torch.tensor(experience.num_tokens_B, device=sequence_N.device),
     )
-    terms = token_objective(config.loss, tokens, max_importance_weight=config.sampler.max_importance_weight)
+    terms = token_objective(config.loss, tokens, config.sampler.correction)
     metrics.add(config.loss.clip, tokens, terms)
     return -(weights_B[sequence_N].to(terms.objective_N.dtype) * terms.objective_N).sum()
 

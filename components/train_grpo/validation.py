@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from components.environments.pool import Environments
 from components.grading.verifier import Grade, Verdict
 from components.policy.parallel import Ranks
 from components.rollout.sampler import Completion, Sampler, Sampling
@@ -41,6 +42,8 @@ class Validator:
     grade: Callable[[Sequence[Problem], Sequence[Completion], AnswerPolicy], list[Grade]]
     policy: AnswerPolicy
     ranks: Ranks
+    environments: Environments | None = None
+    """What the policy acts in; None for answers of one turn."""
 
     def measure(self, step: int) -> dict[str, Any]:
         """Return the accuracy of the policy after `step` steps, with its interval and by source, and how it answers.
@@ -54,12 +57,13 @@ class Validator:
             temperature=0.0,
             max_new_tokens=self.config.sampling.max_new_tokens,
             seed=self.config.seed,
+            environments=self.environments,
         )
         completions = [group[0] for group in self.sampler.generate(shard, greedy)]
         self.sampler.sleep()
         grades = self.grade(shard, completions, self.policy)
         answers = [
-            (problem.source, grade.verdict == Verdict.RIGHT, completion.num_tokens, completion.finished)
+            (problem.source, grade.verdict == Verdict.RIGHT, completion.num_tokens, completion.truncated)
             for problem, grade, completion in zip(shard, grades, completions, strict=True)
         ]
         every = [each for part in self.ranks.all_gather(answers, "the end of a validation") for each in part]
@@ -69,7 +73,7 @@ class Validator:
             **score(sum(right for _, right, _, _ in every), len(every)),
             "by_source": {source: score(sum(rights), len(rights)) for source, rights in by_source.items()},
             "completion_length_tokens": fmean(tokens for _, _, tokens, _ in every),
-            "truncated_fraction": fmean(not finished for _, _, _, finished in every),
+            "truncated_fraction": fmean(truncated for _, _, _, truncated in every),
         }
 
     @property

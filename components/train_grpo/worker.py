@@ -2,11 +2,12 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from components.environments.pool import Environments
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.engine import Policy, load_parameters, torch_dtype
@@ -35,6 +36,7 @@ from components.shared.problem import Problem, Split, draw, read_problems
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.monitoring import Profiler, StepTimer, missing_signal, require_learning
+from components.train_grpo.partial_rollouts import PartialRollouts
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
@@ -63,10 +65,15 @@ def train_rank(
         with memory_for_loading(_STAGE, config.engine):
             checkpoint = load(reference, dtype=torch_dtype(config.engine))
         log = work / "launch" / f"vllm-rank-{ranks.rank}.log"
-        with closing(make_sampler(config, checkpoint, reference, log)) as sampler:
+        with (
+            closing(make_sampler(config, checkpoint, reference, log)) as sampler,
+            _environments(checkpoint) as environments,
+        ):
             with memory_for_loading(_STAGE, config.engine):
                 saved = resumption.load()
-                trainer = build_trainer(config, checkpoint, training_problems, verify, sampler, saved, held_out)
+                trainer = build_trainer(
+                    config, checkpoint, training_problems, verify, sampler, saved, held_out, environments
+                )
             resumption.restore_random_state()
             if problem := missing_signal(config, trainer.history.curves):  # of a resumed run, before another step
                 raise PipelineError(problem)
@@ -92,6 +99,12 @@ def train_rank(
                 trainer.reward_model.save(training / "reward_model")
             ranks.barrier("the end")
     return result.metrics
+
+
+def _environments(checkpoint: Checkpoint) -> AbstractContextManager[Environments | None]:
+    """Return what the model acts in, whose processes end with the context; None in one without tools."""
+    tools = checkpoint.format.tools
+    return closing(Environments(tools)) if tools else nullcontext()
 
 
 def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, live: TrainingLog, step: int) -> None:
@@ -162,10 +175,11 @@ def build_trainer(
     sampler: Sampler,
     saved: TrainingCheckpoint | None = None,
     held_out: Sequence[Problem] = (),
+    environments: Environments | None = None,
 ) -> Trainer:
     """Return the trainer of a new run, in which policy and reference are equal, or of one that was `saved`.
 
-    `held_out` are the problems of the dev split, for validation.
+    `held_out` are the problems of the dev split, for validation; `environments` are those of `checkpoint.config.tools`.
     """
     disable_dropout(checkpoint.model)
     temperature, placement, reward_model = config.sampling.temperature, config.reference_placement, None
@@ -186,11 +200,12 @@ def build_trainer(
     prompts = Prompts(problems, config.prompts, seed=config.seed)
     grade = partial(grade_completions, verify)
     score = Scorer(config, checkpoint, grade, reward_model)
-    rollouts = Rollouts(config, prompts, sampler, score, policy.ranks)
+    kind = Rollouts if config.sampler.segment_tokens is None else PartialRollouts
+    rollouts = kind(config, prompts, sampler, score, policy.ranks, environments)
     validator = None
     if config.validation:
         asked = draw(held_out, config.validation.num_problems, config.seed)
-        validator = Validator(config, asked, sampler, grade, checkpoint.config.answer, policy.ranks)
+        validator = Validator(config, asked, sampler, grade, checkpoint.config.answer, policy.ranks, environments)
     trainer = Trainer(config, checkpoint, policy, rollouts, reference, reward_model, timer, validator)
     if saved:
         policy.load_state(saved.policy)
@@ -207,7 +222,12 @@ def make_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Pat
     elif config.sampler.vllm:
         lora = config.engine.lora and with_named_targets(config.engine.lora, checkpoint.model)
         engine = VllmEngine(
-            weights_folder(reference), config.sampler.vllm, dtype=config.sampler_dtype, log=log, lora=lora
+            weights_folder(reference),
+            config.sampler.vllm,
+            dtype=config.sampler_dtype,
+            log=log,
+            lora=lora,
+            has_tokenizer=checkpoint.config.tools is not None,
         )
     else:
         transformers = ShardedSampler if config.engine.zero_stage == 3 else TransformersSampler

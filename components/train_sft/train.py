@@ -5,6 +5,7 @@ from pathlib import Path
 from components.cluster.launch import run_ranks
 from components.shared.model import base_materials
 from components.shared.stage import Stage
+from components.shared.tools import environment_materials
 from components.train_sft.config import TrainSFTConfig
 
 
@@ -34,6 +35,7 @@ STAGE = Stage(
     inputs=("problems",),
     outputs=("base_model", "reference", "training"),
     has_work=True,
+    sources=lambda config: environment_materials(config.model.tools),  # the reference takes its tools with it
     materials=lambda config, outputs: base_materials(config.model.base, outputs["base_model"]),
 )
 

@@ -124,8 +124,8 @@ def _policy_and_curves(
 def _step(
     config: TrainSFTConfig, checkpoint: Checkpoint, policy: Policy, examples: Sequence[TokenSequence], step: int
 ) -> dict[str, float]:
-    """Take the optimizer step of this number on the mean negative log-likelihood of the examples' completion tokens."""
-    num_tokens = sum(len(example.completion_ids) for example in examples)
+    """Take the optimizer step of this number on the mean negative log-likelihood of the examples' sampled tokens."""
+    num_tokens = sum(example.num_sampled for example in examples)
     shard = pack_shard(
         policy.ranks,
         examples,

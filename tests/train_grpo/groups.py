@@ -6,7 +6,7 @@ from typing import Any
 from components.grading.verifier import Grade, Reason, Verdict
 from components.grading.verifier import grade as grade_text
 from components.policy.packing import TokenSequence
-from components.rollout.sampler import Completion
+from components.rollout.sampler import Completion, Turn
 from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.process_supervision import Step, outcome
 from components.train_grpo.rewards import Group, Scored
@@ -16,6 +16,21 @@ from tests import tiny
 def completion(num_tokens: int = 3, *, text: str = "#### 0", finished: bool = True) -> Completion:
     """Return a completion of that many tokens, each of which the sampler sampled with log-probability -1."""
     return Completion(TokenSequence((1, 2), tuple(range(3, 3 + num_tokens))), (-1.0,) * num_tokens, text, finished)
+
+
+def trajectory(*turns: Turn, finished: bool = True, failure: str | None = None) -> Completion:
+    """Return a completion of these turns, with two tokens of an environment between each of them."""
+    starts = [turn.end + 2 * number for number, turn in enumerate(turns[:-1])]
+    environment = tuple((start, start + 2) for start in starts)
+    num_tokens = turns[-1].end + 2 * len(starts)
+    return Completion(
+        TokenSequence((1, 2), tuple(range(3, 3 + num_tokens)), environment),
+        (-1.0,) * turns[-1].end,
+        "".join(turn.text + turn.observation for turn in turns),
+        finished,
+        turns=turns,
+        failure=failure,
+    )
 
 
 def grade(verdict: Verdict) -> Grade:

@@ -1,6 +1,8 @@
 """A sampler with weights of its own that needs no vLLM: transformers on a copy, which is loaded from folders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +14,9 @@ from components.policy.attention import use_packed_attention
 from components.policy.checkpoint import Checkpoint, load
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
-from components.rollout.transformers_sampler import Decoding
+from components.rollout.decoding import Decoding
 from components.rollout.vllm.config import Synchronise, WeightsBy
-from components.rollout.vllm.sampler import Request, SampledTokens
+from components.rollout.vllm.sampler import Request, SampledTokens, Submit
 from tests import tiny
 
 
@@ -26,7 +28,7 @@ def _state(folder: Path) -> dict[str, Tensor]:
 class OwnWeights:
     """Keeps the weights of a version; one that is `stale` stays with the first that it was given."""
 
-    shared = True
+    shared, max_tokens = True, 100_000
 
     def __init__(
         self,
@@ -55,6 +57,17 @@ class OwnWeights:
             (group,) = Decoding(checkpoint, [request.prompt_ids], params["n"], params["temperature"]).run(uniform_RT)
             groups.append([SampledTokens(each.tokens.completion_ids, each.logprobs) for each in group])
         return groups
+
+    @contextmanager
+    def submitting(self) -> Iterator[Submit]:
+        """See `Completing`: each request is answered at once."""
+
+        def submit(request: Request) -> "Future[list[SampledTokens]]":
+            answer: Future[list[SampledTokens]] = Future()
+            answer.set_result(self.complete([request])[0])
+            return answer
+
+        yield submit
 
     def set_weights(self, version: int, weights: Path | Mapping[str, Tensor] | None) -> None:
         """See `Engine`."""

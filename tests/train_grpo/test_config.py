@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 VLLM = {key: SERVERS[key] for key in SERVERS if key not in ("num_servers", "devices", "lost_deadline_s")}
 STEPS = {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"}
 ADAPTERS = {"synchronise": "adapters"}
-OVERLAP = {"sampler__servers": SERVERS, "sampler__overlap": True, "sampler__max_importance_weight": 2.0}
+WEIGHT = {"sampler__correction__weight": {"level": "token", "max": 2.0}}
+STALE = {"sampler__max_staleness": 2, **WEIGHT}
 
 
 def test_the_order_of_keys_in_the_params_file_has_no_effect() -> None:
@@ -84,7 +85,13 @@ def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
         ({"loss__clip__low": 1.0}, "low"),
         ({"loss__clip__dual": 1.0}, "dual"),
         ({"loss__clip__dual": 3.0, "loss__policy_loss": "cispo"}, r"clip\.dual needs policy_loss: clipped"),
-        ({"sampler__overlap": True}, "overlap needs servers"),
+        ({"sampler__max_staleness": -1}, "max_staleness"),
+        ({"sampler__max_staleness": 1}, r"max_staleness above 0 needs correction\.weight"),
+        ({"sampler__segment_tokens": 8}, "segment_tokens needs max_staleness of 1 or more"),
+        (
+            {**STALE, "sampler__max_staleness": 1, "sampler__segment_tokens": 8, "sampler__servers": SERVERS},
+            "segment_tokens needs max_staleness of 2 or more: servers sample a step ahead",
+        ),
         ({"sampler__dtype": "bfloat16"}, "dtype is that of vLLM, which needs vllm or servers"),
         ({"sampler__vllm": {**VLLM, **ADAPTERS}}, r"sampler\.vllm\.synchronise: adapters needs engine\.lora"),
         ({"sampler__servers": {**SERVERS, **ADAPTERS, "weights_by": "gloo"}}, "adapters needs weights_by: folder"),
@@ -92,11 +99,13 @@ def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
             {"sampler__servers": {**SERVERS, **ADAPTERS}, "engine__lora": {"rank": 513}},
             r"sampler\.servers\.synchronise: adapters needs an engine\.lora\.rank of at most 512",
         ),
-        ({"sampler__overlap": True, "sampler__servers": SERVERS}, "overlap needs max_importance_weight"),
-        ({**OVERLAP, "prompts__max_resampling_rounds": 1}, r"overlap needs prompts\.max_resampling_rounds: 0"),
+        ({**STALE, "prompts__max_resampling_rounds": 1}, r"max_staleness above 0 needs prompts\.max_resampling_rounds"),
         ({"sampler__servers": SERVERS, "sampler__vllm": VLLM}, "exclude one another"),
-        ({"sampler__max_sequence_mismatch": 0.1}, "max_sequence_mismatch needs vllm or servers"),
-        ({"sampler__max_importance_weight": 0.5}, "max_importance_weight"),
+        ({"sampler__correction__mask": {}}, r"correction\.mask needs vllm, servers or max_staleness above 0"),
+        ({"sampler__correction__mask": {"low": 1.0}}, "low"),
+        ({"sampler__correction__mask": {"high": 1.0}}, "high"),
+        ({"sampler__correction__weight": {"max": 0.5}}, "max"),
+        ({"sampler__correction__weight": {"max": None}}, r"weight\.max: null needs mask"),
         ({"sampling__temperature": 0.0}, "temperature"),
         (
             {"reference_decay": 0.9, "loss__kl__coefficient": 0.0},
@@ -129,8 +138,11 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
         {"reward__weights": {"accuracy": 1, "format": 0.5}, "reward__combination": "after_normalisation"},
         {**STEPS, "loss__kl__placement": "reward"},
         {"warmup_steps": 2, "num_iterations": 3, "minibatches_per_rollout": 3},
-        OVERLAP,
-        {"loss__clip__high": 5.0, "loss__clip__dual": 1.1, "sampler__max_importance_weight": 1.0},
+        STALE,
+        {**STALE, "sampler__segment_tokens": 1, "sampler__servers": SERVERS},
+        {**STALE, "sampler__max_staleness": 1, "sampler__segment_tokens": 100},
+        {**STALE, "sampler__correction__mask": {"low": 0}, "sampler__correction__weight": {"max": None}},
+        {"loss__clip__high": 5.0, "loss__clip__dual": 1.1, "sampler__correction__weight": {"max": 1.0}},
     ],
 )
 def test_settings_at_the_bounds_are_accepted(changes: dict[str, Any]) -> None:

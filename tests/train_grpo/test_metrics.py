@@ -197,22 +197,27 @@ def test_records_show_all_rewards_of_all_steps() -> None:
 # The update -----------------------------------------------------------------------------------------------------------
 
 CLIP = ClipConfig(low=0.2, high=0.5, dual=3.0)
-# Two micro-batches: ratio, advantage, kl, entropy, old and sampler log-probability of each token.
+# Two micro-batches: ratio, advantage, kl, entropy, old and sampler log-probability, and weight of each token.
 BATCHES = [
-    [(1.6, 1.0, 0.3, 1.0, -1.0, -1.1), (0.5, -2.0, 0.1, 2.0, -2.0, -1.5), (4.0, -1.0, 0.7, 0.25, -0.5, -0.2)],
-    [(1.4, 1.0, 0.0, 0.5, -3.0, -3.0)],
+    [
+        (1.6, 1.0, 0.3, 1.0, -1.0, -1.1, 0.5),
+        (0.5, -2.0, 0.1, 2.0, -2.0, -1.5, 0.0),
+        (4.0, -1.0, 0.7, 0.25, -0.5, -0.2, 2.0),
+    ],
+    [(1.4, 1.0, 0.0, 0.5, -3.0, -3.0, 1.0)],
 ]
 STEP = {"loss": 1.0, "gradient_norm": 2.0, "learning_rate": 0.5}
 
 
-def _update_metrics(*batches: Sequence[tuple[float, ...]], with_kl: bool = True) -> UpdateMetrics:
+def _update_metrics(*batches: Sequence[tuple[float, ...]], all_terms: bool = True) -> UpdateMetrics:
     metrics = UpdateMetrics()
     for batch in batches:
         columns = [torch.tensor(column, dtype=torch.float64) for column in zip(*batch, strict=True)]
-        ratio_N, advantages_N, kl_N, entropy_N, old_N, sampler_N = columns
+        ratio_N, advantages_N, kl_N, entropy_N, old_N, sampler_N, weight_N = columns
         index_N = torch.zeros(len(batch), dtype=torch.long)
         tokens = Tokens(old_N, old_N, sampler_N, None, entropy_N, advantages_N, index_N, index_N)
-        metrics.add(CLIP, tokens, TokenObjective(ratio_N, ratio_N, kl_N if with_kl else None))
+        terms = (kl_N, weight_N) if all_terms else (None, None)
+        metrics.add(CLIP, tokens, TokenObjective(ratio_N, ratio_N, *terms))
     return metrics
 
 
@@ -224,6 +229,8 @@ def test_update_metrics_are_means_over_the_tokens_of_all_processes() -> None:
         "entropy": statistics.fmean(token[3] for token in tokens),
         "clip_high_fraction": 1 / 4,
         "clip_low_fraction": 2 / 4,
+        "importance_weight": 3.5 / 4,
+        "masked_token_fraction": 1 / 4,
         "sampler_mismatch": (0.1 + 0.5 + 0.0 + 0.3) / 4,
         "sampler_mismatch_max": 0.5,
         "ratio_min": 0.5,
@@ -239,9 +246,10 @@ def test_update_metrics_are_means_over_the_tokens_of_all_processes() -> None:
 def test_what_optimizer_steps_return_is_averaged_over_them() -> None:
     """Loss and norm are means over the optimizer steps; without a step nothing was measured, in the same columns."""
     steps = [{"loss": 1.0, "gradient_norm": 2.0}, {"loss": -3.0, "gradient_norm": 1.0}]
-    figures = _update_metrics(*BATCHES, with_kl=False).figures(steps)
+    figures = _update_metrics(*BATCHES, all_terms=False).figures(steps)
     assert (figures["loss"], figures["gradient_norm"]) == (-1.0, 1.5)
-    assert math.isnan(figures["kl"])  # there is none without a reference
+    for name in ("kl", "importance_weight", "masked_token_fraction"):  # without a reference, and without a correction
+        assert math.isnan(figures[name])
     nothing = figures_without_update(0.25)
     assert set(nothing) == {*figures, "learning_rate"}
     measured = {name: value for name, value in nothing.items() if not math.isnan(value)}

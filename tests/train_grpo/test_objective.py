@@ -1,8 +1,8 @@
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -14,6 +14,8 @@ from components.train_grpo.config import (
     AdvantageEstimator,
     Aggregation,
     ClipConfig,
+    CorrectionConfig,
+    ImportanceMaskConfig,
     KLEstimator,
     LossConfig,
     PolicyLoss,
@@ -24,6 +26,8 @@ from components.train_grpo.objective import (
     clipped_high,
     clipped_low,
     has_spread,
+    importance_weights,
+    is_near_sampler,
     kl_to_reference,
     policy_objective,
     policy_ratio,
@@ -289,6 +293,88 @@ def test_cispo_weighs_the_log_probability_by_the_clipped_ratio(ratio: float, adv
     assert objective_N.tolist() == pytest.approx([weight * advantage * -0.7], rel=1e-12)
     (gradient_N,) = torch.autograd.grad(objective_N.sum(), logprobs_N)
     assert gradient_N.tolist() == pytest.approx([weight * advantage], rel=1e-12)
+
+
+# The correction for a sampler that is not the policy before the update ------------------------------------------------
+
+ICEPOP = {"weight": {"max": None}, "mask": {"level": "token", "low": 0.4, "high": 5.0}}
+TO_SAMPLER = (0.5, 4, 1, 8, 1 / 16)
+"""pi_old / pi_sampler of tokens: of their completions the products are 2 and 1/2, the geometric means 1.26 and 0.71."""
+
+
+def _corrected(correction: Mapping[str, Any], old_N: Tensor, sampler_N: Tensor) -> Tensor | None:
+    zero_N = torch.zeros_like(old_N)
+    tokens = Tokens(zero_N, old_N, sampler_N, None, zero_N, zero_N, SEQUENCE_N, NUM_TOKENS_B)
+    return importance_weights(tokens, CorrectionConfig.model_validate(correction))
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected"),
+    [
+        ({"weight": {"level": "token", "max": 2}}, [0.5, 2, 1, 2, 1 / 16]),
+        ({"weight": {"level": "sequence", "max": 4}}, [2, 2, 2, 0.5, 0.5]),
+        ({"weight": {"level": "sequence", "max": 1.5}}, [1.5, 1.5, 1.5, 0.5, 0.5]),
+        (ICEPOP, [0.5, 4, 1, 0, 0]),
+        ({"mask": ICEPOP["mask"]}, [1, 1, 1, 0, 0]),
+        ({"weight": {"level": "sequence", "max": None}, "mask": ICEPOP["mask"]}, [2, 2, 2, 0, 0]),
+        ({"weight": {"max": 4}, "mask": {"level": "geometric"}}, [0.5, 4, 1, 4, 1 / 16]),  # masks before the update
+        ({"mask": {"level": "sequence"}}, None),
+        ({}, None),
+    ],
+)
+def test_importance_weights_by_hand(correction: Mapping[str, Any], expected: list[float] | None) -> None:
+    """Of tokens or of the products over completions, lowered to a bound, zero where a token is masked."""
+    sampler_N = _tensor(-1, -2, -3, -1, -9)
+    weight_N = _corrected(correction, sampler_N + _tensor(*TO_SAMPLER).log(), sampler_N)
+    assert expected == (None if weight_N is None else pytest.approx(weight_N.tolist(), rel=1e-12))
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        ({"level": "sequence", "low": 0.4, "high": 1.9}, [False, True]),
+        ({"level": "sequence", "low": 0.6, "high": 2.1}, [True, False]),
+        ({"level": "geometric", "low": 0.6, "high": 1.2}, [False, True]),
+        ({"level": "geometric", "low": 0.8, "high": 1.3}, [True, False]),
+        ({"level": "sequence", "low": 0.0, "high": 1.9}, [False, True]),
+    ],
+)
+def test_completions_near_the_sampler_by_hand(mask: Mapping[str, Any], expected: list[bool]) -> None:
+    """The product of the ratios, or their geometric mean, is within the bounds; single tokens may be outside."""
+    sampler_M = torch.zeros(5, dtype=torch.float64)
+    old_M = _tensor(*TO_SAMPLER).log()
+    near_B = is_near_sampler(old_M, sampler_M, [3, 2], ImportanceMaskConfig.model_validate(mask))
+    assert near_B.tolist() == expected
+
+
+def test_samples_weighted_by_completion_have_the_mean_of_the_policy_itself() -> None:
+    """Over all completions of two tokens, with unbounded weights: importance sampling has no bias."""
+    sampler_V, old_V = (torch.log_softmax(_logits(seed), -1) for seed in (1, 2))
+    worth_VV = torch.randn(len(old_V), len(old_V), dtype=torch.float64, generator=torch.manual_seed(3))
+    correction = CorrectionConfig.model_validate({"weight": {"level": "sequence", "max": 1e6}})
+    mean = 0.0
+    for first, second in itertools.product(range(len(old_V)), repeat=2):
+        ids = torch.tensor([first, second])
+        zero_N, both_N, number_B = torch.zeros(2).double(), torch.zeros(2, dtype=torch.long), torch.tensor([2])
+        tokens = Tokens(zero_N, old_V[ids], sampler_V[ids], None, zero_N, zero_N, both_N, number_B)
+        weight_N = importance_weights(tokens, correction)
+        assert weight_N is not None
+        assert weight_N[0] == weight_N[1]
+        mean += float(sampler_V[ids].sum().exp() * weight_N[0] * worth_VV[first, second])
+    expected = old_V.exp() @ worth_VV @ old_V.exp()
+    assert mean == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_weight_is_finite_and_has_no_gradient(level: str) -> None:
+    """Whatever the distance to the sampler; only the policy under training is differentiated by."""
+    old_N = _tensor(0, -1e4, -1, 0, 0).requires_grad_()
+    for sampler_N in (old_N.detach() - 1e4, old_N.detach() + 1e4):
+        correction = {"weight": {"level": level, "max": None}, "mask": {"level": "geometric"}}
+        weight_N = _corrected(correction, old_N, sampler_N)
+        assert weight_N is not None
+        assert bool(weight_N.isfinite().all())
+        assert not weight_N.requires_grad
 
 
 # The KL divergence from the reference ---------------------------------------------------------------------------------

@@ -1,6 +1,9 @@
 import os
+import random
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.worker import train_rank
 from tests import tiny
+from tests.train_grpo import acting, killed
 from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.settings import REWARD_MODEL, grpo_config
 
@@ -37,6 +41,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_iterations": 4,
         "reward__weights": {"accuracy": 1.0, "reward_model": 0.5},
         "reward__model": {**REWARD_MODEL, "replay_fraction": 0.3},
+    },
+    "rollouts sampled ahead": {
+        "sampler": {"max_staleness": 2, "correction": {"weight": {"max": 2.0}}, "max_mismatch": 1.0},
+    },
+    "completions sampled over several steps": {
+        "sampling__max_new_tokens": 8,
+        "sampler": {
+            "max_staleness": 2,
+            "segment_tokens": 4,
+            "correction": {"weight": {"level": "sequence", "max": 2.0}, "mask": {"level": "token"}},
+            "max_mismatch": 1.0,
+        },
+        **VALIDATION,
     },
     "adapters, and the best in validation as the result": {
         **VALIDATION,
@@ -113,7 +130,9 @@ def _assert_equal(folder: Path, *, num_steps: int) -> None:
         assert (straight / name).read_bytes() == (resumed / name).read_bytes(), name
     rows = _rows(resumed)
     assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
-    assert all(row["gradient_norm"] > 0 for row in rows)
+    learned = [row for row in rows if row["groups_trained"]]
+    assert learned
+    assert all(row["gradient_norm"] > 0 for row in learned)
     live = [row for _, row in jsonl.read_rows(resumed / "work" / "live" / "steps.jsonl")]
     assert [{name: each[name] for name in row} for each, row in zip(live, rows, strict=True)] == rows
     completions = (resumed / "work" / "live" / "completions.jsonl").read_bytes()
@@ -129,6 +148,32 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path, vari
     (tmp_path / "zero_2").mkdir()
     run_both(_config(**VARIANTS[variant]), **_undecided(tmp_path), folder=tmp_path)
     _assert_equal(tmp_path / "zero_2", num_steps=4)
+
+
+SEGMENTS = {
+    "sampler__segment_tokens": 8,
+    "sampler__max_staleness": 3,
+    "sampler__correction__weight": {"level": "token", "max": 2.0},
+    "sampler__max_mismatch": 1.0,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("segments", [{}, SEGMENTS], ids=["whole", "in segments"])
+def test_a_resumed_run_with_a_calculator_ends_where_an_uninterrupted_one_does(
+    tmp_path: Path, segments: dict[str, Any]
+) -> None:
+    """The turns of its trajectories, too, and of those that were under way: an environment plays them again."""
+    for name in ("problems", "zero_2"):
+        (tmp_path / name).mkdir()
+    write_problems(tmp_path / "problems", Split.TRAIN, acting.PROBLEMS)
+    reference = acting.write_reference(tmp_path / "reference", acting.CALCULATOR, acting.PROBLEMS, steps=20)
+    config = _config(learning_rate=1e-3, sampling__max_new_tokens=24, **segments)
+    run_both(config, problems=tmp_path / "problems", reference=reference, folder=tmp_path)
+    _assert_equal(tmp_path / "zero_2", num_steps=4)
+    rows = _rows(tmp_path / "zero_2" / RESUMED)
+    assert all(row["tool_use_fraction"] > 0 for row in rows if row["groups_sampled"])
+    assert not segments or rows[1]["groups_under_way"] > 0
 
 
 @pytest.mark.slow
@@ -158,3 +203,57 @@ def test_two_processes_resume_where_they_were_stopped(tmp_path: Path) -> None:
     for policy in policies[1:]:
         for name, weight in policies[0].items():
             torch.testing.assert_close(policy[name], weight, rtol=0, atol=1e-3)
+
+
+# Killed without warning -----------------------------------------------------------------------------------------------
+
+OUTPUTS = ("policy/model.safetensors", "training/steps.jsonl", "training/curves.csv", "training/completions.jsonl")
+
+
+def _killed_run(folder: Path, config: TrainGRPOConfig, deaths: Sequence[tuple[int, str]]) -> None:
+    """Train into folder/killed: killed in each of these steps and started again, and then to its end."""
+    (folder / "config.json").write_text(config.model_dump_json())
+    for death in (*deaths, None):
+        arguments = [str(folder), *map(str, death or ())]
+        command = [sys.executable, "-m", "tests.train_grpo.killed", *arguments]
+        run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+        assert run.returncode == (-signal.SIGKILL if death else 0), (death, run.stderr)
+
+
+def _assert_unharmed(folder: Path, config: TrainGRPOConfig, deaths: Sequence[tuple[int, str]]) -> None:
+    _killed_run(folder, config, deaths)
+    killed.train(config, folder, folder / "straight")
+    for name in OUTPUTS:
+        assert (folder / "killed" / name).read_bytes() == (folder / "straight" / name).read_bytes(), name
+    rows = _rows(folder / "killed")
+    assert [row["step"] for row in rows] == list(range(1, config.num_steps + 1))
+    assert any(row["groups_under_way"] for row in rows)
+    assert max(row["staleness_max"] or 0 for row in rows) == config.sampler.max_staleness
+
+
+def _partial_config(**changes: Any) -> TrainGRPOConfig:
+    """Settings in which most completions take several steps, and a checkpoint is written every third step."""
+    sampler = {"max_staleness": 3, "segment_tokens": 4, "correction": {"weight": {"max": 2.0}}, "max_mismatch": 10.0}
+    return _config(**{"sampler": sampler, "checkpoint__every_steps": 3, "prompts_per_step": 3, **changes})
+
+
+def test_a_killed_run_ends_with_the_bytes_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    """With completions under way, in the middle of a checkpoint: the last two steps and this one are done again."""
+    _undecided(tmp_path)
+    _assert_unharmed(tmp_path, _partial_config(num_steps=7), [(6, "writing")])
+
+
+@pytest.mark.long(minutes=4)
+@pytest.mark.timeout(1800)
+def test_two_hundred_steps_with_random_kills_end_with_the_same_bytes(tmp_path: Path) -> None:
+    """Each at a random place of a random step, where many completions are under way."""
+    _undecided(tmp_path)
+    chance = random.Random(4)
+    deaths: list[tuple[int, str]] = []
+    for step in sorted(chance.sample(range(2, 200), 10)):
+        place = chance.choice(killed.PLACES)
+        at = -(-step // 3) * 3 if place == "writing" else step  # there is a checkpoint in every third step
+        if not deaths or at > deaths[-1][0]:
+            deaths.append((at, place))
+    assert {place for _, place in deaths} == set(killed.PLACES)
+    _assert_unharmed(tmp_path, _partial_config(num_steps=200, learning_rate=1e-3), deaths)

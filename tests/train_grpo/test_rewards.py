@@ -160,6 +160,20 @@ def test_overlong_falls_linearly_over_the_last_tokens(num_tokens: int, expected:
     assert overlong(PROBLEM, completion(num_tokens), grade(Verdict.RIGHT), config=config) == expected
 
 
+def test_overlong_measures_to_where_segments_end() -> None:
+    """By hand: two segments of five tokens, of which the last two are the buffer, end before the limit of 16."""
+    config = grpo_config(
+        reward__weights={"overlong": 1.0},
+        reward__overlong_buffer_tokens=2,
+        sampler__segment_tokens=5,
+        sampler__max_staleness=1,
+        sampler__correction__weight={"level": "token", "max": 2.0},
+    )
+    assert config.max_sampled_tokens == 10
+    values = [overlong(PROBLEM, completion(number), grade(Verdict.RIGHT), config=config) for number in (8, 9, 10)]
+    assert values == [0, -0.5, -1]
+
+
 @pytest.mark.parametrize(
     ("ids", "n", "expected"),
     [

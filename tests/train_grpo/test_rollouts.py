@@ -89,14 +89,14 @@ def _number(group: Group) -> int:
 def test_a_rollout_has_a_group_of_completions_for_each_problem() -> None:
     """Groups are in the order of their problems, with that problem's own completions, sampled as configured."""
     config, sampler = grpo_config(sampling__temperature=0.7, group_size=6), _Sampler(lambda number: number % 5)
-    rollout = _rollouts(config, sampler).sample("7")
+    rollout = _rollouts(config, sampler).sample("7", version=0)
     problems = Prompts(tiny.PROBLEMS, config.prompts, seed=config.seed).next_batch(3)
     assert [group.problem for group in rollout.sampled] == problems
     assert [group.num_right for group in rollout.sampled] == [int(problem.id[-3:]) % 5 for problem in problems]
     assert [len(group.scored_G) for group in rollout.sampled] == [6] * 3
     (call,) = sampler.calls
-    del call["seed"]
-    assert call == {"count": 3, "num_samples": 6, "temperature": 0.7, "max_new_tokens": 16, "stop": ()}
+    expected = {"count": 3, "num_samples": 6, "temperature": 0.7, "max_new_tokens": 16, "stop": ()}
+    assert {name: call[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 4, 20])
@@ -104,7 +104,7 @@ def test_a_rollout_has_a_group_of_completions_for_each_problem() -> None:
 def test_zero_variance_groups_are_replaced_for_a_bounded_number_of_rounds(rounds: int, seed: int) -> None:
     """Each round asks for just what is missing; only groups that disagree are trained on, and never too many."""
     sampler = _Sampler(_sometimes)
-    rollout = _rollouts(grpo_config(seed=seed, prompts__max_resampling_rounds=rounds), sampler).sample("1")
+    rollout = _rollouts(grpo_config(seed=seed, prompts__max_resampling_rounds=rounds), sampler).sample("1", version=0)
     assert rollout.trained == [group for group in rollout.sampled if _number(group) in MIXED]
     assert 1 <= len(sampler.calls) <= rounds + 1
     first = num_trained = 0
@@ -123,7 +123,7 @@ def test_oversampling_replaces_groups_in_fewer_rounds(seed: int) -> None:
     """A round asks for twice what is missing, up to a step's prompts; the first groups that disagree are trained on."""
     prompts = {"max_resampling_rounds": 20, "oversampling": 2.0}
     sampler = _Sampler(_sometimes)
-    rollout = _rollouts(grpo_config(seed=seed, prompts_per_step=6, prompts=prompts), sampler).sample("1")
+    rollout = _rollouts(grpo_config(seed=seed, prompts_per_step=6, prompts=prompts), sampler).sample("1", version=0)
     disagree = [group for group in rollout.sampled if _number(group) in MIXED]
     assert rollout.trained == disagree[:6]
     first = num_disagree = 0
@@ -139,7 +139,7 @@ def test_oversampling_trains_on_the_same_groups_with_any_number_of_processes() -
     """Of a round's surplus, too: the processes' shards are put together in the order of the prompts."""
     prompts = {"max_resampling_rounds": 20, "oversampling": 1.7}
     config = grpo_config(prompts_per_step=6, prompts=prompts)
-    alone = _rollouts(config, _Sampler(_sometimes)).sample("1")
+    alone = _rollouts(config, _Sampler(_sometimes)).sample("1", version=0)
 
     class Gather(Ranks):
         def all_gather(self, value: Any, what: str) -> list[Any]:
@@ -153,7 +153,7 @@ def test_oversampling_trains_on_the_same_groups_with_any_number_of_processes() -
     barrier = threading.Barrier(3)
 
     def sample(rank: int) -> Rollout:
-        return _rollouts(config, _Sampler(_sometimes), ranks=Gather(rank, 3)).sample("1")
+        return _rollouts(config, _Sampler(_sometimes), ranks=Gather(rank, 3)).sample("1", version=0)
 
     with ThreadPoolExecutor(3) as pool:
         shared = list(pool.map(sample, range(3)))
@@ -176,7 +176,7 @@ def test_every_process_round_and_step_has_random_numbers_of_its_own() -> None:
 
     def seeds(rank: int, name: str) -> list[int]:
         sampler = _Sampler(lambda _: 0)
-        _rollouts(config, sampler, ranks=_Separate(rank, 3)).sample(name)
+        _rollouts(config, sampler, ranks=_Separate(rank, 3)).sample(name, version=0)
         return [call["seed"] for call in sampler.calls]
 
     every = [seed for rank in range(3) for step in (1, 2) for seed in seeds(rank, f"step {step}")]
@@ -198,7 +198,7 @@ def test_the_curriculum_records_the_pass_rate_of_every_group() -> None:
         return groups
 
     rollouts = _rollouts(config, _Sampler(_sometimes), score=score)
-    rollout = rollouts.sample("1")
+    rollout = rollouts.sample("1", version=0)
     assert len(rollout.sampled) > len(rollout.trained) > 0
     rates = {4: 1.0, 2: 2 / 3, 0: 0.0}
     expected = {group.problem.id: rates[_sometimes(_number(group))] for group in rollout.sampled}
@@ -282,8 +282,8 @@ def test_the_commonest_reasons_come_first_with_their_counts_and_an_example() -> 
 
 OVERLAP = {
     "sampler__servers": SERVERS,
-    "sampler__overlap": True,
-    "sampler__max_importance_weight": 2.0,
+    "sampler__max_staleness": 1,
+    "sampler__correction__weight": {"level": "token", "max": 2.0},
     "sampler__max_mismatch": 1.0,
 }
 Make = Callable[..., tuple[Trainer, OwnWeights]]
@@ -351,16 +351,19 @@ def test_the_reference_follows_the_policy_after_every_step(make: Make) -> None:
 def test_completions_that_the_sampler_scores_otherwise_are_masked(make: Make) -> None:
     """Those that differ by rounding where the bound is below it, which changes what is learned; none above it."""
     curves, weights = [], []
-    for bound in (None, 10.0, 1e-12):
+    bounds: tuple[dict[str, float] | None, ...]
+    bounds = (None, {"low": math.exp(-10), "high": math.exp(10)}, {"low": 1 - 1e-12, "high": 1 + 1e-12})
+    for bound in bounds:
+        mask: dict[str, Any] | None = {"level": "geometric", **bound} if bound else None
         trainer, _ = make(
-            sampler__vllm={"max_tokens": 64, "cache_gib": 0.1}, sampler__max_sequence_mismatch=bound, num_steps=2
+            sampler__vllm={"max_tokens": 64, "cache_gib": 0.1}, sampler__correction__mask=mask, num_steps=2
         )
         _run(trainer)
         curves.append(trainer.history.curves)
         weights.append(trainer.checkpoint.model.state_dict())
-    assert ["mismatched_fraction" in rows[0] for rows in curves] == [False, True, True]
-    assert [row["mismatched_fraction"] for row in curves[1]] == [0.0, 0.0]
-    masked = [row["mismatched_fraction"] or 0.0 for row in curves[2]]
+    assert ["masked_completion_fraction" in rows[0] for rows in curves] == [False, True, True]
+    assert [row["masked_completion_fraction"] for row in curves[1]] == [0.0, 0.0]
+    masked = [row["masked_completion_fraction"] or 0.0 for row in curves[2]]
     assert min(masked) > 0.3, masked
     assert curves[2][0]["gradient_norm"] != curves[1][0]["gradient_norm"]
     assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
@@ -413,10 +416,60 @@ def test_weights_change_after_all_processes_have_prefetched() -> None:
             events.append(f"weights {version}")
             return 0.0
 
+        def sleep(self) -> None:
+            pass
+
     rollouts = _rollouts(grpo_config(**OVERLAP), Sampler(lambda _: 1), ranks=Waiting(0, 2))
     for step in (1, 2):
         rollouts.of_step(step)
     assert events[-2:] == ["the end of prefetching", "weights 1"]
+
+
+@pytest.mark.parametrize(
+    ("staleness", "sampled_from"), [(1, [0, 0, 1, 2, 3, 4, 5]), (2, [0, 0, 0, 2, 2, 4, 4]), (3, [0, 0, 0, 0, 3, 3, 3])]
+)
+def test_staleness_is_bounded_and_does_not_depend_on_where_is_sampled(
+    make: Make, staleness: int, sampled_from: list[int]
+) -> None:
+    """Each rollout is from the newest weights of every so many steps; servers change when it is sampled, not what."""
+    settings = {**OVERLAP, "sampler__max_staleness": staleness, "num_steps": 7}
+    rows = []
+    for servers in (SERVERS, None):
+        trainer, engine = make(**{**settings, "sampler__servers": servers})
+        _run(trainer)
+        assert sorted(engine.sampled_from) == sampled_from
+        assert engine.versions == sorted(set(sampled_from))
+        rows.append(trainer.history.curves)
+    assert rows[0] == rows[1]
+    ages = [step - version for step, version in enumerate(sampled_from)]
+    assert [row["staleness_mean"] for row in rows[0]] == [row["staleness_max"] for row in rows[0]] == ages
+    assert max(ages) == staleness
+    assert [row["groups_trained"] for row in rows[0]] == [3] * 7
+
+
+def test_servers_sample_a_segment_while_the_policy_learns(make: Make, tmp_path: Path) -> None:
+    """Each from the newest weights, those of the step before; a resumed run goes on with the same completions."""
+    saved: dict[str, Any] = {}
+    settings = {**OVERLAP, "sampler__max_staleness": 5, "sampler__segment_tokens": 4, "num_steps": 7}
+    straight, engine = make(**settings, learning_rate=1e-2)
+
+    def save_state(step: int) -> None:
+        if step == 4:
+            save_file(straight.policy.state(), tmp_path / "policy.safetensors")
+            saved.update(values=straight.state(), policy=tmp_path / "policy.safetensors")
+
+    _run(straight, after_step=save_state)
+    assert engine.sampled_from == sorted(engine.sampled_from)
+    assert list(dict.fromkeys(engine.sampled_from)) == [0, 1, 2, 3, 4, 5]
+    rows = straight.history.curves
+    assert 2 < max(row["staleness_max"] or 0 for row in rows) <= 5
+    assert max(row["groups_under_way"] or 0 for row in rows) > 3
+    assert {row["stale_truncated_fraction"] for row in rows} <= {0, None}  # five segments of 4 tokens are enough for 16
+    resumed, _ = make(**settings, learning_rate=1e-2, saved=type("Saved", (), saved))
+    _run(resumed, steps_done=4)
+    assert resumed.history.curves == rows
+    pairs = zip(resumed.checkpoint.model.parameters(), straight.checkpoint.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
 
 
 def test_validation_leaves_prefetched_rollouts_as_they_are(make: Make) -> None:
@@ -425,17 +478,21 @@ def test_validation_leaves_prefetched_rollouts_as_they_are(make: Make) -> None:
     _run(plain)
     validated, engine = make(**OVERLAP, validation={"every_steps": 2})
     _run(validated)
-    assert engine.versions == [0, 1, 2, 3, 4]
+    assert engine.versions == [0, 1, 2, 4]
     assert engine.sampled_from == [0, 0, 0, 1, 2, 2, 4]  # validations are the first, the fifth and the last
     for row in validated.history.curves:
         row.pop("validation_accuracy")
     assert validated.history.curves == plain.history.curves
 
 
-def test_a_prefetched_rollout_is_part_of_the_checkpoint(make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("staleness", "sampled_from"), [(1, [2]), (2, [2]), (3, [])])
+def test_prefetched_rollouts_are_part_of_the_checkpoint(
+    make: Make, tmp_path: Path, staleness: int, sampled_from: list[int]
+) -> None:
     """A run resumed after step 2 learns from what had been sampled, and ends with the same weights."""
     saved: dict[str, Any] = {}
-    straight, _ = make(**OVERLAP)
+    settings = {**OVERLAP, "sampler__max_staleness": staleness}
+    straight, _ = make(**settings)
 
     def save_state(step: int) -> None:
         if step == 2:
@@ -443,9 +500,9 @@ def test_a_prefetched_rollout_is_part_of_the_checkpoint(make: Make, tmp_path: Pa
             saved.update(values=straight.state(), policy=tmp_path / "policy.safetensors")
 
     _run(straight, after_step=save_state)
-    resumed, engine = make(**OVERLAP, saved=type("Saved", (), saved))
+    resumed, engine = make(**settings, saved=type("Saved", (), saved))
     _run(resumed, steps_done=2)
-    assert engine.sampled_from == [2]  # the fourth rollout; the third was in the checkpoint
+    assert engine.sampled_from == sampled_from  # the fourth rollout, if that; the third was in the checkpoint
     assert resumed.history.curves == straight.history.curves
     pairs = zip(resumed.checkpoint.model.parameters(), straight.checkpoint.model.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
@@ -454,7 +511,7 @@ def test_a_prefetched_rollout_is_part_of_the_checkpoint(make: Make, tmp_path: Pa
 def test_groups_come_back_from_plain_values() -> None:
     """With everything that learning from them needs."""
     groups = [
-        *_rollouts(grpo_config(), _Sampler(_sometimes)).sample("1").sampled,
+        *_rollouts(grpo_config(), _Sampler(_sometimes)).sample("1", version=0).sampled,
         group(_failed("a"), _ungraded(Reason.TIME)),
     ]
     assert str(_GROUPS.validate_python(_GROUPS.dump_python(groups, mode="json"))) == str(groups)

@@ -94,7 +94,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "process": {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"},
     "corrected": {
-        "sampler__max_importance_weight": 2.0,
+        "sampler__correction__weight": {"level": "token", "max": 2.0},
         "loss__kl": {"coefficient": 0.04, "estimator": "k3_corrected", "placement": "loss"},
         "loss__entropy_coefficient": 0.001,
         "updates_per_rollout": 2,
@@ -148,7 +148,7 @@ def test_the_kl_term_in_the_reward_is_taken_off_it(reference: Path, verify: Veri
     trainer = build_trainer(config, checkpoint, [tiny.problem(3)], verify, TransformersSampler(checkpoint, 64))
     with torch.no_grad():
         trainer.checkpoint.model.get_output_embeddings().weight.mul_(1.1)
-    group = trainer.rollouts.sample("test").sampled[0]
+    group = trainer.rollouts.sample("test", version=0).sampled[0]
     equal = [replace(scored, rewards={"accuracy": (1.0,)}) for scored in group.scored_G]
     experience, _ = trainer._prepare([Group(group.problem, equal)])
     assert experience.reference_logprobs_M is not None

@@ -27,8 +27,9 @@ from components.train_grpo.update import (
     Minibatch,
     SamplerMismatchError,
     _loss,
+    loss_is_sum,
     make_experience,
-    mask_mismatched,
+    mask_completions,
     rollout_advantages,
     split_minibatches,
     update,
@@ -36,7 +37,7 @@ from components.train_grpo.update import (
 from tests import tiny
 from tests.train_grpo.groups import completion, group, rewarded, scored
 from tests.train_grpo.settings import grpo_config
-from tests.train_grpo.written_out import plain_loss, plain_scores
+from tests.train_grpo.written_out import is_sampled, plain_loss, plain_scores
 
 CPU = torch.device("cpu")
 NAN = math.nan
@@ -211,7 +212,27 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "corrected k3, sequence ratio": {"loss__kl__estimator": "k3_corrected", **GSPO},
     "KL in the reward": {"loss__kl__placement": "reward"},
     "entropy": {"loss__entropy_coefficient": 0.3},
-    "importance weights": {"sampler__max_importance_weight": 1.2},
+    "importance weights": {"sampler__correction__weight": {"level": "token", "max": 1.2}},
+    "importance weights of completions": {"sampler__correction__weight": {"level": "sequence", "max": 1.2}},
+    "weights of completions, token mean": {
+        "sampler__correction__weight": {"level": "sequence", "max": 2.0},
+        "loss__aggregation": "token_mean",
+    },
+    "IcePop": {
+        "sampler__max_staleness": 1,
+        "sampler__correction": {
+            "weight": {"level": "token", "max": None},
+            "mask": {"level": "token", "low": 0.8, "high": 1.3},
+        },
+    },
+    "a mask of tokens, weights of completions, CISPO": {
+        "sampler__max_staleness": 1,
+        "sampler__correction": {
+            "weight": {"level": "sequence", "max": 1.5},
+            "mask": {"level": "token", "low": 0.8, "high": 1.3},
+        },
+        "loss__policy_loss": "cispo",
+    },
     "steps": {},
     "steps, sequence ratio": GSPO,
     "masked": {},
@@ -229,7 +250,7 @@ def _config(name: str = "the paper's", **changes: Any) -> TrainGRPOConfig:
 
 def _experience(sequences: list[TokenSequence], name: str = "the paper's", **logprobs_M: Tensor) -> Experience:
     """Return two groups of three completions with an advantage each, or one per token, or one completion masked."""
-    lengths = torch.tensor([len(sequence.completion_ids) for sequence in sequences])
+    lengths = torch.tensor([sum(is_sampled(sequence)) for sequence in sequences])
     advantages_M = torch.tensor(ADVANTAGES_B, dtype=torch.float64).repeat_interleave(lengths)
     if name.startswith("steps"):
         advantages_M *= torch.linspace(1.5, -0.5, len(advantages_M))
@@ -263,17 +284,26 @@ EXACT_SEQUENCES = [
     TokenSequence((15, 16), (2, 6, 1, 1, 0)),
 ]
 
+TRAJECTORIES = [
+    TokenSequence((1, 2, 3), (4, 5, 6, 7, 1, 12), ((2, 4),)),  # an observation in the middle,
+    TokenSequence((1, 2, 3), (8, 17, 3), ((0, 2),)),  # at the beginning,
+    TokenSequence((1, 2, 3), (9, 10, 11, 12, 13, 14, 4, 2, 5), ((1, 3), (3, 4), (6, 6), (6, 8))),  # next to another,
+    TokenSequence((15, 16), (17, 18)),  # none,
+    TokenSequence((15, 16), (5, 0, 3, 9), ((1, 1), (3, 4))),  # an empty one, and one at the end;
+    TokenSequence((4, 15), (2, 6, 1, 1, 0), ((2, 4),)),  # and in a sequence that shares its prompt with no other.
+]
 
-def _exact_experience(name: str) -> Experience:
+
+def _exact_experience(name: str, sequences: list[TokenSequence] = EXACT_SEQUENCES) -> Experience:
     """Return log-probabilities at some distance from the model's own: ratios are on either side of the clips."""
     with torch.no_grad():
-        own_M = torch.cat([plain_scores(_exact_model(), sequence)[0] for sequence in EXACT_SEQUENCES])
+        own_M = torch.cat([plain_scores(_exact_model(), sequence)[0] for sequence in sequences])
     generator = torch.manual_seed(9)
     old, sampler, reference = (
         spread * torch.randn(len(own_M), dtype=torch.float64, generator=generator) for spread in (0.4, 0.3, 0.7)
     )
     return _experience(
-        EXACT_SEQUENCES,
+        sequences,
         name,
         old_logprobs_M=own_M + old,
         sampler_logprobs_M=own_M + old + sampler,
@@ -289,7 +319,7 @@ def _loss_of_step(config: TrainGRPOConfig, experience: Experience, model: PreTra
     metrics = UpdateMetrics()
     (minibatch,) = split_minibatches(config, experience, ranks=SINGLE_PROCESS)
     batches, weights_B = minibatch.shard.batches, minibatch.weights_B
-    is_sum = config.loss.ratio == "token"
+    is_sum = loss_is_sum(config)
     losses = [
         scorer(
             batch,
@@ -303,13 +333,18 @@ def _loss_of_step(config: TrainGRPOConfig, experience: Experience, model: PreTra
 
 @pytest.mark.parametrize(("max_tokens", "chunk_tokens"), [(1, 64), (14, 64), (10_000, 64), (14, 3), (10_000, 5)])
 @pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("sequences", [EXACT_SEQUENCES, TRAJECTORIES], ids=["one turn", "trajectories"])
 def test_the_loss_and_its_gradient_are_those_of_the_objective_written_out(
-    monkeypatch: pytest.MonkeyPatch, name: str, max_tokens: int, chunk_tokens: int
+    monkeypatch: pytest.MonkeyPatch, sequences: list[TokenSequence], name: str, max_tokens: int, chunk_tokens: int
 ) -> None:
-    """In float64 and off-policy both agree to ten digits, for any split into micro-batches and chunks."""
+    """In float64 and off-policy both agree to ten digits, for any split into micro-batches and chunks.
+
+    What an environment wrote is read, and counts in no sum, mean, ratio or length.
+    """
     monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)
     monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", chunk_tokens)
-    config, experience = _config(name, engine__micro_batch_tokens=max_tokens), _exact_experience(name)
+    config = _config(name, engine__micro_batch_tokens=max_tokens)
+    experience = _exact_experience(name, sequences)
     plain, packed = _exact_model(), copy.deepcopy(_exact_model())
     expected = plain_loss(config, experience, plain)
     expected.backward()
@@ -326,22 +361,33 @@ def test_the_loss_and_its_gradient_are_those_of_the_objective_written_out(
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
 @pytest.mark.parametrize("max_tokens", [1, 14, 10_000])
-def test_mismatched_completions_have_no_part_in_the_loss(aggregation: str, max_tokens: int) -> None:
-    """The mean difference counts, not its sum or the single tokens; the loss is that of the others, to ten digits."""
+@pytest.mark.parametrize(
+    ("level", "nats", "in_loss"),
+    [
+        ("geometric", 0.1, [True, False, True, False, True, True]),
+        ("sequence", 0.3, [True, True, False, True, True, False]),
+    ],
+)
+def test_completions_outside_the_mask_have_no_part_in_the_loss(
+    aggregation: str, max_tokens: int, level: str, nats: float, in_loss: list[bool]
+) -> None:
+    """Their mean difference counts, or its sum, not single tokens; the loss is that of the others, to ten digits."""
     config = _config(
         loss__aggregation=aggregation,
         engine__micro_batch_tokens=max_tokens,
         sampler__vllm={"max_tokens": 64, "cache_gib": 0.1},
-        sampler__max_sequence_mismatch=0.1,
-        sampler__max_importance_weight=2.0,
+        sampler__correction={
+            "weight": {"level": "token", "max": 2.0},
+            "mask": {"level": level, "low": math.exp(-nats), "high": math.exp(nats)},
+        },
     )
     experience, plain = _exact_experience("the paper's"), _exact_model()
     # Four tokens, one, seven, two, three, five: large differences that cancel out, and small ones that do not.
     mismatches = [[0.3, -0.3] * 2, [0.11], [0.09] * 7, [-0.12, -0.1], [0.5, -0.1, -0.3], [0.0, 0.0, -0.49, 0, 0]]
     off_M = torch.tensor([each for row in mismatches for each in row], dtype=torch.float64)
     experience.sampler_logprobs_M = experience.old_logprobs_M - off_M
-    mask_mismatched(config, experience)
-    assert experience.in_loss_B.tolist() == [True, False, True, False, True, True]
+    mask_completions(config, experience)
+    assert experience.in_loss_B.tolist() == in_loss
     expected = plain_loss(config, experience, plain)
     expected.backward()
     wanted, packed = _gradients(plain), copy.deepcopy(_exact_model())
@@ -357,20 +403,20 @@ def test_a_sampler_whose_every_completion_is_masked_stops_the_run() -> None:
     """Stale weights are not hidden by the mask; a completion that is masked already stays so."""
     config = _config(
         sampler__vllm={"max_tokens": 64, "cache_gib": 0.1},
-        sampler__max_sequence_mismatch=0.1,
+        sampler__correction__mask={"level": "geometric", "low": math.exp(-0.1), "high": math.exp(0.1)},
         sampler__max_mismatch=0.3,
     )
     experience = _exact_experience("masked")
     experience.sampler_logprobs_M = experience.old_logprobs_M - 0.2
-    mask_mismatched(config, experience)
+    mask_completions(config, experience)
     assert not bool(experience.in_loss_B.any())
     assert split_minibatches(config, experience, ranks=SINGLE_PROCESS) == []
     experience.sampler_logprobs_M = experience.old_logprobs_M - 0.4
     with pytest.raises(SamplerMismatchError, match=r"0\.4 nats per token"):
-        mask_mismatched(config, experience)
+        mask_completions(config, experience)
     masked = _exact_experience("masked")
     masked.sampler_logprobs_M = masked.old_logprobs_M
-    mask_mismatched(config, masked)
+    mask_completions(config, masked)
     assert masked.in_loss_B.tolist() == [True, False, True, True, True, True]
 
 

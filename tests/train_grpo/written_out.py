@@ -11,19 +11,26 @@ from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.update import Experience
 
 
+def is_sampled(sequence: TokenSequence) -> list[bool]:
+    """Return for each token of a completion whether the policy sampled it, and no environment wrote it."""
+    every = range(len(sequence.completion_ids))
+    return [not any(start <= place < stop for start, stop in sequence.environment) for place in every]
+
+
 def plain_scores(model: PreTrainedModel, sequence: TokenSequence) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies of one completion from the full logits of its sequence alone."""
+    """Return log-probabilities and entropies of the sampled tokens, from the full logits of the sequence alone."""
     start = len(sequence.prompt_ids)
     logits_TV = model(torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]])).logits[0].double()
     logprobs_TV = torch.log_softmax(logits_TV, dim=-1)[start - 1 : -1]
     chosen_T = torch.stack([logprobs_TV[t, token] for t, token in enumerate(sequence.completion_ids)])
-    return chosen_T, -(logprobs_TV.exp() * logprobs_TV).sum(dim=-1)
+    sampled_T = torch.tensor(is_sampled(sequence))
+    return chosen_T[sampled_T], -(logprobs_TV.exp() * logprobs_TV).sum(dim=-1)[sampled_T]
 
 
 def plain_loss(config: TrainGRPOConfig, experience: Experience, model: PreTrainedModel) -> Tensor:
     """Return minus the objective of all completions in the loss."""
     assert experience.reference_logprobs_M is not None
-    lengths = experience.num_tokens_B
+    lengths = [sum(is_sampled(sequence)) for sequence in experience.sequences_B]
     parts = [
         values_M.split(lengths)
         for values_M in (
@@ -44,21 +51,30 @@ def plain_loss(config: TrainGRPOConfig, experience: Experience, model: PreTraine
             token_ratio = torch.exp(logprobs_T[t] - old_T[t])
             ratio = sequence_ratio if config.loss.ratio == "sequence" else token_ratio
             objective = _policy_objective(config, logprobs_T[t], ratio, float(advantages_T[t]))
-            if config.sampler.max_importance_weight is not None:
-                objective = objective * min(math.exp(old_T[t] - sampler_T[t]), config.sampler.max_importance_weight)
+            objective = objective * _correction(config, (old_T - sampler_T).tolist(), t)
             if config.loss.kl.placement == "loss":
                 kl = _kl(config, logprobs_T[t], reference_T[t], token_ratio)
                 objective = objective - config.loss.kl.coefficient * kl
             objective = objective + config.loss.entropy_coefficient * entropy_T[t]
-            total = total - _weight(config, experience, number) * objective
+            in_loss = [length for length, counts in zip(lengths, experience.in_loss_B.tolist(), strict=True) if counts]
+            total = total - _weight(config, in_loss, lengths[number]) * objective
     return total
 
 
-def _weight(config: TrainGRPOConfig, experience: Experience, number: int) -> float:
-    pairs = zip(experience.num_tokens_B, experience.in_loss_B.tolist(), strict=True)
-    lengths = [length for length, in_loss in pairs if in_loss]
+def _correction(config: TrainGRPOConfig, log_ratio_T: list[float], t: int) -> float:
+    weight, mask, factor = config.sampler.correction.weight, config.sampler.correction.mask, 1.0
+    if weight is not None:
+        product = math.prod(math.exp(each) for each in log_ratio_T)
+        factor = math.exp(log_ratio_T[t]) if weight.level == "token" else product
+        factor = factor if weight.max is None else min(factor, weight.max)
+    if mask is not None and mask.level == "token" and not mask.low <= math.exp(log_ratio_T[t]) <= mask.high:
+        return 0.0
+    return factor
+
+
+def _weight(config: TrainGRPOConfig, lengths: list[int], length: int) -> float:
     return {
-        "sequence_mean": 1 / len(lengths) / experience.num_tokens_B[number],
+        "sequence_mean": 1 / len(lengths) / length,
         "token_mean": 1 / sum(lengths),
         "constant": 1 / len(lengths) / config.sampling.max_new_tokens,
     }[config.loss.aggregation]

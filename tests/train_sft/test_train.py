@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from components.policy.checkpoint import load, save
+from components.policy.checkpoint import create, load, save
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel
 from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.shared.lineage import digest
-from components.shared.model import weights_folder
+from components.shared.model import ModelConfig, weights_folder
 from components.shared.problem import Split, write_problems
 from components.train_sft.config import TrainSFTConfig
 from components.train_sft.train import train
@@ -57,6 +57,34 @@ def test_the_loss_is_the_mean_over_completion_tokens_alone() -> None:
     expected = float(torch.cat(nlls).detach().mean())
     engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config())
     assert _step(_config(), checkpoint, engine, examples, step=1)["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_an_environment_wrote_is_read_and_not_learned() -> None:
+    """By hand: of a call, its output and the answer the first and the last are learned, with the end token."""
+    call, output, answer = "Multiply.\n```calculator\n2*3\n```\n", "```output\n6\n```\n", "#### 6"
+    problems = [tiny.problem(1, solution=call + output + answer), tiny.problem(2)]
+    model = ModelConfig.model_validate({**tiny.MODEL.model_dump(), "tools": {"environment": "calculator"}})
+    checkpoint = create(model, problems, seed=1, dtype=torch.float32)
+    acting, plain = checkpoint.examples(problems)
+    ((start, stop),) = acting.environment
+    parts = (acting.completion_ids[:start], acting.completion_ids[start:stop], acting.completion_ids[stop:])
+    assert parts == (
+        checkpoint.encode(call),
+        checkpoint.observation_ids("6", ended=False),
+        (*checkpoint.encode(answer), 1),
+    )
+    assert plain.environment == ()
+    nlls = []
+    for sequence in (acting, plain):
+        logits_TV = (
+            checkpoint.model(torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]])).logits[0].double()
+        )
+        predicted = torch.log_softmax(logits_TV, dim=-1)[len(sequence.prompt_ids) - 1 : -1]
+        nll_T = -predicted.gather(1, torch.tensor(sequence.completion_ids)[:, None]).squeeze(1).detach()
+        nlls.append(torch.cat([nll_T[:start], nll_T[stop:]]) if sequence is acting else nll_T)
+    engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config())
+    loss = _step(_config(), checkpoint, engine, [acting, plain], step=1)["loss"]
+    assert loss == pytest.approx(float(torch.cat(nlls).mean()), rel=1e-5)
 
 
 def test_every_pass_over_the_examples_takes_each_once() -> None:

@@ -1,0 +1,294 @@
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from components.grading.verifier import Verifier
+from components.policy.checkpoint import load, save
+from components.policy.packing import TokenSequence
+from components.policy.parallel import SINGLE_PROCESS, Ranks
+from components.rollout.sampler import Begun, Completion, Sampling
+from components.rollout.transformers_sampler import TransformersSampler
+from components.shared.problem import Problem
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.metrics import Row, staleness_metrics
+from components.train_grpo.monitoring import missing_signal, require_learning
+from components.train_grpo.partial_rollouts import PartialRollouts
+from components.train_grpo.prompts import Prompts
+from components.train_grpo.rewards import Group
+from components.train_grpo.rollouts import Rollout
+from components.train_grpo.trainer import Trainer
+from components.train_grpo.worker import build_trainer
+from tests import tiny
+from tests.train_grpo.groups import SHORTNESS, graded
+from tests.train_grpo.settings import SERVERS, grpo_config
+
+WEIGHT = {"level": "token", "max": 2.0}
+PARTIAL: dict[str, Any] = {
+    "num_steps": 12,
+    "sampler__max_staleness": 3,
+    "sampler__segment_tokens": 4,
+    "sampler__correction__weight": WEIGHT,
+    "sampler__max_mismatch": 1.0,
+}
+
+
+class _Lengths:
+    """A sampler whose completions have known lengths, sampled in segments.
+
+    The length of a completion is given by its problem and its place in the group. Its tokens are the version of the
+    weights that sampled them, and their log-probabilities minus their place: what is continued must be what was begun.
+    """
+
+    def __init__(self, length: Callable[[int, int], int]) -> None:
+        self._length, self.version = length, -1
+        self.segments: list[list[int]] = []
+        """Of each call the tokens that were there before, of every completion that was continued or begun."""
+
+    def update_weights(self, version: int) -> float:
+        self.version = version
+        return 0.0
+
+    def sleep(self) -> None:
+        """Hold no memory."""
+
+    def generate(
+        self, problems: Sequence[Problem], sampling: Sampling, begun: Begun | None = None
+    ) -> list[list[Completion]]:
+        assert begun is not None
+        assert sampling.segment_tokens is not None
+        groups = []
+        self.segments.append([])
+        for problem, group in zip(problems, begun, strict=True):
+            number = int(problem.id[-3:])
+            before = group or [Completion(TokenSequence((1,), ()), (), "", finished=False, paused=True)] * 4
+            assert len(before) == sampling.num_samples
+            groups.append([self._continue(each, self._length(number, g), sampling) for g, each in enumerate(before)])
+        return groups
+
+    def _continue(self, begun: Completion, length: int, sampling: Sampling) -> Completion:
+        if not begun.paused:
+            return replace(begun, versions=())
+        ids, limit = begun.tokens.completion_ids, min(length, sampling.max_new_tokens)
+        assert begun.logprobs == tuple(-float(place) for place in range(len(ids)))
+        self.segments[-1].append(len(ids))
+        stop = min(limit, len(ids) + (sampling.segment_tokens or 0))
+        ids += (100 + self.version,) * (stop - len(ids))
+        logprobs = tuple(-float(place) for place in range(stop))
+        is_finished, tokens = stop == length, TokenSequence((1,), ids)
+        return Completion(tokens, logprobs, "#### 1", is_finished, paused=not is_finished and stop < limit)
+
+
+def _score(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[Group]:
+    pairs = zip(problems_P, completions_PG, strict=True)
+    return [Group(problem, [graded("1", each) for each in completions_G]) for problem, completions_G in pairs]
+
+
+def _partial(config: TrainGRPOConfig, sampler: Any, ranks: Ranks = SINGLE_PROCESS) -> PartialRollouts:
+    return PartialRollouts(config, Prompts(tiny.PROBLEMS, config.prompts, seed=config.seed), sampler, _score, ranks)
+
+
+def _steps(config: TrainGRPOConfig, sampler: Any) -> Iterator[tuple[int, Rollout]]:
+    rollouts = _partial(config, sampler)
+    for step in range(1, config.num_steps + 1):
+        yield step, rollouts.of_step(step)
+
+
+def _completions(rollout: Rollout) -> list[Completion]:
+    return [scored.completion for group in rollout.sampled for scored in group.scored_G]
+
+
+def _varied(number: int, g: int) -> int:
+    """From 1 to 16 tokens, the longest rare."""
+    return 1 + (number * 7 + g * 5) % 16 if (number + g) % 3 == 0 else 1 + (number + g) % 4
+
+
+@pytest.mark.parametrize("servers", [None, SERVERS])
+@pytest.mark.parametrize(("segment", "staleness"), [(4, 3), (1, 2), (4, 2), (16, 2), (5, 7), (3, 9)])
+def test_no_token_is_older_than_the_bound_and_nothing_is_lost(
+    servers: dict[str, Any] | None, segment: int, staleness: int
+) -> None:
+    """Tokens say which weights sampled them; each problem is learned from once, in the order in which they began."""
+    changes = {"num_steps": 30, "sampler__segment_tokens": segment, "sampler__max_staleness": staleness}
+    config = grpo_config(**{**PARTIAL, **changes, "sampler__servers": servers})
+    sampler, oldest = _Lengths(_varied), 0
+    order = Prompts(tiny.PROBLEMS, config.prompts, seed=config.seed)
+    begun = [problem.id for _ in range(30) for problem in order.next_batch(3)]
+    learned: list[str] = []
+    for step, rollout in _steps(config, sampler):
+        assert len(rollout.trained) <= 3
+        learned += [group.problem.id for group in rollout.trained]
+        for each in _completions(rollout):
+            assert each.versions == tuple(token - 100 for token in each.tokens.completion_ids)
+            assert list(each.versions) == sorted(each.versions)
+            assert each.finished or each.num_tokens == config.max_sampled_tokens
+            oldest = max(oldest, step - 1 - each.versions[0])
+        assert rollout.groups_under_way == 3 * step - len(learned)
+    assert oldest <= staleness
+    assert not Counter(learned) - Counter(begun)
+    assert len(learned) >= 3 * (30 - staleness)
+    assert all(len(each) <= 3 * 4 * config.sampler.max_segments for each in sampler.segments)
+
+
+def test_a_group_waits_for_its_longest_completion_and_the_oldest_go_first() -> None:
+    """By hand, with segments of 4: the first problem's last completion has 9 tokens, and takes three steps."""
+    first = Prompts(tiny.PROBLEMS, grpo_config().prompts, seed=1).next_batch(3)[0]
+    sampler = _Lengths(lambda number, g: 9 if (number, g) == (int(first.id[-3:]), 3) else 4)
+    rollouts = dict(_steps(grpo_config(**{**PARTIAL, "num_steps": 4}), sampler))
+    assert [len(rollouts[step].trained) for step in (1, 2, 3, 4)] == [2, 3, 3, 3]
+    assert [rollouts[step].groups_under_way for step in (1, 2, 3, 4)] == [1, 1, 1, 1]
+    assert rollouts[3].trained[0].problem == first
+    longest = rollouts[3].trained[0].scored_G[3].completion
+    assert longest.versions == (0,) * 4 + (1,) * 4 + (2,)
+    assert [sorted(Counter(each).items()) for each in sampler.segments[:3]] == [
+        [(0, 12)],
+        [(0, 12), (4, 1)],  # what has ended is not sampled again
+        [(0, 12), (8, 1)],
+    ]
+
+
+def test_what_would_become_too_old_is_truncated_and_counted() -> None:
+    """Two segments of 4 tokens are all that a bound of one update leaves; the limit itself would be 16."""
+    config = grpo_config(**{**PARTIAL, "sampler__max_staleness": 1, "num_steps": 3})
+    assert config.max_sampled_tokens == 8
+    sampler = _Lengths(lambda _, g: (3, 8, 9, 16)[g])
+    figures = [staleness_metrics(config, rollout, step) for step, rollout in _steps(config, sampler)]
+    assert figures[0]["groups_under_way"] == 3
+    assert math.isnan(figures[0]["stale_truncated_fraction"])
+    for each in figures[1:]:
+        assert each == {
+            "staleness_mean": pytest.approx((3 * 1 + 3 * 4) / (3 + 3 * 8)),
+            "staleness_max": 1,
+            "stale_truncated_fraction": 2 / 4,
+            "groups_under_way": 3,
+        }
+    enough = grpo_config(**PARTIAL)  # 4 segments of 4 tokens
+    (_, first), *_ = _steps(enough, _Lengths(lambda *_: 4))
+    assert staleness_metrics(enough, first, 1)["stale_truncated_fraction"] == 0
+
+
+def test_steps_without_a_finished_group_are_no_lack_of_signal() -> None:
+    """The rows of the curves before and after them count as if they were neighbours."""
+    equal: Row = {
+        "groups_without_spread_fraction": 1.0,
+        "groups_all_right_fraction": 0.5,
+        "reward": 0.0,
+        "accuracy": 0.5,
+        "truncated_fraction": 0.0,
+    }
+    empty = dict.fromkeys(equal)
+    config = grpo_config(reward__max_steps_without_signal=3)
+    assert missing_signal(config, [empty] * 9) is None
+    assert missing_signal(config, [equal, empty, equal]) is None
+    assert "in the last 3 steps" in str(missing_signal(config, [equal, empty, equal, equal]))
+    require_learning(config, [empty, {**equal, "groups_without_spread_fraction": 0.5}])
+
+
+def test_several_processes_learn_from_the_groups_that_one_would() -> None:
+    """Each samples its shard of the problems, and the oldest of all are taken; resumed, each has the groups it had."""
+    config = grpo_config(**{**PARTIAL, "num_steps": 8})
+    alone = dict(_steps(config, _Lengths(_varied)))
+    slots: list[Any] = [None] * 3
+    barrier = threading.Barrier(3)
+
+    class Gather(Ranks):
+        def all_gather(self, value: Any, what: str) -> list[Any]:
+            slots[self.rank] = value
+            barrier.wait(10)
+            gathered = list(slots)
+            barrier.wait(10)
+            return gathered
+
+    def run(rank: int) -> list[Rollout]:
+        rollouts, sampler = _partial(config, _Lengths(_varied), Gather(rank, 3)), _Lengths(_varied)
+        before = [rollouts.of_step(step) for step in range(1, 5)]
+        resumed = _partial(config, sampler, Gather(rank, 3))
+        resumed.restore(rollouts.state())
+        own = [group.number for group in rollouts._groups]
+        assert [group.number for group in resumed._groups] == own
+        return before + [resumed.of_step(step) for step in range(5, 9)]
+
+    with ThreadPoolExecutor(3) as pool:
+        for shared in pool.map(run, range(3)):
+            for step, rollout in enumerate(shared, start=1):
+                assert rollout.trained == alone[step].trained
+                assert rollout.groups_under_way == alone[step].groups_under_way
+
+
+# With a model ---------------------------------------------------------------------------------------------------------
+
+Make = Callable[..., Trainer]
+
+
+@pytest.fixture
+def make(tmp_path: Path, verify: Verifier) -> Make:
+    """Return a function that makes a trainer which samples with transformers."""
+    (tmp_path / "reference").mkdir()
+    save(tiny.checkpoint(), tmp_path / "reference")
+
+    def trainer(*, saved: Any = None, **changes: Any) -> Trainer:
+        config = grpo_config(**{"reward__weights": SHORTNESS, **PARTIAL, "num_steps": 6, **changes})
+        checkpoint = load(tmp_path / "reference", dtype=torch.float32)
+        return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, TransformersSampler(checkpoint, 64), saved)
+
+    return trainer
+
+
+def _run(trainer: Trainer, *, steps_done: int = 0, after_step: Callable[[int], None] = lambda _: None) -> Trainer:
+    trainer.run(steps_done=steps_done, after_step=after_step)
+    return trainer
+
+
+def _assert_same(one: Trainer, other: Trainer) -> None:
+    pairs = zip(one.checkpoint.model.parameters(), other.checkpoint.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_segments_that_hold_a_whole_completion_change_nothing(make: Make) -> None:
+    """Weights and metrics are those of the synchronous trainer, to the last bit; nothing is ever under way or old."""
+    synchronous = _run(make(sampler__max_staleness=0, sampler__segment_tokens=None))
+    partial = _run(make(sampler__segment_tokens=16))
+    _assert_same(partial, synchronous)
+    extra = {"staleness_mean": 0.0, "staleness_max": 0, "stale_truncated_fraction": 0.0, "groups_under_way": 0}
+    assert partial.history.curves == [{**row, **extra} for row in synchronous.history.curves]
+    assert partial.history.completions == synchronous.history.completions
+
+
+def test_tokens_have_the_log_probabilities_of_the_weights_that_sampled_them(make: Make) -> None:
+    """The mismatch is that of the updates in between: none where the weights stay the same."""
+    settings = {"sampler__segment_tokens": 3, "sampler__max_staleness": 5, "num_steps": 10}
+    still = _run(make(**settings, learning_rate=1e-12)).history.curves
+    assert max(row["staleness_max"] or 0 for row in still) > 2
+    assert all((row["sampler_mismatch_max"] or 0.0) < 1e-5 for row in still)
+    moved = _run(make(**settings, learning_rate=1e-2)).history.curves
+    assert max(row["sampler_mismatch"] or 0.0 for row in moved) > 1e-2
+    assert {name for row in moved for name in row} == set(moved[0])
+
+
+@pytest.mark.parametrize("steps_done", [1, 2, 3, 5])
+def test_what_is_under_way_is_part_of_the_checkpoint(make: Make, tmp_path: Path, steps_done: int) -> None:
+    """A run that is resumed after any step continues the same completions, and ends with the same bytes."""
+    saved: dict[str, Any] = {}
+    straight = make(learning_rate=1e-2)
+
+    def save_state(step: int) -> None:
+        if step == steps_done:
+            save_file(straight.policy.state(), tmp_path / "policy.safetensors")
+            torch.save(straight.state(), tmp_path / "values.pt")
+            values = torch.load(tmp_path / "values.pt", weights_only=True)
+            saved.update(values=values, policy=tmp_path / "policy.safetensors")
+
+    _run(straight, after_step=save_state)
+    resumed = _run(make(learning_rate=1e-2, saved=type("Saved", (), saved)), steps_done=steps_done)
+    assert any(row["groups_under_way"] for row in straight.history.curves)
+    assert resumed.history.curves == straight.history.curves
+    assert resumed.history.completions == straight.history.completions
+    _assert_same(resumed, straight)

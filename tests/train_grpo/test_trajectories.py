@@ -1,0 +1,445 @@
+"""What a policy learns from trajectories: turns that it sampled, with the text of an environment between them."""
+
+import copy
+import functools
+import math
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed import get_rank
+from transformers import PreTrainedModel
+
+from components.cluster.launch import run_ranks
+from components.environments.pool import Environments
+from components.grading.verifier import Grade, Submission, Verdict, Verifier
+from components.policy.checkpoint import Checkpoint
+from components.policy.engine import Policy
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.packing import TokenSequence
+from components.policy.parallel import init_ranks
+from components.rollout.sampler import Completion, Sampling, Turn, grade_completions
+from components.rollout.transformers_sampler import TransformersSampler
+from components.shared import jsonl
+from components.shared.errors import PipelineError
+from components.shared.model import ModelConfig
+from components.shared.problem import Problem, Split, write_problems
+from components.shared.tools import ToolsConfig
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.metrics import completion_records, trajectory_metrics
+from components.train_grpo.monitoring import require_scorable
+from components.train_grpo.process_supervision import Step, verified_steps
+from components.train_grpo.reward_examples import LabeledExample, examples_of
+from components.train_grpo.reward_model import RewardModel
+from components.train_grpo.rewards import Group, Scored, Scorer, answer_format
+from components.train_grpo.rollouts import Rollout
+from components.train_grpo.train import train
+from components.train_grpo.update import Experience, make_experience, rollout_advantages, split_minibatches, update
+from components.train_grpo.worker import build_trainer
+from tests import tiny
+from tests.policy import plain
+from tests.train_grpo import acting
+from tests.train_grpo.groups import completion, grade, trajectory
+from tests.train_grpo.settings import grpo_config, reward_model_config
+from tests.train_grpo.written_out import is_sampled, plain_loss, plain_scores
+
+# The gradient, in one process and in two ------------------------------------------------------------------------------
+
+SEQUENCES = [
+    TokenSequence((1, 2, 3), (4, 5, 6, 7, 1, 12), ((2, 4),)),
+    TokenSequence((1, 2, 3), (8, 17, 3), ((0, 2),)),
+    TokenSequence((1, 2, 3), (9, 10, 11, 12, 13, 14, 4, 2, 5), ((1, 3), (3, 4), (6, 6), (6, 8))),
+    TokenSequence((15, 16), (17, 18)),
+    TokenSequence((15, 16), (5, 0, 3, 9), ((1, 1), (3, 4))),
+    TokenSequence((15, 16), (2, 6, 1, 1, 0, 30, 31, 32, 33, 34), ((2, 4), (6, 9))),
+]
+ADVANTAGES_B = (0.6, 0.6, -1.7, 1.0, -1.0, 0.3)
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "sequence_mean": {},
+    "token_mean": {"loss__aggregation": "token_mean"},
+    "constant": {"loss__aggregation": "constant"},
+    "sequence ratio": {"loss__ratio": "sequence"},
+    "KL in the reward": {"loss__kl__placement": "reward"},
+}
+
+
+def _config(name: str, num_processes: int) -> TrainGRPOConfig:
+    changes = {"engine__num_processes": num_processes, "engine__max_gradient_norm": 1e6, **OBJECTIVES[name]}
+    fixed = {"prompts_per_step": 2, "group_size": 3, "loss__kl__coefficient": 0.5, "sampler__max_mismatch": 1.0}
+    return grpo_config(**fixed, engine__micro_batch_tokens=12, engine__zero_stage=0, **changes)
+
+
+@functools.cache
+def _experience() -> Experience:
+    """Return what the sampler and a reference said, each at some distance from the model."""
+    with torch.no_grad():
+        own_M = torch.cat([plain_scores(plain.gpt2(), sequence)[0] for sequence in SEQUENCES])
+    generator = torch.Generator().manual_seed(5)
+    sampler_M, reference_M = (
+        own_M + spread * torch.randn(len(own_M), dtype=torch.float64, generator=generator) for spread in (0.2, 0.7)
+    )
+    lengths = torch.tensor([sum(is_sampled(sequence)) for sequence in SEQUENCES])
+    advantages_M = torch.tensor(ADVANTAGES_B, dtype=torch.float64).repeat_interleave(lengths)
+    unknown_M = torch.full_like(own_M, torch.nan)
+    return Experience(SEQUENCES, torch.ones(6, dtype=torch.bool), advantages_M, sampler_M, unknown_M, reference_M)
+
+
+def take_steps(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
+    """Take a step by each objective as a process of a training; leave the gradients and the losses in the folder."""
+    ranks = init_ranks(config.engine)
+    results = {}
+    for name in OBJECTIVES:
+        settings = _config(name, config.engine.num_processes)
+        model = LogprobModel(plain.gpt2().float(), temperature=1.0)
+        policy, experience = Policy(model, settings.engine), _experience()
+        minibatches = split_minibatches(settings, experience, ranks=ranks)
+        figures = update(settings, policy, minibatches, experience, learning_rate=1e-3)
+        # The optimizer's first moment is a tenth of its first gradient.
+        moments = {key.removesuffix("/exp_avg"): each for key, each in policy.state().items() if "/exp_avg" in key}
+        gradients = {key.removeprefix("model."): 10 * each for key, each in moments.items() if "/" not in key}
+        results[name] = {"loss": figures["loss"], "gradients": gradients}
+        _experience.cache_clear()
+    torch.save(results, folder / f"{get_rank()}.pt")
+    return {}
+
+
+def _expected(name: str) -> tuple[float, dict[str, Tensor]]:
+    """Return the written out loss of the policy that has just sampled, in float64, and its gradient."""
+    model, experience = plain.gpt2(), _experience()
+    with torch.no_grad():
+        experience.old_logprobs_M = torch.cat([plain_scores(model, sequence)[0] for sequence in SEQUENCES])
+    loss = plain_loss(_config(name, 1), experience, model)
+    loss.backward()
+    _experience.cache_clear()
+    gradients = {key: weight.grad for key, weight in model.named_parameters() if weight.grad is not None}
+    return float(loss.detach()), gradients
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_an_environments_tokens_have_no_part_in_the_gradient(tmp_path: Path, num_processes: int) -> None:
+    """Of real processes it is that of the objective over sampled tokens alone, a forward for each sequence."""
+    config = _config("sequence_mean", num_processes)
+    run_ranks(take_steps, config, {"folder": tmp_path}, num_processes=num_processes, work=tmp_path / "work", grace_s=30)
+    results = torch.load(tmp_path / "0.pt")
+    for name in OBJECTIVES:
+        loss, gradients = _expected(name)
+        assert results[name]["loss"] == pytest.approx(loss, rel=1e-4), name
+        assert results[name]["gradients"].keys() == gradients.keys()
+        for key, gradient in gradients.items():
+            plain.assert_near(results[name]["gradients"][key].double(), gradient, 1e-4, f"{name}, {key}")
+
+
+# Rewards and steps ----------------------------------------------------------------------------------------------------
+
+ASKED, ANSWERED = Turn(3, "3+5=8\n", "18\n", {"valid": 0.5, "short": -0.25}), Turn(5, "#### 18", rewards={"valid": 1.0})
+RIGHT = grade(Verdict.RIGHT)
+FAILED = trajectory(Turn(2, "3+5"), finished=False, failure="timeout: no answer after 10 s")
+
+
+def _score(completions: list[Completion], **changes: Any) -> list[Scored]:
+    """Return completions of a problem with their rewards; each is right, unless its environment failed."""
+
+    def verify(submissions: Sequence[Submission]) -> list[Grade]:
+        return [RIGHT] * len(submissions)
+
+    score = Scorer(grpo_config(**changes), tiny.checkpoint(), functools.partial(grade_completions, verify))  # type: ignore[arg-type]
+    return score([tiny.PROBLEMS[0]], [completions])[0].scored_G
+
+
+def test_an_environment_rewards_a_completion_with_the_sum_of_its_parts() -> None:
+    """Of all turns; a completion of one turn without any is worth 0."""
+    weights = {"accuracy": 1.0, "environment": 2.0}
+    several, one = _score([trajectory(ASKED, ANSWERED), completion()], reward__weights=weights)
+    assert several.rewards == {"accuracy": (1.0,), "environment": (1.25,)}
+    assert several.combined(weights) == (3.5,)
+    assert one.rewards == {"accuracy": (1.0,), "environment": (0.0,)}
+
+
+@pytest.mark.parametrize(
+    ("first", "in_thought", "prompt", "last", "expected"),
+    [
+        ("3+5=8\n", False, "{question}\n", "#### 18", 1.0),
+        ("3+5=8\n", False, "{question}\n", "18", 0.0),
+        ("#### 18\n", False, "{question}\n", "18", 0.0),
+        ("3+5=8\n", False, "<think> first. {question}\n", "#### 18", 0.0),
+        ("<think>3+5=8</think>\n```calculator\n3+5\n```\n", False, "<think> first. {question}\n", "#### 18", 1.0),
+        ("3+5=8</think>\n```calculator\n3+5\n```\n", True, "{question}\n<think>\n", "#### 18", 1.0),
+        ("3+5=8\n```calculator\n3+5\n```\n", True, "{question}\n<think>\n", "#### 18", 0.0),
+    ],
+)
+def test_the_format_of_a_trajectory_is_an_answer_at_its_end_and_a_thought_at_its_beginning(
+    first: str, in_thought: bool, prompt: str, last: str, expected: float
+) -> None:
+    """Where thoughts are asked for; the turns before the last are its reasoning."""
+    response = replace(trajectory(Turn(3, first, "18\n"), Turn(5, last)), in_thought=in_thought)
+    model = ModelConfig(base="scratch:tiny", prompt=prompt)
+    assert answer_format(tiny.PROBLEMS[0], response, grade(Verdict.WRONG), model=model) == expected
+
+
+def test_each_turn_may_be_a_step_with_its_own_rewards() -> None:
+    """It ends where the turn does; the last is worth what the completion is worth, too."""
+    weights = {"accuracy": 1.0, "environment": 2.0}
+    turn = {"reward__weights": weights, "reward__supervision": "turn"}
+    several, one = _score([trajectory(ASKED, ANSWERED), completion()], **turn)
+    assert [step.end for step in several.steps] == [3, 5]
+    assert several.rewards == {"accuracy": (1.0,), "environment": (0.25, 1.0)}
+    assert several.combined(weights) == (0.5, 3.0)
+    assert (one.steps, one.combined(weights)) == ((Step(3, 1.0),), (1.0,))
+    # By hand: of 0.5, 3 and 1 the mean is 1.5; a token has the sum over the turns that end at it or later.
+    config = grpo_config(**turn, advantage__estimator="mean_only")
+    groups = [Group(tiny.PROBLEMS[0], [several, one])]
+    assert rollout_advantages(config, groups).tolist() == pytest.approx([0.5] * 3 + [1.5] * 2 + [-0.5] * 3)
+
+
+def test_a_custom_reward_sees_the_turns() -> None:
+    """What the model wrote in each; not what the environment wrote."""
+    called = Turn(3, "```calculator\n3+5\n```\n", "8, says the calculator\n")
+    name = "tests.train_grpo.acting:num_calls"
+    (scored,) = _score([trajectory(called, called, ANSWERED)], reward__weights={name: 1.0})
+    assert scored.rewards == {name: (2.0,)}
+
+
+def test_worked_lines_of_all_turns_are_steps_and_those_of_an_environment_are_none() -> None:
+    """By hand, with a token for each character: what was computed for the model earns nothing when it is repeated."""
+    texts = ("2+2=4\n", "10+9=19\n", "10+9=19\n4+4=9\n#### 8")
+    ends = list(accumulate(len(text) + 1 for text in (texts[0], texts[2])))
+    response = trajectory(Turn(ends[0], texts[0], texts[1]), Turn(ends[1], texts[2]))
+    ids = [*map(ord, texts[0]), 0, 7, 7, *map(ord, texts[2]), 0]
+    response = replace(response, tokens=replace(response.tokens, completion_ids=tuple(ids)))
+    steps = verified_steps(response, RIGHT, lambda some: "".join(map(chr, filter(None, some))))
+    last = ends[0] + texts[2].index("####")
+    assert steps == [Step(6, 1.0), Step(last, 0.0), Step(ends[1], 1.0)]
+
+
+def test_a_trajectory_whose_environment_failed_has_no_reward_and_no_part_in_the_loss(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is unscorable and not truncated; why is shown once, and where there are too many of them."""
+    config = grpo_config(sampling__truncated="score", reward__max_unscorable_fraction=0.5)
+    scored_g = _score([FAILED, trajectory(ASKED, ANSWERED), FAILED])
+    assert [each.grade.verdict for each in scored_g] == [Verdict.UNSCORABLE, Verdict.RIGHT, Verdict.UNSCORABLE]
+    assert all(math.isnan(value) for each in (scored_g[0], scored_g[2]) for value in each.combined({"accuracy": 1.0}))
+    assert capsys.readouterr().out.count("its environment failed: timeout: no answer after 10 s") == 1
+    groups = [Group(tiny.PROBLEMS[0], scored_g)]
+    assert make_experience(config, groups, torch.device("cpu")).in_loss_B.tolist() == [False, True, False]
+    assert [each.completion.truncated for each in scored_g] == [False] * 3
+    message = (
+        r"^67% of the 3 completions .*2 times, first for problem .*its environment failed.*train_sft\.model\.tools"
+    )
+    with pytest.raises(PipelineError, match=message) as error:
+        require_scorable(config, groups)
+    assert "Check these rewards" not in str(error.value)
+
+
+@pytest.mark.parametrize("supervision", ["outcome", "turn"])
+def test_a_reward_model_reads_a_trajectory_where_its_turns_end(supervision: str) -> None:
+    """The ends of steps count sampled tokens; the model reads those of an environment, too."""
+    config = reward_model_config(reward__supervision=supervision)
+    checkpoint = tiny.checkpoint()
+    assert config.reward.model
+    model = RewardModel(config, config.reward.model, checkpoint, None)
+    seen: list[tuple[int, ...]] = []
+
+    def record(tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        seen.extend(step_ends)
+        return [[0.0] * len(ends) for ends in step_ends]
+
+    with patch.object(model, "score", record):
+        score = Scorer(config, checkpoint, lambda *_: [RIGHT], model)
+        group = score([tiny.PROBLEMS[0]], [[trajectory(ASKED, ANSWERED)]])[0]
+    assert seen == [(3, 7) if supervision == "turn" else (7,)]
+    (example,) = examples_of(config, group)
+    assert isinstance(example, LabeledExample)
+    assert example.step_ends == (7,)
+
+
+# Records --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_metrics_of_trajectories_by_hand() -> None:
+    """What they were cut off by, how many turns and calls they had, and each part of the environment's reward."""
+    config, tools = grpo_config(sampling__max_new_tokens=6), ToolsConfig(environment="calculator", max_turns=2)
+    responses = [
+        trajectory(ASKED, ANSWERED),
+        trajectory(Turn(4, "It is 18.")),
+        trajectory(ASKED, Turn(6, "So"), finished=False),
+        trajectory(ASKED, Turn(5, "3+4\n", "7\n"), finished=False),
+        trajectory(Turn(3, "a long prompt"), finished=False),
+        FAILED,
+        completion(),
+        completion(),
+    ]
+    rollout = Rollout([Group(tiny.PROBLEMS[0], _score(responses))], [], sampling_s=0.0, scoring_s=0.0)
+    assert trajectory_metrics(config, tools, rollout) == pytest.approx(
+        {
+            "turns": 9 / 8,
+            "turns_max": 2,
+            "tool_calls": 3 / 8,
+            "tool_use_fraction": 3 / 8,
+            "environment_tokens": 6 / 8,
+            "environment_failures": 1,
+            "truncated_by_tokens_fraction": 1 / 8,
+            "truncated_by_turns_fraction": 1 / 8,
+            "truncated_by_context_fraction": 1 / 8,
+            "reward_environment_short": -0.75 / 8,
+            "reward_environment_valid": 2.5 / 8,
+        }
+    )
+
+
+def test_the_record_of_a_trajectory_shows_its_turns() -> None:
+    """With what the environment answered and how it rewarded each, and why it failed."""
+    groups = [Group(tiny.PROBLEMS[0], _score([trajectory(ASKED, ANSWERED), FAILED]))]
+    config = grpo_config(logged_completions_per_step=4)
+    first, second = completion_records(config, groups, rollout_advantages(config, groups), step=1)
+    assert first["turns"] == [
+        {"text": "3+5=8\n", "observation": "18\n", "rewards": {"valid": 0.5, "short": -0.25}},
+        {"text": "#### 18", "observation": "", "rewards": {"valid": 1.0}},
+    ]
+    assert (first["num_tokens"], first["environment_failure"]) == (5, None)
+    assert (second["verdict"], second["reason"]) == ("unscorable", "environment")
+    assert second["environment_failure"] == "timeout: no answer after 10 s"
+
+
+# From the sampler to the loss -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def actor() -> Checkpoint:
+    """A model that mostly calls a calculator before it answers."""
+    return acting.fitted(acting.CALCULATOR, acting.PROBLEMS, steps=20)
+
+
+def _with_own_attention(checkpoint: Checkpoint) -> PreTrainedModel:
+    """Return a copy of the model that computes one sequence at a time, as transformers does."""
+    model = copy.deepcopy(checkpoint.model)
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+def test_a_sampled_trajectory_has_the_log_probabilities_that_it_was_sampled_with(actor: Checkpoint) -> None:
+    """Its tokens are the sampled ones, never tokenised again, with the observations in their places."""
+    assert actor.format.tools
+    with Environments(actor.format.tools) as environments:
+        sampling = Sampling(num_samples=4, temperature=1.0, max_new_tokens=40, seed=1, environments=environments)
+        groups = TransformersSampler(actor, 64).generate(acting.PROBLEMS, sampling)
+    completions = [each for group in groups for each in group]
+    assert sum(len(each.turns) > 1 for each in completions) > len(completions) / 2
+    for each in completions:
+        sequence, turns = each.tokens, each.turns
+        observed = [sequence.completion_ids[start:stop] for start, stop in sequence.environment]
+        read = [turn.observation for turn in turns if turn.observation]
+        assert observed == [actor.observation_ids(text, ended=False) for text in read]
+        ends = [0, *(turn.end for turn in turns)]
+        of_turns = [sequence.sampled_ids[start:stop] for start, stop in pairwise(ends)]
+        assert [actor.decode(ids) for ids in of_turns] == [turn.text for turn in turns]
+        assert each.num_tokens == len(each.logprobs) == ends[-1]
+    sampled_M = torch.tensor([logprob for each in completions for logprob in each.logprobs], dtype=torch.float64)
+    sequences = [each.tokens for each in completions]
+    batches = tiny.batches(sequences, 300)
+    trained_M = completion_logprobs(LogprobModel(actor.model, temperature=1.0), batches, len(sampled_M))
+    with torch.no_grad():
+        model = _with_own_attention(actor)
+        plain_M = torch.cat([plain_scores(model, sequence)[0] for sequence in sequences])
+    torch.testing.assert_close(trained_M, plain_M, rtol=0, atol=1e-4)
+    torch.testing.assert_close(trained_M, sampled_M, rtol=0, atol=1e-4)
+
+
+def test_the_kl_term_in_the_reward_is_that_of_sampled_tokens(actor: Checkpoint, verify: Verifier) -> None:
+    """A trajectory's reward falls by beta times the sum of k1 over what it sampled, whatever the environment wrote."""
+    kl = {"coefficient": 0.5, "estimator": "k1", "placement": "reward"}
+    config = grpo_config(prompts_per_step=1, advantage__estimator="mean_only", loss__kl=kl)
+    trainer = build_trainer(config, copy.deepcopy(actor), acting.PROBLEMS, verify, TransformersSampler(actor, 64))
+    with torch.no_grad():
+        trainer.checkpoint.model.get_output_embeddings().weight.mul_(1.2)
+    every = [trajectory(ASKED, ANSWERED), trajectory(Turn(4, "It is 18.")), trajectory(Turn(2, "3+5\n"), ASKED)]
+    group = Group(tiny.PROBLEMS[0], _score(every))
+    expected = []
+    models = [_with_own_attention(each) for each in (trainer.checkpoint, actor)]
+    with torch.no_grad():
+        for each in every:
+            policy_T, reference_T = (plain_scores(model, each.tokens)[0] for model in models)
+            expected.append(1 - 0.5 * float((policy_T - reference_T).sum()))
+    experience, _ = trainer._prepare([group])
+    parts = experience.advantages_M.split([5, 4, 3])
+    wanted = [value - sum(expected) / 3 for value in expected]
+    assert max(wanted) - min(wanted) > 0.01
+    for part, value in zip(parts, wanted, strict=True):
+        assert part.tolist() == pytest.approx([value] * len(part), abs=1e-4)
+
+
+# Runs -----------------------------------------------------------------------------------------------------------------
+
+
+def _run(folder: Path, reference: Path, problems: list[Problem], **changes: Any) -> list[dict[str, Any]]:
+    """Train into a folder; return the rows of the curves."""
+    outputs = {name: folder / name for name in ("policy", "training", "timings")}
+    for path in (folder / "problems", *outputs.values()):
+        path.mkdir(parents=True)
+    write_problems(folder / "problems", Split.TRAIN, problems)
+    held_out = [each.model_copy(update={"split": Split.DEV, "id": f"dev/{each.id}"}) for each in problems[:4]]
+    write_problems(folder / "problems", Split.DEV, held_out)
+    train(grpo_config(**changes), problems=folder / "problems", reference=reference, **outputs, work=folder / "work")
+    return [row for _, row in jsonl.read_rows(folder / "training" / "steps.jsonl")]
+
+
+def _processes() -> list[int]:
+    """Return the processes of environments that this process has started."""
+    parent = str(os.getpid()).encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            arguments = path.read_bytes().split(b"\0")
+            if b"components.environments.worker" in arguments and parent in arguments:
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    "num_steps",
+    [
+        pytest.param(4, marks=pytest.mark.slow),
+        pytest.param(300, marks=[pytest.mark.long(minutes=6), pytest.mark.timeout(3600)]),
+    ],
+)
+def test_environments_that_crash_and_hang_cost_their_own_trajectories_alone(tmp_path: Path, num_steps: int) -> None:
+    """Every step is recorded with how many failed, the others are learned from, and no process is left."""
+    reference = acting.write_reference(tmp_path / "reference", acting.FLAKY, acting.QUESTIONED, steps=25)
+    rows = _run(
+        tmp_path,
+        reference,
+        acting.QUESTIONED,
+        num_steps=num_steps,
+        prompts_per_step=4,
+        group_size=8,
+        logged_completions_per_step=32,
+        learning_rate=1e-5,  # it is to fail as often at the end
+        sampling__max_new_tokens=12,
+        reward__weights={"accuracy": 1.0, "environment": 0.5},
+        reward__max_unscorable_fraction=1.0,
+        validation={"every_steps": 2},
+    )
+    assert _processes() == []
+    assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
+    assert all(row["gradient_norm"] > 0 for row in rows)
+    records = [row for _, row in jsonl.read_rows(tmp_path / "training" / "completions.jsonl")]
+    assert len(records) == 32 * num_steps
+    failed = [each for each in records if each["environment_failure"]]
+    assert sum(row["environment_failures"] for row in rows) == len(failed)
+    assert all(row["unscorable_fraction"] == row["environment_failures"] / 32 for row in rows)
+    for cause in ("exit code 3", "within 0.5 s", "nine"):
+        assert any(cause in each["environment_failure"] for each in failed), cause
+    assert all((each["reward"], each["advantage"]) == (None, 0.0) for each in failed)
+    answered = [each for each in records if not each["environment_failure"]]
+    assert all(each["reward"] is not None for each in answered)
+    turns = [turn for each in answered for turn in each["turns"][: None if each["finished"] else -1]]
+    assert not any(digit in turn["text"] for turn in turns for digit in "789")
