@@ -30,7 +30,7 @@ _SOURCES: dict[Dataset, FileSource] = {
     "math": MATH(kind="math", train=_MATH, test=Path("MATH/test")),
 }
 """Where a folder of raw files has each dataset; MATH-500 is a selection of MATH's test split."""
-_HEADER = ("protocol", "source", "problems", "strict", "flexible", "truncated", "unscorable")
+_HEADER = ("protocol", "source", "problems", "tools", "strict", "flexible", "truncated", "unscorable")
 
 
 def evaluate(
@@ -127,7 +127,8 @@ def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
         measured = (strict, scores["flexible"]["by_source"][source])
         counts = [str(scores[key]["by_source"][source]["count"]) for key in ("truncated", "unscorable")]
         sampled = [_percent(scores[key]["by_source"][source][k]) for key, k in _sampled_columns(scores)]
-        lines.append([name, source, str(strict["total"]), *map(_percent, measured), *counts, *sampled])
+        tools = (scores["protocol"]["tools"] or {}).get("environment", "none")
+        lines.append([name, source, str(strict["total"]), tools, *map(_percent, measured), *counts, *sampled])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 

@@ -8,6 +8,7 @@ from components.evaluate.protocols import PIPELINE, PROTOCOLS
 from components.rollout.vllm.config import EnginesConfig
 from components.shared.config import Config
 from components.shared.problem import Split
+from components.shared.tools import ToolsConfig
 
 
 class EvaluateConfig(Config):
@@ -20,6 +21,9 @@ class EvaluateConfig(Config):
     be: a name that `grpo-pipeline evaluate --list` prints. `pipeline` asks as in training (train_sft.model)."""
     system_prompt: str | None = None
     """Message of the system before the question, for a protocol with chat; null for what the template has by itself."""
+    tools: ToolsConfig | None = None
+    """Environment in which the models answer; null for that of the protocol, which is the model's own with `pipeline`
+    (train_sft.model.tools), Python where the name of the protocol has `python`, and none otherwise."""
     split: Split = Split.TEST
     """Problems that are answered: `test`, or `dev`, which tuning may look at as often as it likes."""
     limit: int | None = Field(default=None, gt=0)

@@ -1,7 +1,7 @@
 r"""Named protocols: on what, and how, a model is measured, so that a number means the same wherever it is printed.
 
-A protocol says on which dataset, in which words, with how many solved examples and where the answer is read. How many
-answers are sampled, and how, is said beside the number.
+A protocol says on which dataset, in which words, with how many solved examples, with which tools and where the answer
+is read. How many answers are sampled, and how, is said beside the number.
 
 Solved examples are drawn from the training split of the dataset by a fixed seed, since the examples of papers are not
 ours to ship; a file of one's own takes their place (docs/how-to/evaluation.md).
@@ -16,6 +16,7 @@ from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.problem import Split, draw, problems_file, read_problems
+from components.shared.tools import ToolsConfig
 
 Dataset = Literal["gsm8k", "math500", "math"]
 """A kind of source of prepare_data; of each the test split is measured on."""
@@ -48,6 +49,8 @@ class Protocol:
     """How a solved example is written, with `{question}` and `{solution}`."""
     stop: tuple[str, ...] = ()
     """Texts at which an answer ends: a base model goes on with a question of its own."""
+    tools: ToolsConfig | None = None
+    """The environment in which the model answers; None for none, or where pipeline.json says how it is asked, its."""
 
     @property
     def summary(self) -> str:
@@ -56,8 +59,9 @@ class Protocol:
             return "the problems of a run, asked as the model was trained to be asked"
         shown = f"{self.num_shots} solved examples" if self.num_shots else "no examples"
         way = "chat template" if self.chat else "plain text"
+        tools = f", tool {self.tools.environment} in up to {self.tools.max_turns} turns" if self.tools else ""
         form = "after ####" if self.answer is AnswerPolicy.MARKED else "in a box"
-        return f"{self.dataset}, {way}, {shown}, answer {form}, {self.max_new_tokens:,} tokens"
+        return f"{self.dataset}, {way}, {shown}{tools}, answer {form}, {self.max_new_tokens:,} tokens"
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -71,6 +75,17 @@ _GSM8K_EXAMPLE = "Question: {question}\nAnswer: {solution}\n\n"
 _MATH_EXAMPLE = "Problem:\n{question}\n\nSolution:\n{solution}\n\n"
 # DeepSeekMath's instruction, in English (arXiv 2402.03300, appendix A.1), as its chat template writes it.
 _DEEPSEEKMATH = f"User: {_QUESTION}\n{_BOXED}\n\nAssistant:"
+# The same with tools, which the Qwen2.5-Math models know as well.
+_DEEPSEEKMATH_TOOLS = (
+    f"User: {_QUESTION}\nPlease integrate natural language reasoning with programs to solve the problem above, and put "
+    "your final answer within \\boxed{}.\n\nAssistant:"
+)
+# For any chat model: it may know no calls of tools, but code in a fence.
+_PYTHON_CHAT = (
+    f"{_QUESTION}\nReason step by step, and let Python compute: what a block of code that begins with ```python and "
+    "ends with ``` prints is shown to you before you go on. Put your final answer within \\boxed{}."
+)
+_PYTHON = ToolsConfig(environment="python", call_format="fenced")
 
 PROTOCOLS = {
     PIPELINE: Protocol(dataset=None, prompt=None, answer=None, max_new_tokens=1024),
@@ -105,6 +120,31 @@ PROTOCOLS = {
         max_new_tokens=1024,
     ),
     "math-deepseekmath": Protocol(dataset="math", prompt=_DEEPSEEKMATH, answer=AnswerPolicy.BOXED, max_new_tokens=2048),
+    "gsm8k-python-chat": Protocol(
+        dataset="gsm8k",
+        prompt=_PYTHON_CHAT,
+        chat=True,
+        tools=_PYTHON,
+        answer=AnswerPolicy.BOXED,
+        max_new_tokens=1024,
+    ),
+    "gsm8k-python-deepseekmath": Protocol(
+        dataset="gsm8k", prompt=_DEEPSEEKMATH_TOOLS, tools=_PYTHON, answer=AnswerPolicy.BOXED, max_new_tokens=1024
+    ),
+    "math500-python-chat": Protocol(
+        dataset="math500",
+        prompt=_PYTHON_CHAT,
+        chat=True,
+        tools=_PYTHON,
+        answer=AnswerPolicy.BOXED,
+        max_new_tokens=2048,
+    ),
+    "math-python-chat": Protocol(
+        dataset="math", prompt=_PYTHON_CHAT, chat=True, tools=_PYTHON, answer=AnswerPolicy.BOXED, max_new_tokens=2048
+    ),
+    "math-python-deepseekmath": Protocol(
+        dataset="math", prompt=_DEEPSEEKMATH_TOOLS, tools=_PYTHON, answer=AnswerPolicy.BOXED, max_new_tokens=2048
+    ),
 }
 """Every protocol by its name."""
 

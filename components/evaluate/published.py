@@ -24,6 +24,7 @@ def _line(scores: Mapping[str, Any], source: str) -> str:
         *_sampled(scores, source),
         f"{strict['total']:,} problems of {_selection(facts)}",
         _prompt(facts),
+        *_tools(scores, source),
         f"at most {facts['max_new_tokens']:,} tokens, {100 * scores['truncated']['by_source'][source]['fraction']:.1f} "
         f"% truncated, {scores['unscorable']['by_source'][source]['count']:,} unscorable",
         f"{facts['dtype']}, {facts['engine']}",
@@ -69,6 +70,21 @@ def _prompt(facts: Mapping[str, Any]) -> str:
     if facts["stop"]:
         parts.append(f"stopped at {' or '.join(map(json.dumps, facts['stop']))}")
     return f"{facts['name']} ({', '.join(parts)})"
+
+
+def _tools(scores: Mapping[str, Any], source: str) -> list[str]:
+    """The environment and how it was used: an accuracy with tools stands beside none without."""
+    tools = scores["protocol"].get("tools")
+    if not tools:
+        return []
+    used, failed = (scores["tools"][key]["by_source"][source] for key in ("with_call", "failed"))
+    arguments = f", arguments {json.dumps(tools['arguments'], sort_keys=True)}" if tools["arguments"] else ""
+    return [
+        f"with the tool {tools['environment']} ({tools['call_format']} calls{arguments}, at most {tools['max_turns']} "
+        f"turns, {tools['max_observation_tokens']:,} tokens of each observation): {100 * used['fraction']:.1f} % of "
+        f"answers with a call, {scores['tools']['calls_per_answer']['by_source'][source]:.2f} calls per answer, "
+        f"{failed['count']:,} failed"
+    ]
 
 
 def _harness(lm_eval: Mapping[str, Any] | None, source: str) -> str:

@@ -1,8 +1,8 @@
-"""What is asked of a model: the problems, the prompt that a protocol makes of each, and the sampler that answers."""
+"""What is asked of a model: the problems, the prompt that a protocol makes of each, and what answers them."""
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from components.environments.pool import Environments
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.protocols import PROTOCOLS, Example, examples_for, prompt_with
 from components.policy.checkpoint import Checkpoint, load_without_weights, with_weights
@@ -19,8 +20,9 @@ from components.rollout.transformers_sampler import TransformersSampler
 from components.rollout.vllm.engine import VllmEngines
 from components.rollout.vllm.sampler import complete
 from components.shared import jsonl, lineage
+from components.shared.config import validate, without_operational
 from components.shared.errors import PipelineError, explain_out_of_memory
-from components.shared.model import PIPELINE_FILE, ChatConfig, context_tokens_of
+from components.shared.model import PIPELINE_FILE, ChatConfig, ModelConfig, context_tokens_of
 from components.shared.problem import Problem, draw, problems_file, read_problems
 
 _SECTION = "evaluate"
@@ -80,6 +82,10 @@ def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Ch
                 f"model {model}: has no {PIPELINE_FILE}, which says how it is asked; name a protocol with a prompt: "
                 f"{', '.join(name for name, each in PROTOCOLS.items() if each.prompt)}"
             )
+        if config.tools is None:
+            return checkpoint  # its own limits were checked with the params
+        checkpoint = _with(checkpoint, {"tools": config.tools})
+        _require_room(checkpoint, config, questions, name=str(model))
         return checkpoint
     if protocol.chat and not checkpoint.tokenizer.chat_template:
         plain = ", ".join(name for name, each in PROTOCOLS.items() if each.prompt and not each.chat)
@@ -92,22 +98,33 @@ def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Ch
         "answer": protocol.answer,
         "chat": chat,
         "thinking": thinking,
+        "tools": config.tools or protocol.tools,
     }
-    checkpoint = replace(checkpoint, config=checkpoint.config.model_copy(update=changes))
+    checkpoint = _with(checkpoint, changes)
     _require_room(checkpoint, config, questions, name=str(model))
     return checkpoint
+
+
+def _with(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Checkpoint:
+    """The checkpoint asked in another way; PipelineError where that contradicts itself or the chat template."""
+    values = {**checkpoint.config.model_dump(), **changes}
+    asked = replace(checkpoint, config=validate(ModelConfig, values, name=_SECTION))
+    _ = asked.format.call_format
+    return asked
 
 
 def _require_room(checkpoint: Checkpoint, config: EvaluateConfig, questions: Questions, *, name: str) -> None:
     """Raise PipelineError if a prompt and its answer may have more tokens than the model reads."""
     limit = context_tokens_of(checkpoint.model.config.to_dict())
-    longest = _longest_prompt(checkpoint, questions.problems)
-    if limit is not None and longest + config.max_new_tokens > limit:
-        room = limit - longest
-        remedy = f"lower {_SECTION}.max_new_tokens to {room:,}" if room > 0 else "no answer fits beside it"
+    longest, read = _longest_prompt(checkpoint, questions.problems), checkpoint.config.max_environment_tokens
+    if limit is not None and longest + config.max_new_tokens + read > limit:
+        room = limit - longest - read
+        shorter = f"set {_SECTION}.tools with fewer max_turns or max_observation_tokens" if read else ""
+        remedy = f"lower {_SECTION}.max_new_tokens to {room:,}" if room > 0 else shorter or "no answer fits beside it"
         raise PipelineError(
-            f"model {name}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {longest:,}, and its "
-            f"answer {config.max_new_tokens:,}: {remedy}"
+            f"model {name}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {longest:,}, "
+            + (f"what its environment answers {read:,}, " if read else "")
+            + f"and its answer {config.max_new_tokens:,}: {remedy}"
         )
 
 
@@ -135,7 +152,9 @@ def sampler_of(
     engines = VllmEngines(
         Path(checkpoint.config.base),
         config.vllm,
-        max_tokens=_longest_prompt(checkpoint, questions.problems) + config.max_new_tokens,
+        max_tokens=_longest_prompt(checkpoint, questions.problems)
+        + config.max_new_tokens
+        + checkpoint.config.max_environment_tokens,
         dtype=dtype,
         logs=logs,
         section=f"{_SECTION}.vllm",
@@ -144,6 +163,16 @@ def sampler_of(
         yield partial(complete, engines, checkpoint)
     finally:
         engines.close()
+
+
+@contextmanager
+def environments_of(checkpoint: Checkpoint) -> Iterator[Environments | None]:
+    """Yield the environments in which a model answers, whose processes end with the block; None without tools."""
+    if checkpoint.format.tools is None:
+        yield None
+        return
+    with closing(Environments(checkpoint.format.tools)) as environments:
+        yield environments
 
 
 def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, dtype: str) -> dict[str, Any]:
@@ -156,6 +185,7 @@ def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, 
         "system_prompt": asked.chat.system if asked.chat else None,
         "thinking": asked.thinking,
         "chat_template_digest": lineage.value_digest(template.text) if template else None,
+        "tools": _tools(checkpoint),
         "answer": checkpoint.config.answer,
         "stop": list(PROTOCOLS[config.protocol].stop),
         "max_new_tokens": config.max_new_tokens,
@@ -166,6 +196,12 @@ def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, 
         "engine": _engine(config),
         **questions.facts,
     }
+
+
+def _tools(checkpoint: Checkpoint) -> Any:
+    """What decides what the environment does, with the format in which the model calls it; None without tools."""
+    tools = checkpoint.format.tools
+    return None if tools is None else without_operational(tools)
 
 
 def _engine(config: EvaluateConfig) -> str:

@@ -46,8 +46,11 @@ def scores(records: Records, *, num_samples: int, temperature: float) -> dict[st
         "worked_fraction": fmean(record["worked"] for record in greedy),
         "truncated_fraction": fmean(not record["finished"] for record in greedy),
         "truncated": _shares(greedy, lambda record: not record["finished"]),
-        "unanswered": _shares(greedy, lambda record: record["finished"] and record["extracted"] is None),
+        "unanswered": _shares(
+            greedy, lambda record: record["finished"] and record["extracted"] is None and not record.get("failure")
+        ),
         "unscorable": _shares(greedy, lambda record: record["verdict"] == "unscorable"),
+        "tools": _tool_use(greedy) if any("turns" in record for record in greedy) else None,
         "reasons": {
             "all": _reasons(greedy),
             "by_source": _each(_grouped(greedy, itemgetter("source")), _reasons),
@@ -117,6 +120,27 @@ def _reasons(records: Records) -> dict[str, dict[str, int]]:
     ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     verdicts = ("right", "wrong", "unscorable")
     return {verdict: {name: number for (of, name), number in ranked if of == verdict} for verdict in verdicts}
+
+
+def _tool_use(records: Records) -> dict[str, Any]:
+    """How much answers in turns made of their environment."""
+    by_source = _grouped(records, itemgetter("source"))
+
+    def means(of: Callable[[Record], float]) -> dict[str, Any]:
+        return {"all": fmean(map(of, records)), "by_source": _each(by_source, lambda rows: fmean(map(of, rows)))}
+
+    return {
+        "with_call": _shares(records, lambda record: _num_calls(record) > 0),
+        "failed": _shares(records, lambda record: record["failure"] is not None),
+        "calls_per_answer": means(_num_calls),
+        "turns_per_answer": means(lambda record: len(record["turns"])),
+        "environment_tokens_per_answer": means(itemgetter("num_environment_tokens")),
+    }
+
+
+def _num_calls(record: Record) -> int:
+    """Return how often the environment answered the model."""
+    return sum(bool(turn["observation"]) for turn in record["turns"])
 
 
 def _is_right(record: Record) -> bool:

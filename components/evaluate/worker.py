@@ -10,16 +10,25 @@ from typing import Any
 
 import torch
 
+from components.environments.pool import Environments
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.evaluate import STAGE
 from components.evaluate.harness import harness_scores
 from components.evaluate.probes import probes
 from components.evaluate.protocols import PROTOCOLS
 from components.evaluate.published import published_lines
-from components.evaluate.questions import Questions, asked_model, dtype_of, facts, read_questions, sampler_of
+from components.evaluate.questions import (
+    Questions,
+    asked_model,
+    dtype_of,
+    environments_of,
+    facts,
+    read_questions,
+    sampler_of,
+)
 from components.evaluate.scores import Record, scores
 from components.grading.flexible import grade_flexibly
-from components.grading.verifier import Submission, Verifier, has_reasoning
+from components.grading.verifier import Submission, Verifier
 from components.policy.training import make_deterministic
 from components.rollout.sampler import Completion, Generate, Sampling, grade_completions
 from components.shared import durable, jsonl, lineage
@@ -40,6 +49,8 @@ class Evaluator:
     generate: Generate
     verify: Verifier
     policy: AnswerPolicy
+    environments: Environments | None = None
+    """What the model acts in while it answers; None without tools."""
 
     def __call__(self, problems: Sequence[Problem], work: Path) -> list[dict[str, Any]]:
         """Return the records of all problems: for each its greedy answer, then the sampled ones.
@@ -47,7 +58,7 @@ class Evaluator:
         The records of each batch are kept in the folder `work`; those that are there are not made again.
         """
         records: list[dict[str, Any]] = []
-        batches = list(_batches(self.config, problems))
+        batches = list(_batches(self.config, problems, self.environments))
         paths = [work / f"{number:05d}.jsonl" for number in range(len(batches))]
         stored = [[row for _, row in jsonl.read_rows(path)] for path in paths if path.is_file()]
         with progress(STAGE.name, len(problems) * (1 + self.config.num_samples)) as bar:
@@ -97,8 +108,8 @@ class Evaluator:
         ]
         asked, completions = [problem for problem, _, _ in answered], [each for _, _, each in answered]
         grades = grade_completions(self.verify, asked, completions, self.policy)
-        submissions = [
-            Submission(problem.answer, completion.response, self.policy, problem.question)
+        submissions = [  # a response that nobody finished, as its environment failed, is right by no reading
+            Submission(problem.answer, "" if completion.failure else completion.response, self.policy, problem.question)
             for problem, _, completion in answered
         ]
         flexible = grade_flexibly(self.verify, submissions, grades)
@@ -121,11 +132,21 @@ class Evaluator:
                 "num_prompt_tokens": len(completion.tokens.prompt_ids),
                 "num_tokens": completion.num_tokens,
                 "seed": None if is_greedy else batch.sampling.seed,
-                "finished": completion.finished,
-                "worked": has_reasoning(completion.response, self.policy),
+                "finished": not completion.truncated,
+                "worked": completion.is_worked(self.policy),
+                **(_trajectory(completion) if self.environments else {}),
             }
             for (problem, sample, completion), grade, loose in zip(answered, grades, flexible, strict=True)
         ]
+
+
+def _trajectory(completion: Completion) -> dict[str, Any]:
+    """What a record has of an answer in turns."""
+    return {
+        "turns": completion.turn_records(),
+        "num_environment_tokens": completion.num_environment_tokens,
+        "failure": completion.failure,
+    }
 
 
 @dataclass(frozen=True)
@@ -136,7 +157,7 @@ class Batch:
     sampling: Sampling
 
 
-def _batches(config: EvaluateConfig, problems: Sequence[Problem]) -> Iterator[Batch]:
+def _batches(config: EvaluateConfig, problems: Sequence[Problem], environments: Environments | None) -> Iterator[Batch]:
     """Yield what is answered at once: all problems greedily, then all with samples.
 
     Short questions go first: a batch takes as long as its longest one.
@@ -152,6 +173,7 @@ def _batches(config: EvaluateConfig, problems: Sequence[Problem]) -> Iterator[Ba
                 max_new_tokens=config.max_new_tokens,
                 seed=config.seed + start,
                 stop=PROTOCOLS[config.protocol].stop,
+                environments=environments,
             )
             yield Batch(ordered[start : start + size], sampling)
 
@@ -253,8 +275,12 @@ def _write_evaluation(
     make_deterministic(config.seed)
     checkpoint = asked_model(model, config, questions)
     dtype = dtype_of(checkpoint, config)
-    with sampler_of(checkpoint, model, config, questions, dtype, logs=batches.parent) as generate:
-        records = Evaluator(name, config, generate, verify, checkpoint.config.answer)(questions.problems, batches)
+    with (
+        environments_of(checkpoint) as environments,
+        sampler_of(checkpoint, model, config, questions, dtype, logs=batches.parent) as generate,
+    ):
+        evaluator = Evaluator(name, config, generate, verify, checkpoint.config.answer, environments)
+        records = evaluator(questions.problems, batches)
         sampled = probes(
             generate, questions.problems, seed=config.seed, max_new_tokens=config.max_new_tokens, dtype=dtype
         )

@@ -1,3 +1,4 @@
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -5,20 +6,23 @@ from typing import Any
 import pytest
 import torch
 
+from components.environments.pool import Environments
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.evaluate import STAGE
+from components.evaluate.scores import scores
 from components.evaluate.worker import Evaluator, evaluate
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
-from components.rollout.sampler import Completion, Sampling
+from components.rollout.sampler import Completion, Sampling, Turn
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, write_problems
 from components.shared.task import run_task
+from components.shared.tools import ToolsConfig
 from tests import tiny
 
 PROBLEMS = [tiny.problem(number, split=Split.TEST) for number in (9, 12, 2, 7, 123)]
@@ -174,6 +178,98 @@ def test_each_completion_is_graded_against_its_own_problem(tmp_path: Path, polic
         assert own[1]["worked"] is is_marked
         # In the other form an answer counts flexibly, also where the length limit cut off what follows it.
         assert [record["flexible"]["verdict"] == "right" for record in own] == [True, True, True, True, False]
+
+
+class NoEnvironments(Environments):
+    """Stands for the environments that a made-up sampler does not ask."""
+
+
+def _trajectory(problem: Problem, kind: str) -> Completion:
+    """An answer in turns: right after two calls, bare, cut off after a call, or with an environment that fails."""
+    call, end = Turn(1, "1+1", "2"), Turn(3, f"#### {problem.answer}")
+    turns = {"right": (call, call, end), "bare": (end,), "cut": (call, Turn(2, "3+")), "failed": (call, end)}[kind]
+    text = "".join(turn.text + turn.observation + "\n" for turn in turns)
+    tokens = TokenSequence((1,), (2, 3, 4, 5, 6), ((1, 2), (3, 4)))
+    failure = "no answer within 10 s" if kind == "failed" else None
+    return Completion(tokens, (-1.0,) * 3, text, finished=kind in {"right", "bare"}, turns=turns, failure=failure)
+
+
+def test_answers_in_turns_are_graded_by_the_last_and_recorded_with_all(tmp_path: Path) -> None:
+    """Work is looked for in all turns; a failed environment is counted, and right by no reading."""
+    environments = NoEnvironments(ToolsConfig(environment="calculator"))
+    kinds = ("right", "bare", "cut", "failed")
+
+    def generate(problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
+        assert sampling.environments is environments
+        return [[_trajectory(problem, kinds[PROBLEMS.index(problem)])] for problem in problems]
+
+    config = EvaluateConfig(seed=1, num_samples=0, max_new_tokens=6, max_batch_size=8)
+    with Verifier() as verify:
+        evaluator = Evaluator("grpo", config, generate, verify, AnswerPolicy.MARKED, environments)
+        records = evaluator(PROBLEMS[:4], tmp_path)
+    assert [row["verdict"] for row in records] == ["right", "right", "wrong", "unscorable"]
+    assert [row["reason"] for row in records[2:]] == ["truncated at the length limit", "environment"]
+    assert [row["flexible"]["verdict"] for row in records] == ["right", "right", "wrong", "unscorable"]
+    assert [row["worked"] for row in records] == [True, False, False, True]
+    assert [row["finished"] for row in records] == [True, True, False, True]
+    assert [row["failure"] for row in records] == [None, None, None, "no answer within 10 s"]
+    assert [turn["observation"] for turn in records[0]["turns"]] == ["2", "2", ""]
+    assert records[0]["response"] == records[0]["turns"][-1]["text"] == f"#### {PROBLEMS[0].answer}"
+    assert {(row["num_tokens"], row["num_environment_tokens"]) for row in records} == {(3, 2)}
+    tools = scores(records, num_samples=0, temperature=1.0)["tools"]
+    assert (tools["with_call"]["all"]["count"], tools["failed"]["by_source"]["sums"]["count"]) == (3, 1)
+    assert tools["calls_per_answer"] == {"all": 1.0, "by_source": {"sums": 1.0}}
+    assert tools["turns_per_answer"]["all"] == 2.0
+    assert tools["environment_tokens_per_answer"]["all"] == 2.0
+
+
+TOOLS = {
+    "environment": "tests.evaluate.echo:Echo",
+    "arguments": {"too_much": PROBLEMS[1].id},
+    "call_format": "message",
+    "max_observation_tokens": 8,
+    "num_workers": 2,
+}
+IN_TURNS: dict[str, Any] = {"tools": TOOLS, "max_new_tokens": 200, "temperature": 2.0, "reference_seed": 1}
+
+
+def _children() -> set[int]:
+    listed = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(pid) for path in listed for pid in path.read_text().split()}
+
+
+def test_an_evaluation_in_turns_that_is_killed_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With sampled answers of several turns and a failing environment; no process of an environment is left."""
+    before = _children()
+    whole = _evaluate(tmp_path / "whole", **IN_TURNS)
+    records = _records(whole)
+    assert {len(record["turns"]) for record in records} >= {1, 2, 3}
+    failed = [record for record in records if record["failure"]]
+    assert {(record["id"], record["verdict"], record["reason"]) for record in failed} == {
+        (PROBLEMS[1].id, "unscorable", "environment")
+    }
+    tools = jsonl.read_json(whole / "scores.json")["protocol"]["tools"]
+    assert tools == {
+        **{key: TOOLS[key] for key in ("environment", "arguments", "call_format", "max_observation_tokens")},
+        "functions": [],
+        "max_turns": 4,
+    }
+    generate, calls = TransformersSampler.generate, iter(range(4))
+
+    def dies(sampler: TransformersSampler, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return generate(sampler, problems, sampling)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TransformersSampler, "generate", dies)
+        with pytest.raises(KeyboardInterrupt):
+            _evaluate(tmp_path / "killed", **IN_TURNS)
+    assert _children() == before
+    assert lineage.digest(_evaluate(tmp_path / "killed", **IN_TURNS).parent) == lineage.digest(whole.parent)
+    assert _children() == before
 
 
 def test_probes_hold_the_log_probabilities_of_greedy_answers(tmp_path: Path) -> None:

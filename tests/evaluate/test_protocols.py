@@ -9,7 +9,7 @@ import torch
 
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.protocols import EXAMPLES_FILE, PROTOCOLS, Example, examples_for, prompt_with
-from components.evaluate.questions import asked_model, read_questions
+from components.evaluate.questions import asked_model, facts, read_questions
 from components.evaluate.worker import evaluate_model
 from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint
@@ -17,6 +17,7 @@ from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.shared.model import PIPELINE_FILE
 from components.shared.problem import Problem, Split, draw, write_problems
+from components.shared.tools import ToolsConfig
 from tests import tiny
 from tests.presets import ROOT
 from tests.rollout import vllm_policies
@@ -142,6 +143,7 @@ def test_a_chat_template_that_fails_is_named(tmp_path: Path, problems: Path) -> 
         ("gsm8k-chat", {}, "has no chat template; protocols without chat: gsm8k-8shot, gsm8k-deepseekmath"),
         ("pipeline", {}, "has no pipeline.json, which says how it is asked; name a protocol with a prompt: gsm8k-chat"),
         ("gsm8k-deepseekmath", {"max_new_tokens": 512}, r"reads 512 tokens; a prompt of .* lower evaluate.max_new_tok"),
+        ("gsm8k-python-deepseekmath", {}, r"its environment answers 768, .* with fewer max_turns or max_observation"),
         ("math-chat", {}, r"math-chat asks problems from math or math500, and .*test\.jsonl has some from gsm8k"),
     ],
 )
@@ -154,6 +156,17 @@ def test_what_a_protocol_lacks_is_named_before_a_model_is_loaded(
     settings = config(protocol, **changes)
     with pytest.raises(PipelineError, match=message):
         asked_model(model, settings, read_questions(settings, problems))
+
+
+def test_an_own_environment_of_evaluation_has_to_fit_the_model(tmp_path: Path, problems: Path) -> None:
+    """The params of training say nothing of its answers."""
+    checkpoints.save(tiny.checkpoint(), model := tmp_path / "model")
+    tools = {"environment": "calculator", "max_turns": 4, "max_observation_tokens": 160}
+    settings = config("pipeline", max_new_tokens=40, tools=tools)
+    with pytest.raises(PipelineError, match=r"reads 512 tokens; .* what its environment answers 480"):
+        asked_model(model, settings, read_questions(settings, problems))
+    without = config("pipeline", max_new_tokens=40)
+    assert asked_model(model, without, read_questions(without, problems)).config.tools is None
 
 
 @pytest.mark.parametrize(
@@ -173,6 +186,57 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, str], messag
         EvaluateConfig.model_validate(settings)
 
 
+@pytest.mark.parametrize(
+    ("protocol", "own", "expected"),
+    [
+        ("pipeline", None, "calculator"),
+        ("gsm8k-deepseekmath", None, None),
+        ("pipeline", "search", "search"),
+        ("gsm8k-deepseekmath", "calculator", "calculator"),
+        ("gsm8k-python-deepseekmath", "calculator", "calculator"),
+    ],
+)
+def test_tools_are_those_of_the_protocol_unless_they_are_set(
+    tmp_path: Path, problems: Path, protocol: str, own: str | None, expected: str | None
+) -> None:
+    """A model that was trained with tools has them by the protocol of its training alone; the facts say which."""
+    checkpoint = tiny.checkpoint()
+    tools = ToolsConfig(environment="calculator", timeout_s=3)
+    trained = checkpoint.config.model_copy(update={"tools": tools})
+    checkpoints.save(replace(checkpoint, config=trained), tmp_path / "model")
+    settings = config(protocol)
+    if own:
+        arguments = {"file": "texts.jsonl"} if own == "search" else {}
+        settings = config(protocol, tools={"environment": own, "arguments": arguments, "max_observation_tokens": 9})
+    questions = read_questions(settings, problems)
+    asked = asked_model(tmp_path / "model", settings, questions)
+    described = facts(settings, asked, questions, "float32")["tools"]
+    assert (described and described["environment"]) == expected
+    if described:
+        assert described["call_format"] == "fenced"
+        assert "timeout_s" not in described
+
+
+def test_protocols_with_tools_differ_from_those_without_in_name_and_tool_alone() -> None:
+    """Python in fenced calls: the same on every model, whatever its template knows."""
+    with_tools = {name: each for name, each in PROTOCOLS.items() if each.tools}
+    assert {name for name in PROTOCOLS if "python" in name} == set(with_tools)
+    for name, protocol in with_tools.items():
+        other = PROTOCOLS[name.replace("-python", "")]
+        assert (protocol.dataset, protocol.answer, protocol.chat) == (other.dataset, other.answer, other.chat)
+        assert protocol.max_new_tokens == other.max_new_tokens
+        assert protocol.tools == ToolsConfig(environment="python", call_format="fenced")
+        assert "tool python in up to 4 turns" in protocol.summary
+
+
+def test_a_format_of_calls_that_the_prompt_cannot_show_is_refused(tmp_path: Path, problems: Path) -> None:
+    """Before a model is loaded, with the key and what to do."""
+    checkpoints.save(tiny.checkpoint(), tmp_path / "model")
+    settings = config("pipeline", tools={"environment": "calculator", "call_format": "tool_call"})
+    with pytest.raises(PipelineError, match=r"evaluate.*tools\.call_format: tool_call is for chat templates"):
+        asked_model(tmp_path / "model", settings, read_questions(settings, problems))
+
+
 def _evaluated(folder: Path, model: Path, problems: Path, settings: EvaluateConfig) -> list[dict[str, Any]]:
     (folder / "work").mkdir(parents=True)
     evaluate_model(settings, model=model, problems=problems, evaluation=folder, work=folder / "work")
@@ -187,10 +251,10 @@ def test_any_hugging_face_folder_is_measured_in_its_own_type(tmp_path: Path, pro
     assert {record["seed"] is None for record in records if record["sample"] == 0} == {True}
     asked = asked_model(model, config("gsm8k-8shot"), read_questions(config("gsm8k-8shot"), problems))
     assert all(record["num_prompt_tokens"] == len(asked.prompt_ids(record["question"])) for record in records)
-    facts = jsonl.read_json(tmp_path / "one/scores.json")["protocol"]
+    described = jsonl.read_json(tmp_path / "one/scores.json")["protocol"]
     expected = {"name": "gsm8k-8shot", "dtype": "bfloat16", "shots": 8, "problems": 3, "of": 5, "subset_seed": 1}
-    assert facts.items() >= {**expected, "answer": "marked", "stop": ["Question:"], "contaminated": None}.items()
-    assert facts["prompt"].endswith("Question: {question}\nAnswer:")
+    assert described.items() >= {**expected, "answer": "marked", "stop": ["Question:"], "contaminated": None}.items()
+    assert described["prompt"].endswith("Question: {question}\nAnswer:")
 
 
 @pytest.mark.slow

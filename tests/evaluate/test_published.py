@@ -94,6 +94,21 @@ def test_a_line_names_the_chat_template_and_says_what_was_not_done() -> None:
     assert "pass@" not in line
 
 
+def test_a_line_of_answers_with_tools_says_which_and_how_they_were_used() -> None:
+    """An accuracy without tools has no such part."""
+    asked = {"environment": "python", "arguments": {}, "call_format": "fenced", "max_turns": 4}
+    summary = _summary(0, tools={**asked, "max_observation_tokens": 256})
+    share = {"count": 3, "total": 4, "fraction": 0.75}
+    used = {"with_call": share, "failed": {**share, "count": 1}, "calls_per_answer": 1.25}
+    summary["tools"] = {key: {"by_source": {"gsm8k": value}} for key, value in used.items()}
+    line = published_lines(summary)["gsm8k"]
+    assert (
+        "; with the tool python (fenced calls, at most 4 turns, 256 tokens of each observation): 75.0 % of answers "
+        "with a call, 1.25 calls per answer, 1 failed; "
+    ) in line
+    assert "tool" not in published_lines(_summary(0))["gsm8k"]
+
+
 def test_the_harness_scores_greedy_answers_of_sources_that_it_has_tasks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where it is installed."""
     record = {"source": "gsm8k", "sample": 0, "answer": "1", "response": "#### 1"}
