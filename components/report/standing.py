@@ -16,7 +16,7 @@ _ALIAS = "champion"
 _EVALUATION = "evaluation/grpo"
 _ASKED = (
     *("name", "prompt", "prompts", "system_prompt", "thinking", "chat_template_digest", "examples_digest"),
-    *("answer", "stop", "max_new_tokens"),
+    *("answer", "stop", "max_new_tokens", "tools"),
 )
 """Facts of an evaluation in which two must agree to be compared."""
 

@@ -36,13 +36,19 @@ ARTIFACTS: dict[str, dict[str, bytes]] = {
 }
 """What is registered with a policy, but for its lineage: files by their paths in each folder."""
 WORKED = {"base": 0.0, "sft": 0.15, "grpo": 0.97}
+TOOLS = {"environment": "calculator", "arguments": {}, "call_format": "fenced", "max_turns": 8}
 Row = dict[str, Any]
 
 
 def make_run(
-    folder: Path, *, skill: Mapping[str, Mapping[str, float]] = SKILL, problems: int = 200, seed: int = 7
+    folder: Path,
+    *,
+    skill: Mapping[str, Mapping[str, float]] = SKILL,
+    problems: int = 200,
+    seed: int = 7,
+    tools: bool = False,
 ) -> dict[str, Path]:
-    """Write the inputs of the report stage; returns their folders by name."""
+    """Write the inputs of the report stage; returns their folders by name. With `tools` models use a calculator."""
     sizes = {"num_train": 0, "num_test": problems, "min_operands": 3, "max_operands": 6}
     config = {"kind": "word_problems", "worked_fraction": 1, "families": ["total", "shared", "leftovers"], **sizes}
     generated = WordProblems.model_validate(config).problems(seed)
@@ -55,13 +61,44 @@ def make_run(
         evaluation = folders["evaluation"] / model
         evaluation.mkdir()
         records = _records(model, questions, skill[model], random.Random(f"{seed} {model}"))
+        if tools:
+            records = [_in_turns(record) for record in records]
         jsonl.write_rows(evaluation / "records.jsonl", records)
-        jsonl.write_json(evaluation / "scores.json", scores(records, num_samples=2, temperature=1.0))
+        protocol = {"protocol": {"name": "pipeline", "tools": TOOLS}} if tools else {}
+        summary = {**scores(records, num_samples=2, temperature=1.0), **protocol}
+        jsonl.write_json(evaluation / "scores.json", summary)
     rng = random.Random(seed)
     jsonl.write_rows(folders["sft_training"] / "steps.jsonl", (_sft_step(step, rng) for step in range(300)))
-    jsonl.write_rows(folders["grpo_training"] / "steps.jsonl", (_grpo_step(step, 60, rng) for step in range(60)))
+    steps = [_grpo_step(step, 60, rng) for step in range(60)]
+    if tools:
+        steps = [{**row, **_tool_columns(row)} for row in steps]
+    jsonl.write_rows(folders["grpo_training"] / "steps.jsonl", steps)
     jsonl.write_json(folders["validation"] / "result.json", _validation(problems))
     return folders
+
+
+def _in_turns(record: Row) -> Row:
+    """The record with a call of the calculator for each step of a worked answer; a few with a failed environment."""
+    *steps, last = record["response"].splitlines() if record["worked"] else [record["response"]]
+    calls = [(step.partition("=")[0], step.partition("=")[2]) for step in steps]
+    turns = [
+        {"text": f"```calculator\n{call}\n```\n", "observation": f"```output\n{result}\n```\n", "rewards": {}}
+        for call, result in calls
+    ]
+    failed = record["verdict"] == "unscorable" and bool(turns)
+    return {
+        **record,
+        "response": last,
+        "turns": [*turns, {"text": last, "observation": "", "rewards": {}}],
+        "num_environment_tokens": 6 * len(turns),
+        "failure": "no answer within 10 s" if failed else None,
+    }
+
+
+def _tool_columns(row: Row) -> Row:
+    used = row["worked_fraction"]
+    counts = {"turns": 1 + 3 * used, "tool_calls": 3 * used, "environment_tokens": 18 * used}
+    return {**counts, "tool_use_fraction": used, "environment_failures": int(row["step"] % 20 == 7)}
 
 
 def _moved(problem: Problem, source: str) -> Problem:

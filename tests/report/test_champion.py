@@ -11,7 +11,7 @@ from components.report.config import ReportConfig
 from components.report.report import STAGE, render_report
 from components.shared import jsonl, stage
 from components.shared.errors import PipelineError
-from tests.report.synthetic import SKILL, make_run
+from tests.report.synthetic import SKILL, TOOLS, make_run
 
 Row = dict[str, Any]
 
@@ -87,6 +87,22 @@ def test_champion_on_other_problems_is_not_compared(run: dict[str, Path], policy
     assert verdict["champion"]["remark"] == "not comparable, it was evaluated on other problems"
     assert "not comparable, it was evaluated on other problems" in (tmp_path / "pass/report.html").read_text("utf-8")
     assert not judge(run, tmp_path / "miss", config_of(tmp_path / "registry", if_incomparable="miss"))["passed"]
+
+
+@pytest.mark.parametrize("tools", [None, {**TOOLS, "environment": "python"}])
+def test_champion_with_other_tools_is_not_compared(
+    run: dict[str, Path], policy: Path, tmp_path: Path, tools: dict[str, Any] | None
+) -> None:
+    """An accuracy with a tool stands beside none without it, or with another one."""
+    for model in ("sft", "grpo"):
+        path = run["evaluation"] / model / "scores.json"
+        jsonl.write_json(path, {**jsonl.read_json(path), "protocol": {"tools": tools}})
+    champions = make_run(tmp_path / "champions", problems=120)
+    path = champions["evaluation"] / "grpo" / "scores.json"
+    jsonl.write_json(path, {**jsonl.read_json(path), "protocol": {"tools": TOOLS}})
+    crown(tmp_path / "registry", champions["evaluation"], policy)
+    verdict = judge(run, tmp_path / "report", config_of(tmp_path / "registry"))
+    assert verdict["champion"]["remark"] == "not comparable, it was asked in another way"
 
 
 def test_damaged_answers_of_the_champion_are_an_error(run: dict[str, Path], policy: Path, tmp_path: Path) -> None:

@@ -232,6 +232,53 @@ def test_markup_in_answers_stays_text(own_run: dict[str, Path]) -> None:
     assert "Registered as" not in text
 
 
+@pytest.fixture(scope="module")
+def tool_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The inputs of a run whose models use a calculator; to be read only."""
+    return make_run(tmp_path_factory.mktemp("tool-run"), tools=True)
+
+
+def test_answers_in_turns_are_shown_as_conversations(tool_run: dict[str, Path], written: Path) -> None:
+    """What the environment answers is set apart, the middle of a long one is folded; use and curves are counted."""
+    text = render_report(CONFIG, tool_run)
+    (shown,) = re.findall(r"Ann has 5 books and gets 9, 6, 1, 1, 8 more.*?</article>", text, re.DOTALL)
+    policy = shown[shown.index("GRPO") :]
+    assert re.findall(r"<pre>(?:```\w+\n)?(.*?)(?:\n```\n)?</pre>", policy) == [
+        *("5+9", "14", "14+6", "20", "20+1", "21", "21+1", "22", "22+8", "30", "#### 30")
+    ]
+    assert policy.count('<div class="detail">calculator answers</div>') == 5
+    folded = policy[policy.index("<details>") : policy.index("</details>")]
+    assert "<summary>4 more turns</summary>" in folded
+    assert [call in folded for call in ("5+9", "14+6", "22+8", "#### 30")] == [False, True, True, False]
+    scores = jsonl.read_json(tool_run["evaluation"] / "grpo" / "scores.json")
+    fraction = scores["tools"]["with_call"]["all"]["fraction"]
+    assert f'<div class="figure">{100 * fraction:.0f}\u202f%</div>' in text
+    assert "Samples that use the tool (share)" in text
+    assert "max turns <code>8</code>" in text
+    without = (written / "report.html").read_text(encoding="utf-8")
+    assert "tool" not in without[without.index("</style>\n<header>") :]
+
+
+def test_hundreds_of_long_turns_fit_the_page(tool_run: dict[str, Path], tmp_path: Path) -> None:
+    """With markup in them that stays text; what is left out is counted."""
+    run = {name: shutil.copytree(folder, tmp_path / name) for name, folder in tool_run.items()}
+    turn = {"text": "<b>call</b>" * 500, "observation": "</pre><script>" * 500, "rewards": {}}
+    for model in ("sft", "grpo"):
+        edit(run["evaluation"] / model / "records.jsonl", lambda row: {**row, "turns": [turn] * 200})
+    text = render_report(ReportConfig.model_validate({**VALUES, "num_examples": 16}), run)
+    assert len(text.encode()) < 1_000_000
+    assert "<script" not in text
+    assert "198 more turns" in text
+    assert "192 turns not shown: records.jsonl of the evaluation has them." in text
+
+
+def test_a_failed_environment_is_named_beside_its_answer(tool_run: dict[str, Path], tmp_path: Path) -> None:
+    """With the reason that the pool gave."""
+    run = {name: shutil.copytree(folder, tmp_path / name) for name, folder in tool_run.items()}
+    edit(run["evaluation"] / "grpo" / "records.jsonl", lambda row: {**row, "failure": "<b> ended"})
+    assert render_report(CONFIG, run).count("The environment failed: &lt;b&gt; ended") == 8
+
+
 def test_long_run_without_kl_still_fits_the_page(own_run: dict[str, Path]) -> None:
     """Thousands of steps are thinned, long answers truncated, and a quantity that was not recorded is named."""
     rows = [row for _, row in jsonl.read_rows(own_run["grpo_training"] / "steps.jsonl")]
