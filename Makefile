@@ -30,8 +30,8 @@ export GX_ANALYTICS_ENABLED := false
 
 # A thread each: most tests spend their time in imports and small matrices.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:hydra_pytest
-# What imports torch, in a process of its own, so that the rest never does.
-TORCH_TESTS := tests/policy tests/rollout tests/train_sft tests/train_grpo tests/evaluate
+# What imports torch, in a process of its own, so that the rest never does; the last two make both take about as long.
+TORCH_TESTS := tests/policy tests/rollout tests/train_sft tests/train_grpo tests/evaluate tests/register tests/report
 # Of `make cluster-check`: anything, to keep its runs.
 KEEP ?=
 # Of `make gpu-check`: a folder with a 1.5B instruct model to train, and the Python of an environment with TRL.
@@ -70,7 +70,7 @@ preset:
 data: setup  ## Fetch GSM8K and MATH-500 into data/ (from the folder SOURCE, or where they are published)
 	@$(BIN)/grpo-pipeline data --source "$(SOURCE)"
 
-run: preset setup $(if $(filter laptop smoke distributed,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|gsm8k-math|qwen-1.5b|qwen-1.5b-48gb-full|qwen-1.5b-80gb-full|qwen-7b|deepseekmath-7b|dr-grpo|dapo)
+run: preset setup $(if $(filter laptop smoke distributed tools,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|tools|gsm8k-math|qwen-1.5b|qwen-1.5b-48gb-full|qwen-1.5b-80gb-full|qwen-7b|deepseekmath-7b|dr-grpo|dapo)
 	@$(BIN)/grpo-pipeline run --params $(PARAMS)
 
 test: setup  ## Check style, types and contracts, and run the fast tests (minutes on two cores)

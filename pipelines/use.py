@@ -1,4 +1,4 @@
-"""Use a model: `grpo-pipeline chat`, `serve` and `push`, and `model_folder`, which locates a model for any command."""
+"""Use a model: `grpo-pipeline serve` and `push`, and `model_folder`, which locates a model for any command."""
 
 import argparse
 import json
@@ -8,23 +8,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
-from components.shared.model import PIPELINE_FILE, ChatConfig, fetch_weights, require_model_folder, weights_folder
+from components.shared.model import PIPELINE_FILE, fetch_weights, require_model_folder, weights_folder
 from pipelines.run.history import OUTPUTS, read_run
-
-if TYPE_CHECKING:
-    from components.policy.checkpoint import Checkpoint
-    from components.shared.chat import Message
 
 _HUB_ID = re.compile(r"\w[\w.-]+/[\w.-]+")
 _PRIVATE = shutil.ignore_patterns(lineage.FILE_NAME)
@@ -76,7 +70,7 @@ def _policy_of(folder: Path) -> Path | None:
     return stage.outputs["policy"]
 
 
-def _weights(folder: Path) -> Path:
+def weights_of(folder: Path) -> Path:
     """Return the folder with the weights of a model; PipelineError where it has none."""
     weights = weights_folder(folder)
     require_model_folder(weights)
@@ -97,96 +91,6 @@ def _from_registry(model: str, registry: str, folder: Path) -> None:
         raise type(error)(f"{model}: no folder, and no version in the registry ({error}); accepted: {_WHICH}") from None
 
 
-def chat(options: argparse.Namespace) -> int:
-    """Ask a model questions."""
-    if options.max_new_tokens < 1 or options.temperature < 0:
-        raise PipelineError("chat: --max-new-tokens must be 1 or more, and --temperature 0 or more")
-    with model_folder(options.model, options.registry) as folder:
-        answer = _answerer(folder, options.temperature, options.max_new_tokens)
-        if options.question is not None:
-            answer(options.question)
-            return 0
-        if sys.stdin.isatty():
-            print("One question per line; Ctrl-C stops an answer, Ctrl-D ends.")
-        while (question := _ask()) is not None:
-            try:
-                answer(question)
-            except KeyboardInterrupt:
-                print(" (stopped)")
-    return 0
-
-
-def _ask() -> str | None:
-    """Return the next line that is not empty; None at the end."""
-    while True:
-        try:
-            line = input("\n> " if sys.stdin.isatty() else "")
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return None
-        if line.strip():
-            return line
-
-
-def _answerer(folder: Path, temperature: float, max_new_tokens: int) -> Callable[[str], None]:
-    """Return what prints a model's answer to a question while it is generated.
-
-    A model with a chat template is asked with the conversation so far, another one with the question alone.
-    """
-    import torch
-    import transformers
-
-    from components.policy.checkpoint import load_without_weights
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    checkpoint = load_without_weights(folder)
-    # As transformers has it: what trains has packed sequences of its own to attend to.
-    model = transformers.AutoModelForCausalLM.from_pretrained(_weights(folder), dtype=checkpoint.model.dtype)
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
-    settings = transformers.GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=temperature > 0,
-        eos_token_id=list(checkpoint.end_ids),
-        pad_token_id=checkpoint.end_ids[0],
-        **({"temperature": temperature, "top_k": 0} if temperature else {}),
-    )
-    prompt_of, conversation = _conversation(checkpoint, folder)
-
-    def answer(question: str) -> None:
-        prompt = torch.tensor([prompt_of(question)], device=model.device)
-        streamer = transformers.TextStreamer(checkpoint.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        mask = torch.ones_like(prompt)
-        output = model.generate(prompt, attention_mask=mask, generation_config=settings, streamer=streamer)
-        ids = output[0, prompt.shape[1] :].tolist()
-        conversation.append({"role": "assistant", "content": checkpoint.decode(ids)})
-        if ids[-1] not in checkpoint.end_ids:
-            print(f"(cut off after {max_new_tokens:,} tokens; --max-new-tokens sets the limit)")
-
-    return answer
-
-
-def _conversation(checkpoint: "Checkpoint", folder: Path) -> tuple[Callable[[str], tuple[int, ...]], list["Message"]]:
-    """Return what turns the next question into the tokens of a prompt, and the conversation that it is added to.
-
-    A model that no stage has saved is asked through its chat template, if it has one.
-    """
-    config = checkpoint.config
-    conversation: list[Message] = []
-    if config.chat is None and checkpoint.tokenizer.chat_template and not (folder / PIPELINE_FILE).is_file():
-        checkpoint = replace(checkpoint, config=config.model_copy(update={"chat": ChatConfig()}))
-    template = checkpoint.format.template
-
-    def prompt_of(question: str) -> tuple[int, ...]:
-        if template is None:
-            return checkpoint.prompt_ids(question)
-        asked = checkpoint.format.messages(question)
-        conversation.extend(asked[-1:] if conversation else asked)
-        return checkpoint.encode(template.render(conversation, is_prompt=True, thinking=config.thinking))
-
-    return prompt_of, conversation
-
-
 def serve(options: argparse.Namespace) -> int:
     """Serve a model with vLLM."""
     if find_spec("vllm") is None:
@@ -200,7 +104,7 @@ def serve(options: argparse.Namespace) -> int:
         template = Path(scratch) / "chat_template.jinja"
         command = [
             *(sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"),
-            *(f"--model={_weights(folder)}", f"--served-model-name={options.model}"),
+            *(f"--model={weights_of(folder)}", f"--served-model-name={options.model}"),
             *(f"--host={options.host}", f"--port={options.port}", "--max-model-len=-1", f"--dtype={_dtype(folder)}"),
             *((f"--kv-cache-memory-bytes={_CPU_CACHE_BYTES}", "--enforce-eager") if on_cpu else ()),
             *((f"--chat-template={template}",) if write_template(folder, template) else ()),
@@ -253,7 +157,7 @@ def write_template(folder: Path, path: Path) -> bool:
 
 def _dtype(folder: Path) -> str:
     """Return the type of the weights, in which vLLM computes: by itself it would round float32 to half of its bits."""
-    config = jsonl.read_json(_weights(folder) / "config.json")
+    config = jsonl.read_json(weights_of(folder) / "config.json")
     return str(config.get("dtype") or config.get("torch_dtype") or "auto")
 
 
@@ -269,7 +173,7 @@ def push(options: argparse.Namespace) -> int:
         api.whoami()
         with model_folder(options.model, options.registry) as folder, tempfile.TemporaryDirectory() as scratch:
             tag, card = _card_of(options.model, options.registry)
-            staging = shutil.copytree(_weights(folder), Path(scratch) / "model", ignore=_PRIVATE)
+            staging = shutil.copytree(weights_of(folder), Path(scratch) / "model", ignore=_PRIVATE)
             if card:
                 (staging / "README.md").write_text(card, encoding="utf-8")
             api.create_repo(repository, private=not options.public, exist_ok=True)

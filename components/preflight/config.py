@@ -22,6 +22,7 @@ from components.shared import images
 from components.shared.config import Config, problems, read_params, shared_keys, with_shared_keys
 from components.shared.errors import raise_all
 from components.shared.problem import Split
+from components.shared.tools import ToolsConfig
 from components.shared.versioning import is_url
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
@@ -30,6 +31,7 @@ from components.validate_data.config import ValidateConfig
 Sections = dict[str, dict[str, Any]]
 """Sections as JSON, by name."""
 
+_TOOLS = "train_sft.model.tools"
 _TURN = re.compile(r"<\|(?:im_start|start_header_id|user|User)\|>|<start_of_turn>|\[INST\]")
 """How turns begin in the templates of well-known models."""
 MOUNT = "/work"
@@ -124,6 +126,17 @@ with warnings.catch_warnings():
             """Tokens of the longest prompt that validation lets through, in most cases."""
             return self.validate_data.max_prompt_tokens
 
+        @property
+        def evaluation_tools(self) -> ToolsConfig | None:
+            """The environment in which models are evaluated: its own, that of the protocol, or that of training."""
+            protocol = PROTOCOLS[self.evaluate.protocol]
+            return self.evaluate.tools or (protocol.tools if protocol.prompt else self.train_sft.model.tools)
+
+        @property
+        def evaluation_observed_tokens(self) -> int:
+            """Tokens that the environment of evaluation may write between the turns of one answer; 0 without one."""
+            return self.evaluation_tools.max_environment_tokens if self.evaluation_tools else 0
+
 
 CLUSTER, DEPLOYMENT = "cluster", "deployment"
 STAGES = tuple(name for name in Params.model_fields if name not in {CLUSTER, DEPLOYMENT})
@@ -211,19 +224,29 @@ def _refuses_weak_gate(params: Params) -> bool:
 
 def exceeded_limits(params: Params, context: int) -> Iterator[str]:
     """Yield a line for each limit that lets more tokens through than the base model reads (`context`)."""
+    model, prompt = params.train_sft.model, params.max_prompt_tokens
+    base, evaluation = model.base, params.evaluation_tools
+    section = _TOOLS if evaluation == model.tools else "evaluate.tools"
     completions = {
-        "train_grpo.sampling.max_new_tokens": params.train_grpo.sampling.max_new_tokens,
-        "evaluate.max_new_tokens": params.evaluate.max_new_tokens,
+        "train_grpo.sampling.max_new_tokens": (params.train_grpo.sampling.max_new_tokens, model.tools, _TOOLS),
+        "evaluate.max_new_tokens": (params.evaluate.max_new_tokens, evaluation, section),
     }
-    base, prompt = params.train_sft.model.base, params.max_prompt_tokens
-    for key, tokens in completions.items():
-        if prompt + tokens > context:
+    for key, (tokens, tools, where) in completions.items():
+        if prompt + tokens + (tools.max_environment_tokens if tools else 0) > context:
             yield (
-                f"{key}: {tokens:,} tokens after a prompt of up to {prompt:,} (validate_data.max_prompt_tokens) "
-                f"are more than the {context:,} that {base} reads"
+                f"{key}: {tokens:,} tokens after a prompt of up to {prompt:,} (validate_data.max_prompt_tokens)"
+                f"{_with_observations(tools, where)} are more than the {context:,} that {base} reads"
             )
     if params.train_sft.num_steps and params.train_sft.max_tokens > context:
         yield f"train_sft.max_tokens: is {params.train_sft.max_tokens:,}, and {base} reads {context:,} tokens"
+
+
+def _with_observations(tools: ToolsConfig | None, section: str) -> str:
+    """What an environment adds to the length of a completion, for messages; nothing without tools."""
+    if tools is None:
+        return ""
+    turns, tokens = tools.max_turns - 1, tools.max_observation_tokens
+    return f" and {turns} answers of the environment of up to {tokens:,} ({section}.max_observation_tokens)"
 
 
 def is_about_limits(line: str) -> bool:
@@ -350,7 +373,10 @@ def _of_training(params: Params) -> Iterator[str]:
             )
     sampler = params.train_grpo.sampler
     engine = sampler.vllm or sampler.servers
-    needed = params.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens
+    observed = params.train_sft.model.max_environment_tokens
+    needed = params.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens + observed
+    answers = _with_observations(params.train_sft.model.tools, _TOOLS)
+    yield from _of_environment_rewards(params)
     if params.train_grpo.validation and not _sources(params, Split.DEV):
         yield (
             "train_grpo.validation: no source has dev problems; hold some out, such as `dev_fraction: 0.05` "
@@ -360,7 +386,19 @@ def _of_training(params: Params) -> Iterator[str]:
         key = f"train_grpo.sampler.{'vllm' if sampler.vllm else 'servers'}.max_tokens"
         yield (
             f"{key}: is {engine.max_tokens:,}; a prompt (validate_data.max_prompt_tokens) with its completion "
-            f"(train_grpo.sampling.max_new_tokens) takes up to {needed:,}"
+            f"(train_grpo.sampling.max_new_tokens){answers} takes up to {needed:,}"
         )
     if is_url(params.register.registry) and not params.register.storage:
         yield "register.storage: is not set, and a registry at a URL has no place for weights; name a DVC remote"
+
+
+def _of_environment_rewards(params: Params) -> Iterator[str]:
+    """What rewards turns in an environment, where the model has none."""
+    reward = params.train_grpo.reward
+    if params.train_sft.model.tools is None:
+        keys = {"weights.environment": "environment" in reward.names, "supervision": reward.supervision == "turn"}
+        for key in [key for key, is_set in keys.items() if is_set]:
+            yield (
+                f"train_grpo.reward.{key}: rewards turns in an environment, and there is none; name one in "
+                "train_sft.model.tools, or leave it out"
+            )

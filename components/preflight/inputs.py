@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from components.environments.pool import environment_error
 from components.grading.verifier import Verifier, require_sandbox
 from components.preflight.config import (
     MOUNT,
@@ -38,6 +39,7 @@ from components.shared.model import context_tokens, model_config
 from components.shared.problem import Problem, Split
 from components.shared.progress import say
 from components.shared.tokenizer import token_lengths
+from components.shared.tools import is_own
 from components.shared.versioning import Workspace, changes_since, is_url
 from components.train_grpo.custom_rewards import import_errors, is_custom
 from components.train_grpo.preferences import KEY as PREFERENCES
@@ -88,6 +90,7 @@ def missing_here(params: Params, *, containers: bool = False) -> list[str]:
         *(exceeded_limits(params, context) if isinstance(context, int) else []),
         *([] if isinstance(context, PipelineError) else _exceeded_by_data(params)),
         *unusable_rewards(params, trained_here=not containers),
+        *unusable_environment(params, trained_here=not containers),
         *unusable_preferences(params),
         *([] if containers else _missing_trackers(params)),
     ]
@@ -133,6 +136,8 @@ def _policy_context(config: TrainSFTConfig) -> int | None:
     context = context_tokens(config.model.base)
     form = prompt_format(config.model)
     form.prompt("1 + 1?")
+    if config.model.tools:
+        form.observation("2", ended=True)
     if config.num_steps:
         form.require_answers()
     return context
@@ -171,6 +176,21 @@ def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]
     """Return a line for each reward of the user's own that cannot be loaded."""
     custom = [name for name in params.train_grpo.reward.names if is_custom(name)]
     return import_errors(custom, trained_here=trained_here)
+
+
+def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:
+    """Return a line for each environment that cannot be made, of training or of evaluation with another one.
+
+    Files and the sandbox are those of this machine.
+    """
+    trained, key = params.train_sft.model.tools, "train_sft.model.tools"
+    evaluated = params.evaluation_tools
+    lines = []
+    for section, tools in {key: trained, "evaluate.tools": None if evaluated == trained else evaluated}.items():
+        if tools is not None and (trained_here or is_own(tools.environment)):
+            error = environment_error(tools, used_here=trained_here)
+            lines += [] if error is None else [error.replace(key, section)]
+    return lines
 
 
 def unusable_preferences(params: Params) -> list[str]:

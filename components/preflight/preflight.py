@@ -177,6 +177,7 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
         checks |= {in_the_form(key): check for key, check in (models | datasets).items()}
         checks["storage"] = partial(inputs.list_storage, params.register)
         checks["rewards"] = lambda: list(map(in_the_form, inputs.unusable_rewards(params)))
+        checks["environment"] = lambda: list(map(in_the_form, inputs.unusable_environment(params)))
         checks["preferences"] = lambda: list(map(in_the_form, inputs.unshared_preferences(params)))
         if params.register.model_registry:
             checks["model registry"] = partial(_lines, inputs.model_registry, params.register.model_registry, storage)

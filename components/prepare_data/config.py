@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
+from components.prepare_data.calculator_problems import CalculatorProblems
 from components.prepare_data.dataset import Dataset
 from components.prepare_data.gsm8k import GSM8K
 from components.prepare_data.hub import is_hub_id
@@ -16,7 +17,7 @@ from components.prepare_data.word_problems import WordProblems
 from components.shared.config import Config
 from components.shared.problem import Split
 
-Source = Annotated[Dataset | GSM8K | MATH | MBPP | WordProblems, Field(discriminator="kind")]
+Source = Annotated[CalculatorProblems | Dataset | GSM8K | MATH | MBPP | WordProblems, Field(discriminator="kind")]
 """Every dataset there is; `kind` names it in a params file."""
 
 

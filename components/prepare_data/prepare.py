@@ -113,7 +113,7 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
         if not splits[split]:
             raise PipelineError(
                 f"prepare_data.sources: no source has a {split} problem; set {_FILE_KEYS[split]} of one, "
-                f"or num_{split} of word_problems above 0"
+                f"or num_{split} of a built-in source above 0"
             )
     return {split: splits[split] for split in wanted}, quarantine, raw_files
 

@@ -15,8 +15,8 @@ from components.shared.problem import Problem, Split
 Family = Literal["total", "gains_and_losses", "shared", "leftovers"]
 MAX_OPERANDS = 6
 """Single digits: six of them keep every intermediate result of a word problem within 0 to 60."""
-_NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
-_THINGS = ("apples", "books", "cards", "coins", "nuts", "pens", "shells", "stones")
+NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
+THINGS = ("apples", "books", "cards", "coins", "nuts", "pens", "shells", "stones")
 _TEST_FRACTION = 0.2
 _MAX_ATTEMPTS = 20_000
 """Random draws without a new problem after which the problems of this kind are taken to be exhausted."""
@@ -125,7 +125,7 @@ def _chain(rng: random.Random, family: Family, length: int) -> Chain:
 
 
 def _question(rng: random.Random, family: Family, chain: Chain) -> str:
-    names, thing = rng.sample(_NAMES, 2) if family == "shared" else [rng.choice(_NAMES)], rng.choice(_THINGS)
+    names, thing = rng.sample(NAMES, 2) if family == "shared" else [rng.choice(NAMES)], rng.choice(THINGS)
     name, first = names[0], chain[0]
     if family == "total":
         return f"{name} has {first} {thing} and gets {_list(chain[1:])} more. Total?"

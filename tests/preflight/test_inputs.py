@@ -129,6 +129,14 @@ def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
             ],
         ),
         (
+            {"train_grpo.reward.weights": {"environment": 1.0}, "train_grpo.reward.supervision": "turn"},
+            [
+                f"train_grpo.reward.{key}: rewards turns in an environment, and there is none; name one in "
+                "train_sft.model.tools, or leave it out"
+                for key in ("weights.environment", "supervision")
+            ],
+        ),
+        (
             {"evaluate.protocol": "math-4shot"},
             [
                 "evaluate.protocol: math-4shot asks problems from math or math500, and word_problems has test "
@@ -210,6 +218,42 @@ def test_everything_that_a_run_lacks_is_named_at_once(
     assert not (tmp_path / "outputs").exists()
     params = _put(values, {"train_grpo.reward.weights": {"broken_rewards:any": 1.0, "reward_model": 1.0}})
     assert any("broken_rewards" in line for line in missing_here(params))
+
+
+@pytest.mark.parametrize(
+    ("tools", "line"),
+    [
+        (
+            {"environment": "search", "arguments": {"file": "no.jsonl"}},
+            "train_sft.model.tools.arguments.file: no.jsonl: no such file",
+        ),
+        (
+            {"environment": "my_games:Maze", "arguments": {"depth": 3}},
+            "train_sft.model.tools.arguments.depth: no such argument; accepted: size",
+        ),
+        ({"environment": "my_games:Maze", "arguments": {"size": 3}}, None),
+        ({"environment": "calculator"}, None),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_reported(
+    values: dict[str, Any], tools: dict[str, Any], line: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is trained: a file that is missing, or an argument that its class does not take."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    methods = ("__init__(self, size)", "reset(self, problem)", "step(self, text)")
+    source = "\n".join(["class Maze:", *(f"    def {each}: ..." for each in methods)])
+    (tmp_path / "my_games.py").write_text(source)
+    values["train_sft"]["model"]["tools"] = {**tools, "max_observation_tokens": 8}
+    values["validate_data"].pop("model", None)
+    lines = missing_here(Params.model_validate(values))
+    assert [each for each in lines if "tools" in each] == ([line] if line else [])
+    values["train_sft"]["model"]["tools"] = None
+    values["evaluate"] = {**values.get("evaluate", {}), "tools": {**tools, "max_observation_tokens": 8}}
+    lines = missing_here(Params.model_validate(values))
+    assert [each for each in lines if "tools" in each] == (
+        [line.replace("train_sft.model", "evaluate")] if line else []
+    )
 
 
 def test_a_file_of_another_format_is_refused_by_its_first_rows(
@@ -311,6 +355,31 @@ def test_limits_beyond_what_the_base_model_reads_are_named(values: dict[str, Any
         "train_sft.max_tokens: is 513, and scratch:tiny reads 512 tokens",
     ]
     assert missing_here(_put(values, {"evaluate.max_new_tokens": 464, "train_sft.max_tokens": 512})) == []
+
+
+def test_answers_of_an_environment_take_their_part_of_what_the_model_reads(values: dict[str, Any]) -> None:
+    """One after every turn but the last."""
+    tools = {"environment": "calculator", "max_turns": 3, "max_observation_tokens": 32}
+    models = {f"{stage}.model.tools": tools for stage in ("train_sft", "validate_data")}
+    assert missing_here(_put(values, {"evaluate.max_new_tokens": 401, **models})) == [
+        "evaluate.max_new_tokens: 401 tokens after a prompt of up to 48 (validate_data.max_prompt_tokens) and 2 "
+        "answers of the environment of up to 32 (train_sft.model.tools.max_observation_tokens) are more than the 512 "
+        "that scratch:tiny reads"
+    ]
+    assert missing_here(_put(values, {"evaluate.max_new_tokens": 400, **models})) == []
+
+
+def test_evaluation_may_have_an_environment_with_other_limits(values: dict[str, Any]) -> None:
+    """Its own goes before that of training, which a protocol with words of its own leaves out."""
+    tools = {"environment": "calculator", "max_turns": 3, "max_observation_tokens": 32}
+    models = {f"{stage}.model.tools": tools for stage in ("train_sft", "validate_data")}
+    longer = {"evaluate.max_new_tokens": 337, "evaluate.tools": {**tools, "max_turns": 5}}
+    assert missing_here(_put(values, {**longer, **models})) == [
+        "evaluate.max_new_tokens: 337 tokens after a prompt of up to 48 (validate_data.max_prompt_tokens) and 4 "
+        "answers of the environment of up to 32 (evaluate.tools.max_observation_tokens) are more than the 512 that "
+        "scratch:tiny reads"
+    ]
+    assert missing_here(_put(values, {**longer, **models, "evaluate.max_new_tokens": 336})) == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""Built-in problems for a model with a calculator: products of two-digit numbers, reproducible from a seed.
+
+Their answers are out of reach of a small model's head, and within reach of one that copies numbers into calls.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+from pydantic import Field, model_validator
+
+from components.prepare_data.source import fraction_of
+from components.prepare_data.word_problems import NAMES, THINGS
+from components.shared.config import Config
+from components.shared.errors import PipelineError
+from components.shared.problem import Problem, Split
+
+CalculatorFamily = Literal["boxes", "more", "fewer", "more_and_fewer"]
+_SIGNS = {"boxes": "", "more": "+", "fewer": "-", "more_and_fewer": "+-"}
+"""Of the changes after the product that every problem begins with."""
+_SMALLEST_FACTOR, _SMALLEST_CHANGE, _LARGEST = 32, 12, 99
+"""Of the numbers in a question: two digits each."""
+_RESULTS = range(1_000, 10_000)
+"""Of every call: four digits each, so that what a small model copies is always as many tokens away."""
+_TEST_FRACTION, _DEV_FRACTION = 0.2, 0.1
+_MAX_ATTEMPTS = 20_000
+"""Random draws without a new problem after which the problems of this kind are taken to be exhausted."""
+
+Numbers = tuple[int, ...]
+"""The numbers of a question, in its order."""
+
+
+class CalculatorProblems(Config):
+    """Built-in generated problems whose solutions call a calculator, in one to three turns: nothing to download."""
+
+    kind: Literal["calculator_problems"]
+    num_train: int = Field(8000, ge=0)
+    """Problems of the train split."""
+    num_test: int = Field(600, ge=0)
+    """Problems of the test split; none of their products occurs in another split."""
+    num_dev: int = Field(0, ge=0)
+    """Problems of the dev split; none of their products occurs in another split."""
+    worked_fraction: float = Field(0.4, ge=0, le=1)
+    """Fraction of the solutions that call the calculator (`call_format: fenced`); the others are the bare answer."""
+    families: list[CalculatorFamily] = Field(list(get_args(CalculatorFamily)), min_length=1)
+    """Kinds of problem, in equal shares; each becomes a subject of the scores. The level of a problem is the number of
+    its calls: one of `boxes`, three of `more_and_fewer`."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "CalculatorProblems":
+        if len(set(self.families)) < len(self.families):
+            raise ValueError("families must not name a family twice")
+        if self.num_train + self.num_test == 0:
+            raise ValueError("num_train and num_test must not both be 0")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Name of the source in problems, weights, scores and the gate."""
+        return self.kind
+
+    def max_problems(self, split: Split) -> int:
+        """The number of problems of one split."""
+        return {Split.TRAIN: self.num_train, Split.TEST: self.num_test, Split.DEV: self.num_dev}[split]
+
+    def problems(self, seed: int) -> Iterator[Problem]:
+        """Yield the train split, then the others; families take turns within each.
+
+        The digest of a product alone decides to which split it belongs, so no product of one split occurs in another,
+        under any seed, name, thing or family.
+        """
+        for split in (Split.TRAIN, Split.TEST, Split.DEV):
+            rng = random.Random(f"{seed} {split}")
+            seen: set[tuple[CalculatorFamily, Numbers]] = set()
+            for index in range(self.max_problems(split)):
+                family = self.families[index % len(self.families)]
+                draws = (_draw(rng, family, split) for _ in range(_MAX_ATTEMPTS))
+                numbers = next((each for each in draws if each and (family, each) not in seen), None)
+                if numbers is None:
+                    raise PipelineError(
+                        f"prepare_data.sources: calculator_problems: num_{split} is {self.max_problems(split)}, but "
+                        f"only {index} distinct problems exist in equal shares of families; lower it or name others"
+                    )
+                seen.add((family, numbers))
+                calls = _calls(family, numbers)
+                is_worked = fraction_of(f"worked {seed} {family} {numbers}") < self.worked_fraction
+                answer = str(calls[-1][1])
+                yield Problem(
+                    id=f"{self.name}/{split}/{index:05d}",
+                    source=self.name,
+                    split=split,
+                    question=_question(rng, family, numbers),
+                    solution=("".join(map(_fenced, calls)) if is_worked else "") + f"#### {answer}",
+                    answer=answer,
+                    subject=family,
+                    level=len(calls),
+                )
+
+
+def split_of(factor: int, other: int) -> Split:
+    """Return the split in which a product may occur, whichever factor comes first."""
+    fraction = fraction_of(f"product {min(factor, other)} {max(factor, other)}")
+    if fraction < _TEST_FRACTION:
+        return Split.TEST
+    return Split.DEV if fraction < _TEST_FRACTION + _DEV_FRACTION else Split.TRAIN
+
+
+def _draw(rng: random.Random, family: CalculatorFamily, split: Split) -> Numbers | None:
+    """Return the numbers of a question; None where the product is another split's, or a result has not four digits."""
+    smallest = [_SMALLEST_FACTOR] * 2 + [_SMALLEST_CHANGE] * len(_SIGNS[family])
+    numbers = tuple(rng.randint(each, _LARGEST) for each in smallest)
+    is_ours = split_of(*numbers[:2]) == split
+    return numbers if is_ours and all(result in _RESULTS for _, result in _calls(family, numbers)) else None
+
+
+def _question(rng: random.Random, family: CalculatorFamily, numbers: Numbers) -> str:
+    first, second, *changes = numbers
+    packed = f"{rng.choice(NAMES)} packs {first} boxes of {second} {rng.choice(THINGS)}"
+    words = {"+": "finds {} more", "-": "loses {} of them"}
+    changed = [words[sign].format(change) for sign, change in zip(_SIGNS[family], changes, strict=True)]
+    return f"{' and '.join([packed, *changed])}. How many?"
+
+
+def _calls(family: CalculatorFamily, numbers: Numbers) -> list[tuple[str, int]]:
+    """Return what the calculator is asked, one operation at a time, and what it answers."""
+    first, second, *changes = numbers
+    calls = [(f"{first}*{second}", first * second)]
+    for sign, change in zip(_SIGNS[family], changes, strict=True):
+        before = calls[-1][1]
+        calls.append((f"{before}{sign}{change}", before + change if sign == "+" else before - change))
+    return calls
+
+
+def _fenced(call: tuple[str, int]) -> str:
+    """Return a call as the model writes it, and its answer as the environment does."""
+    expression, result = call
+    return f"```calculator\n{expression}\n```\n```output\n{result}\n```\n"

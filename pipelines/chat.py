@@ -1,0 +1,208 @@
+"""`grpo-pipeline chat`: asks a model questions, and prints each answer while it is generated.
+
+A model that was trained with tools acts in its environment: what that answers is shown, and the model goes on.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from components.shared.errors import PipelineError
+from components.shared.model import PIPELINE_FILE, ChatConfig
+from components.shared.problem import Problem, Split
+from pipelines.use import model_folder, weights_of
+
+if TYPE_CHECKING:
+    from components.environments.pool import Environments
+    from components.policy.checkpoint import Checkpoint
+    from components.rollout.sampler import Completion
+    from components.shared.chat import Message
+
+_OBSERVATION = "  | "
+"""Before each line that an environment wrote."""
+_ROLES = {"tool_call": "tool", "message": "user"}
+"""Who speaks for the environment in a conversation, by the format of calls; with `fenced` nobody does."""
+
+
+def chat(options: argparse.Namespace) -> int:
+    """Ask a model questions."""
+    if options.max_new_tokens < 1 or options.temperature < 0:
+        raise PipelineError("chat: --max-new-tokens must be 1 or more, and --temperature 0 or more")
+    with (
+        model_folder(options.model, options.registry) as folder,
+        _answerer(folder, options.temperature, options.max_new_tokens) as answer,
+    ):
+        if options.question is not None:
+            answer(options.question)
+            return 0
+        if sys.stdin.isatty():
+            print("One question per line; Ctrl-C stops an answer, Ctrl-D ends.")
+        while (question := _ask()) is not None:
+            try:
+                answer(question)
+            except KeyboardInterrupt:
+                print(" (stopped)")
+    return 0
+
+
+def _ask() -> str | None:
+    """Return the next line that is not empty; None at the end."""
+    while True:
+        try:
+            line = input("\n> " if sys.stdin.isatty() else "")
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return None
+        if line.strip():
+            return line
+
+
+@contextmanager
+def _answerer(folder: Path, temperature: float, max_new_tokens: int) -> Iterator[Callable[[str], None]]:
+    """Yield what prints a model's answer to a question while it is generated.
+
+    A model with a chat template is asked with the conversation so far, another one with the question alone.
+    """
+    from components.environments.pool import Environments
+    from components.policy.checkpoint import load_without_weights
+
+    checkpoint = load_without_weights(folder)
+    tools = checkpoint.format.tools
+    if tools is None or tools.environment == "feedback":  # which judges by an expected answer: nobody has one here
+        model = Model(checkpoint, folder, temperature, max_new_tokens, None)
+        yield model.answer
+        return
+    with closing(Environments(tools)) as environments:
+        yield Model(checkpoint, folder, temperature, max_new_tokens, environments).answer
+
+
+class Model:
+    """A model that is asked, with the conversation so far."""
+
+    def __init__(
+        self,
+        checkpoint: "Checkpoint",
+        folder: Path,
+        temperature: float,
+        max_new_tokens: int,
+        environments: "Environments | None",
+    ) -> None:
+        import torch
+        import transformers
+
+        from components.rollout.sampler import Sampling
+        from components.rollout.trajectory import Conditions
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        is_plain = checkpoint.config.chat is None and not (folder / PIPELINE_FILE).is_file()
+        if is_plain and checkpoint.tokenizer.chat_template:  # a model that no stage has saved
+            checkpoint = replace(checkpoint, config=checkpoint.config.model_copy(update={"chat": ChatConfig()}))
+        self.checkpoint, self._max_new_tokens = checkpoint, max_new_tokens
+        # As transformers has it: what trains has packed sequences of its own to attend to.
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+            weights_of(folder), dtype=checkpoint.model.dtype
+        ).to("cuda" if torch.cuda.is_available() else "cpu")
+        self._settings = transformers.GenerationConfig(
+            do_sample=temperature > 0,
+            eos_token_id=list(checkpoint.end_ids),
+            pad_token_id=checkpoint.end_ids[0],
+            **({"temperature": temperature, "top_k": 0} if temperature else {}),
+        )
+        sampling = Sampling(
+            num_samples=1, temperature=temperature, max_new_tokens=max_new_tokens, seed=0, environments=environments
+        )
+        self.conditions = Conditions(checkpoint, sampling)
+        self.conversation: list[Message] = []
+
+    def answer(self, question: str) -> None:
+        """Print the answer to a question, turn by turn, with what an environment answers in between."""
+        from components.rollout.trajectory import Status, Trajectory
+
+        trajectory = Trajectory(self.conditions, _problem(question), self.prompt_ids(question))
+        with closing(trajectory):
+            while trajectory.status is not Status.OVER:
+                if trajectory.asked is None:
+                    ids = self.generate((*trajectory.prompt_ids, *trajectory.ids), trajectory.tokens_left)
+                    trajectory.extend(ids, [0.0] * len(ids))
+                    continue
+                answer, num_before = trajectory.asked.result(), len(trajectory.ids)
+                trajectory.receive(answer)
+                if len(trajectory.ids) > num_before:  # the model reads it
+                    print("".join(f"{_OBSERVATION}{line}\n" for line in answer.observation.text.splitlines()), end="")
+        completion = trajectory.completion()
+        self.conversation += self._messages(completion)
+        if completion.failure is not None:
+            print(f"(its environment failed: {completion.failure})")
+        elif not completion.finished:
+            print(self._what_cut_off(completion))
+
+    def generate(self, ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
+        """Return the tokens up to the end of a turn, which are printed as they come."""
+        import torch
+        import transformers
+
+        def ends(ids_1T: Any, scores: Any, **_: Any) -> Any:
+            is_over = bool(stops.texts) and stops.ends(ids_1T[0, len(ids) :].tolist())
+            return torch.tensor([is_over], device=ids_1T.device)
+
+        stops = self.conditions.turn_stop
+        prompt = torch.tensor([ids], device=self._model.device)
+        output = self._model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            generation_config=self._settings,
+            max_new_tokens=max_new_tokens,
+            stopping_criteria=transformers.StoppingCriteriaList([ends]),
+            streamer=transformers.TextStreamer(self.checkpoint.tokenizer, skip_prompt=True, skip_special_tokens=True),
+        )
+        sampled: list[int] = output[0, len(ids) :].tolist()
+        return sampled
+
+    def prompt_ids(self, question: str) -> tuple[int, ...]:
+        """Return the tokens of the prompt, with the conversation so far where there is a chat template."""
+        form = self.checkpoint.format
+        if form.template is None:
+            return self.checkpoint.prompt_ids(question)
+        asked = form.messages(question)
+        self.conversation += asked[-1:] if self.conversation else asked
+        thinking = self.checkpoint.config.thinking
+        rendered = form.template.render(self.conversation, is_prompt=True, thinking=thinking, tools=form.schemas)
+        return self.checkpoint.encode(rendered)
+
+    def _messages(self, completion: "Completion") -> "Iterator[Message]":
+        """What a later question reads of an answer."""
+        role = _ROLES.get(self.checkpoint.format.call_format or "")
+        if role is None or not completion.turns:
+            yield {"role": "assistant", "content": completion.text}
+            return
+        for turn in completion.turns:
+            yield {"role": "assistant", "content": turn.text}
+            if turn.observation:
+                yield {"role": role, "content": turn.observation}
+
+    def _what_cut_off(self, completion: "Completion") -> str:
+        tools = self.checkpoint.config.tools
+        if completion.num_tokens >= self._max_new_tokens:
+            return f"(cut off after {self._max_new_tokens:,} tokens; --max-new-tokens sets the limit)"
+        if tools and len(completion.turns) >= tools.max_turns:
+            return f"(cut off after {tools.max_turns:,} turns, as in training)"
+        return "(cut off: the model reads no more tokens)"
+
+
+def _problem(question: str) -> Problem:
+    """The question as environments take it: of no source, and nobody knows its answer."""
+    return Problem(
+        id="chat",
+        source="chat",
+        split=Split.TEST,
+        question=question,
+        solution="",
+        answer="unknown",
+        subject="",
+        level=None,
+    )

@@ -1,0 +1,133 @@
+"""Asking a model questions: turns with an environment, what is shown of them, and what is remembered."""
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from components.environments.environment import Observation
+from components.environments.pool import Answer, Environments, Episode
+from components.policy.checkpoint import load_without_weights
+from components.rollout.sampler import StopTexts
+from components.shared.problem import Problem
+from components.shared.tools import ToolsConfig
+from pipelines.chat import Model
+from tests import chat_model
+
+CALL = "```calculator\n37*48\n```\n"
+
+
+class _Calculator(Environments):
+    """Answers each call with 1776, and ends with a turn that calls nothing; it fails where it is asked to."""
+
+    def __init__(self, config: ToolsConfig) -> None:
+        self.config = config
+
+    def begin(self, problem: Problem, past: Sequence[str] = ()) -> "_Episode":
+        return _Episode()
+
+
+class _Episode(Episode):
+    def __init__(self) -> None:
+        pass
+
+    def step(self, text: str) -> "Future[Answer]":
+        answered: Future[Answer] = Future()
+        failure = "no answer within 30 s" if "fail" in text else None
+        is_over = failure is not None or not text.endswith(("```\n", "</tool_call>"))
+        answered.set_result(Answer(Observation("" if is_over else "1776\nexactly", done=is_over), failure))
+        return answered
+
+    def close(self) -> None:
+        pass
+
+
+Ask = Callable[..., Model]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Makes a model that writes given turns, one after the other."""
+
+    def make(turns: Sequence[str], template: str | None = None, **tools: object) -> Model:
+        folder = chat_model.write(tmp_path / "model", template, max_tokens=2048)
+        asked: dict[str, object] = {
+            "prompt": "{question}\n",
+            "answer": "declared",
+            "tools": {"environment": "calculator", **tools},
+        }
+        if template:
+            asked["chat"] = {"system": "Be exact."}
+        (folder / "pipeline.json").write_text(json.dumps(asked))
+        checkpoint = load_without_weights(folder)
+        written = iter([checkpoint.encode(turn) for turn in turns])
+        monkeypatch.setattr(Model, "generate", lambda *_: list(next(written)))
+        assert checkpoint.format.tools is not None
+        return Model(checkpoint, folder, 0.0, 100, _Calculator(checkpoint.format.tools))
+
+    return make
+
+
+def test_what_the_environment_answers_is_shown_and_read(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line set apart; the model goes on until it calls nothing."""
+    end = chat_model.TEXT_END
+    model = ask([CALL, CALL, f"#### 1776{end}"])
+    capsys.readouterr()
+    model.answer("37*48?")
+    assert capsys.readouterr().out == "  | 1776\n  | exactly\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        ([CALL] * 2, "(cut off after 2 turns, as in training)"),
+        ([CALL, "and so on " * 60], "(cut off after 100 tokens; --max-new-tokens sets the limit)"),
+        ([f"fail{chat_model.TEXT_END}"], "(its environment failed: no answer within 30 s)"),
+    ],
+)
+def test_an_answer_without_an_end_says_what_cut_it_off(
+    ask: Ask, capsys: pytest.CaptureFixture[str], turns: list[str], message: str
+) -> None:
+    """A limit of training, one of the command, or the environment."""
+    ask(turns, max_turns=2).answer("37*48?")
+    assert capsys.readouterr().out.splitlines()[-1] == message
+
+
+def _text(model: Model, question: str) -> str:
+    text: str = model.checkpoint.tokenizer.decode(list(model.prompt_ids(question)))
+    return text
+
+
+def test_a_conversation_remembers_calls_and_their_answers_as_the_template_writes_them(ask: Ask) -> None:
+    """The second prompt begins as the first one with its answer; tools are shown in both."""
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "37*48"}}\n</tool_call>'
+    model = ask([f"{call}{chat_model.END}", f"#### 1776{chat_model.END}"], chat_model.CALLING)
+    first = _text(model, "37*48?")
+    model.conversation.clear()
+    model.answer("37*48?")
+    second = _text(model, "And 3?")
+    assert second.startswith(first + call)
+    assert "1776\nexactly" in second
+    assert second.index("#### 1776") < second.index("And 3?")
+    assert second.count("Computes an arithmetic expression exactly.") == 1
+
+
+def test_generation_stops_where_a_turn_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At the first token with which the text is there."""
+    folder = chat_model.write(tmp_path / "model", None)
+    (folder / "pipeline.json").write_text(json.dumps({"prompt": "{question}\n", "answer": "declared"}))
+    checkpoint = load_without_weights(folder)
+    model = Model(checkpoint, folder, 0.0, 40, None)
+    ids = model.generate(checkpoint.prompt_ids("37*48?"), 40)
+    assert len(ids) == 40
+    whole = capsys.readouterr().out
+    text = checkpoint.decode(ids[9:12])
+    model.conditions.turn_stop = StopTexts([text], checkpoint.decode)
+    stopped = model.generate(checkpoint.prompt_ids("37*48?"), 40)
+    assert stopped == ids[: len(stopped)]
+    assert len(stopped) <= 12
+    assert text in checkpoint.decode(stopped)
+    assert text not in checkpoint.decode(stopped[:-1])
+    assert whole.startswith(capsys.readouterr().out.rstrip("\n"))
