@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 
+from components.grading.sandbox.confinement import end_with_parent
 from components.shared.execution import current_environment
 
 # The lineage of a stage names torch's threads where torch is imported, so stages that do without it have a server too.
@@ -133,7 +134,7 @@ class StageServer:
         return exit_code
 
     def close(self) -> None:
-        """End the server."""
+        """End the server, and with it a stage that still runs."""
         self._process.kill()
         self._process.wait()
         self._connection.close()
@@ -144,19 +145,27 @@ def _serve(connection: Connection) -> None:
     with suppress(EOFError):
         while True:
             request, output = connection.recv(), recv_handle(connection)
-            stage = get_context("fork").Process(target=_run_stage, args=(connection, output, *request))
+            stage = get_context("fork").Process(target=_run_stage, args=(os.getpid(), connection, output, *request))
             stage.start()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the stage, which may have a checkpoint to write
+            for number in _STOPS:
+                signal.signal(number, signal.SIG_IGN)  # it is for the stage, which may have a checkpoint to write
             os.close(output)
             stage.join()
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for number in _STOPS:
+                signal.signal(number, signal.SIG_DFL)
             connection.send(stage.exitcode)
 
 
 def _run_stage(
-    connection: Connection, output: int, component: str, arguments: Sequence[str], variables: Mapping[str, str]
+    server: int,
+    connection: Connection,
+    output: int,
+    component: str,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
 ) -> None:
     """Do in this process, which was forked for it, what KFP's command does in a process of its own."""
+    end_with_parent(server)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     connection.close()
     for stream in (1, 2):

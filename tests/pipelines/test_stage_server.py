@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,15 +30,21 @@ def server() -> Iterator[StageServer]:
 
 
 @pytest.fixture
-def run(server: StageServer, tmp_path: Path) -> Run:
-    """Run a body of a component in a fork, and return its exit code."""
+def run_in(tmp_path: Path) -> Callable[..., int]:
+    """Run a body of a component in a fork of a server, and return its exit code."""
 
-    def run(body: str, **variables: str) -> int:
+    def run_in(server: StageServer, body: str, **variables: str) -> int:
         executor_input = {"inputs": {}, "outputs": {"outputFile": str(tmp_path / "output.json")}}
         arguments = ["--executor_input", json.dumps(executor_input), "--function_to_execute", "stage"]
         return server.run(f"def stage():\n    {body}\n", arguments, variables)
 
-    return run
+    return run_in
+
+
+@pytest.fixture
+def run(server: StageServer, run_in: Callable[..., int]) -> Run:
+    """Run a body of a component in a fork of the server of this module, and return its exit code."""
+    return partial(run_in, server)
 
 
 def test_output_arrives_and_exit_codes_are_those_of_a_process(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +65,24 @@ def test_a_killed_stage_is_named_and_the_next_one_runs(run: Run, capfd: pytest.C
     assert run("import os; os.kill(os.getpid(), 9)") == -signal.SIGKILL
     assert capfd.readouterr().out.split()[-1] == "Killed"
     assert run("pass") == 0
+
+
+def test_a_stage_does_not_outlive_its_server(run_in: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:
+    """Nobody would hear of it; what it prints last does not arrive."""
+    with closing(StageServer(["kfp.dsl.executor_main"])) as server:
+        assert server.is_ready()
+        body = "import os, time; os.kill(os.getppid(), 9); time.sleep(20); print('outlived')"
+        assert run_in(server, body) == -signal.SIGKILL
+    assert "outlived" not in capfd.readouterr().out
+
+
+def test_a_stage_hears_a_request_to_end_before_its_server(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    """A signal to all processes of a group is for the stage, which ends in good order."""
+    body = (
+        "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(0.5); print('ended in good order')"
+    )
+    assert run(body) == 0
+    assert "ended in good order" in capfd.readouterr().out
 
 
 def test_a_stage_changes_its_own_process_alone(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
