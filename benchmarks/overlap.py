@@ -1,4 +1,4 @@
-"""What sampling one rollout ahead saves: the same training with and without `sampler.overlap`, in turns.
+"""What sampling one rollout ahead saves: the same training with `sampler.max_staleness` 0 and 1, in turns.
 
 `python benchmarks/overlap.py` starts one vLLM server. Trainer and server have a core each, as they would have GPUs of
 their own: with the machine's cores in common, one would only wait for what the other computes. Needs two cores.
@@ -102,7 +102,7 @@ def _inputs(folder: Path, params: dict[str, Any]) -> tuple[Path, Path]:
 def _config(section: dict[str, Any], options: argparse.Namespace) -> TrainGRPOConfig:
     section["engine"]["num_processes"] = 1
     section["reward"]["weights"] = {"overlap:noise": 1.0}
-    section["sampler"] |= {"max_importance_weight": 2.0, "max_mismatch": 1.0}
+    section["sampler"] |= {"correction": {"weight": {"level": "token", "max": 2.0}}, "max_mismatch": 1.0}
     return TrainGRPOConfig.model_validate(
         section | {"num_steps": options.steps, "prompts_per_step": options.prompts, "learning_rate": 1e-5}
     )
@@ -113,7 +113,7 @@ def _train(
 ) -> list[Result]:
     """Train as a person does, from the command line, and return what the counted steps took."""
     place.mkdir()
-    sampler = config.sampler.model_copy(update={"overlap": overlap})
+    sampler = config.sampler.model_copy(update={"max_staleness": int(overlap)})
     section = config.model_copy(update={"sampler": sampler}).model_dump(mode="json")
     (place / "params.yaml").write_text(yaml.safe_dump({"train_grpo": section}), encoding="utf-8")
     folders = {"problems": problems, "reference": reference}

@@ -18,7 +18,7 @@ from worker import Channel, Step, peak_bytes, read_case, synchronize
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint
 from components.policy.training import make_deterministic
-from components.rollout import transformers_sampler
+from components.rollout import decoding, transformers_sampler
 from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ModelConfig
@@ -75,10 +75,10 @@ class TakeTurns:
         synchronize()
         seconds = time.perf_counter() - self.started
         sampling_s = self.trainer.history.timings[-1]["sampling_s"]
-        self.channel.done(Step(seconds, sampling_s, _Lengths.sampled, peak_bytes()))
+        self.channel.done(Step(seconds, sampling_s, Lengths.sampled, peak_bytes()))
 
 
-class _Lengths(transformers_sampler.Decoding):
+class Lengths(decoding.Decoding):
     """Ends each completion at its length, and at no token before it."""
 
     wanted_B: Tensor
@@ -92,7 +92,7 @@ class _Lengths(transformers_sampler.Decoding):
     def run(self, uniform_RT: Tensor) -> list[list[Completion]]:
         """See `Decoding`; also record the lengths."""
         completions = super().run(uniform_RT)
-        _Lengths.sampled = sorted(len(each.tokens.completion_ids) for group in completions for each in group)
+        Lengths.sampled = sorted(len(each.tokens.completion_ids) for group in completions for each in group)
         return completions
 
 
@@ -128,7 +128,7 @@ def settings(case: Case) -> TrainGRPOConfig:
                 "kl": {"coefficient": case["kl_coefficient"], "estimator": "k3_corrected", "placement": "loss"},
                 "entropy_coefficient": 0.0,
             },
-            "sampler": {"overlap": False, "max_importance_weight": None, "max_mismatch": 0.1 if bf16 else 1e-3},
+            "sampler": {"max_staleness": 0, "correction": {}, "max_mismatch": 0.1 if bf16 else 1e-3},
             "reference": "replicated",
             "checkpoint": {"every_steps": 1_000_000, "keep_last": 1, "keep_best": False, "grace_s": 10},
             "engine": {
@@ -182,8 +182,8 @@ def build(case: Case, channel: Channel) -> TakeTurns:
     policy = checkpoint(case)
     sampler = transformers_sampler.TransformersSampler(policy, len(case["lengths_B"]))
     trainer = build_trainer(settings(case), policy, problems(case), Verifier(), sampler)
-    _Lengths.wanted_B = torch.tensor(case["lengths_B"], device=policy.device)
-    transformers_sampler.Decoding = _Lengths  # type: ignore[misc]
+    Lengths.wanted_B = torch.tensor(case["lengths_B"], device=policy.device)
+    decoding.Decoding = Lengths  # type: ignore[misc]
     trainer.rollouts.score = rewarding(case, trainer.rollouts.score)
     turns = TakeTurns(trainer.rollouts.prompts, trainer, channel)
     trainer.rollouts.prompts = turns  # type: ignore[assignment]

@@ -16,7 +16,7 @@ from components.shared.answer_policy import AnswerPolicy
 from tests.presets import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
-IN_TRL_ENVIRONMENT = {"trl_step"}
+IN_TRL_ENVIRONMENT = {"trl_step", "trl_tools"}
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +75,16 @@ def test_other_texts_are_no_rows(text: str) -> None:
     """The message shows what is expected."""
     with pytest.raises(ValueError, match="4x8:117/64"):
         row(text)
+
+
+def test_a_row_of_turns_counts_what_both_trainers_read() -> None:
+    """Three turns of 32 tokens; each of the two answers between them has 16 words, an end, and two names of roles."""
+    tools = importlib.import_module("tools")
+    turns = tools.TurnsRow.parse("4x8:117/3x32+16")
+    assert str(turns) == "4x8:117/3x32+16"
+    assert turns.length == 3 * 32 + 2 * (16 + 1 + 2)
+    with pytest.raises(ValueError, match="4x8:117/64 is no row; PROMPTSxGROUP:PROMPT/TURNSxTOKENS"):
+        tools.TurnsRow.parse("4x8:117/64")
 
 
 def test_all_graders_are_given_the_same_cases() -> None:
