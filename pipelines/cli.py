@@ -159,6 +159,9 @@ def _add_evaluate(commands: Any) -> None:
     add("--max-batch-size", type=int, metavar="N", help="answers at once (default: 256)")
     add("--dtype", help="auto, float32, bfloat16 or float16 (default: auto, the checkpoint's)")
     add("--system-prompt", metavar="TEXT", help="for protocols with chat (default: the chat template's own)")
+    what = "calculator, python, search or package.module:Class, in which the model answers (default: the protocol's)"
+    add("--tools", metavar="ENVIRONMENT", help=what)
+    add("--max-turns", type=int, metavar="N", help="turns of the model, with --tools (default: 4)")
     add("--sampler", choices=["transformers", "vllm"], default="transformers", help="(default: %(default)s)")
     add("--engines", type=int, default=1, metavar="N", help="vLLM engines that share the problems (default: 1)")
     add("--gpus-per-engine", type=int, default=1, metavar="N", help="over which each splits the model (default: 1)")
@@ -299,6 +302,11 @@ def _evaluate(options: argparse.Namespace) -> int:
             raise PipelineError(f"--protocol {name}: no such protocol; there are {', '.join(PROTOCOLS)}")
     keys = ("limit", "seed", "num_samples", "temperature", "max_new_tokens", "max_batch_size", "dtype", "system_prompt")
     settings = {key: getattr(options, key) for key in keys if getattr(options, key) is not None}
+    if options.max_turns is not None and not options.tools:
+        raise PipelineError("--max-turns: is for --tools ENVIRONMENT; name one, or leave the option out")
+    if options.tools:
+        turns = {} if options.max_turns is None else {"max_turns": options.max_turns}
+        settings["tools"] = {"environment": options.tools, **turns}
     if options.sampler == "vllm":
         engines = {"num_engines": options.engines, "gpus_per_engine": options.gpus_per_engine}
         cache = {} if options.cache_gib is None else {"cache_gib": options.cache_gib}
@@ -347,7 +355,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _chat(options: argparse.Namespace) -> int:
-    from pipelines.use import chat
+    from pipelines.chat import chat
 
     return chat(options)
 

@@ -101,6 +101,8 @@ def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
         f"--{key.replace('_', '-')}": json.loads(settings.get(f"evaluate.{key}", "null"))
         for key in ("max_new_tokens", "limit", "seed", "system_prompt")
     }
+    options["--tools"] = json.loads(settings.get("evaluate.tools.environment", "null"))
+    options["--max-turns"] = json.loads(settings.get("evaluate.tools.max_turns", "null"))
     asked = " ".join(f"{option} {shlex.quote(str(value))}" for option, value in options.items() if value is not None)
     return (
         f"grpo-pipeline models get {tag} {tag} --registry {registry} && grpo-pipeline evaluate {first.version.tag} "

@@ -85,11 +85,13 @@ def proposals(params: Params, lengths: Mapping[str, Lengths], context: int | Non
     prompt = _up(max(max(each.prompts) for each in lengths.values()))
     solutions = [tokens for each in lengths.values() for tokens in each.solutions]
     examples = [tokens for each in lengths.values() for tokens in each.examples]
-    room = math.inf if context is None else context - prompt
+    observed = params.train_sft.model.max_environment_tokens
+    room = math.inf if context is None else context - prompt - observed
     if room < _STEP:
+        answers = f", and the environment's answers {observed:,} (train_sft.model.tools)" if observed else ""
         raise PipelineError(
             f"{params.train_sft.model.base}: reads {context:,} tokens, and the longest prompt with its answer does "
-            f"not fit: it has {prompt:,}; leave out the longest problems, or name a model that reads more"
+            f"not fit: it has {prompt:,}{answers}; leave out the longest problems, or name a model that reads more"
         )
     completion = int(min(wanted_completion(params, lengths), room))
     values = {"validate_data.max_prompt_tokens": prompt}
@@ -100,7 +102,7 @@ def proposals(params: Params, lengths: Mapping[str, Lengths], context: int | Non
     values |= dict.fromkeys((_COMPLETION, "evaluate.max_new_tokens"), completion)
     engine = next((name for name in ("vllm", "servers") if getattr(params.train_grpo.sampler, name)), None)
     if engine:
-        values[f"train_grpo.sampler.{engine}.max_tokens"] = prompt + completion
+        values[f"train_grpo.sampler.{engine}.max_tokens"] = prompt + completion + observed
     return values
 
 

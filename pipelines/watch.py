@@ -31,6 +31,8 @@ _SHOWN = {
     "kl": "KL",
     "entropy": "entropy",
     "completion_length_tokens": "length in tokens",
+    "tool_use_fraction": "tool use",
+    "turns": "turns",
     "loss": "loss",
     "gradient_norm": "gradient norm",
     "learning_rate": "learning rate",
@@ -196,12 +198,22 @@ def completion_lines(record: Mapping[str, Any], width: int, height: int | None =
     head.append("".join(f"  {part}" for part in parts)).append(f"  advantage {record['advantage']:+.3g}")
     question, answer = (_printable(record[name]) for name in ("question", "completion"))
     if height is None:
-        return [head, *(Text(line) for text in (question, answer) for line in text.split("\n"))]
+        answered = _conversation(record["turns"]) if record.get("turns") else map(Text, answer.split("\n"))
+        return [head, *map(Text, question.split("\n")), *answered]
     question, answer = (" | ".join(filter(str.strip, text.split("\n"))) for text in (question, answer))
     room = (height - 2) * width
     answer = answer if len(answer) <= room else f"...{answer[3 - room :]}"  # what counts is at its end
     lines = [answer[start : start + width] for start in range(0, len(answer), width)]
     return [head, Text(question, Style.DIM), *map(Text, lines)]
+
+
+def _conversation(turns: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    """The lines of turns, those of the environment set apart."""
+    for turn in turns:
+        yield from map(Text, _printable(turn["text"]).strip("\n").split("\n"))
+        if turn["observation"]:
+            lines = _printable(turn["observation"]).strip("\n").split("\n")
+            yield from (Text(f"  | {line}", Style.DIM) for line in lines)
 
 
 def _printable(text: str) -> str:

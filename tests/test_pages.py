@@ -32,10 +32,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="need
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Each page with all that it may have: a full report, good and rejected problems, a configuration."""
+    """Each page with all that it may have: reports, one with tools, good and rejected problems, a configuration."""
     folder = tmp_path_factory.mktemp("pages")
     params = load_params(ROOT / "params/smoke.yaml")
     stage.run(REPORT, CONFIG, {**make_run(folder / "run"), "report": folder / "report"})
+    stage.run(REPORT, CONFIG, {**make_run(folder / "tool-run", tools=True), "report": folder / "tools"})
     stage.run(PREPARE_DATA, params.prepare_data, {"problems": folder / "problems"})
     stage.run(VALIDATE_DATA, params.validate_data, {name: folder / name for name in ("problems", "validation")})
     rows = [row | {"answer": "1"} for _, row in jsonl.read_rows(folder / "problems/train.jsonl")]
@@ -44,7 +45,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         stage.run(VALIDATE_DATA, params.validate_data, {"problems": folder / "problems", "validation": folder / "bad"})
     form = form_of(params) | {"data_repository": f"https://git.example.com/{'team/' * 20}data.git"}
     sections, _ = sections_of(form, DeploymentConfig(), commit="0" * 40, secrets={})
-    written = {name: (folder / name / "report.html").read_text("utf-8") for name in ("report", "validation", "bad")}
+    written = {
+        name: (folder / name / "report.html").read_text("utf-8") for name in ("report", "tools", "validation", "bad")
+    }
     written["index"] = index.write(make_outputs(folder / "index"), str(folder / "index/registry")).read_text("utf-8")
     return {**written, "configuration": page(form, sections, {"data at commit": "0" * 40})}
 
@@ -62,7 +65,7 @@ def layout_of(text: str, width: int, folder: Path, *, dark: bool = False) -> dic
 
 
 @pytest.mark.parametrize(("width", "dark"), [(400, False), (800, True), (1400, False)])
-@pytest.mark.parametrize("name", ["report", "validation", "bad", "configuration", "index"])
+@pytest.mark.parametrize("name", ["report", "tools", "validation", "bad", "configuration", "index"])
 def test_a_page_can_be_read(name: str, width: int, dark: bool, pages: dict[str, str], tmp_path: Path) -> None:
     """Neither it nor a table scrolls sideways; no text is cut, covered, outside, below 12 pixels or hard to see."""
     layout = layout_of(pages[name], width, tmp_path, dark=dark)

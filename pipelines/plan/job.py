@@ -82,7 +82,7 @@ def _evaluation_s(params: Params, run: Run, gpu: Gpu) -> float:
         num_gpus=min(config.num_gpus, run.num_gpus),
         prompts=config.limit or num_problems,
         group_size=1 + config.num_samples,
-        completion_tokens=config.max_new_tokens,
+        completion_tokens=config.max_new_tokens + params.evaluation_observed_tokens,
         mean_completion_tokens=min(run.mean_completion_tokens, config.max_new_tokens),
         minibatches=1,
         num_servers=0,

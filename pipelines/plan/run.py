@@ -14,7 +14,7 @@ MEAN_COMPLETION_FRACTION = 0.4
 """Mean length of a completion as a fraction of its limit, where it is not given (assumed)."""
 _MEAN_PROMPT_FRACTION = 0.25
 """The same of prompts (assumed)."""
-_PLAIN_KINDS = {"gsm8k", "word_problems"}
+_PLAIN_KINDS = {"calculator_problems", "gsm8k", "word_problems"}
 """Sources whose answers are numbers."""
 
 
@@ -134,7 +134,7 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         prompts=config.prompts_per_step,
         group_size=config.group_size,
         prompt_tokens=params.max_prompt_tokens,
-        completion_tokens=limit,
+        completion_tokens=limit + params.train_sft.model.max_environment_tokens,
         mean_prompt_tokens=_MEAN_PROMPT_FRACTION * params.max_prompt_tokens,
         mean_completion_tokens=mean_completion_tokens or MEAN_COMPLETION_FRACTION * limit,
         minibatches=config.minibatches_per_rollout,
@@ -151,7 +151,7 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         compiled=vllm.compile if vllm else True,
         weights_by=vllm.weights_by if vllm else "folder",
         adapters_only=vllm is not None and vllm.synchronise == "adapters",
-        overlap=sampler.overlap,
+        overlap=sampler.samples_ahead,
         checkpoint_every=config.checkpoint.every_steps,
         checkpoint_exports=config.publishes_checkpoints,
     )

@@ -33,9 +33,9 @@ _OPTIMIZER_BYTES = 28
 """Bytes read and written per parameter by AdamW: gradient, master copy and moments in, master copy and moments out."""
 _HOST_ADAM_RATE = 1e9
 """Parameters per second that a process updates on its share of the host's processors (assumed)."""
-_VERDICTS_PER_S, _PLAIN_VERDICTS_PER_S, _WORKERS_PER_GPU = 90.0, 2000.0, 4
-"""Of one grading worker on the slowest kind, MATH, and on answers that are numbers (benchmarks/results/verifier:
-half of two workers' rates); the workers are assumed."""
+_VERDICTS_PER_S, _PLAIN_VERDICTS_PER_S, _WORKERS_PER_GPU = 950.0, 3200.0, 4
+"""Of one grading worker on generated formulas and on answers that are numbers: one over the processor time of a
+verdict, 1.04 and 0.31 ms on busy processors (docs/explanation/experiments.md); the workers are assumed."""
 _TOKEN_S = 5e-6
 """Per token of a process's own completions: decoding text, packing, metrics (benchmarks/results/overlap: what its parts
 leave of a step)."""

@@ -1,6 +1,6 @@
 """The results of a run: its report with version and times, summary.json, and a table on the screen."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,18 @@ def show(folder: Path, screen: Screen) -> None:
     """Print the table of a run from its summary.json."""
     figures = jsonl.read_json(folder / FIGURES)
     verdict, version, lengths = figures["verdict"], figures["version"], figures["mean_length_tokens"]
-    screen.show()
-    screen.show(_row("on held-out problems", _MODELS.values()), Style.BOLD)
+    rows: dict[str, list[str]] = {"on held-out problems": list(_MODELS.values())}
     for source in (part["source"] for part in verdict["sources"]):
         scores = [figures["models"][model][source] for model in _MODELS]
-        cells = (f"{percent(score['accuracy'])} ({formatting.interval(score['interval'])})" for score in scores)
-        screen.show(_row(f"{source} accuracy", cells))
-    screen.show(_row("with worked steps", (percent(figures["worked_fraction"][model]) for model in _MODELS)))
-    screen.show(_row("mean tokens", (f"{lengths[model]:.1f}" for model in _MODELS)))
+        cells = [f"{percent(score['accuracy'])} ({formatting.interval(score['interval'])})" for score in scores]
+        rows[f"{source} accuracy"] = cells
+    rows["with worked steps"] = [percent(figures["worked_fraction"][model]) for model in _MODELS]
+    rows["mean tokens"] = [f"{lengths[model]:.1f}" for model in _MODELS]
+    screen.show()
+    width = max(_COLUMN, *(len(label) + 2 for label in rows))
+    for number, (label, cells) in enumerate(rows.items()):
+        line = f"{label:<{width}}" + "".join(f"{cell:<{_COLUMN}}" for cell in cells).rstrip()
+        screen.show(line, "" if number else Style.BOLD)
     screen.show()
     missed = "MISSED" if verdict["enforced"] else "MISSED (not enforced)"
     word, style = ("passed", Style.GREEN) if verdict["passed"] else (missed, Style.RED)
@@ -94,7 +98,3 @@ def show(folder: Path, screen: Screen) -> None:
         screen.show(f"looks       {formatting.looks(verdict['looks'])}")
     screen.show(f"registered  {version['tag']} in {version['registry']}" if version else "registered  nothing")
     screen.show(f"report      {folder / PAGE}")
-
-
-def _row(label: str, cells: Iterable[str]) -> str:
-    return f"{label:<{_COLUMN}}" + "".join(f"{cell:<{_COLUMN}}" for cell in cells).rstrip()

@@ -127,14 +127,14 @@ def checks(device: str, out: Path, *, model: str | None = None, trl_python: str 
 
 def _smoke(out: Path, device: str) -> list[str]:
     vllm = "{max_tokens: 256, cache_gib: 0.5, compile: false}"
-    settings = [f"train_grpo.sampler.vllm={vllm}", "train_grpo.sampler.max_importance_weight=2.0"]
+    settings = [f"train_grpo.sampler.vllm={vllm}", "train_grpo.sampler.correction.weight={level: token, max: 2.0}"]
     settings += ["evaluate.dtype=bfloat16"] if device == "cuda" else []
     return _run(out / "training", ROOT / "params/smoke.yaml", [*_BF16, *settings])
 
 
 def _nccl(out: Path) -> list[str]:
     server = "{num_servers: 1, devices: ['1'], weights_by: nccl, max_tokens: 256, cache_gib: 0.5, compile: false}"
-    settings = [f"train_grpo.sampler.servers={server}", "train_grpo.sampler.max_importance_weight=2.0"]
+    settings = [f"train_grpo.sampler.servers={server}", "train_grpo.sampler.correction.weight={level: token, max: 2.0}"]
     return _run(out / "nccl", ROOT / "params/smoke.yaml", [*_BF16, *settings])
 
 

@@ -295,7 +295,7 @@ def test_cache_matches_measured_memory() -> None:
     import torch
 
     from components.policy.attention import use_packed_attention
-    from components.rollout.transformers_sampler import Decoding
+    from components.rollout.decoding import Decoding
     from tests import tiny
 
     class Endless(Decoding):

@@ -16,7 +16,7 @@ from rich.text import Text
 from components.shared import durable
 from components.shared.live import LIVE
 from pipelines.run.screen import Screen
-from pipelines.watch import Training, sparkline, view, watch
+from pipelines.watch import Training, completion_lines, sparkline, view, watch
 
 NUM_STEPS = 8
 ROWS = [
@@ -268,3 +268,15 @@ def test_completions_are_shown_in_full(run: Path, work: Path, capsys: pytest.Cap
     assert "step 4  right  reward 1.2  accuracy 1  length 0.2  advantage -0.71" in printed
     assert printed.count("and so on\n") == 60
     assert "\x1b" not in printed
+
+
+def test_what_an_environment_answers_is_set_apart() -> None:
+    """Each turn of the model in full, without commands to the terminal; the short view has all as one text."""
+    turns = [
+        {"text": "```calculator\n3+5\n```\n", "observation": "8\n\x1b[2J", "rewards": {}},
+        {"text": "#### 8", "observation": "", "rewards": {}},
+    ]
+    record = {**COMPLETION, "question": "3 and 5?", "completion": "(all turns)", "turns": turns}
+    lines = [line.plain for line in completion_lines(record, 80)]
+    assert lines[1:] == ["3 and 5?", "```calculator", "3+5", "```", "  | 8", "  |  [2J", "#### 8"]
+    assert [line.plain for line in completion_lines(record, 80, 4)][-1] == "(all turns)"
