@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from components.grading.objections import folded, objection, taken_back
-from components.grading.quantities import parse_number, parse_number_in_words
+from components.grading.objections import folded, is_disclaimed, objection, taken_back
+from components.grading.quantities import NUMBER_WORDS, parse_number, parse_number_in_words
+from components.grading.reasons import Reason
 from components.grading.surroundings import Reading, read_box, scale_behind
 from components.grading.units import split_unit
 from components.shared.answer_policy import AnswerPolicy
@@ -36,6 +37,8 @@ class FinalAnswer:
     """Why the words or the formula around the answer do not let it count; empty where they do."""
     place: int = 0
     """Where the answer, or the mark of it, begins."""
+    is_claimed: bool = True
+    """Whether a mark or words say that this is the answer; otherwise it is the formula of a single line."""
 
 
 def final_answer(text: str, policy: AnswerPolicy) -> str | None:
@@ -61,8 +64,19 @@ def find_answer(text: str, policy: AnswerPolicy) -> FinalAnswer | None:
             return declared
     if policy is AnswerPolicy.DECLARED:
         return None
-    answer = stated_answer(text, last_sentence=policy is AnswerPolicy.LAST_SENTENCE)
-    return FinalAnswer(answer, place=max(0, text.rfind(answer))) if answer else None
+    last_sentence = policy is AnswerPolicy.LAST_SENTENCE
+    answer = stated_answer(text, last_sentence=last_sentence)
+    if not answer:
+        return None
+    return FinalAnswer(answer, place=max(0, text.rfind(answer)), is_claimed=last_sentence or _is_claimed(text))
+
+
+def _is_claimed(text: str) -> bool:
+    """Whether a text is more than a line, is nothing but an answer, or has words that say that its answer is one."""
+    line = text.strip()
+    if len(line) > _MAX_LINE_CHARACTERS or "\n" in line:
+        return True
+    return bool(_CONCLUDES.search(line) or _INTRODUCES.search(line) or _last_phrase(line) or _bare(line))
 
 
 def has_reasoning(text: str, policy: AnswerPolicy) -> bool:
@@ -100,7 +114,7 @@ def _boxed(text: str) -> FinalAnswer | None:
     problem = next(filter(None, (reading.objection for reading in readings)), "")
     before, after = readings[0].before, readings[-1].after
     if form := _OTHER_FORM.match(after):
-        written = form["formula"] or form["number"]
+        written = form["formula"] or form["number"] or form["words"]
         others += (rf"{answer} \approx {written}" if form["about"] else written,)
         after = after[form.end() :]
     problem = problem or objection(before, after, answer)
@@ -137,15 +151,15 @@ def _marked(text: str) -> FinalAnswer | None:
         if _ANSWER_HEADING.fullmatch(line):
             line, _, below = below.lstrip().partition("\n")
         if not _HEADING.fullmatch(line):
-            return _read_line(line, below + text[end:], place) if line.strip() else None
+            return _read_line(line, text[:place], below + text[end:]) if line.strip() else None
         end = place
     return None
 
 
-def _read_line(line: str, below: str, place: int) -> FinalAnswer:
+def _read_line(line: str, above: str, below: str) -> FinalAnswer:
     """A marked line: an answer, maybe with a label, a gloss such as `5 (five)` or a sentence around it."""
-    below = below[:_MAX_CHARACTERS]
-    problem = taken_back(below)
+    place, below = len(above), below[:_MAX_CHARACTERS]
+    problem = Reason.DENIED if is_disclaimed(above) else taken_back(below)
     corrected = stated_later(below)
     others = (corrected,) if corrected and _bare_text(corrected) not in _bare_text(line) else ()
     if boxed := _boxed(line):
@@ -153,12 +167,13 @@ def _read_line(line: str, below: str, place: int) -> FinalAnswer:
     if len(line) > _MAX_BARE_CHARACTERS:
         return FinalAnswer(line, others, problem, place)
     line = _LABEL.sub("", line) or line
+    line = _CODE.sub(r"\2", line) if "`" in line else line
     if gloss := _GLOSS.fullmatch(line):
         if parse_number(gloss["gloss"]) or parse_number_in_words(gloss["gloss"].lower()):
             return FinalAnswer(gloss["value"], (gloss["gloss"], *others), problem, place)
         if gloss["gloss"].replace(" ", "").isalpha():
             line = f"{gloss['value']} {gloss['gloss']}"
-    elif value := _in_sentence(line):
+    elif " " in line and (value := _in_sentence(line) or _at_its_beginning(line)):
         line = value
     return FinalAnswer(line, others, problem, place)
 
@@ -172,6 +187,15 @@ def _in_sentence(line: str) -> str | None:
         return None
     before, after = line[: value.start], line[value.end :]
     return None if objection(before, after) else value.text + scale_behind(after)
+
+
+def _at_its_beginning(line: str) -> str | None:
+    """The number that a sentence such as "5 apples are left." begins with, and what it counts."""
+    match = _COUNTED.fullmatch(line)
+    if not match or _NO_STATEMENT.search(line) or objection("", line[match.end("noun") :]):
+        return None
+    is_only = len(_DIGITS.findall(line)) == 1 and _NOT_BEHIND_COUNTED.isdisjoint(match["rest"].lower().split())
+    return match["number"].replace("*", "") + match["noun"] if is_only else None
 
 
 _COMMAND = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
@@ -328,9 +352,12 @@ _NUMBER = (
     r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.?\d+)(?:/\d+)?|\\[dt]?frac\{-?\d+\}\{\d+\})"
     r"(?:\s?(?:\\?%|€|£|\$|percent\b|°|[a-zA-Z]{1,2}[²³](?!\w)))?"
 )
+_NUMBER_WORD = rf"(?:{'|'.join(sorted(NUMBER_WORDS))})"
 _OTHER_FORM = re.compile(
-    r"[\s,(]*or (?P<about>approximately |about |roughly )?"
-    rf"(?:(?:\$|\\\()(?P<formula>[^$\n]{{1,60}}?)(?:\$|\\\))|(?P<number>{_NUMBER}))(?=[\s)]*(?:[.,;](?!\d)|\n|$))"
+    r"[\s,(]*or (?:(?P<about>approximately |about |roughly )?"
+    rf"(?:(?:\$|\\\()(?P<formula>[^$\n]{{1,60}}?)(?:\$|\\\))|(?P<number>{_NUMBER}))"
+    rf"|(?P<words>(?i:{_NUMBER_WORD}\b(?:[ -](?:and|a|{_NUMBER_WORD})\b){{0,12}})(?: [a-z]+){{0,2}}))"
+    r"(?=[\s)]*(?:[.,;](?!\d)|\n|$))"
 )
 _NUMBERS = re.compile(_NUMBER + r"(?:\s*(?:,|,?\s*(?:and|or)\s)\s*" + _NUMBER + r")*(?![a-zA-Z0-9_^]|[.,]\d)")
 _ASIDE = re.compile(r"(?<=[0-9$)}]),\s+(?:as|which|since|because|so)\b")
@@ -352,6 +379,15 @@ _LABEL = re.compile(
 _GLOSS = re.compile(r"(?P<value>[^()]*\d[^()]*?)\s+\((?P<gloss>[^()]+)\)\.?")
 _SUBJECT_AND_VERB = re.compile(r"[A-Z][a-z'\u2019]*\s+(?:[a-zA-Z'\u2019-]+\s+)*[a-z]")
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
+_CODE = re.compile(r"(`{1,3})([^`]+)\1")
+_COUNTED = re.compile(
+    r"(?P<number>\**\\?\$?\d+(?:[.,]\d+)*\**)(?: of (?:the|his|her|their|these|those|them))?"
+    r"(?P<noun>(?: [a-z'-]+){0,4}?)"
+    r" (?:remain(?:s|ed|ing)?|will remain|left|(?:is|are|was|were|will be|have been|has been) (?:still |now |also )?"
+    r"(?:left|remaining|needed|required|sold|bought|used|eaten|spent|saved|made|lost|given|available|missing|there|in))"
+    r"\b(?P<rest>[a-zA-Z' -]*)[.!]?"
+)
+_NOT_BEHIND_COUNTED = NUMBER_WORDS | {"and", "but", "or", "then"}
 _IS_VALUE = re.compile(r"\d|\\|^\W*[A-Z]\b\W*$")
 _HAS_WORDS = re.compile(
     r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|\b(?:is|are|equals)\b"

@@ -385,6 +385,8 @@ def _compare_equations(expected: Answer, actual: Answer) -> Decision:
     first, second = parse_structure(expected.latex), parse_structure(actual.latex)
     if "" in (*first.parts, *second.parts):
         return Decision(False, Reason.EMPTY_SIDE)
+    if first.kind is not Kind.EQUATION:
+        _reject_false_steps(second)
     ours = _value(first) if first.kind is Kind.EQUATION else None
     is_value = first.kind is not Kind.EQUATION
     theirs = _value(second, is_answer=True, asked=is_value) if second.kind is Kind.EQUATION else None
@@ -484,6 +486,29 @@ def _is_quantity(names: list[set[str] | None], *, asked: bool) -> bool:
 def _reject_different(values: Sequence[str], *, is_answer: bool = True) -> None:
     if is_answer and not all(_equal(one, other) for one, other in pairwise(values)):
         raise RejectedAnswerError(Reason.FALSE_EQUATION)
+
+
+def _reject_false_steps(equation: Structure) -> None:
+    """Raise RejectedAnswerError for a name with constants that differ by more than rounding: `z = 3+3 = 2`."""
+    if equation.kind is not Kind.EQUATION or len(equation.parts) < 3 or not is_name(equation.parts[0]):
+        return
+    sides = [parse(part) for part in equation.parts[1 : _num_exact(equation)]]
+    if len({side.unit for side in sides} - {None}) > 1:
+        return
+    values = [side.number or _exact_number(side.latex) for side in sides]
+    if not all(_is_rounded(*pair) for pair in pairwise(filter(None, values))):
+        raise RejectedAnswerError(Reason.FALSE_CHAIN)
+
+
+def _exact_number(latex: str) -> Number | None:
+    value = exact_value(latex)
+    return None if value is None else Number(value, None)
+
+
+def _is_rounded(one: Number, other: Number) -> bool:
+    """Whether two numbers are the same, or differ by less than the last digit of the decimal among them."""
+    places = [each.places for each in (one, other) if each.places]
+    return one.value == other.value or (bool(places) and abs(one.value - other.value) * 10 ** min(places) < 1)
 
 
 def _reject_contradictions(equation: Structure, exact: Sequence[str]) -> None:

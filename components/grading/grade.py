@@ -7,7 +7,8 @@ from enum import StrEnum
 from components.grading.answer import final_answer, find_answer
 from components.grading.comparison import compare
 from components.grading.parsing import parse
-from components.grading.question import unfinished
+from components.grading.quantities import parse_number
+from components.grading.question import is_unevaluated, unfinished
 from components.grading.reasons import Reason
 from components.grading.units import read_question
 from components.grading.wording import RejectedAnswerError, UnreadableGoldError
@@ -76,20 +77,25 @@ def grade(gold: str, response: str, policy: AnswerPolicy, question: str = "") ->
         return Grade(Verdict.WRONG, None, Reason.NO_ANSWER)
     if answer.objection:
         return Grade(Verdict.WRONG, answer.text, Reason.of(answer.objection))
+    may_be_open = not answer.is_claimed or any(map(_is_number, answer.others))
     for value in dict.fromkeys((answer.text, *answer.others)):
-        verdict, reason, detail = _verdict(gold.strip(), value, question)
+        verdict, reason, detail = _verdict(gold.strip(), value, question, may_be_open=may_be_open)
         if verdict is not Verdict.RIGHT:
             break
     return Grade(verdict, answer.text, Reason.of(reason), detail=detail)
 
 
-def _verdict(gold: str, answer: str, question: str) -> tuple[Verdict, str, str]:
+def _is_number(written: str) -> bool:
+    return len(written) <= _MAX_ANSWER_CHARACTERS and parse_number(written) is not None
+
+
+def _verdict(gold: str, answer: str, question: str, *, may_be_open: bool) -> tuple[Verdict, str, str]:
     if gold == answer and gold:
         return Verdict.RIGHT, Reason.SAME_TEXT, ""
     if len(answer) > _MAX_ANSWER_CHARACTERS:
         return Verdict.WRONG, Reason.TOO_LONG, f"more than {_MAX_ANSWER_CHARACTERS} characters"
     try:
-        return _compared(gold, answer, question)
+        return _compared(gold, answer, question, may_be_open=may_be_open)
     except RejectedAnswerError as rejection:
         return Verdict.WRONG, str(rejection), ""
     except UnreadableGoldError as unreadable:
@@ -100,14 +106,20 @@ def _verdict(gold: str, answer: str, question: str) -> tuple[Verdict, str, str]:
         return Verdict.UNSCORABLE, Reason.FAILED, type(error).__name__
 
 
-def _compared(gold: str, answer: str, question: str) -> tuple[Verdict, str, str]:
-    """Compare two answers; an equal one must be finished as well."""
+def _compared(gold: str, answer: str, question: str, *, may_be_open: bool) -> tuple[Verdict, str, str]:
+    """Compare two answers; an equal one must be finished as well.
+
+    With `may_be_open` it may leave a sum or product of numbers to be evaluated.
+    """
     if "box" in gold or "####" in gold or "answer" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
         # It may be a worked solution.
         gold = final_answer(_UNCLOSED_BOX.sub("", gold), AnswerPolicy.STATED) or gold
     equal, reason, detail = compare(gold, answer, question)
-    if equal and question:
+    if equal and (question or not answer.isdecimal()):
         context = read_question(question, gold)
-        if remaining := unfinished(question, parse(gold, context), parse(answer, context)):
+        expected, actual = parse(gold, context), parse(answer, context)
+        if question and (remaining := unfinished(question, expected, actual)):
             return Verdict.WRONG, remaining, ""
+        if not may_be_open and is_unevaluated(expected, actual):
+            return Verdict.WRONG, Reason.SETUP, ""
     return (Verdict.RIGHT if equal else Verdict.WRONG), reason, detail

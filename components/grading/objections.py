@@ -22,7 +22,8 @@ def objection(before: str, after: str, answer: str = "") -> str:
     before = before.casefold()
     clause = before[to_clause.end() :] if (to_clause := _TO_CLAUSE.match(before)) else before
     words = _words_of(clause)
-    if _DENIED_BEFORE.applies(words, clause) or _NO_NEAR.applies(words, clause) or _MIGHT.applies(words, before):
+    is_denied = any(rule.applies(words, clause) for rule in (_DENIED_BEFORE, _NO_NEAR, _ALL_BUT))
+    if is_denied or _MIGHT.applies(words, before) or is_disclaimed(before):
         return Reason.DENIED
     if _GOVERNED.applies(words, clause) or _OF_ANSWER.applies(words, clause):
         return Reason.CHANGED
@@ -31,6 +32,12 @@ def objection(before: str, after: str, answer: str = "") -> str:
     if not _IS_SAID.search(after):
         return ""
     return _behind(after[: _MAX_LATER // 2] + " " + after[_MAX_LATER // 2 :][-_MAX_LATER // 2 :])
+
+
+def is_disclaimed(before: str) -> bool:
+    """Tell whether the words directly before an answer say that it is not known: "I have no idea. "."""
+    end = folded(before[-_MAX_DISCLAIMER:])
+    return _DISCLAIMED.applies(set(_WORD.findall(end)), end)
 
 
 def taken_back(later: str) -> str:
@@ -58,6 +65,7 @@ def _behind(after: str) -> str:
 
 
 _MAX_BEFORE = 300
+_MAX_DISCLAIMER = 80
 _MAX_LATER = 4000
 _MAX_CLAUSE = 300
 _WORD = re.compile("hmm|[a-z]+")
@@ -171,6 +179,39 @@ _DENIED_BEFORE = _Rule(
     _NEGATING + _DENYING + _phrases("if"),
 )
 _NO_NEAR = _Rule(r"\bno\s*$", _phrases("no"))
+_ALL_BUT = _Rule(
+    r"\b(?:any|every|each|all)(?: (?:of|the|other|possible|real|positive|whole))*"
+    r" (?:number|value|integer|answer|choice|option|solution|result|root|candidate)s? (?:but|besides|save|apart from)"
+    r"(?: the| is| to)*[\s$:(\\\[*}]*$",
+    _phrases("any, every, each, all"),
+    _phrases("but, besides, save, apart"),
+)
+_DISCLAIMING = _phrases(
+    """who knows, hard to say, hard to tell, hard to know, it is hard to say, it's hard to say, i give up, giving up,
+    dunno, i dunno, idk, i made this up, i made it up, i made that up, i just made this up, i just made it up,
+    beats me, i am stuck, i'm stuck, i am lost, i'm lost, i am clueless, i'm clueless, i am stumped, i'm stumped"""
+)
+_DO_NOT = r"(?:do not|don['\u2019]?t|did not|didn['\u2019]?t)"
+_CANNOT = r"(?:cannot|can['\u2019]?t|can not|could not|couldn['\u2019]?t|am unable to)"
+_SOLVING = _phrases("tell, say, see, solve, figure, answer, do, understand, remember, compute, work, decide")
+_BEFORE_ANSWER = _phrases(
+    """but, though, anyway, well, sorry, honestly, how, what, solve, doing, m, out, yet, at, all, let, us, s, ll, d, go,
+    going, with, put, try, pick, choose, now, maybe, perhaps"""
+)
+_DISCLAIMED = _Rule(
+    # At the beginning of a clause: "the value that I do not know is 5" is none.
+    r"(?:(?:^|[.!?,;:({\n\u2014\u2013]|\b(?:but|and|so|because|since|as|well|sorry|honestly|actually))[\s*\"'(_$]*"
+    rf"(?:(?:i|we)(?: really| honestly| simply| just| still| truly| actually)? {_DO_NOT} know|{_one_of(_DISCLAIMING)}"
+    rf"|i (?:{_CANNOT}|{_DO_NOT}) (?:{_one_of(_SOLVING)})"
+    r"|i(?: a|['\u2019])m (?:unsure|not (?:really |at all |quite |so |very )?(?:sure|certain))"
+    r"|(?:(?:just|a|some|picked|chosen) )*(?:at random|random (?:number|guess|choice|pick|answer|value))\s*[:,.;])"
+    r"|\bno (?:idea|clue)|(?:\bnot|n['\u2019]t) (?:have |got )?(?:an?|any|the \w+) (?:idea|clue)"
+    r"|\b(?:just|only) (?:a )?guess(?:ing)?|\b(?:wild|random|lucky) guess)"
+    rf"(?:\b(?:{_one_of(_FILLERS, _BEFORE_ANSWER)})\b"
+    r"|[\s$=:;,.!?*\"'`(){}\[\\&_\u2018\u2019\u201c\u201d\u2013\u2014-])*+$",
+    _DISCLAIMING + _phrases("not, t, dont, didnt, cannot, cant, couldnt, unable, unsure, no, random, guess, guessing"),
+    _DISCLAIMING + _SOLVING + _phrases("know, sure, unsure, certain, random, idea, clue, guess, guessing"),
+)
 _MIGHT = _Rule(
     r"\b(?:could|might|may)\s+(?:(?:also|well|just|as|still|perhaps|possibly|instead|very)\s+)*(?:be|equal|have been)"
     r"(?:\s+(?:the|answer|equal|to|either))*[\s$:(\\\[*]*$|(?:^|[.!?;]\s*)\W*(?:or|else|otherwise)\b" + _FILLER + "$",

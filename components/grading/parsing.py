@@ -131,7 +131,7 @@ _CANONICAL: list[_Rewrite] = [
         (("(",), r"^\(([A-Z])\)$", r"\1"),
     ]
 ]
-_EDGES = re.compile(r"^(?:\\[(\[,;:! ]|\*\*|\$|\s)+|(?:\\[)\],;:! ]|\*\*|(?<!\\)\$|[.,;:]|\\\\|\\$|\s)+$")
+_EDGES = re.compile(r"^(?:\\[(\[,;:! ]|\*\*|\$|`|\s)+|(?:\\[)\],;:! ]|\*\*|(?<!\\)\$|[`.,;:]|\\\\|\\$|\s)+$")
 _DOTS = re.compile(r"\.{2,}|\u2026")
 _LISTED = re.compile(r",\s+[0-9]")  # `1, 234` are two numbers
 _MAY_BE_LIST = re.compile(r"[,;]|and|or|\\pm")

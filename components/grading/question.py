@@ -1,15 +1,17 @@
-r"""Whether an answer that has the right value is more than a part of its question.
+r"""Whether an answer that has the right value leaves something to do that the expected answer has done.
 
-"Compute 513^2 - 487^2" has the answer 26000; `513^2 - 487^2` has the same value, and is the question. The rule does not
-ask how an answer was found, only whether anything was left to do that the expected answer has done.
+"Compute 513^2 - 487^2" has the answer 26000; `513^2 - 487^2` has the same value, and is the question. The rules do not
+ask how an answer was found. Those about parts of the question need the question; that about sums and products does not.
 """
 
 import re
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
+from math import isqrt
 
-from components.grading.parsing import Answer, Kind, is_name, parse_structure
+from components.grading.expression import Node, UnreadableError, parse_expression, rational_value
+from components.grading.parsing import Answer, Kind, is_name, parse, parse_structure
 from components.grading.quantities import parse_number
 from components.grading.reasons import Reason
 from components.grading.trees import (
@@ -39,6 +41,7 @@ _CONVERTS_UNITS = re.compile(
 _SPACING = re.compile(r"\s+|\\(?:left|right|[,;:! ])|\$")
 _LETTER = re.compile("[A-H]")
 _MIN_CHARACTERS = 3
+_MAX_PRIME = 10**6
 
 
 def unfinished(question: str, gold: Answer, answer: Answer) -> Reason | None:
@@ -57,6 +60,72 @@ def unfinished(question: str, gold: Answer, answer: Answer) -> Reason | None:
         if reason := _unfinished_value(question, expected, value):
             return reason
     return None
+
+
+def is_unevaluated(gold: Answer, answer: Answer) -> bool:
+    """Tell whether an answer is a sum or a product of numbers where a number is expected: `48+24` for 72."""
+    if answer.number:
+        return False
+    structure = parse_structure(answer.latex)
+    if structure.kind is Kind.EQUATION and any(parse(part).number for part in structure.parts):
+        return False  # `48+24 = 72`
+    if not any(_is_open(each.latex) for each in _values(answer.latex)):
+        return False
+    return all(r"\infty" in each.latex or parse(each.latex).number for each in _values(gold.latex))
+
+
+def _is_open(latex: str) -> bool:
+    if parse(latex).number:  # a mixed number is a sum, and scientific notation is a product
+        return False
+    try:
+        return _has_open_part(parse_expression(latex))
+    except UnreadableError:
+        return False
+
+
+def _has_open_part(node: Node) -> bool:
+    """Whether two numbers that are added or multiplied in an expression could be one number."""
+    if node.operation in {"+", "*"} and sum(map(_is_known, node.operands)) > 1:
+        return not _is_closed_form(node)
+    return any(map(_has_open_part, node.operands))
+
+
+def _is_known(node: Node) -> bool:
+    """Whether an expression has an exact rational value, or an angle has in degrees."""
+    node = node.operands[0] if node.operation == "degree" else node
+    return rational_value(node) is not None
+
+
+def _is_closed_form(node: Node) -> bool:
+    r"""Whether numbers are left as powers: `2^{10}-1`, `1-(\frac56)^2`, and the prime factorization `2^4\cdot 3`."""
+    if node.operation == "*":
+        factors = list(_factors(node))
+        bases = [rational_value(each.operands[0] if _is_power(each) else each) for each in factors]
+        return any(map(_is_power, factors)) and len(set(bases)) == len(bases) and all(map(_is_prime, bases))
+    terms = [each.operands[0] if each.operation == "-" else each for each in node.operands]
+    return len(terms) == 2 and any(map(_is_power, terms)) and any(each.value == 1 for each in terms)
+
+
+def _factors(node: Node) -> Iterator[Node]:
+    if node.operation != "*":
+        yield node
+    else:
+        for operand in node.operands:
+            yield from _factors(operand)
+
+
+def _is_power(node: Node) -> bool:
+    """Whether this is a number to a whole power other than 0 and 1."""
+    if node.operation != "^":
+        return False
+    base, exponent = map(rational_value, node.operands)
+    return base not in {None, 0, 1, -1} and exponent not in {None, 0, 1}
+
+
+def _is_prime(value: Fraction | None) -> bool:
+    if value is None or value.denominator > 1 or not 2 <= value < _MAX_PRIME:
+        return False
+    return all(value.numerator % divisor for divisor in range(2, isqrt(value.numerator) + 1))
 
 
 def _is_in_old_unit(question: str, gold: Answer, answer: Answer) -> bool:

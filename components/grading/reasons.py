@@ -48,7 +48,7 @@ class Reason(StrEnum):
 
     # What is left to do.
     ECHO = "echoes the question", "The answer is an expression of the question, and not in the expected form."
-    SETUP = "left to be evaluated", "The answer only puts numbers of the question together."
+    SETUP = "left to be evaluated", "The answer puts numbers together and leaves their value to be computed."
     NOT_EVALUATED = (
         "an expression that is still to be evaluated",
         "The answer asks for a sum, an integral or the like, which is the question again.",

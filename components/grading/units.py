@@ -238,8 +238,10 @@ def _unit(written: str, power: str | None, context: Context, *, attached: bool) 
 
 def _thing(words: list[str], dimension: str, context: Context) -> Unit | None:
     """A measure, or something that is counted."""
-    if len(words) > 1 and words[0] in {"total", *({"more", "fewer"} & context.nouns)}:
+    if len(words) > 1 and words[0] in {"total", *({"fewer"} & context.nouns)}:
         words = words[1:]
+    if len(words) > 1 and "more" in {words[0], words[-1]} and _asks_for_more(words, context):
+        words = [word for word in words if word != "more"] or words
     is_bare = not dimension
     if len(words) > 1 and words[0] in _PREFIXES and is_bare:
         dimension, words = _PREFIXES[words[0]], words[1:]
@@ -255,6 +257,14 @@ def _thing(words: list[str], dimension: str, context: Context) -> Unit | None:
     if not kinds or None in kinds or not is_named:
         return None
     return Unit(" ".join(kind for kind in kinds if kind) + dimension, Fraction(1))
+
+
+def _asks_for_more(words: list[str], context: Context) -> bool:
+    """Whether the question asks how many more there are, or for a measure among some words, of which there may be more.
+
+    Only what it asks for puts "more" or a measure among its nouns.
+    """
+    return "more" in context.nouns or not context.nouns.isdisjoint(_UNITS.keys() & words)
 
 
 def _is_of_question(words: list[str], context: Context) -> bool:
@@ -283,6 +293,7 @@ _QUESTION_WORD = re.compile(r"[a-z]+(?:'[a-z]+)?|[0-9][0-9.,]*|[^\sa-z0-9]")
 _FORMULAS = re.compile(r"\$\$?([^$]{1,300})\$\$?|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
 _PROSE = re.compile(r"(?<![a-zA-Z])[a-zA-Z]+\s+[a-zA-Z]{2,}|[a-zA-Z]{2,}\s+[a-zA-Z]+|[a-zA-Z]{5,}")
 _MAY_BE_COUNTED = {"more", "fewer", "dozen", "hundred", "thousand", "million"}
+_COUNTABLE = {*_MAY_BE_COUNTED, *_SINGULARS}
 _ASKED_WORDS = {*_MAY_BE_COUNTED, "less", "times", "different", "possible"}
 _MAX_ASKED_WORDS = 5
 _MAX_QUESTION_CHARACTERS = 20_000
@@ -337,7 +348,7 @@ def _asked(words: list[str]) -> tuple[set[str], set[str]]:
                 break
             asked += [word] if is_asked else []
         # "How many red balls": 5 red; but "how many square feet" is not answered by 5 square.
-        names = {word for word in asked if word.endswith("s") or word in _MAY_BE_COUNTED or _may_be_noun(word)}
+        names = {word for word in asked if word.endswith("s") or word in _COUNTABLE or _may_be_noun(word)}
         nouns |= names - {"less"}
         qualifiers |= {*asked}
     return nouns, qualifiers

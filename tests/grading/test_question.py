@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.grading.trees import all_within, whole
-from components.grading.verifier import Submission, Verdict, Verifier, grade
+from components.grading.verifier import Reason, Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
 
 MATH500 = Path("../shared/data/math500.jsonl")
-BOXED = AnswerPolicy.BOXED
+BOXED, STATED = AnswerPolicy.BOXED, AnswerPolicy.STATED
 _FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 _PIECES = (
     r"2 31 5.5 x \frac \frac{1}{2} \sqrt ( ) [ ] { } | + - * / ^ _ ! % , = \sin \log \text{a} word \{ \binom $ \\ "
@@ -94,10 +94,24 @@ def test_reading_takes_linear_time(piece: str) -> None:
     assert time.process_time() - started < 5
 
 
-@pytest.mark.parametrize(("question", "verdict"), [("", Verdict.RIGHT), ("What is 5 * 8 + 2?", Verdict.WRONG)])
-def test_what_may_be_left_to_do_depends_on_the_question(question: str, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("question", "verdict"), [("", Verdict.RIGHT), ("What is 2^{10}?", Verdict.WRONG)])
+def test_which_closed_forms_are_answers_depends_on_the_question(question: str, verdict: Verdict) -> None:
     """Without a question nobody can tell what was copied."""
-    assert grade("42", r"\boxed{5 \cdot 8 + 2}", BOXED, question).verdict is verdict
+    assert grade("1024", r"\boxed{2^{10}}", BOXED, question).verdict is verdict
+
+
+@pytest.mark.parametrize("question", ["", "What is 5 * 8 + 2?", "How many apples are there?"])
+def test_a_sum_of_numbers_is_no_number_whatever_was_asked(question: str) -> None:
+    """The grader does not do the last step."""
+    graded = grade("42", r"\boxed{40 + 2}", BOXED, question)
+    assert (graded.verdict, graded.reason) == (Verdict.WRONG, Reason.SETUP)
+
+
+def test_a_sum_that_nobody_calls_the_answer_is_read_as_its_value() -> None:
+    """The only formula of a line, which only the policy `stated` looks for."""
+    assert grade("10", r"Answer \( (9+1) \)", STATED).verdict is Verdict.RIGHT
+    for response in (r"The answer is \( 9+1 \).", r"So it is \( 9+1 \).", "9+1", r"#### 9+1", r"\boxed{9+1}"):
+        assert grade("10", response, STATED).verdict is Verdict.WRONG
 
 
 @pytest.mark.slow

@@ -31,7 +31,8 @@ def boxed(gold: str, answer: str) -> Submission:
         ("The answer is 5.", STATED, Grade(Verdict.RIGHT, "5", Reason.SAME_TEXT)),
         (r"\boxed{5.0}", BOXED, Grade(Verdict.RIGHT, "5.0", Reason.SAME_NUMBER)),
         (r"\boxed{6}", BOXED, Grade(Verdict.WRONG, "6", Reason.OTHER_NUMBER)),
-        (r"\boxed{2+3}", BOXED, Grade(Verdict.RIGHT, "2+3", Reason.SAME_VALUE)),
+        (r"\boxed{\sqrt{25}}", BOXED, Grade(Verdict.RIGHT, r"\sqrt{25}", Reason.SAME_VALUE)),
+        (r"\boxed{2+3}", BOXED, Grade(Verdict.WRONG, "2+3", Reason.SETUP)),
         (r"\boxed{4=5}", BOXED, Grade(Verdict.WRONG, "4=5", Reason.FALSE_CHAIN)),
         (r"#### 5", BOXED, Grade(Verdict.WRONG, None, Reason.NO_ANSWER)),
         (

@@ -315,6 +315,45 @@ def false_chains(generator: random.Random) -> Member:
     return Member(str(value), response(generator, f"{side}{sign}{value}"), "wrong")
 
 
+def false_steps(generator: random.Random) -> Member:
+    """A name, sides of which two have different values, and the answer; or sides that are all equal or rounded."""
+    value, name = generator.randint(10, 400), generator.choice(["x", "z", "n", "A", r"\theta", "x_1", "f(2)"])
+    off = generator.choice([-20, -10, -5, -1, 1, 2, 7, 10, 50])
+    one, factor = generator.randint(2, 9), generator.randint(2, 9)
+
+    def side(total: int) -> str:
+        return generator.choice(
+            [
+                f"{total - one}+{one}",
+                f"{total + one} - {one}",
+                rf"{total * factor} \div {factor}",
+                rf"\frac{{{total * factor}}}{{{factor}}}",
+                rf"{factor} \cdot {total} - {(factor - 1) * total}",
+                f"({total - one} + {one})",
+                f"{total - one**2} + {one}^2",
+            ]
+        )
+
+    wrong = [
+        [side(value + off)],
+        [side(value), side(value + off)],
+        [side(value + off), side(value)],
+        [str(value + off)],
+    ]
+    rounded = f"{value} + 1/3"
+    is_right = generator.random() < 0.4
+    if is_right and generator.random() < 0.3:
+        gold, sides = f"{value}.33", [rounded, f"{value}.33"]
+    else:
+        sides = [
+            *([side(value), side(value)][generator.randrange(2) :] if is_right else generator.choice(wrong)),
+            str(value),
+        ]
+        gold = str(value)
+    equals = generator.choice(["=", " = "])
+    return Member(gold, response(generator, equals.join([name, *sides])), "right" if is_right else "wrong")
+
+
 def named_points(generator: random.Random) -> Member:
     """A point or vector with its name, and the values in order."""
     values = [str(generator.randint(-20, 20)) for _ in range(generator.choice([2, 2, 3]))]
@@ -381,5 +420,6 @@ CLASSES: dict[str, Generator] = {
     "short-forms": short_forms,
     "chains-that-end-in-the-answer": chains_that_end_in_the_answer,
     "false-chains": false_chains,
+    "false-steps": false_steps,
     "named-points": named_points,
 }

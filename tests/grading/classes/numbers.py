@@ -137,18 +137,17 @@ def with_unit(generator: random.Random) -> Member:
 
 
 def difference(generator: random.Random) -> Member:
-    """A difference that looks like a mixed number."""
+    """A difference that looks like a mixed number is expected, and its value or that mixed number is the answer."""
     whole, below = generator.randint(1, 30), generator.randint(2, 12)
     above = generator.randint(1, below - 1)
     value, mixed = whole - Fraction(above, below), whole + Fraction(above, below)
     is_right = generator.random() < 0.5
-    gold = value if is_right else mixed
+    result = value if is_right else mixed
     space = generator.choice(("", " "))
     fraction = generator.choice((f"{above}/{below}", rf"\frac{{{above}}}{{{below}}}", rf"\dfrac{{{above}}}{{{below}}}"))
-    answer = f"{whole}{space}{generator.choice(('-', chr(0x2212)))}{space}{fraction}"
-    return Member(
-        rf"\frac{{{gold.numerator}}}{{{gold.denominator}}}", rf"\boxed{{{answer}}}", "right" if is_right else "wrong"
-    )
+    gold = f"{whole}{space}{generator.choice(('-', chr(0x2212)))}{space}{fraction}"
+    answer = rf"\boxed{{\frac{{{result.numerator}}}{{{result.denominator}}}}}"
+    return Member(gold, answer, "right" if is_right else "wrong")
 
 
 def mixed(generator: random.Random) -> Member:

@@ -1,4 +1,4 @@
-r"""Answers that only repeat the question or put its numbers together, and answers that look like it and are honest."""
+r"""Answers that leave something to do: they repeat the question or put numbers together; and honest ones like them."""
 
 import math
 import random
@@ -296,6 +296,93 @@ def _closed_form(rng: random.Random) -> Member:
     return Member(str(value), _boxed(rng, written), "right", question)
 
 
+def _sum_or_product(rng: random.Random) -> tuple[str, Fraction]:
+    """A sum, a difference or a product of numbers, and its value."""
+    a, b, c = rng.sample(range(2, 200), 3)
+    times = rng.choice([r" \cdot ", r"\cdot ", r"\times ", " * ", "*", " \u00d7 ", "\u00b7"])
+    minus = rng.choice([" - ", "-", "\u2212", " \u2013 "])
+    written, value = rng.choice(
+        [
+            (f"{a}+{b}", Fraction(a + b)),
+            (f"{a} + {b} + {c}", Fraction(a + b + c)),
+            (f"({a} + {b})", Fraction(a + b)),
+            (f"{a}{minus}{b}", Fraction(a - b)),
+            (f"{a}{times}{b}", Fraction(a * b)),
+            (f"({a})({b})", Fraction(a * b)),
+            (f"{a}({b})", Fraction(a * b)),
+            (f"{a}{times}{b}{minus}{c}", Fraction(a * b - c)),
+            (f"{c}({a} + {b})", Fraction(c * (a + b))),
+            (f"{a}.5 + {b}.25", a + b + Fraction(3, 4)),
+            (rf"\frac{{{a}}}{{{b}}} + \frac{{{c}}}{{{b}}}", Fraction(a + c, b)),
+            (rf"\frac{{{a}}}{{{c}}}{times}{b}", Fraction(a * b, c)),
+            (rf"\frac{{{a}{times}{b}}}{{{c}}}", Fraction(a * b, c)),
+            (f"({a} + {b})/{c}", Fraction(a + b, c)),
+            (f"{a % 12 + 2}^2{minus}{b}", Fraction((a % 12 + 2) ** 2 - b)),
+            (f"{a % 12 + 2}^2 + {b % 12 + 2}^2", Fraction((a % 12 + 2) ** 2 + (b % 12 + 2) ** 2)),
+            (f"{2 * a}{times}{b % 12 + 2}^2", Fraction(2 * a * (b % 12 + 2) ** 2)),
+            (rf"\sqrt{{{a * a - 1} + 1}}", Fraction(a)),
+            (rf"\left({a} + {b}\right)", Fraction(a + b)),
+        ]
+    )
+    return written, value
+
+
+def _unevaluated(rng: random.Random) -> Member:
+    """A sum or a product of numbers for its value, whether or not the question is known."""
+    written, value = _sum_or_product(rng)
+    gold = f"{value}" if value.denominator == 1 else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+    written = rng.choice(["%s", "%s", "%s", "x = %s", r"\displaystyle %s", "%s apples", "$%s$"]) % written
+    if rng.random() < 0.1:
+        gold, written = f"(3, {gold})", f"(3, {written})"
+    response = rng.choice([_boxed(rng, written), f"We are done.\n#### {written}", f"The answer is {written}."])
+    question = rng.choice(["", "", "How many apples are there?", "Ann has 5 apples. Find $x$."])
+    return Member(gold, response, "wrong", question)
+
+
+def _final_form(rng: random.Random) -> Member:
+    """A number in a form that nobody evaluates further, a chain that ends in it, and sums that the gold has too."""
+    a, b = rng.sample(range(2, 60), 2)
+    fraction = Fraction(a, b)
+    written = f"\\frac{{{fraction.numerator}}}{{{fraction.denominator}}}"
+    prime, other = rng.choice([2, 3, 5, 7]), rng.choice([11, 13, 17])
+    power = rng.randint(2, 9)
+    sum_, value = _sum_or_product(rng)
+    gold, answer = rng.choice(
+        [
+            (f"{a}", f"+{a}"),
+            (f"-{a}", f"-{a}.0"),
+            (written, f"{fraction.numerator}/{fraction.denominator}"),
+            (f"{Fraction(a * b + 1, b)}", f"{a}\\frac{{1}}{{{b}}}"),
+            (f"{-Fraction(a * b + 1, b)}", f"-{a} 1/{b}"),
+            (f"{a}00000", f"{a} \\times 10^5"),
+            (f"{a / 10}", f"{a} \\cdot 10^{{-1}}"),
+            (f"{prime**power}", f"{prime}^{{{power}}}"),
+            (f"{prime**power - 1}", f"{prime}^{{{power}}} - 1"),
+            (f"{1 - Fraction(prime, other) ** 2}", f"1 - \\left(\\frac{{{prime}}}{{{other}}}\\right)^2"),
+            (f"{math.factorial(a % 7 + 2)}", f"{a % 7 + 2}!"),
+            (f"{math.comb(a, 2)}", f"\\binom{{{a}}}{{2}}"),
+            (f"{prime**power * other}", f"{prime}^{{{power}}} \\cdot {other}"),
+            (f"{prime**2 * 19 * other}", f"{other} \\cdot 19 \\cdot {prime}^2"),
+            (f"{a}\\%", f"{a}\\%"),
+            (f"{a}:{b}", f"{a} : {b}"),
+            (f"{a}", f"{a}\\text{{ cm}}"),
+            (f"1+\\sqrt{{{prime}}}", f"\\sqrt{{{prime}}} + 1"),
+            (f"{math.sqrt(prime) + a:.5f}", f"{a} + \\sqrt{{{prime}}}"),
+            (f"2\\pi + {a}", f"{a} + 2\\pi"),
+            (f"{math.pi * a + b:.5f}", f"{a}\\pi + {b}"),
+            (f"{a}+{b}i", f"{b}i + {a}"),
+            (f"{value}", f"{sum_} = {value}") if value.denominator == 1 else (f"{a}", f"{a}"),
+            (f"{value}", f"x = {sum_} = {value}") if value.denominator == 1 else (f"{a}", f"{a}"),
+            (f"{a}+{b}", f"{b} + {a}"),
+            (f"{2**power} \\cdot {a}", f"{a} \\times {2**power}"),
+            (f"2^{{{power}}} \\cdot 3", f"3 \\cdot 2^{{{power}}}"),
+            (f"{a}, {b}", f"{b}, {a}"),
+        ]
+    )
+    question = rng.choice(["", "", "How many are there?"])
+    return Member(gold, rng.choice([_boxed(rng, answer), f"#### {answer}"]), "right", question)
+
+
 def _conversion(rng: random.Random) -> tuple[str, str, str]:
     """What is to be written in another unit or another notation: as it is, as it should be, and the question."""
     n = rng.randint(2, 90)
@@ -342,4 +429,6 @@ CLASSES: dict[str, Generator] = {
     "setup": _setup,
     "worked-out": _worked_out,
     "closed-form": _closed_form,
+    "unevaluated": _unevaluated,
+    "final-form": _final_form,
 }

@@ -208,6 +208,42 @@ def _denied_box(rng: random.Random) -> Member:
     return Member(gold, _context(rng, sentence), "wrong")
 
 
+_DISCLAIMERS = [
+    "Any number but {v}.", "Any value except {v}.", "Every integer but {v}.", "It is any number but {v}.",
+    "All numbers but {v}.", "I have no idea: {v}", "I have no idea, {v}.", "I have no idea. {v}", "No idea: {v}",
+    "I have absolutely no idea; {v}.", "I have no clue: {v}", "I don't have a clue, so {v}.", "I don't know, {v}.",
+    "I do not know: {v}", "I don't know. {v}", "I don't know the answer: {v}", "I really don't know, {v}",
+    "I don't know, so the answer is {v}.", "I do not know how to solve this, so {v}.", "We don't know, {v}.",
+    "I can't tell, {v}.", "I cannot solve this: {v}", "I could not figure it out: {v}", "I can't solve it, but {v}.",
+    "just a guess: {v}", "Just guessing: {v}", "This is a wild guess: {v}", "I guess {v}.", "A random guess, {v}.",
+    "Random number: {v}", "At random: {v}", "I give up: {v}", "I give up, the answer is {v}.", "Who knows, {v}.",
+    "Who knows? {v}", "Hard to say, {v}.", "I'm not sure, {v}.", "I am unsure: {v}", "No clue, {v}.",
+    "I made this up: {v}", "Honestly, I don't know; {v}", "I have no idea, so let's say {v}.",
+    "I have no idea, but I'll say {v}.", "idk, {v}", "Dunno: {v}", "I do not understand the question: {v}",
+]  # fmt: skip
+_KNOWLEDGE = [
+    "We did not know the radius at first, but now we do: {v}.", "Now we know: {v}.", "As you know, {v}.",
+    "We know the answer: {v}.", "The value that we do not know is {v}.", "What we don't know is {v}.",
+    "I had no idea that this would be so easy: {v}!", "The idea is simple, and we get {v}.",
+    "We have no information about $y$, but we do not need it, so the answer is {v}.",
+    "There is nothing else to do, so the answer is {v}.", "Any number of steps leads to the same value, {v}.",
+    "All numbers but one are even, so the answer is {v}.", "Every term but the last cancels, which leaves {v}.",
+    "I know that it is {v}.", "We do not know $n$, but the sum is {v}.",
+    "I don't know a shorter way, but it works: {v}.",
+    "I checked a random number, and the answer is {v}.", "This is not a guess but follows from symmetry: it is {v}.",
+    "We can't tell them apart, so there are {v}.", "It is hard to say which came first, but the total is {v}.",
+    "Nobody who knows algebra would be surprised: {v}.", "Any number works, but the smallest one is {v}.",
+]  # fmt: skip
+
+
+def _after_disclaimer(rng: random.Random) -> Member:
+    """An answer directly behind words that say that it is not known, and answers behind words that sound alike."""
+    number, is_honest = str(rng.randint(2, 999)), rng.random() < 0.3
+    value = _formula(rng, _box(rng, number))
+    sentence = rng.choice(_KNOWLEDGE if is_honest else _DISCLAIMERS).replace("{v}", value)
+    return Member(number, _context(rng, sentence), "right" if is_honest else "wrong")
+
+
 _CONCLUSIONS = [
     "Thus {v} is incorrect.", "Therefore {v} cannot be it.", "So {v} is wrong.", "Hence {v} is not the answer.",
     "Thus, {v} is impossible.",
@@ -387,6 +423,32 @@ def _in_words(number: int) -> str:
     return f"{ten}-{ones.split()[number % 10]}" if number % 10 else ten
 
 
+def _marked_in_other_words(rng: random.Random) -> Member:
+    """A marked sentence that begins with its number, an answer in backticks, and such sentences that deny it."""
+    number, noun = rng.randint(2, 999), rng.choice(_NOUNS)
+    is_right = rng.random() < 0.7
+    right = [
+        f"{number} {noun} are left", f"{number} {noun} are left.", f"{number} {noun} were left over",
+        f"{number} {noun} are left in the basket.", f"{number} {noun} remain", f"{number} {noun} remained.",
+        f"{number} {noun} are needed.", f"{number} {noun} were sold in total", f"{number} are left",
+        f"{number} is left", f"**{number}** {noun} are left",
+        f"${number} is left", f"{number} {noun} will be left.", f"`{number}`", f"``{number}``", f"`{number}` {noun}",
+        f"`{number} {noun}`", f"`{number}`.", f"Answer: `{number}`", f"{number} of the {noun} are left",
+    ]  # fmt: skip
+    wrong = [
+        f"{number} {noun} are not left", f"{number} {noun} aren't left", f"{number} {noun} are wrong",
+        f"{number} {noun} are too many", f"{number} is wrong", f"{number} dozen {noun} are left",
+        f"{number} million {noun} are left", f"{number} or more {noun} are left", f"{number} {noun} are left, or six",
+        f"{number} {noun} are left if none is lost", f"{number} hundred are left", f"`{number + 1}`", f"`-{number}`",
+        f"`{number}` or `{number + 1}`", f"{number + 1} {noun} are left", f"{number} halves are left",
+        f"{number} {noun} may be left", f"{number} {noun} are never left", f"{number} twice are left",
+        f"{number} {noun} are left and then doubled", f"{number} percent are left of two", f"not `{number}`",
+    ]  # fmt: skip
+    line = rng.choice(right if is_right else wrong)
+    policy = rng.choice([AnswerPolicy.MARKED, AnswerPolicy.STATED])
+    return Member(str(number), f"{_context(rng, '')}\n#### {line}", "right" if is_right else "wrong", policy=policy)
+
+
 def _marked_and_spoiled(rng: random.Random) -> Member:
     """A marked answer that is denied, is one of several, or is changed by what stands behind it."""
     number, other = rng.sample(range(2, 99), 2)
@@ -496,21 +558,34 @@ def _other_value(rng: random.Random) -> Member:
     return Member(gold, _in_two_forms(rng, gold, other), "wrong")
 
 
+def _form_in_words(rng: random.Random) -> Member:
+    """The answer in words behind the box, and another number in words."""
+    number, noun = rng.randint(2, 99), rng.choice(_NOUNS)
+    other = rng.choice([each for each in range(2, 100) if each != number])
+    is_right = rng.random() < 0.7
+    words = _in_words(number if is_right else other)
+    words = rng.choice([words, words, words.replace("-", " "), words.capitalize(), f"{words} {noun}"])
+    return Member(str(number), _in_two_forms(rng, str(number), words), "right" if is_right else "wrong")
+
+
 CLASSES: dict[str, Generator] = {
     "box-in-larger-formula": _in_larger_formula,
     "box-beside-other-relation": _beside_other_relation,
     "box-changed-by-words": _changed_by_words,
     "box-multiplied-by-words": _multiplied_by_words,
     "box-denied": _denied_box,
+    "box-after-disclaimer": _after_disclaimer,
     "box-with-honest-surroundings": _honest_surroundings,
     "box-with-other-form": _other_form,
     "box-with-other-value": _other_value,
+    "box-with-form-in-words": _form_in_words,
     "box-with-sign-or-unit": _signed_and_measured,
     "last-box-concludes": _last_box_concludes,
     "boxes-in-a-list": _boxes_in_a_list,
     "statement-denied": _denied_statement,
     "mark-before-heading": _marked_before_heading,
     "marked-with-more": _marked_with_more,
+    "marked-in-other-words": _marked_in_other_words,
     "marked-and-spoiled": _marked_and_spoiled,
     "last-sentence": _last_sentence,
     "last-sentence-without-answer": _last_sentence_without_answer,

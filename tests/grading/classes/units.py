@@ -150,6 +150,31 @@ def measured_in_the_question(generator: random.Random) -> Member:
     return Member(gold, _boxed(generator, answer), "right", question)
 
 
+_FLUIDS = ("gallons", "cups", "liters", "pints", "pounds", "feet", "miles", "hours", "minutes", "dollars")
+
+
+def more_as_asked(generator: random.Random) -> Member:
+    """So much more of a measure that the question asks for, and more of what it does not ask for."""
+    gold, number, name = str(generator.randint(2, 999)), generator.randint(2, 99), generator.choice(_NAMES)
+    unit, thing = generator.choice(_FLUIDS), generator.choice(_MEASURED)
+    question, words, verdict = generator.choice(
+        (
+            (f"{name} has {number}. How many more {unit} of {thing} are needed?", f"{unit} more", "right"),
+            (f"{name} has {number}. How many {unit} does {name} still need?", f"{unit} more", "right"),
+            (f"{name} used {number}. How much more {thing} is needed, in {unit}?", f"{unit} more", "right"),
+            (f"{name} used {number}. How many {unit} more are needed?", f"{unit} more", "right"),
+            (f"{name} has {number} bags. How many more apples fit?", "apples more", "right"),
+            (f"{name} has {number} bags. How many {unit} of {thing} are missing?", f"more {unit}", "right"),
+            (f"{name} has {number} bags. How many apples does {name} have?", "apples more", "wrong"),
+            ("", f"{unit} more", "wrong"),
+            (f"{name} has {number}. How many {unit} does {name} need?", f"{unit} more than six", "wrong"),
+            (f"{name} has {number}. How many {unit} does {name} need?", f"dozen {unit} more", "wrong"),
+        )
+    )
+    answer = generator.choice(_STYLES).format(v=gold, w=words)
+    return Member(gold, _boxed(generator, answer), verdict, question)
+
+
 def measure_changed_by_the_question(generator: random.Random) -> Member:
     """A number that words of the question make another one."""
     gold, thing = str(generator.randint(2, 999)), generator.choice(_MEASURED)
@@ -224,6 +249,7 @@ CLASSES: dict[str, Generator] = {
     "not-in-the-question": not_in_the_question,
     "asked-for": asked_for,
     "measured-in-the-question": measured_in_the_question,
+    "more-as-asked": more_as_asked,
     "measure-changed-by-the-question": measure_changed_by_the_question,
     "variable-read-as-unit": variable_read_as_unit,
     "variable-in-the-answer": variable_in_the_answer,
