@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from components.policy.attention import use_packed_attention
 from components.policy.packing import MicroBatch
+from components.policy.products import few_rows_product
 
 _CHUNK_ELEMENTS = 4_194_304
 """Logits that exist at once on CPUs: enough for the full rate of the matrix product, few enough for the cache."""
@@ -223,18 +224,18 @@ class _Head:
         self.target_N, self.temperature = target_N, temperature
         self.dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
         self.chunks = _chunks(len(target_N), len(weight_VD), weight_VD.device.type)
-        self._logits_CV: Tensor | None = None
         self._weights_CV: Tensor | None = None
 
     def logits(self, rows: slice) -> Tensor:
-        """Return the logits of a chunk over the temperature, (C, V), which are there until those of another one."""
-        self._logits_CV = self._buffer(self._logits_CV)
-        return _logits(self.hidden_ND[rows], self.weight_VD, self.bias_V, self.temperature, self._logits_CV)
+        """Return the logits of a chunk over the temperature, (C, V)."""
+        return _logits(self.hidden_ND[rows], self.weight_VD, self.bias_V, self.temperature)
 
     def score(self, rows: slice, *, with_entropy: bool) -> _Chunk:
         """Score the targets of a chunk; its logits are gone then."""
         logits_CV = self.logits(rows)
-        self._weights_CV = self._buffer(self._weights_CV)
+        if self._weights_CV is None:
+            longest = max(each.stop - each.start for each in self.chunks)
+            self._weights_CV = logits_CV.new_empty(longest, logits_CV.shape[1])
         highest_C1 = logits_CV.amax(-1, keepdim=True)
         weights_CV = torch.sub(logits_CV, highest_C1, out=self._weights_CV[: len(logits_CV)]).exp_()
         total_C = weights_CV.sum(-1)
@@ -244,12 +245,6 @@ class _Head:
         if with_entropy:
             entropy_C = lse_C - logits_CV.mul_(weights_CV).sum(-1) / total_C
         return _Chunk(logprobs_C, entropy_C, lse_C, weights_CV, total_C)
-
-    def _buffer(self, buffer: Tensor | None) -> Tensor:
-        if buffer is not None:
-            return buffer
-        longest = max(rows.stop - rows.start for rows in self.chunks)
-        return self.weight_VD.new_empty(longest, len(self.weight_VD), dtype=self.dtype)
 
 
 class _Gradients:
@@ -298,19 +293,17 @@ def _chunks(num_tokens: int, vocabulary_size: int, device_type: str) -> list[sli
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
-def _logits(
-    hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float, buffer: Tensor | None = None
-) -> Tensor:
-    """Return the logits over the temperature, in float32 at least: in the first rows of a buffer, if there is one."""
-    logits_CV = _product(hidden_CD, weight_VD.T, None if buffer is None else buffer[: len(hidden_CD)])
+def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
+    """Return the logits over the temperature, in float32 at least."""
+    logits_CV = _product(hidden_CD, weight_VD.T)
     if bias_V is not None:
         logits_CV += bias_V
     return logits_CV.div_(temperature) if temperature != 1 else logits_CV
 
 
-def _product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+def _product(left: Tensor, right: Tensor) -> Tensor:
     """Return the matrix product in float32 at least, whatever the types of the factors."""
     if right.is_cuda and right.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
     dtype = torch.promote_types(right.dtype, torch.float32)
-    return torch.matmul(left.to(dtype), right.to(dtype), out=out)
+    return few_rows_product(left.to(dtype), right.to(dtype))

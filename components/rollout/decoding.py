@@ -236,14 +236,15 @@ class GroupCache:
         x_slots = x_RKQD
         if self._has_dropped:
             x_slots = x_RKQD.new_zeros(len(self._is_padding_PS) * self.group_size, *x_RKQD.shape[1:])
-            x_slots[self._slot_R] = x_RKQD
+            x_slots.index_copy_(0, self._slot_R, x_RKQD)
         x_PKGD: Tensor = x_slots.unflatten(0, (-1, self.group_size)).transpose(1, 2).flatten(2, 3)
         return x_PKGD
 
     def _to_rows(self, x_PKGD: Tensor) -> Tensor:
         """The inverse of `_to_slots`."""
         x_PGKQD: Tensor = x_PKGD.unflatten(2, (self.group_size, -1)).transpose(1, 2)
-        return x_PGKQD.flatten(0, 1)[self._slot_R] if self._has_dropped else x_PGKQD.flatten(0, 1)
+        x_slots = x_PGKQD.flatten(0, 1)
+        return x_slots.index_select(0, self._slot_R) if self._has_dropped else x_slots
 
 
 def inverse_cdf(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:

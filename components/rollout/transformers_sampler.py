@@ -14,6 +14,7 @@ from components.policy.engine import Policy
 from components.policy.logprobs import use_float32_logits
 from components.policy.lora import copy_merged_weights
 from components.policy.packing import TokenSequence
+from components.policy.products import packed_weights
 from components.rollout import decoding
 from components.rollout.sampler import Begun, Completion, Sampling
 from components.rollout.trajectory import Conditions, Trajectory
@@ -40,8 +41,15 @@ class TransformersSampler:
         generator = torch.Generator().manual_seed(sampling.seed)
         shape = (len(problems), sampling.num_samples, sampling.max_new_tokens)
         uniform_PGT = torch.rand(*shape, dtype=torch.float64, generator=generator).to(self.checkpoint.device)
-        if sampling.environments is not None or sampling.segment_tokens is not None or begun is not None:
-            return self._trajectories(problems, sampling, begun, uniform_PGT)
+        with packed_weights(self.checkpoint.model):
+            if sampling.environments is not None or sampling.segment_tokens is not None or begun is not None:
+                return self._trajectories(problems, sampling, begun, uniform_PGT)
+            return self._completions(problems, sampling, uniform_PGT)
+
+    def _completions(
+        self, problems: Sequence[Problem], sampling: Sampling, uniform_PGT: Tensor
+    ) -> list[list[Completion]]:
+        """Sample completions of one turn."""
         prompts = [self.checkpoint.prompt_ids(problem.question, problem.source) for problem in problems]
         groups: dict[int, list[Completion]] = {}
         for batch in self._batches(dict(enumerate(prompts)), sampling.num_samples):
@@ -55,7 +63,7 @@ class TransformersSampler:
     def _trajectories(
         self, problems: Sequence[Problem], sampling: Sampling, begun: Begun | None, uniform_PGT: Tensor
     ) -> list[list[Completion]]:
-        """Do the same for completions of several turns, or that were begun, or that go on later."""
+        """Sample completions of several turns, or that were begun, or that go on later."""
         groups = Conditions(self.checkpoint, sampling).begin(problems, begun)
         prompts = {
             index: each.prompt_ids
