@@ -1,4 +1,4 @@
-"""Products of few rows with a large matrix: as exact as torch's own, and layers are afterwards what they were before."""
+"""Products of few rows with a large matrix are as exact as torch's own, and layers are left as they were."""
 
 import pytest
 import torch
@@ -61,9 +61,8 @@ def test_an_output_layer_with_float32_logits_keeps_them() -> None:
     layer = nn.Linear(512, 512, bias=False)
     use_float32_logits(layer)
     own = layer.forward
-    with pytest.raises(RuntimeError, match="stopped"), packed_weights(nn.Sequential(layer)):
-        assert layer.forward != own
-        raise RuntimeError("stopped")
+    with pytest.raises(RuntimeError, match="shape|primitive"), packed_weights(nn.Sequential(layer)):
+        layer(torch.ones(1, 511))
     assert layer.forward == own
 
 
