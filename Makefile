@@ -85,7 +85,7 @@ test-rest: setup
 test-slow: setup  ## The tests that need several processes, real engines, servers, containers or a browser
 	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not long"
 
-test-long: setup  ## The tests that take minutes each, such as campaigns of kills (PART=N: at most 12 minutes of them)
+test-long: setup  ## The tests that take minutes each, such as campaigns of kills (PART=N: some minutes of them)
 	@$(PYTEST) -m long $(PART:%=--part %)
 
 lint: setup  ## ruff and import contracts

@@ -138,7 +138,7 @@ def test_wrong_input_is_one_line_that_says_what_to_do(
     assert not (tmp_path / "outputs").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=1)
 def test_a_killed_command_goes_on_and_leaves_the_same_bytes(model: Path, data: Path, tmp_path: Path) -> None:
     """Killed after two batches, without a chance to clean up."""
     arguments = [*COMMAND, str(model), "--data", str(data), *OPTIONS, "--max-new-tokens", "200"]

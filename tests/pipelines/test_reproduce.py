@@ -127,7 +127,7 @@ def test_models_of_the_hub_are_read_at_their_commit(tmp_path: Path, monkeypatch:
     assert subprocess.run(command, env=environment, check=True, capture_output=True).stdout.strip() == b"1"
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=2)
 def test_registered_version_is_made_again_to_equal_bytes(smoke_run: FinishedRun) -> None:
     """From the registry alone, in a folder of its own; the registry keeps its one version."""
     again = smoke_run.project.pipeline("reproduce", "latest")

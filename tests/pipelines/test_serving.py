@@ -46,7 +46,7 @@ def test_a_server_of_the_evaluated_model_passes(evaluated: tuple[Path, dict[str,
     assert served.difference <= TOLERANCES["float32"] == served.tolerance
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=1)
 def test_a_server_of_other_weights_is_refused(evaluated: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """One matrix of one layer with its signs flipped is enough."""
     folder, stored = evaluated

@@ -89,7 +89,8 @@ def ssh_server(folder: Path) -> Iterator[SSHServer]:
         "Subsystem": "sftp internal-sftp",
     }
     (keys / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
-    Path("/run/sshd").mkdir(exist_ok=True)
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    Path("/run/sshd").chmod(0o755)  # a test may have left a umask that lets the group write, which sshd refuses
     address = f"127.0.0.1:{port}"
     command = [str(SSHD), "-D", "-e", "-f", str(keys / "sshd_config"), "-o", f"ListenAddress={address}"]
     with _running(command, address):

@@ -182,7 +182,7 @@ def test_checkpoints_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert len(stored) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=1)
 def test_pushes_killed_at_random_moments_leave_complete_checkpoints(tmp_path: Path) -> None:
     """Every checkpoint that is listed can be fetched, and the next run pushes as if nothing had happened."""
     chance, started = random.Random(1), time.monotonic()
