@@ -1,4 +1,4 @@
-"""A calculator: exact arithmetic in fractions of any expression of a small grammar, of bounded size."""
+"""A calculator: exact arithmetic with fractions, for expressions of a small grammar and of bounded size."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?|\.\d+)|(\*\*|//|[-+*/%()]))")
 _MAX_CHARACTERS = 500
 _MAX_LINES = 20
 _MAX_BITS = 10_000
-"""Of a numerator or denominator: about 3,000 digits."""
+"""Of a numerator or a denominator, about 3,000 digits."""
 _MAX_DEPTH = 50
 _ACCEPTED = "accepted: numbers, + - * / // % ** and parentheses"
 
@@ -31,11 +31,11 @@ class Calculator(ToolEnvironment):
         lines = [line for line in text.split("\n") if line.strip()]
         if not 0 < len(lines) <= _MAX_LINES:
             raise CallError(f"there are {len(lines)} lines; accepted: 1 to {_MAX_LINES}")
-        return "\n".join(written(value_of(line), self._decimals) for line in lines)
+        return "\n".join(format_number(value_of(line), self._decimals) for line in lines)
 
 
 def value_of(expression: str) -> Fraction:
-    """Return the exact value of an expression; CallError where it has none, or is none of the grammar.
+    """Return the exact value of an expression; CallError where it has no value or does not follow the grammar.
 
     sum: product (("+" | "-") product)*        power: atom ["**" signed]
     product: signed (("*" | "/" | "//" | "%") signed)*        atom: number | "(" sum ")"
@@ -46,8 +46,8 @@ def value_of(expression: str) -> Fraction:
     return _Parser(_tokens(expression)).whole()
 
 
-def written(value: Fraction, decimals: int) -> str:
-    """Return a number as text, exact where its decimals allow; a tiny one in the notation with an exponent."""
+def format_number(value: Fraction, decimals: int) -> str:
+    """Return a number as decimal text, rounded to `decimals`; one that rounds to 0 in scientific notation."""
     if value.denominator == 1:
         return str(value.numerator)
     scaled = round(value * 10**decimals)
@@ -72,7 +72,7 @@ def _tokens(expression: str) -> list[str]:
 
 
 class _Parser:
-    """Computes while it reads, from left to right."""
+    """A recursive-descent parser that evaluates while it reads."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens, self._place, self._depth = tokens, 0, 0
@@ -155,9 +155,9 @@ def _computed(operator: str, left: Fraction, right: Fraction) -> Fraction:
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         raise CallError("an exponent has to be a whole number")
-    if _bits(base) > 1 and abs(exponent) * (_bits(base) - 1) > _MAX_BITS:  # it would be too large to compute
+    if _bits(base) > 1 and abs(exponent) * (_bits(base) - 1) > _MAX_BITS:  # too large to compute
         raise _too_large()
-    if abs(base) in (0, 1):  # of any exponent
+    if abs(base) in (0, 1):  # the exponent may be huge: keep its sign and parity
         exponent = Fraction((exponent > 0) - (exponent < 0)) * (2 - exponent % 2)
     return Fraction(base**exponent.numerator)
 

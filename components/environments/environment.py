@@ -1,9 +1,9 @@
-"""What a policy acts in: the interface of environments, and those that answer calls of one tool.
+"""The interface of environments, and the base class of those that answer calls of one tool.
 
-An environment reads what the model wrote in a turn, and answers. To add a built-in one, write such a class in a file of
-its own here, name it in `BUILT_IN` of worker.py, and its arguments in shared/tools.py; a user's own is any class of
-this kind, named in the params as `package.module:Class`. It lives in a process of its own (worker.py), which has its
-limits: it may hang or crash without harm to others.
+An environment reads what the model wrote in a turn and returns an observation. To add a built-in one, write such a
+class in a file of its own here, name it in `BUILT_IN` of worker.py, and define its arguments in shared/tools.py. A
+user's own environment is any such class, named in the params as `package.module:Class`. Environments run in processes
+of their own, with limits (worker.py): one may hang or crash without harm to others.
 """
 
 from abc import ABC, abstractmethod
@@ -19,27 +19,28 @@ _MAX_NAME_CHARACTERS = 40
 
 @dataclass(frozen=True)
 class Observation:
-    """The answer of an environment to a turn."""
+    """What an environment returns for a turn."""
 
     text: str = ""
     """What the model reads next."""
     done: bool = False
-    """Whether the trajectory ends here; its text is then not read by the model."""
+    """Whether the trajectory ends here; the model does not read the text then."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Parts of the reward of this turn, by name."""
 
 
 class Environment(Protocol):
-    """One trajectory's environment: made with the arguments of its config, and used for that trajectory alone.
+    """The environment of one trajectory: made with the arguments of its config, and used for that trajectory alone.
 
-    It answers the same to the same turns: a trajectory that is continued elsewhere is played again up to there.
+    Must be deterministic: the same turns give the same observations, since turns are replayed where a trajectory is
+    continued in another process. A method `close()` is optional; it is called when the trajectory has ended.
     """
 
     def reset(self, problem: Problem) -> None:
         """Begin a trajectory."""
 
     def step(self, text: str) -> Observation:
-        """Answer what the model wrote in a turn, without its end token."""
+        """Return the observation for what the model wrote in a turn, without its end token."""
 
 
 class ToolEnvironment(ABC):
@@ -60,7 +61,10 @@ class ToolEnvironment(ABC):
     def step(self, text: str) -> Observation:
         """Answer the last call of a turn, or say what is wrong with it."""
         call = find_call(text, self._call_format)
-        return Observation(self._answer(call)) if call else Observation(done=True)
+        if call is None:
+            return Observation(done=True)
+        note = f"Only the last of {call.num_ignored + 1} calls is answered; write one call per turn.\n"
+        return Observation((note if call.num_ignored else "") + self._answer(call))
 
     def _answer(self, call: Call) -> str:
         if call.error:

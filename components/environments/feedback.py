@@ -1,4 +1,4 @@
-"""Feedback: a model whose answer is wrong is told so, and may try again; it is never told the answer."""
+"""Feedback: the model is told that its answer is wrong and may try again; it is never told the right answer."""
 
 from components.environments.environment import Observation
 from components.grading.grade import Verdict, grade
@@ -12,7 +12,7 @@ _NO_ANSWER = "No final answer was found. State it as asked."
 
 
 class Feedback:
-    """Grades every turn as an answer; a right one, or the last try, ends the trajectory."""
+    """Grades every turn as an answer; a right answer or the last try ends the trajectory."""
 
     def __init__(self, config: ToolsConfig) -> None:
         self._arguments = FeedbackArguments.model_validate(config.arguments)
@@ -26,11 +26,11 @@ class Feedback:
         algebra.same_value(r"\sin{x}\cos{x}", r"\frac{\sin{2x}}{2}")
 
     def reset(self, problem: Problem) -> None:
-        """Begin with a problem that nothing was answered to."""
+        """Begin a trajectory."""
         self._problem, self._num_tries = problem, 0
 
     def step(self, text: str) -> Observation:
-        """Say whether the answer is right, and end the trajectory where it is, or where no tries are left."""
+        """Grade the answer; end the trajectory where it is right or no tries are left."""
         problem = self._problem
         grading = grade(problem.answer, text, self._arguments.answer, problem.question)
         self._num_tries += 1

@@ -1,7 +1,7 @@
 """Python: blocks of code that run in the sandbox, one trajectory's as if they were one program.
 
-Nothing of a trajectory stays in a process: its earlier blocks run again before each new one, so its names are there,
-and a trajectory can be continued anywhere.
+No interpreter stays alive between the blocks of a trajectory: the earlier blocks run again before each new one, which
+so sees their names, and a trajectory can be continued in any process.
 """
 
 import re
@@ -13,10 +13,10 @@ from components.shared.problem import Problem
 from components.shared.tools import CallError, PythonArguments, ToolsConfig
 
 _BLOCKS = (Path(__file__).parent / "python_blocks.py").read_text(encoding="utf-8")
-"""What runs inside the sandbox: its text alone gets there."""
+"""The code that runs inside the sandbox, where no module of this package can be imported."""
 _MAX_CODE_CHARACTERS = 20_000
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
-"""In what objects without a text of their own are shown as: it differs each time that a program runs."""
+"""In the default text of objects; it differs each time that a program runs."""
 _CUT = "\n... (cut) ...\n"
 
 

@@ -1,8 +1,8 @@
 """Search in a file of documents by BM25 (Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework").
 
 A document's score is the sum over the words w of the query of idf(w) * f * (k1 + 1) / (f + k1 * (1 - b + b * length /
-mean length)), where f is how often w is in the document and idf(w) = log(1 + (N - n + 0.5) / (n + 0.5)), n of the N
-documents having w. Nothing else counts: no stemming, no stop words, and no chance.
+mean length)), where f is how often w is in the document and idf(w) = log(1 + (N - n + 0.5) / (n + 0.5)), for a word
+that n of the N documents contain. There is no stemming, there are no stop words, and nothing is random.
 """
 
 import math
@@ -55,7 +55,7 @@ class Search(ToolEnvironment):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What is found."""
+    """A document that can be found."""
 
     title: str
     text: str
@@ -67,9 +67,9 @@ class Index:
     def __init__(self, documents: list[Document]) -> None:
         self._documents = documents
         self._numbers: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
-        """Of the documents that have a word, in ascending order."""
+        """Of the documents that contain a word, in ascending order."""
         self._counts: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
-        """How often each of them has it."""
+        """How often each of them contains it."""
         lengths = array("I")
         for number, document in enumerate(documents):
             words = _words(f"{document.title} {document.text}")
@@ -81,7 +81,7 @@ class Index:
         self._norms = array("d", (_K1 * (1 - _B + _B * length / mean) for length in lengths))
 
     def best(self, query: str, number: int) -> list[Document]:
-        """Return the documents with the highest scores, best first, of equal ones the first; only with a word of it."""
+        """Return up to `number` documents with a word of the query, best first; ties in the order of the file."""
         scores: defaultdict[int, float] = defaultdict(float)
         for word in sorted(set(_words(query))):
             numbers = self._numbers.get(word, ())
@@ -94,7 +94,7 @@ class Index:
 
 @cache
 def read_index(file: str) -> Index:
-    """Return the documents of a file of JSON lines; PipelineError where it has none, or a line is no document."""
+    """Return the documents of a file of JSON lines; PipelineError where it has none or a line is no document."""
     try:
         documents = [_document(row, f"{file}:{number}") for number, row in jsonl.read_rows(Path(file))]
     except PipelineError as error:

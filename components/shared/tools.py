@@ -1,9 +1,10 @@
-"""Tools that a model may use while it answers: which environment it acts in, and how it writes calls."""
+"""Tools that a model may use while it answers: the config of its environment, and calls as models write them."""
 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -24,9 +25,12 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
 _ACCEPTED = f'Write {{"name": NAME, "arguments": {{...}}}} between {_OPEN} and {_CLOSE}.'
 _LABEL_IS_MISSING = "A block that calls a tool begins with three backticks and the name of the tool."
-_OUTPUT = re.compile(rf"((?<=\n{FENCE}\n){FENCE}{OUTPUT}\n(?:.*?\n)??{FENCE}(?:\n|\Z))", re.DOTALL)
+_OUTPUT = re.compile(rf"(?<=\n{FENCE}\n)({FENCE}`*){OUTPUT}\n(?:.*?\n)??\1(?:\n|\Z)", re.DOTALL)
+_FENCES = re.compile(rf"^{FENCE}`*", re.MULTILINE)
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
 _MAX_SHOWN_CHARACTERS = 200
+_MAX_EXACT = 2**53
+"""Beyond it, not every whole number is a float."""
 
 
 class CalculatorArguments(Config):
@@ -149,7 +153,8 @@ class ToolsConfig(Config):
     environment: str = Field(min_length=1)
     """`calculator`, `python`, `search`, `feedback`, or `package.module:Class` for an own one."""
     arguments: dict[str, Any] = Field(default_factory=dict, validate_default=True)
-    """Arguments of the environment, by name."""
+    """Arguments of the environment, by name. One that is null in a params file has its default; a whole number reaches
+    an own environment as an int, such as 2.0 as 2."""
     call_format: CallFormat | None = None
     """How a call is written. `fenced`: a fenced block of code, answered by a fenced block in the same message;
     `tool_call`: JSON between `<tool_call>` and `</tool_call>`, answered by a message of the tool (Hermes, Qwen);
@@ -158,16 +163,17 @@ class ToolsConfig(Config):
     functions: list[Function] = Field(default_factory=list)
     """Functions of an own environment that the chat template shows to the model with `tool_call`; the built-in ones
     show theirs."""
-    max_turns: int = Field(4, gt=0)
-    """Turns of the model after which a trajectory is truncated."""
+    max_turns: int = 4
+    """Turns of the model after which a trajectory is truncated; at least 2."""
     max_observation_tokens: int = Field(256, gt=0)
     """Tokens of one answer of the environment; what is longer is cut."""
     timeout_s: Annotated[float, Operational] = Field(30.0, gt=0)
     """Time for one answer of the environment, after which the trajectory has failed."""
     memory_gib: Annotated[float, Operational] = Field(4.0, gt=0)
-    """Address space of one process of environments."""
+    """Address space of one process of environments. A step that exceeds it beside other trajectories is tried again
+    alone; only there it fails."""
     num_workers: Annotated[int | None, Operational] = Field(None, gt=0)
-    """Processes in which environments run; null for as many as there are processor cores."""
+    """Processes in which environments run, per training process; null for its share of the processor cores."""
 
     @field_validator("environment")
     @classmethod
@@ -181,15 +187,22 @@ class ToolsConfig(Config):
     def _arguments_are_accepted(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         accepted = ARGUMENTS.get(info.data.get("environment", ""))
         if accepted is None:
-            return arguments
+            return {name: _with_ints(value) for name, value in arguments.items()}
         names = list(accepted.model_fields)
         if unknown := [name for name in arguments if name not in names]:
             message = f"no such argument of {info.data['environment']}; accepted: {', '.join(names)}"
             error = PydanticCustomError("value_error", message)
             details = InitErrorDetails(type=error, loc=(unknown[0],), input={})
             raise ValidationError.from_exception_data("arguments", [details])
-        # Kubeflow hands on whole numbers as 3.0.
+        # Kubeflow passes whole numbers as 3.0.
         return accepted.model_validate(arguments).model_dump(mode="json", exclude_unset=True)
+
+    @field_validator("max_turns")
+    @classmethod
+    def _has_a_turn_after_an_observation(cls, max_turns: int) -> int:
+        if max_turns < 2:
+            raise ValueError("has to be at least 2: in a single turn the model would never read an observation")
+        return max_turns
 
     @model_validator(mode="after")
     def _fits_the_environment(self) -> "ToolsConfig":
@@ -197,7 +210,7 @@ class ToolsConfig(Config):
             raise ValueError(f"functions: {self.environment} has its own; leave them out")
         if self.environment == "feedback":
             if self.call_format not in (None, "message"):
-                raise ValueError("call_format: feedback knows no calls; accepted: message, null")
+                raise ValueError("call_format: feedback does not use tool calls; set message or remove the key")
             if FeedbackArguments.model_validate(self.arguments).num_tries > self.max_turns:
                 raise ValueError("arguments.num_tries: is more than max_turns")
         elif self.call_format == "message" and self.environment in ARGUMENTS:
@@ -224,7 +237,7 @@ def is_own(environment: str) -> bool:
 
 
 def environment_materials(tools: ToolsConfig | None) -> dict[str, Material]:
-    """Return the files that decide what an environment answers, beside its config: an own class's and a built-in's."""
+    """Return the files that decide what an environment answers, beside its config: its module or its documents."""
     if tools is None:
         return {}
     files = {str(tools.arguments["file"]): tools.arguments["file"]} if tools.environment == "search" else {}
@@ -235,10 +248,27 @@ def environment_materials(tools: ToolsConfig | None) -> dict[str, Material]:
 
 
 def _file_of(environment: str) -> str | None:
+    """Return the file of an own environment's module, which is not imported; None where it is not found."""
+    package, *names = environment.partition(":")[0].split(".")
     try:
-        return getattr(find_spec(environment.partition(":")[0]), "origin", None)
-    except Exception:  # from the user's package, which this imports; making the environment says what is wrong
-        return None
+        spec = find_spec(package)
+    except ValueError:  # such as `__main__`
+        spec = None
+    spec = spec or PathFinder.find_spec(package, [str(Path.cwd())])
+    for name in names:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{name}", list(spec.submodule_search_locations))
+    return spec.origin if spec else None
+
+
+def _with_ints(value: Any) -> Any:
+    """Return a JSON value with an int for each whole number: Kubeflow passes 3 as 3.0."""
+    if isinstance(value, dict):
+        return {name: _with_ints(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_ints(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT else value
 
 
 class CallError(ValueError):
@@ -247,16 +277,18 @@ class CallError(ValueError):
 
 @dataclass(frozen=True)
 class Call:
-    """What a model asks of a tool."""
+    """A call of a tool, as a model wrote it."""
 
     name: str
     """Of the function, or the label of the fenced block."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Of a call in JSON."""
+    """Of the call, where it is in JSON."""
     block: str | None = None
-    """The text of a fenced block."""
+    """The text of the fenced block, where it is one."""
     error: str = ""
     """What is wrong with the way it is written, for the model; empty where it can be read."""
+    num_ignored: int = 0
+    """Earlier calls in the same turn, which are not answered."""
 
     def text(self, argument: str) -> str:
         """Return the fenced block, or the argument of that name; CallError where the call has neither, or no text."""
@@ -269,22 +301,25 @@ class Call:
 
 
 def find_call(text: str, call_format: CallFormat | None) -> Call | None:
-    """Return the last call of a turn; None where it has none. What stands in a thought, closed or not, calls nothing.
+    """Return the last call of a turn; None where it has none. Calls inside <think> are ignored.
 
-    A fenced block calls where nothing follows it. A call that cannot be read says what is wrong with it. Without a
-    format both kinds of calls are found.
+    A fenced block is a call where nothing follows it. A call that cannot be read has an `error`. Without a format both
+    kinds of calls are found.
     """
-    said = text.rpartition(_END_OF_THOUGHT)[2]
-    if _THOUGHT in said:
+    answer = text.rpartition(_END_OF_THOUGHT)[2]
+    if _THOUGHT in answer:
         return None
-    call = _json_call(said) if call_format in ("tool_call", None) else None
-    return _fenced_call(said) if call is None and call_format in ("fenced", None) else call
+    call = _json_call(answer) if call_format in ("tool_call", None) else None
+    return _fenced_call(answer) if call is None and call_format in ("fenced", None) else call
 
 
-def _json_call(said: str) -> Call | None:
-    _, mark, rest = said.rpartition(_OPEN)
-    if not mark:
-        return None
+def _json_call(answer: str) -> Call | None:
+    _, *calls = answer.split(_OPEN)
+    return replace(_read_json_call(calls[-1]), num_ignored=len(calls) - 1) if calls else None
+
+
+def _read_json_call(rest: str) -> Call:
+    """Return the call at the beginning of the text that follows its opening tag."""
     content, is_closed, _ = rest.partition(_CLOSE)
     if not is_closed:
         return Call("", error=f"The call does not end with {_CLOSE}. {_ACCEPTED}")
@@ -299,8 +334,8 @@ def _json_call(said: str) -> Call | None:
     return Call("", error=f'The call needs a "name" that is text and "arguments" that are an object. {_ACCEPTED}')
 
 
-def _fenced_call(said: str) -> Call | None:
-    lines = said.rstrip().split("\n")
+def _fenced_call(answer: str) -> Call | None:
+    lines = answer.rstrip().split("\n")
     opening, blocks = None, []
     for number, line in enumerate(lines):
         if opening is None and line.startswith(FENCE):
@@ -318,19 +353,27 @@ def _fenced_call(said: str) -> Call | None:
 
 
 def as_fenced_output(text: str) -> str:
-    """Return the fenced block with which an environment answers a fenced call."""
-    return f"{FENCE}{OUTPUT}\n{text}\n{FENCE}\n"
+    """Return the fenced block with which an environment answers a fenced call.
+
+    Its fence is longer than those with which lines of the text begin.
+    """
+    fence = max((f"{inner}`" for inner in _FENCES.findall(text)), key=len, default=FENCE)
+    return f"{fence}{OUTPUT}\n{text}\n{fence}\n"
 
 
 def split_outputs(text: str) -> list[tuple[str, bool]]:
     """Return a worked solution as parts, each with whether an environment wrote it: the output after a fenced call."""
-    parts = [(part, number % 2 == 1) for number, part in enumerate(_OUTPUT.split(text))]
-    return [(part, is_output) for part, is_output in parts if part]
+    parts, start = [], 0
+    for output in _OUTPUT.finditer(text):
+        parts += [(text[start : output.start()], False), (output[0], True)]
+        start = output.end()
+    return [(part, is_output) for part, is_output in (*parts, (text[start:], False)) if part]
 
 
 def output_text(block: str) -> str:
     """Return what is between the fences of a block of output."""
-    return block.partition("\n")[2].rstrip("\n").removesuffix(FENCE).removesuffix("\n")
+    opening, _, rest = block.partition("\n")
+    return rest.rstrip("\n").removesuffix(opening.removesuffix(OUTPUT)).removesuffix("\n")
 
 
 def as_tool_call(turn: str, functions: Mapping[str, Function]) -> str:

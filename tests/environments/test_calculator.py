@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.environments.calculator import Calculator, value_of, written
+from components.environments.calculator import Calculator, format_number, value_of
 from components.environments.environment import Observation
 from components.shared.tools import CallError, ToolsConfig
 from tests import tiny
@@ -110,7 +110,7 @@ def test_whole_numbers_have_the_value_that_python_gives_them(expression: str) ->
 @given(st.fractions(max_denominator=10**6), st.integers(0, 12))
 def test_a_number_is_written_to_its_last_decimal(value: Fraction, decimals: int) -> None:
     """No further from it than half of that."""
-    assert abs(Fraction(written(value, decimals)) - value) <= Fraction(1, 2 * 10**decimals)
+    assert abs(Fraction(format_number(value, decimals)) - value) <= Fraction(1, 2 * 10**decimals)
 
 
 def test_a_turn_without_a_call_ends_the_trajectory() -> None:
@@ -137,3 +137,10 @@ def test_calls_in_json_are_answered() -> None:
     assert calculator.step(call % "expression").text == "42"
     assert calculator.step(call % "x").text == 'Error: `calculator` takes one argument, the text "expression".'
     assert calculator.step("```calculator\n6*7\n```").done
+
+
+def test_a_turn_with_several_calls_says_that_one_is_answered() -> None:
+    """The last one."""
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "%s"}}\n</tool_call>'
+    text = _calculator("tool_call").step("\n".join(call % expression for expression in ("1+1", "2+2", "6*7"))).text
+    assert text == "Only the last of 3 calls is answered; write one call per turn.\n42"

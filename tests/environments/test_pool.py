@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from components.environments.pool import Answer, Environments, environment_error
 from components.shared.errors import PipelineError
 from components.shared.tools import ToolsConfig
 from tests import tiny
-from tests.grading.processes import children, is_gone, wait_until, workers
+from tests.grading.processes import children, is_gone, wait_until
 
 ROOT = Path(__file__).parents[2]
 QUESTION = tiny.PROBLEMS[0].question
@@ -52,15 +53,15 @@ def test_each_trajectory_has_an_environment_of_its_own() -> None:
 
 
 def test_a_trajectory_is_continued_after_its_past_turns() -> None:
-    """As a run that is resumed does; the past is played again, once."""
+    """As a run that is resumed does; the past is replayed, once."""
     with Environments(_config("Counting")) as environments:
         episode = environments.begin(tiny.PROBLEMS[0], past=["a", "b"])
         assert episode.step("c").result() == _answered("c", 3)
         assert episode.step("d").result() == _answered("d", 4)
 
 
-def test_turns_are_not_played_again_where_the_process_lives(tmp_path: Path) -> None:
-    """An environment is asked each turn once."""
+def test_turns_are_not_replayed_where_the_process_lives(tmp_path: Path) -> None:
+    """Each turn reaches its environment once."""
     notes = tmp_path / "notes"
     with Environments(_config("Noted", arguments={"file": str(notes)})) as environments:
         episodes = [environments.begin(tiny.problem(number)) for number in range(10)]
@@ -75,9 +76,12 @@ def test_turns_are_not_played_again_where_the_process_lives(tmp_path: Path) -> N
     [
         ("exit", "its process ended with exit code 3"),
         ("crash", "its process ended by signal 11"),
-        ("kill", "its process was killed, as by the kernel for want of memory, or broken 3 times"),
+        ("kill", "its worker process was killed (for example by the OOM killer), or sent what is no reply, 3 times"),
         ("close", "its process"),
-        ("write", "its process was killed, as by the kernel for want of memory, or broken 3 times"),
+        ("write", "its worker process was killed (for example by the OOM killer), or sent what is no reply, 3 times"),
+        ("heartbeats", "its worker process was killed (for example"),
+        ("address", "raised LookupError: <object object at 0x...> (own.py, line "),
+        ("object", "step returned <object object at 0x...>, where an Observation is expected"),
         ("raise", "raised LookupError: no such (own.py, line "),
         ("quit", "raised SystemExit: done (own.py, line "),
         ("interrupt", "raised KeyboardInterrupt (own.py, line "),
@@ -144,26 +148,141 @@ def test_a_process_that_forks_confuses_no_trajectory() -> None:
             assert [future.result() for future in futures] == [_answered("a", turn)] * 9
 
 
-def test_what_an_environment_has_started_ends_with_its_process() -> None:
-    """Where the pool is closed."""
+def test_turns_that_fork_are_replayed() -> None:
+    """Each of them is counted once."""
     with Environments(_config("Hostile")) as environments:
-        process = int(environments.begin(tiny.PROBLEMS[0]).step("start").result().observation.text)
+        episodes = [environments.begin(tiny.PROBLEMS[0], past=["fork", "a", "b"]) for _ in range(20)]
+        assert [episode.step("c").result() for episode in episodes] == [_answered("c", 3)] * 20
+
+
+def _fork_server() -> int:
+    """The process that workers are forked from."""
+    (server,) = (child for child in children() if children(child))
+    return server
+
+
+def _workers() -> set[int]:
+    """The processes that have environments; each is the child of its supervisor."""
+    return {worker for supervisor in children(_fork_server()) for worker in children(supervisor)}
+
+
+@pytest.mark.parametrize("turn", ["start", "session", "daemon"])
+@pytest.mark.parametrize("end", ["close", "crash", "hang", "kill", "kill the supervisor", "kill the fork server"])
+def test_what_an_environment_has_started_ends_with_its_process(turn: str, end: str) -> None:
+    """In whatever session it runs, and nothing of another process of environments."""
+    with Environments(_config("Hostile", timeout_s=4.0)) as environments:
+        episodes = [environments.begin(tiny.PROBLEMS[0]) for _ in range(2)]
+        futures = [episode.step(turn) for episode in episodes]
+        process, other = [int(future.result().observation.text) for future in futures]
         assert not is_gone(process)
-    wait_until(lambda: is_gone(process))
+        (supervisor,) = (each for each in children(_fork_server()) if process in _descendants(each))
+        shared = other in _descendants(supervisor)
+        if end.startswith("kill the"):
+            os.kill(supervisor if end == "kill the supervisor" else _fork_server(), signal.SIGKILL)
+        elif end != "close":
+            episodes[0].step(end).result()
+        if end != "close":
+            wait_until(lambda: is_gone(process))
+        if end == "kill the fork server":
+            wait_until(lambda: is_gone(other))
+        elif end in ("crash", "hang", "kill the supervisor"):
+            assert is_gone(other) == shared
+    assert is_gone(process)
+    assert is_gone(other)
 
 
-@pytest.mark.parametrize("killed", ["worker", "origin"])
-def test_a_killed_process_costs_no_trajectory(killed: str) -> None:
-    """Its trajectories are played again elsewhere."""
-    with Environments(_config("Counting")) as environments:
-        before = children()
-        episodes = [environments.begin(tiny.PROBLEMS[0]) for _ in range(8)]
+def _descendants(process: int) -> set[int]:
+    return {each for child in children(process) for each in (child, *_descendants(child))}
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+@pytest.mark.parametrize("killed", ["worker", "fork server"])
+def test_a_killed_process_costs_no_trajectory(killed: str, state: str) -> None:
+    """Its trajectories are replayed elsewhere, whether their steps are being answered or wait."""
+    with Environments(_config("Slow", num_workers=4)) as environments:
+        episodes = [environments.begin(tiny.PROBLEMS[0]) for _ in range(24)]
         for future in [episode.step("a") for episode in episodes]:
             future.result()
-        (origin,) = (child for child in before if workers() & children(child))
-        for process in [origin] if killed == "origin" else children(origin):
-            os.kill(process, signal.SIGKILL)
-        assert [future.result() for future in [episode.step("b") for episode in episodes]] == [_answered("b", 2)] * 8
+        episodes += [environments.begin(tiny.PROBLEMS[0], past=["a"]) for _ in range(8)]
+        futures = [episode.step("slow b") for episode in episodes] if state == "busy" else []
+        for _ in range(2 if state == "busy" else 1):
+            time.sleep(0.2)  # what was killed before is gone by then
+            wait_until(lambda: any(children(child) for child in children()))
+            for process in [_fork_server()] if killed == "fork server" else _workers():
+                os.kill(process, signal.SIGKILL)
+        futures = futures or [episode.step("slow b") for episode in episodes]
+        assert [future.result() for future in futures] == [_answered("slow b", 2)] * len(episodes)
+
+
+@pytest.mark.parametrize("turn", ["memory", "map", "abort"])
+def test_a_step_that_lacks_memory_beside_others_is_tried_again_alone(turn: str) -> None:
+    """Whether it fails does not depend on what else its process has."""
+    with Environments(_config("Crowded", num_workers=2)) as environments:
+        episodes = [environments.begin(tiny.PROBLEMS[0]) for _ in range(8)]
+        for number in (1, 2, 3):
+            futures = [episode.step("a" if number % 2 else turn) for episode in episodes]
+            expected = _answered("a" if number % 2 else turn, number)
+            assert [future.result() for future in futures] == [expected] * 8
+
+
+def test_each_turn_that_is_replayed_has_its_time() -> None:
+    """A long trajectory takes longer than a step may."""
+    with Environments(_config("Slow", timeout_s=1.4)) as environments:
+        episode = environments.begin(tiny.PROBLEMS[0], past=["slow"] * 5)
+        assert episode.step("a").result() == _answered("a", 6)
+
+
+def test_environments_are_closed_with_their_trajectories(tmp_path: Path) -> None:
+    """At once, whether or not other steps follow, and where one has failed."""
+    notes = tmp_path / "notes"
+    with Environments(_config("Closing", arguments={"file": str(notes)})) as environments:
+        notes.write_text("", encoding="utf-8")  # one was made as a trial
+        episodes = [environments.begin(tiny.problem(number)) for number in range(10)]
+        for future in [episode.step("a") for episode in episodes]:
+            future.result()
+        assert episodes[0].step("fail").result().failure
+        assert len(notes.read_text(encoding="utf-8").splitlines()) == 1
+        for episode in episodes:
+            episode.close()
+        wait_until(lambda: len(notes.read_text(encoding="utf-8").splitlines()) == 10)
+
+
+def test_an_environment_that_cannot_be_closed_costs_no_trajectory(tmp_path: Path) -> None:
+    """Its process is ended after a while."""
+    with Environments(
+        _config("Closing", num_workers=1, timeout_s=1.0, arguments={"file": str(tmp_path / "notes")})
+    ) as environments:
+        hanging, *others = (environments.begin(tiny.PROBLEMS[0]) for _ in range(3))
+        for future in [hanging.step("hang"), *(other.step("a") for other in others)]:
+            future.result()
+        hanging.close()
+        assert [other.step("b").result() for other in others] == [_answered("b", 2)] * 2
+
+
+def test_an_environment_is_found_in_the_folder_of_the_command(tmp_path: Path) -> None:
+    """As by a command that is installed, whose folder is first in the path."""
+    code = """
+from components.environments.environment import Observation
+class Here:
+    def reset(self, problem): pass
+    def step(self, text): return Observation("here")
+"""
+    (tmp_path / "in_this_folder.py").write_text(code, encoding="utf-8")
+    script = """
+from components.environments.pool import Environments
+from components.shared.problem import Problem, Split
+from components.shared.tools import ToolsConfig, environment_materials
+texts = dict.fromkeys(("id", "source", "question", "solution", "answer", "subject"), "1")
+config = ToolsConfig(environment="in_this_folder:Here", num_workers=1)
+with Environments(config) as environments:
+    episode = environments.begin(Problem(**texts, split=Split.TRAIN, level=None))
+    print(episode.step("a").result().observation.text, *environment_materials(config))
+"""
+    for options in ([], ["-P"]):
+        command = [sys.executable, *options, "-c", script]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        printed = subprocess.check_output(command, text=True, cwd=tmp_path, env=environment)
+        assert printed == "here in_this_folder:Here\n"
 
 
 def test_steps_without_an_answer_fail_where_the_pool_is_closed() -> None:
@@ -188,7 +307,8 @@ from tests import tiny
 if __name__ == "__main__":
     environments = Environments(ToolsConfig(environment="tests.environments.own:Hostile", num_workers=2))
     episodes = [environments.begin(tiny.PROBLEMS[0]) for _ in range(2)]
-    numbers = [episode.step("pid").result().observation.text.split()[-1] for episode in episodes]
+    turns = [episode.step(turn).result() for turn in ("pid", "daemon") for episode in episodes]
+    numbers = [turn.observation.text.split()[-1] for turn in turns]
     waiting = [episode.step("spin") for episode in episodes]
     print(*numbers, flush=True)
     time.sleep(1000)
@@ -198,10 +318,10 @@ if __name__ == "__main__":
     ) as process:
         assert process.stdout is not None
         numbers = [int(number) for number in process.stdout.readline().split()]
-        assert len(numbers) == 2
-        (origin,) = children(process.pid)
+        assert len(numbers) == 4
+        (server,) = children(process.pid)
         process.kill()
-    for number in (origin, *numbers):
+    for number in (server, *numbers):
         wait_until(lambda number=number: is_gone(number))  # type: ignore[misc]
 
 
@@ -218,6 +338,32 @@ if __name__ == "__main__":
             {"rewrd": 1},
             "arguments.rewrd: no such argument; accepted: reward",
         ),
+        (
+            "tests.environments.own:NeedsSize",
+            {"size": 0},
+            r"arguments: .*:NeedsSize cannot be made with them: raised ValueError: size is 0 \(own.py, line",
+        ),
+        (
+            "tests.environments.own:NeedsSize",
+            {"size": "a"},
+            "arguments: .* cannot be made with them: raised TypeError: ",
+        ),
+        ("tests.environments.own:NeedsSize", {"size": 10}, "memory_gib: 4 GiB do not suffice for one environment; set"),
+        (
+            "tests.environments.own:NeedsSize",
+            {"size": 200},
+            "environment: .* ended its process with exit code 4; set a",
+        ),
+        (
+            "tests.environments.own:StepWithoutText",
+            {},
+            "environment: .* its method `step` has to take one argument, `text`",
+        ),
+        (
+            "tests.environments.own:ResetWithSeed",
+            {},
+            "environment: .* its method `reset` has to take one argument, `prob",
+        ),
         ("tests.environments.own_exit:Any", {}, "environment: its import ended the process of environments"),
     ],
 )
@@ -227,6 +373,21 @@ def test_an_environment_that_cannot_be_made_is_named(name: str, arguments: dict[
     with pytest.raises(PipelineError, match=rf"train_sft\.model\.tools\.{message}"):
         Environments(config)
     assert str(environment_error(config, used_here=False)).startswith("train_sft.model.tools.")
+
+
+def test_too_little_memory_is_an_error_before_anything_is_trained() -> None:
+    """Also for a built-in environment, which needs little."""
+    with pytest.raises(
+        PipelineError, match=r"tools\.memory_gib: 0\.01 GiB do not suffice for one environment; set more"
+    ):
+        Environments(ToolsConfig(environment="calculator", memory_gib=0.01))
+    Environments(ToolsConfig(environment="calculator", memory_gib=0.5)).close()
+
+
+def test_a_missing_file_is_an_error_only_where_the_environment_is_used() -> None:
+    """The machine that trains may have it."""
+    assert environment_error(_config("NeedsFile"), used_here=False) is None
+    assert "raised FileNotFoundError" in str(environment_error(_config("NeedsFile"), used_here=True))
 
 
 def test_a_missing_package_is_an_error_only_where_the_environment_is_used() -> None:

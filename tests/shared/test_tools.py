@@ -1,5 +1,6 @@
 """Tools: the keys that choose an environment, and calls as models write them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from components.shared.tools import (
     Function,
     FunctionArgument,
     ToolsConfig,
+    as_fenced_output,
     as_tool_call,
     environment_materials,
     find_call,
@@ -69,7 +71,7 @@ def test_the_last_call_in_json_is_found() -> None:
     first = '{"name": "search", "arguments": {"query": "a"}}'
     last = '{"name": "calculator", "arguments": {"expression": "37*48"}}'
     expected = Call("calculator", {"expression": "37*48"})
-    assert find_call(_json(first) + _json(last) + "\nSo.", "tool_call") == expected
+    assert find_call(_json(first) + _json(last) + "\nSo.", "tool_call") == replace(expected, num_ignored=1)
     assert find_call(f"<think>{_json(first)}</think>{_json(last)}", "tool_call") == expected
     assert find_call(f"<think>{_json(first)}</think>#### 3", "tool_call") is None
     assert find_call(f"<think>a</think><think>{_json(first)}", "tool_call") is None
@@ -126,6 +128,15 @@ def test_a_solution_is_split_at_the_output_of_its_calls() -> None:
     assert split_outputs("") == []
 
 
+@pytest.mark.parametrize("text", ["a\n```\nb", "```", "```python\n1\n```\n", "````\na\n````", "", "a ``` b"])
+def test_an_output_may_have_fences_of_its_own(text: str) -> None:
+    """All of it is the environment's, and none of what the model writes next."""
+    block = as_fenced_output(text)
+    solution = FENCED + block + "#### 1\n```\n"
+    assert split_outputs(solution) == [(FENCED, False), (block, True), ("#### 1\n```\n", False)]
+    assert output_text(block) == text
+
+
 def test_a_fenced_call_is_written_in_json() -> None:
     """With the block as the first argument of its function."""
     functions = ToolsConfig(environment="calculator").known_functions
@@ -177,15 +188,20 @@ def test_a_function_is_shown_as_a_json_schema() -> None:
         ),
         (
             {"environment": "feedback", "call_format": "fenced"},
-            "model.tools: call_format: feedback knows no calls; accepted: message, null",
+            "model.tools: call_format: feedback does not use tool calls; set message or remove the key",
         ),
         (
             {"environment": "calculator", "call_format": "message"},
             "model.tools: call_format: calculator answers calls; accepted: fenced, tool_call, null",
         ),
         (
-            {"environment": "feedback", "max_turns": 1},
+            {"environment": "feedback", "max_turns": 2, "arguments": {"num_tries": 3}},
             "model.tools: arguments.num_tries: is more than max_turns",
+        ),
+        (
+            {"environment": "calculator", "max_turns": 1},
+            "model.tools.max_turns: has to be at least 2: in a single turn the model would never read an observation, "
+            "got 1",
         ),
         (
             {"environment": "calculator", "call_format": "tool_call"},
@@ -210,6 +226,14 @@ def test_an_own_environment_has_its_own_arguments_and_functions() -> None:
     assert repr(whole.arguments) == "{'max_calls': 3}"
 
 
+def test_whole_numbers_reach_an_own_environment_as_ints() -> None:
+    """Kubeflow passes all numbers as floats; in lists and objects too."""
+    arguments = {"size": 3.0, "sizes": [1.0, {"x": 2.0}], "rate": 0.5, "most": 1e300, "flag": True, "none": None}
+    tools = ToolsConfig(environment="games.maze:Maze", arguments=arguments)
+    expected = {"flag": True, "most": 1e300, "none": None, "rate": 0.5, "size": 3, "sizes": [1, {"x": 2}]}
+    assert repr(tools.arguments) == repr(expected)
+
+
 def test_lineage_has_the_files_that_decide_what_an_environment_answers(tmp_path: Path) -> None:
     """Of an own class its module, of a search its documents; nothing for what is not there."""
     documents = tmp_path / "documents.jsonl"
@@ -220,5 +244,11 @@ def test_lineage_has_the_files_that_decide_what_an_environment_answers(tmp_path:
     own = environment_materials(ToolsConfig(environment="tests.environments.own:Counting"))
     assert list(own) == ["tests.environments.own:Counting"]
     documents.unlink()
-    for tools in (search, ToolsConfig(environment="no_such.module:Any"), ToolsConfig(environment="calculator"), None):
+    own_names = ("no_such.module:Any", "tests.no_such:Any", "tests.environments.own.no_such:Any")
+    for tools in (
+        search,
+        *(ToolsConfig(environment=name) for name in own_names),
+        ToolsConfig(environment="calculator"),
+        None,
+    ):
         assert environment_materials(tools) == {}
