@@ -1,9 +1,13 @@
 """Measures the models of a run, or one that is of none: the stage as it is declared; the work is in worker.py."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from components.evaluate.config import EvaluateConfig
+from components.shared import jsonl
+from components.shared.lineage import Material
 from components.shared.stage import Stage
+from components.shared.tools import ToolsConfig, environment_materials
 
 
 def evaluate(config: EvaluateConfig, **folders: Path) -> dict[str, float]:
@@ -21,6 +25,13 @@ def evaluate_model(config: EvaluateConfig, **folders: Path) -> dict[str, float]:
     return evaluate_model(config, **folders)
 
 
+def _environment(config: EvaluateConfig, outputs: Mapping[str, Path]) -> dict[str, Material]:
+    """The files of the environment in which the models answered, which a model may have brought with it."""
+    scores = next(outputs["evaluation"].rglob("scores.json"))
+    tools = jsonl.read_json(scores)["protocol"]["tools"]
+    return environment_materials(ToolsConfig.model_validate(tools) if tools else None)
+
+
 STAGE = Stage(
     name="evaluate",
     function=evaluate,
@@ -28,6 +39,8 @@ STAGE = Stage(
     inputs=("base_model", "reference", "policy", "problems"),
     outputs=("evaluation",),
     has_work=True,
+    sources=lambda config: environment_materials(config.tools),
+    materials=_environment,
 )
 MODEL_STAGE = Stage(
     name="evaluate",
@@ -36,5 +49,7 @@ MODEL_STAGE = Stage(
     inputs=("model", "problems"),
     outputs=("evaluation",),
     has_work=True,
+    sources=lambda config: environment_materials(config.tools),
+    materials=_environment,
 )
 """The same of one model, which need not be of a run."""

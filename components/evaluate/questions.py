@@ -24,8 +24,9 @@ from components.shared.config import validate, without_operational
 from components.shared.errors import PipelineError, explain_out_of_memory
 from components.shared.model import PIPELINE_FILE, ChatConfig, ModelConfig, context_tokens_of
 from components.shared.problem import Problem, draw, problems_file, read_problems
+from components.shared.tools import ToolsConfig
 
-_SECTION = "evaluate"
+_SECTION, _TOOLS_OF_TRAINING = "evaluate", "train_sft.model.tools"
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,7 @@ def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Ch
             )
         if config.tools is None:
             return checkpoint  # its own limits were checked with the params
-        checkpoint = _with(checkpoint, {"tools": config.tools})
-        _require_room(checkpoint, config, questions, name=str(model))
-        return checkpoint
+        return _with_room(_with(checkpoint, {"tools": config.tools}), config, questions, name=str(model))
     if protocol.chat and not checkpoint.tokenizer.chat_template:
         plain = ", ".join(name for name, each in PROTOCOLS.items() if each.prompt and not each.chat)
         raise PipelineError(f"model {model}: its tokenizer has no chat template; protocols without chat: {plain}")
@@ -100,32 +99,51 @@ def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Ch
         "thinking": thinking,
         "tools": config.tools or protocol.tools,
     }
-    checkpoint = _with(checkpoint, changes)
-    _require_room(checkpoint, config, questions, name=str(model))
-    return checkpoint
+    return _with_room(_with(checkpoint, changes), config, questions, name=str(model))
+
+
+def own_tools(model: Path, config: EvaluateConfig) -> ToolsConfig | None:
+    """Return the environment that a model brings with it; None where it has none, or is asked with another or none."""
+    path = model / PIPELINE_FILE
+    if config.tools or PROTOCOLS[config.protocol].prompt is not None or not path.is_file():
+        return None
+    tools = jsonl.read_json(path).get("tools")
+    return ToolsConfig.model_validate(tools) if tools else None
 
 
 def _with(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Checkpoint:
     """The checkpoint asked in another way; PipelineError where that contradicts itself or the chat template."""
     values = {**checkpoint.config.model_dump(), **changes}
     asked = replace(checkpoint, config=validate(ModelConfig, values, name=_SECTION))
-    _ = asked.format.call_format
+    try:
+        asked.require_observations()
+    except PipelineError as error:
+        raise PipelineError(str(error).replace(_TOOLS_OF_TRAINING, f"{_SECTION}.tools")) from None
     return asked
 
 
-def _require_room(checkpoint: Checkpoint, config: EvaluateConfig, questions: Questions, *, name: str) -> None:
-    """Raise PipelineError if a prompt and its answer may have more tokens than the model reads."""
+def _with_room(checkpoint: Checkpoint, config: EvaluateConfig, questions: Questions, *, name: str) -> Checkpoint:
+    """The checkpoint; PipelineError if a prompt and its answer may have more tokens than the model reads."""
     limit = context_tokens_of(checkpoint.model.config.to_dict())
     longest, read = _longest_prompt(checkpoint, questions.problems), checkpoint.config.max_environment_tokens
     if limit is not None and longest + config.max_new_tokens + read > limit:
-        room = limit - longest - read
-        shorter = f"set {_SECTION}.tools with fewer max_turns or max_observation_tokens" if read else ""
-        remedy = f"lower {_SECTION}.max_new_tokens to {room:,}" if room > 0 else shorter or "no answer fits beside it"
         raise PipelineError(
             f"model {name}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {longest:,}, "
             + (f"what its environment answers {read:,}, " if read else "")
-            + f"and its answer {config.max_new_tokens:,}: {remedy}"
+            + f"and its answer {config.max_new_tokens:,}: {_shorter(checkpoint.config.tools, config, limit - longest)}"
         )
+    return checkpoint
+
+
+def _shorter(tools: ToolsConfig | None, config: EvaluateConfig, room: int) -> str:
+    """What to lower so that an answer fits into so many tokens, what takes the most of them first."""
+    read, key = (tools.max_environment_tokens if tools else 0), f"{_SECTION}.max_new_tokens"
+    sampled = f"lower {key} to {room - read:,}" if room > read else ""
+    if tools is None or read <= config.max_new_tokens:
+        return sampled or "no answer fits beside it"
+    most = max(0, room - config.max_new_tokens) // (tools.max_turns - 1)
+    observed = f"{_SECTION}.tools.max_observation_tokens" + (f" to {most:,}" if most else "")
+    return f"lower {observed} or {_SECTION}.tools.max_turns" + (f", or {sampled}" if sampled else "")
 
 
 def _longest_prompt(checkpoint: Checkpoint, problems: Sequence[Problem]) -> int:

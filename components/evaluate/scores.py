@@ -44,11 +44,9 @@ def scores(records: Records, *, num_samples: int, temperature: float) -> dict[st
         "maj_at_k": _table(sampled, partial(_at_k, estimate=_maj_at_k)) if sampled else None,
         "mean_length_tokens": fmean(record["num_tokens"] for record in greedy),
         "worked_fraction": fmean(record["worked"] for record in greedy),
-        "truncated_fraction": fmean(not record["finished"] for record in greedy),
-        "truncated": _shares(greedy, lambda record: not record["finished"]),
-        "unanswered": _shares(
-            greedy, lambda record: record["finished"] and record["extracted"] is None and not record.get("failure")
-        ),
+        "truncated_fraction": fmean(map(_is_truncated, greedy)),
+        "truncated": _shares(greedy, _is_truncated),
+        "unanswered": _shares(greedy, lambda record: record["finished"] and record["extracted"] is None),
         "unscorable": _shares(greedy, lambda record: record["verdict"] == "unscorable"),
         "tools": _tool_use(greedy) if any("turns" in record for record in greedy) else None,
         "reasons": {
@@ -141,6 +139,11 @@ def _tool_use(records: Records) -> dict[str, Any]:
 def _num_calls(record: Record) -> int:
     """Return how often the environment answered the model."""
     return sum(bool(turn["observation"]) for turn in record["turns"])
+
+
+def _is_truncated(record: Record) -> bool:
+    """Whether a limit cut an answer off; one whose environment failed is neither finished nor truncated."""
+    return not record["finished"] and record.get("failure") is None
 
 
 def _is_right(record: Record) -> bool:

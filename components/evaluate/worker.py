@@ -23,6 +23,7 @@ from components.evaluate.questions import (
     dtype_of,
     environments_of,
     facts,
+    own_tools,
     read_questions,
     sampler_of,
 )
@@ -37,6 +38,7 @@ from components.shared.environment import available_cores
 from components.shared.errors import explain_out_of_memory
 from components.shared.problem import Problem
 from components.shared.progress import Progress, progress, say
+from components.shared.tools import environment_materials
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class Evaluator:
                 "num_prompt_tokens": len(completion.tokens.prompt_ids),
                 "num_tokens": completion.num_tokens,
                 "seed": None if is_greedy else batch.sampling.seed,
-                "finished": not completion.truncated,
+                "finished": completion.finished,
                 "worked": completion.is_worked(self.policy),
                 **(_trajectory(completion) if self.environments else {}),
             }
@@ -245,8 +247,10 @@ def _measure(
 ) -> dict[str, Any]:
     """Write the records and the scores of a model into a folder, and return the scores.
 
-    A model that an earlier attempt has finished is not loaded again.
+    A model that an earlier attempt has finished is not loaded again, unless the files of its environment have changed.
     """
+    files = environment_materials(own_tools(model, config))
+    work = work / lineage.value_digest({name: each.sha256 for name, each in files.items()})[:16] if files else work
     finished, batches = work / "evaluation", work / "batches"
     if not finished.is_dir():
         batches.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -25,17 +26,24 @@ from components.policy.compatibility import require_supported_layers, require_su
 from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence
 from components.shared import jsonl, lineage, tokenizer
-from components.shared.chat import ChatTemplate, PromptFormat, no_template
+from components.shared.chat import CUT, ChatTemplate, PromptFormat, no_template
 from components.shared.errors import PipelineError, out_of_memory
 from components.shared.model import PIPELINE_FILE, ModelConfig, asking, require_model_folder
 from components.shared.problem import Problem
 
 _END_OF_PROMPT = 16
 """Tokens at the end of a prompt that `<think>` and a line break after it take at most."""
-_CUT = "..."
-"""After the beginning of an observation that was too long."""
 _MAX_CHARACTERS_PER_TOKEN = 16
 """Of an observation: what is longer is cut before its tokens are counted."""
+
+
+class ReadObservation(NamedTuple):
+    """What a model reads of an answer of its environment."""
+
+    ids: tuple[int, ...]
+    """With what its template puts around the text."""
+    text: str
+    """The answer, or the beginning of one that is too long."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +94,8 @@ class Checkpoint:
         """
         return (*self._begin, *self.encode(self.format.prompt(question, source)))
 
-    def observation_ids(self, text: str, *, ended: bool) -> tuple[int, ...]:
-        """Return the tokens that the model reads after a turn: the answer of its environment, up to where it writes.
+    def read_observation(self, text: str, *, ended: bool) -> ReadObservation:
+        """Return what the model reads after a turn: the answer of its environment, up to where the model writes.
 
         Of an answer that is too long, the end is left out (`tools.max_observation_tokens`); what a template puts around
         it stays whole. No text of an environment becomes a special token.
@@ -97,18 +105,22 @@ class Checkpoint:
         # Some tokenizers list only those with a role, such as the end of a text, and not all that frame messages.
         marked = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         for token in sorted(marked.union(self.tokenizer.all_special_tokens)):
-            text = text.replace(token, f"{token[:1]} {token[1:]}")
+            text = text.replace(token, f"{token[0]} {token[1:]}" if len(token) > 1 else " ")
 
-        def first(num_characters: int) -> tuple[int, ...]:
-            shown = text if num_characters >= len(text) else text[:num_characters] + _CUT
-            return self.encode(self.format.observation(shown, ended=ended))
+        def first(num_characters: int) -> ReadObservation:
+            shown = text if num_characters >= len(text) else text[:num_characters] + CUT
+            return ReadObservation(self.encode(self.format.observation(shown, ended=ended)), shown)
 
         longest = min(len(text), _MAX_CHARACTERS_PER_TOKEN * limit)
-        ids = first(longest)
-        if len(ids) <= limit:
-            return ids
+        read = first(longest)
+        if len(read.ids) <= limit:
+            return read
         # A longer text has more tokens, by and large; the shortest has those of the template at least.
-        return first(max(0, bisect_right(range(longest), limit, key=lambda number: len(first(number))) - 1))
+        return first(max(0, bisect_right(range(longest), limit, key=lambda number: len(first(number).ids)) - 1))
+
+    def require_observations(self) -> None:
+        """Raise PipelineError where the limit of observations leaves no room for what they say."""
+        self.format.require_observations(lambda text: len(self.encode(text)))
 
     def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
         """Tell whether a prompt ends in `<think>`, so that what follows begins inside a thought."""

@@ -31,7 +31,7 @@ from components.validate_data.config import ValidateConfig
 Sections = dict[str, dict[str, Any]]
 """Sections as JSON, by name."""
 
-_TOOLS = "train_sft.model.tools"
+TOOLS = "train_sft.model.tools"
 _TURN = re.compile(r"<\|(?:im_start|start_header_id|user|User)\|>|<start_of_turn>|\[INST\]")
 """How turns begin in the templates of well-known models."""
 MOUNT = "/work"
@@ -226,13 +226,22 @@ def exceeded_limits(params: Params, context: int) -> Iterator[str]:
     """Yield a line for each limit that lets more tokens through than the base model reads (`context`)."""
     model, prompt = params.train_sft.model, params.max_prompt_tokens
     base, evaluation = model.base, params.evaluation_tools
-    section = _TOOLS if evaluation == model.tools else "evaluate.tools"
+    section = TOOLS if evaluation == model.tools else "evaluate.tools"
     completions = {
-        "train_grpo.sampling.max_new_tokens": (params.train_grpo.sampling.max_new_tokens, model.tools, _TOOLS),
+        "train_grpo.sampling.max_new_tokens": (params.train_grpo.sampling.max_new_tokens, model.tools, TOOLS),
         "evaluate.max_new_tokens": (params.evaluate.max_new_tokens, evaluation, section),
     }
     for key, (tokens, tools, where) in completions.items():
-        if prompt + tokens + (tools.max_environment_tokens if tools else 0) > context:
+        read = tools.max_environment_tokens if tools else 0
+        if prompt + tokens + read <= context:
+            continue
+        if tools and read > tokens:
+            yield (
+                f"{where}.max_observation_tokens: {_observations(tools)} beside a prompt of up to {prompt:,} "
+                f"(validate_data.max_prompt_tokens) and {tokens:,} tokens of the model ({key}) are more than the "
+                f"{context:,} that {base} reads; lower it, {where}.max_turns (it is {tools.max_turns}) or {key}"
+            )
+        else:
             yield (
                 f"{key}: {tokens:,} tokens after a prompt of up to {prompt:,} (validate_data.max_prompt_tokens)"
                 f"{_with_observations(tools, where)} are more than the {context:,} that {base} reads"
@@ -243,10 +252,11 @@ def exceeded_limits(params: Params, context: int) -> Iterator[str]:
 
 def _with_observations(tools: ToolsConfig | None, section: str) -> str:
     """What an environment adds to the length of a completion, for messages; nothing without tools."""
-    if tools is None:
-        return ""
-    turns, tokens = tools.max_turns - 1, tools.max_observation_tokens
-    return f" and {turns} answers of the environment of up to {tokens:,} ({section}.max_observation_tokens)"
+    return f" and {_observations(tools)} ({section}.max_observation_tokens)" if tools else ""
+
+
+def _observations(tools: ToolsConfig) -> str:
+    return f"{tools.max_turns - 1} answers of the environment of up to {tools.max_observation_tokens:,}"
 
 
 def is_about_limits(line: str) -> bool:
@@ -375,7 +385,7 @@ def _of_training(params: Params) -> Iterator[str]:
     engine = sampler.vllm or sampler.servers
     observed = params.train_sft.model.max_environment_tokens
     needed = params.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens + observed
-    answers = _with_observations(params.train_sft.model.tools, _TOOLS)
+    answers = _with_observations(params.train_sft.model.tools, TOOLS)
     yield from _of_environment_rewards(params)
     if params.train_grpo.validation and not _sources(params, Split.DEV):
         yield (
@@ -395,10 +405,8 @@ def _of_training(params: Params) -> Iterator[str]:
 def _of_environment_rewards(params: Params) -> Iterator[str]:
     """What rewards turns in an environment, where the model has none."""
     reward = params.train_grpo.reward
-    if params.train_sft.model.tools is None:
-        keys = {"weights.environment": "environment" in reward.names, "supervision": reward.supervision == "turn"}
-        for key in [key for key, is_set in keys.items() if is_set]:
-            yield (
-                f"train_grpo.reward.{key}: rewards turns in an environment, and there is none; name one in "
-                "train_sft.model.tools, or leave it out"
-            )
+    needing = {"weights.environment": "environment" in reward.names, "supervision": reward.supervision == "turn"}
+    keys = [f"train_grpo.reward.{key}" for key, is_set in needing.items() if is_set]
+    if keys and params.train_sft.model.tools is None:
+        others, these = "".join(f", as {key} does" for key in keys[1:]), "this key" if len(keys) == 1 else "both keys"
+        yield f"{keys[0]}: needs an environment{others}: set {TOOLS}, or remove {these}"

@@ -25,6 +25,7 @@ from components.preflight.config import (
     exceeded_limits,
 )
 from components.preflight.form import SKIP_IF_UNCHANGED, Form
+from components.preflight.tools import wrong_tools
 from components.prepare_data.config import PrepareConfig, Source
 from components.prepare_data.dataset import Dataset
 from components.prepare_data.source import FileSource, MalformedRow
@@ -88,7 +89,7 @@ def missing_here(params: Params, *, containers: bool = False) -> list[str]:
         *_files(params),
         *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
         *(exceeded_limits(params, context) if isinstance(context, int) else []),
-        *([] if isinstance(context, PipelineError) else _exceeded_by_data(params)),
+        *([] if isinstance(context, PipelineError) else list(wrong_tools(params)) or _exceeded_by_data(params)),
         *unusable_rewards(params, trained_here=not containers),
         *unusable_environment(params, trained_here=not containers),
         *unusable_preferences(params),
@@ -134,10 +135,8 @@ def base_models(params: Params) -> dict[str, tuple[str, Check]]:
 def _policy_context(config: TrainSFTConfig) -> int | None:
     """The context of the base model; PipelineError where its chat template cannot be used as the config says."""
     context = context_tokens(config.model.base)
-    form = prompt_format(config.model)
+    form = prompt_format(config.model.model_copy(update={"tools": None}))
     form.prompt("1 + 1?")
-    if config.model.tools:
-        form.observation("2", ended=True)
     if config.num_steps:
         form.require_answers()
     return context

@@ -27,6 +27,7 @@ from components.preflight.config import (
 from components.preflight.form import Form, complete, in_the_form, page, sections_of, wrong_sections
 from components.preflight.inputs import Check, run_concurrently
 from components.preflight.resources import shape_of_base, with_memory
+from components.preflight.tools import wrong_tools
 from components.shared.config import validate
 from components.shared.errors import PipelineError, RetryableError, raise_all
 from components.shared.progress import say
@@ -178,6 +179,7 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
         checks["storage"] = partial(inputs.list_storage, params.register)
         checks["rewards"] = lambda: list(map(in_the_form, inputs.unusable_rewards(params)))
         checks["environment"] = lambda: list(map(in_the_form, inputs.unusable_environment(params)))
+        checks["tools"] = lambda: list(map(in_the_form, wrong_tools(params)))
         checks["preferences"] = lambda: list(map(in_the_form, inputs.unshared_preferences(params)))
         if params.register.model_registry:
             checks["model registry"] = partial(_lines, inputs.model_registry, params.register.model_registry, storage)

@@ -21,7 +21,7 @@ class HealthConfig(Config):
     max_sampler_mismatch: float | None = Field(None, gt=0)
     """Nats per token; maximum mean difference of the sampler's log-probabilities from the trainer's; null for none."""
     min_entropy: float | None = Field(None, ge=0)
-    """Nats per token; minimum entropy of the policy, below which its samples are all alike; null for none."""
+    """Nats per token; minimum entropy of the policy, below which its completions are all alike; null for none."""
     max_kl: float | None = Field(None, gt=0)
     """Nats per token; maximum KL divergence from the reference; null for none."""
     max_completion_tokens: float | None = Field(None, gt=0)

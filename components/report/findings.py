@@ -72,6 +72,11 @@ class Record(BaseModel):
     """Why the environment failed; None where it did not."""
 
     @property
+    def truncated(self) -> bool:
+        """Whether it reached the token limit; one whose environment failed is neither finished nor truncated."""
+        return not self.finished and self.failure is None
+
+    @property
     def answered(self) -> bool:
         """Whether the text ends before the token limit and can be scored."""
         return self.finished and self.verdict != "unscorable"
@@ -336,7 +341,7 @@ def _outcome(pairs: Sequence[Pair]) -> Outcome:
         PairedCounts.of(pair.right for pair in pairs),
         PairedCounts.of(pair.right for pair in pairs if pair.first.answered and pair.grpo.answered),
         PairedCounts.of(flexible) if len(flexible) == len(pairs) else None,
-        truncated=(sum(not pair.first.finished for pair in pairs), sum(not pair.grpo.finished for pair in pairs)),
+        truncated=(sum(pair.first.truncated for pair in pairs), sum(pair.grpo.truncated for pair in pairs)),
         unscorable=(
             sum(pair.first.verdict == "unscorable" for pair in pairs),
             sum(pair.grpo.verdict == "unscorable" for pair in pairs),

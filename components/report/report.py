@@ -23,9 +23,9 @@ from components.shared.progress import say
 from components.shared.stage import Stage
 
 _GRPO_CURVES: dict[str, dict[str, str]] = {
-    "Reward and accuracy of the samples": {"reward": "reward", "accuracy": "accuracy"},
-    "Samples with worked steps (share)": {"worked_fraction": "worked"},
-    "Response length (tokens)": {"completion_length_tokens": "tokens"},
+    "Reward and accuracy of the completions": {"reward": "reward", "accuracy": "accuracy"},
+    "Completions with worked steps (share)": {"worked_fraction": "worked"},
+    "Completion length (tokens)": {"completion_length_tokens": "tokens"},
     "KL from the reference (nats per token)": {"kl": "KL"},
     "Entropy (nats per token)": {"entropy": "entropy"},
     "Clip fraction of the tokens": {"clip_high_fraction": "ratio too high", "clip_low_fraction": "ratio too low"},
@@ -34,17 +34,17 @@ _GRPO_CURVES: dict[str, dict[str, str]] = {
         "sampler_mismatch_max": "largest",
     },
     "Gradient norm": {"gradient_norm": "norm"},
-    "Zero-variance groups; truncated or unscorable samples": {
+    "Zero-variance groups; truncated or unscorable completions": {
         "groups_without_spread_fraction": "zero variance",
         "truncated_fraction": "truncated",
         "unscorable_fraction": "unscorable",
     },
 }
 _TOOL_CURVES: dict[str, dict[str, str]] = {
-    "Samples that use the tool (share)": {"tool_use_fraction": "with a call"},
-    "Turns and calls of a sample": {"turns": "turns", "tool_calls": "calls"},
-    "Tokens of the environment in a sample": {"environment_tokens": "tokens"},
-    "Samples whose environment failed": {"environment_failures": "samples"},
+    "Completions that use the tool (share)": {"tool_use_fraction": "with a call"},
+    "Turns and calls of a completion": {"turns": "turns", "tool_calls": "calls"},
+    "Tokens of the environment in a completion": {"environment_tokens": "tokens"},
+    "Completions whose environment failed": {"environment_failures": "completions"},
 }
 """Of a policy that acts in an environment."""
 _SFT_CURVES = {"SFT loss (nats per token)": {"loss": "loss"}}

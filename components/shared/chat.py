@@ -37,6 +37,8 @@ _SPECIAL_TOKENS = "special_tokens_map.json"
 """Of older models."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ANY_QUESTION, _ANY_ANSWER = "Is it so?", "It is so."
+CUT = "..."
+"""After the beginning of an observation that was too long."""
 _DEFAULT = "default"
 """Name of the template that is used, where a tokenizer has several."""
 
@@ -213,6 +215,23 @@ class PromptFormat:
         rendered = self._render([*self._messages(_ANY_QUESTION), *messages], is_prompt=True)
         after = rendered.rpartition(answer)[2]
         return after.removeprefix(self.end.strip()) if ended else after
+
+    def require_observations(self, num_tokens: Callable[[str], int]) -> None:
+        """Raise PipelineError where `max_observation_tokens` leaves no room for a character of a long observation.
+
+        `num_tokens` counts the tokens of a text.
+        """
+        tools = self.config.tools
+        if tools is None:
+            return
+        ends = (False, True) if self.call_format == "fenced" else (True,)
+        least = max(num_tokens(self.observation(f"0{CUT}", ended=ended)) for ended in ends)
+        if tools.max_observation_tokens < least:
+            raise PipelineError(
+                f"train_sft.model.tools.max_observation_tokens: is {tools.max_observation_tokens}, and what stands "
+                f"around an answer of the environment, with one character of it, takes {least} tokens; set it to "
+                f"{least} or more"
+            )
 
     def require_answers(self) -> None:
         """Raise PipelineError where a template writes answers that do not begin as a prompt does.

@@ -6,6 +6,7 @@ are merged key by key, lists and scalars are replaced, and `null` resets a key t
 
 import difflib
 import os
+import re
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -22,6 +23,7 @@ Params = dict[str, dict[str, Any]]
 KeyPath = tuple[str | int, ...]
 
 _EXTENDS = "extends"
+_FIRST_KEYS = re.compile(r"\w+(\.\w+)*")
 _EXPECTED = "expected one mapping per stage, such as `train_grpo:` with its keys below it"
 
 
@@ -242,9 +244,20 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
             message = f"{text[:1].lower()}{text[1:]}{got}"
         if each["type"] != "missing" or each["loc"] not in misspelt:
             keys = ((name,) if name else ()) + location
-            where = [_place(path, keys)] if path else []
+            at_fault = _keys_at_fault(model, each["loc"], message) if each["type"] == "value_error" else ()
+            where = [_place(path, keys + at_fault)] if path else []
             lines.append(": ".join([*where, *([".".join(map(str, keys))] if keys else []), message]))
     return lines
+
+
+def _keys_at_fault(model: type[BaseModel], location: KeyPath, message: str) -> KeyPath:
+    """The keys with which a message about a mapping begins; none where it begins with something else.
+
+    The value of such a key may come from another file than the mapping.
+    """
+    match = _FIRST_KEYS.match(message)
+    keys = tuple(match[0].split(".")) if match else ()
+    return keys if keys and keys[0] in _locate(model, (*location, keys[0]))[1] else ()
 
 
 def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[str]]:

@@ -45,6 +45,7 @@ def train_rank(
         resumption = Resumption(ranks, work, config.checkpoint, stage=_STAGE, num_steps=config.num_steps)
         with memory_for_loading(_STAGE, config.engine):
             checkpoint = create(config.model, training_problems, seed=config.seed, dtype=torch_dtype(config.engine))
+        checkpoint.require_observations()
         if ranks.is_main:
             save_base(checkpoint, base_model)
         examples = _tokenized(config, checkpoint, training_problems)
@@ -78,6 +79,7 @@ def keep_base(
         checkpoint = create(config.model, training_problems, seed=config.seed, dtype=torch_dtype(config.engine))
     else:
         checkpoint = replace(load_without_weights(Path(config.model.base)), config=config.model)
+    checkpoint.require_observations()
     save_base(checkpoint, base_model)
     shutil.copytree(base_model, reference, copy_function=shutil.copyfile, dirs_exist_ok=True)
     write_curves(training, [], columns=_COLUMNS)

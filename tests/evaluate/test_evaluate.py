@@ -1,5 +1,7 @@
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import torch
 
 from components.environments.pool import Environments
 from components.evaluate.config import EvaluateConfig
-from components.evaluate.evaluate import STAGE
+from components.evaluate.evaluate import MODEL_STAGE, STAGE
 from components.evaluate.scores import scores
 from components.evaluate.worker import Evaluator, evaluate
 from components.grading.verifier import Verifier
@@ -21,6 +23,7 @@ from components.shared import jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, write_problems
+from components.shared.stage import Stage, run
 from components.shared.task import run_task
 from components.shared.tools import ToolsConfig
 from tests import tiny
@@ -211,12 +214,15 @@ def test_answers_in_turns_are_graded_by_the_last_and_recorded_with_all(tmp_path:
     assert [row["reason"] for row in records[2:]] == ["truncated at the length limit", "environment"]
     assert [row["flexible"]["verdict"] for row in records] == ["right", "right", "wrong", "unscorable"]
     assert [row["worked"] for row in records] == [True, False, False, True]
-    assert [row["finished"] for row in records] == [True, True, False, True]
+    assert [row["finished"] for row in records] == [True, True, False, False]
     assert [row["failure"] for row in records] == [None, None, None, "no answer within 10 s"]
     assert [turn["observation"] for turn in records[0]["turns"]] == ["2", "2", ""]
     assert records[0]["response"] == records[0]["turns"][-1]["text"] == f"#### {PROBLEMS[0].answer}"
     assert {(row["num_tokens"], row["num_environment_tokens"]) for row in records} == {(3, 2)}
-    tools = scores(records, num_samples=0, temperature=1.0)["tools"]
+    summary = scores(records, num_samples=0, temperature=1.0)
+    assert [summary[key]["all"]["count"] for key in ("truncated", "unanswered", "unscorable")] == [1, 0, 1]
+    assert summary["truncated_fraction"] == 0.25
+    tools = summary["tools"]
     assert (tools["with_call"]["all"]["count"], tools["failed"]["by_source"]["sums"]["count"]) == (3, 1)
     assert tools["calls_per_answer"] == {"all": 1.0, "by_source": {"sums": 1.0}}
     assert tools["turns_per_answer"]["all"] == 2.0
@@ -236,6 +242,57 @@ IN_TURNS: dict[str, Any] = {"tools": TOOLS, "max_new_tokens": 200, "temperature"
 def _children() -> set[int]:
     listed = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     return {int(pid) for path in listed for pid in path.read_text().split()}
+
+
+@pytest.mark.parametrize("stage", [STAGE, MODEL_STAGE])
+def test_an_evaluation_names_the_files_of_its_environment(tmp_path: Path, stage: Stage) -> None:
+    """Documents that are searched, or the file of an own class; nothing for others."""
+    documents = tmp_path / "documents.jsonl"
+    documents.write_text("{}")
+    search = {"environment": "search", "arguments": {"file": str(documents)}}
+    own, files = TOOLS["environment"], [str(documents)]
+    for tools, names in (({"environment": "calculator"}, []), (TOOLS, [own]), (search, files)):
+        materials = stage.sources(EvaluateConfig.model_validate({"tools": tools}))
+        assert list(materials) == names
+    assert stage.sources(EvaluateConfig()) == {}
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_an_evaluation_does_not_go_on_after_its_documents_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own: bool
+) -> None:
+    """What was answered with the old ones is answered again, whether the config or the model names them."""
+    documents, data, calls = tmp_path / "documents.jsonl", tmp_path / "problems", list[int]()
+    search = {"environment": "search", "arguments": {"file": str(documents)}}
+    tools = ToolsConfig.model_validate({**search, "num_workers": 1, "max_observation_tokens": 16})
+    model = tiny.checkpoint()
+    save(
+        replace(model, config=model.config.model_copy(update={"tools": tools if is_own else None})), tmp_path / "model"
+    )
+    data.mkdir()
+    write_problems(data, Split.TEST, PROBLEMS)
+    generate = TransformersSampler.generate
+
+    def dies_once(
+        sampler: TransformersSampler, problems: Sequence[Problem], sampling: Sampling
+    ) -> list[list[Completion]]:
+        if calls == [4]:
+            raise KeyboardInterrupt
+        calls.append(len(problems))
+        return generate(sampler, problems, sampling)
+
+    monkeypatch.setattr(TransformersSampler, "generate", dies_once)
+    config = EvaluateConfig(tools=None if is_own else tools, num_samples=0, max_new_tokens=6, max_batch_size=4)
+    folders = {"model": tmp_path / "model", "problems": data, "evaluation": tmp_path / "evaluation"}
+    for text in ("apples", "pears"):
+        documents.write_text(f'{{"title": "Fruit", "text": "{text}"}}\n')
+        with suppress(KeyboardInterrupt):
+            run(MODEL_STAGE, config, folders, work_root=tmp_path / "work")
+        calls.append(0)
+    assert calls == [4, 0, 4, 1, len(PROBLEMS), 0]
+    made_by = lineage.read(tmp_path / "evaluation")
+    assert made_by is not None
+    assert made_by.work.materials[str(documents)].sha256 == lineage.file_digest(documents)
 
 
 def test_an_evaluation_in_turns_that_is_killed_goes_on_to_the_same_bytes(

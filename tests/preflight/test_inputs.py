@@ -131,9 +131,15 @@ def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
         (
             {"train_grpo.reward.weights": {"environment": 1.0}, "train_grpo.reward.supervision": "turn"},
             [
-                f"train_grpo.reward.{key}: rewards turns in an environment, and there is none; name one in "
-                "train_sft.model.tools, or leave it out"
-                for key in ("weights.environment", "supervision")
+                "train_grpo.reward.weights.environment: needs an environment, as train_grpo.reward.supervision does: "
+                "set train_sft.model.tools, or remove both keys"
+            ],
+        ),
+        (
+            {"train_grpo.reward.weights": {"accuracy": 1.0, "environment": 1.0}},
+            [
+                "train_grpo.reward.weights.environment: needs an environment: set train_sft.model.tools, or remove "
+                "this key"
             ],
         ),
         (
@@ -244,12 +250,12 @@ def test_an_environment_that_cannot_be_made_is_reported(
     methods = ("__init__(self, size)", "reset(self, problem)", "step(self, text)")
     source = "\n".join(["class Maze:", *(f"    def {each}: ..." for each in methods)])
     (tmp_path / "my_games.py").write_text(source)
-    values["train_sft"]["model"]["tools"] = {**tools, "max_observation_tokens": 8}
+    values["train_sft"]["model"]["tools"] = {**tools, "max_observation_tokens": 16}
     values["validate_data"].pop("model", None)
     lines = missing_here(Params.model_validate(values))
     assert [each for each in lines if "tools" in each] == ([line] if line else [])
     values["train_sft"]["model"]["tools"] = None
-    values["evaluate"] = {**values.get("evaluate", {}), "tools": {**tools, "max_observation_tokens": 8}}
+    values["evaluate"] = {**values.get("evaluate", {}), "tools": {**tools, "max_observation_tokens": 16}}
     lines = missing_here(Params.model_validate(values))
     assert [each for each in lines if "tools" in each] == (
         [line.replace("train_sft.model", "evaluate")] if line else []

@@ -89,6 +89,7 @@ def _in_turns(record: Row) -> Row:
     return {
         **record,
         "response": last,
+        "finished": record["finished"] and not failed,
         "turns": [*turns, {"text": last, "observation": "", "rewards": {}}],
         "num_environment_tokens": 6 * len(turns),
         "failure": "no answer within 10 s" if failed else None,

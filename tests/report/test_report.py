@@ -101,7 +101,7 @@ def test_page_has_the_figures_of_the_verdict(written: Path) -> None:
     assert f"{target['sft']['correct']} → {target['grpo']['correct']} of {target['grpo']['total']} right" in text
     parts = [
         "SFT loss",
-        "Samples with worked steps",
+        "Completions with worked steps",
         "KL from",
         "Entropy",
         "Clip fraction",
@@ -253,7 +253,8 @@ def test_answers_in_turns_are_shown_as_conversations(tool_run: dict[str, Path], 
     scores = jsonl.read_json(tool_run["evaluation"] / "grpo" / "scores.json")
     fraction = scores["tools"]["with_call"]["all"]["fraction"]
     assert f'<div class="figure">{100 * fraction:.0f}\u202f%</div>' in text
-    assert "Samples that use the tool (share)" in text
+    assert "Completions that use the tool (share)" in text
+    assert re.search(r"\b(samples?|trajector\w+|responses?)\b", re.sub(r"<[^>]*>", "", text), re.IGNORECASE) is None
     assert "max turns <code>8</code>" in text
     without = (written / "report.html").read_text(encoding="utf-8")
     assert "tool" not in without[without.index("</style>\n<header>") :]

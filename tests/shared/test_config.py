@@ -280,7 +280,7 @@ def test_values_from_elsewhere_are_named_without_a_line() -> None:
     [
         (
             "validate_data: {model: {base: scratch:math}}\n",
-            "params.yaml:1: validate_data.model and train_sft.model must be the same",
+            "params.yaml:2: validate_data.model and train_sft.model must be the same",
         ),
         (
             "train_sft: {model: {base: scratch:nope}}\n",

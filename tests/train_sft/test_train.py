@@ -45,6 +45,16 @@ def _run(folder: Path, config: TrainSFTConfig) -> dict[str, float]:
     return train(config, problems=folder / "problems", **outputs, work=folder / "work")
 
 
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_observations_without_room_are_refused_before_training(tmp_path: Path, num_steps: int) -> None:
+    """With the least limit, and whether or not there is fine-tuning."""
+    tools = {"environment": "calculator", "max_observation_tokens": 13}
+    model = {**tiny.MODEL.model_dump(), "tools": tools}
+    with pytest.raises(PipelineError, match=r"^train_sft\.model\.tools\.max_observation_tokens: .* to 14 or more$"):
+        _run(tmp_path, _config(model=model, num_steps=num_steps, warmup_steps=0))
+    assert not list((tmp_path / "reference").iterdir())
+
+
 def test_the_loss_is_the_mean_over_completion_tokens_alone() -> None:
     """It equals the mean negative log-likelihood of solutions and end tokens; prompts carry no loss."""
     checkpoint = tiny.checkpoint()
@@ -70,7 +80,7 @@ def test_what_an_environment_wrote_is_read_and_not_learned() -> None:
     parts = (acting.completion_ids[:start], acting.completion_ids[start:stop], acting.completion_ids[stop:])
     assert parts == (
         checkpoint.encode(call),
-        checkpoint.observation_ids("6", ended=False),
+        checkpoint.read_observation("6", ended=False).ids,
         (*checkpoint.encode(answer), 1),
     )
     assert plain.environment == ()
