@@ -95,7 +95,7 @@ class Model:
         import transformers
 
         from components.rollout.sampler import Sampling
-        from components.rollout.trajectory import Conditions
+        from components.rollout.trajectory import RolloutContext
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
@@ -116,16 +116,16 @@ class Model:
         sampling = Sampling(
             num_samples=1, temperature=temperature, max_new_tokens=max_new_tokens, seed=0, environments=environments
         )
-        self.conditions = Conditions(checkpoint, sampling)
+        self.rollout = RolloutContext(checkpoint, sampling)
         self.conversation: list[Message] = []
 
     def answer(self, question: str) -> None:
         """Print the answer to a question, turn by turn, with what an environment answers in between."""
         from components.rollout.trajectory import Status, Trajectory
 
-        trajectory = Trajectory(self.conditions, _problem(question), self.prompt_ids(question))
+        trajectory = Trajectory(self.rollout, _problem(question), self.prompt_ids(question))
         with closing(trajectory):
-            while trajectory.status is not Status.OVER:
+            while trajectory.status is not Status.DONE:
                 if trajectory.asked is None:
                     ids = self.generate((*trajectory.prompt_ids, *trajectory.ids), trajectory.tokens_left)
                     trajectory.extend(ids, [0.0] * len(ids))
@@ -150,7 +150,7 @@ class Model:
             is_over = bool(stops.texts) and stops.ends(ids_1T[0, len(ids) :].tolist())
             return torch.tensor([is_over], device=ids_1T.device)
 
-        stops = self.conditions.turn_stop
+        stops = self.rollout.turn_stop
         prompt = torch.tensor([ids], device=self._model.device)
         output = self._model.generate(
             prompt,

@@ -63,6 +63,15 @@ class Ranks:
         distributed.all_gather_object(values, value)
         return values
 
+    def gather(self, value: _Value, what: str) -> list[_Value]:
+        """Return the values of all processes, by rank, to the main one, and none to the others; see `barrier`."""
+        if self.world_size == 1:
+            return [value]
+        self.barrier(what)
+        values: list[Any] = [None] * self.world_size if self.is_main else []
+        distributed.gather_object(value, values if self.is_main else None)
+        return values
+
     def barrier(self, what: str) -> None:
         """Wait until every process is at `what`; RetryableError names those that are not in time."""
         if self.world_size > 1:

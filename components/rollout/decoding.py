@@ -3,7 +3,7 @@
 Keys and values of a prompt are stored once for its group.
 
 Shape suffixes:
-    P  prompts of the batch, G  completions per prompt    R  completions under way    V  vocabulary
+    P  prompts of the batch, G  completions per prompt    R  completions in progress   V  vocabulary
     K  heads of keys and values, Q  heads of queries per head of keys     D  size of a head
     S  tokens of the longest prompt, T  tokens decoded, X  tokens of all prompts end to end
 """

@@ -59,12 +59,15 @@ class Turn:
     text: str
     """What the model wrote, without its end token."""
     observation: str = ""
-    """The answer of the environment, of which the model reads the beginning where it is too long; empty after the last
-    turn, whose answer it does not read."""
+    """The answer of the environment as the model read it: only the beginning of a long one, and nothing after the last
+    turn."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """What the environment says of this turn, by the name of the part of the reward."""
     in_thought: bool = False
     """Whether what the model read before it ends in `<think>`, so that the text begins inside a thought."""
+
+    is_call: bool = False
+    """Whether it asked the environment for something: it has a call, or the environment went on after it."""
 
     @property
     def response(self) -> str:
@@ -137,8 +140,8 @@ class Completion:
         ]
 
 
-Begun = Sequence[Sequence[Completion]]
-"""The completions of each problem that were begun in an earlier call; none for a problem whose group begins now."""
+PartialCompletions = Sequence[Sequence[Completion]]
+"""The completions of each problem that an earlier call has sampled, in part or to their ends; none for a new group."""
 Generate = Callable[[Sequence[Problem], Sampling], list[list[Completion]]]
 """Returns the completions of each problem, in the order of the problems."""
 
@@ -147,12 +150,12 @@ class Sampler(Protocol):
     """Samples from the policy."""
 
     def generate(
-        self, problems: Sequence[Problem], sampling: Sampling, begun: Begun | None = None
+        self, problems: Sequence[Problem], sampling: Sampling, partial: PartialCompletions | None = None
     ) -> list[list[Completion]]:
         """Return the completions of each problem, in the order of the problems.
 
-        Of those that were begun, the paused ones are continued with the weights of now, and the others are returned as
-        they are. An environment is played again up to the turn that comes next.
+        Paused completions in `partial` are continued with the current weights, the others returned unchanged. The
+        environment of a continued one is replayed up to its next turn.
         """
 
     def attach(self, policy: "Policy", probes: Sequence[TokenSequence]) -> None:
@@ -184,16 +187,20 @@ class StopTexts:
         self._may_end: dict[int, bool] = {}
         """Whether a token may write the last character of one of the texts."""
 
-    def ends(self, ids: Sequence[int]) -> bool:
-        """Tell whether one of the texts is in the end of a completion."""
-        if not self.texts or not self._can_end(ids[-1]):
+    def ends(self, ids: Sequence[int], start: int = 0, stop: int | None = None) -> bool:
+        """Return whether one of the texts ends with the last token of `ids[start:stop]`.
+
+        Only the end is decoded, so the cost does not grow with the length.
+        """
+        stop = len(ids) if stop is None else stop
+        if not self.texts or not self._can_end(ids[stop - 1]):
             return False
         # Characters of up to four tokens each, and the first token of some is decoded in another way.
         window = 4 * self._longest + 1
-        end = self._decode(ids[-window:])
-        while len(end) <= self._longest and window < len(ids):  # special tokens have no text
+        end = self._decode(ids[max(start, stop - window) : stop])
+        while len(end) <= self._longest and window < stop - start:  # special tokens have no text
             window *= 2
-            end = self._decode(ids[-window:])
+            end = self._decode(ids[max(start, stop - window) : stop])
         return any(text in end for text in self.texts)
 
     def _can_end(self, token: int) -> bool:
@@ -206,7 +213,7 @@ class StopTexts:
     def first_end(self, ids: Sequence[int]) -> int | None:
         """Return the number of tokens up to the first with which a completion is stopped; None if it never is."""
         lengths = range(1, len(ids) + 1) if self.texts else ()
-        return next((length for length in lengths if self.ends(ids[:length])), None)
+        return next((length for length in lengths if self.ends(ids, stop=length)), None)
 
     def before(self, text: str) -> str:
         """Return a completion's text up to the first of the texts in it."""

@@ -16,8 +16,8 @@ from components.policy.lora import copy_merged_weights
 from components.policy.packing import TokenSequence
 from components.policy.products import packed_weights
 from components.rollout import decoding
-from components.rollout.sampler import Begun, Completion, Sampling
-from components.rollout.trajectory import Conditions, Trajectory
+from components.rollout.sampler import Completion, PartialCompletions, Sampling
+from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.turn_decoding import TurnDecoding
 from components.shared.problem import Problem
 
@@ -32,7 +32,7 @@ class TransformersSampler:
 
     @torch.no_grad()
     def generate(
-        self, problems: Sequence[Problem], sampling: Sampling, begun: Begun | None = None
+        self, problems: Sequence[Problem], sampling: Sampling, partial: PartialCompletions | None = None
     ) -> list[list[Completion]]:
         """See `Sampler`; segments change nothing in what is sampled, where weights and seed stay the same."""
         use_packed_attention(self.checkpoint.model)
@@ -42,8 +42,8 @@ class TransformersSampler:
         shape = (len(problems), sampling.num_samples, sampling.max_new_tokens)
         uniform_PGT = torch.rand(*shape, dtype=torch.float64, generator=generator).to(self.checkpoint.device)
         with packed_weights(self.checkpoint.model):
-            if sampling.environments is not None or sampling.segment_tokens is not None or begun is not None:
-                return self._trajectories(problems, sampling, begun, uniform_PGT)
+            if sampling.environments is not None or sampling.segment_tokens is not None or partial is not None:
+                return self._trajectories(problems, sampling, partial, uniform_PGT)
             return self._completions(problems, sampling, uniform_PGT)
 
     def _completions(
@@ -61,21 +61,21 @@ class TransformersSampler:
         return [groups[index] for index in range(len(prompts))]
 
     def _trajectories(
-        self, problems: Sequence[Problem], sampling: Sampling, begun: Begun | None, uniform_PGT: Tensor
+        self, problems: Sequence[Problem], sampling: Sampling, partial: PartialCompletions | None, uniform_PGT: Tensor
     ) -> list[list[Completion]]:
-        """Sample completions of several turns, or that were begun, or that go on later."""
-        groups = Conditions(self.checkpoint, sampling).begin(problems, begun)
+        """Sample completions that have turns or segments, or are continued."""
+        groups = RolloutContext(self.checkpoint, sampling).begin(problems, partial)
         prompts = {
             index: each.prompt_ids
             for index, group in enumerate(groups)
             for each in group
-            if isinstance(each, Trajectory)
+            if isinstance(each, Trajectory) and each.status is Status.SAMPLING
         }
         for batch in self._batches(prompts, sampling.num_samples):
             batch_prompts = [prompts[index] for index in batch]
             turns = TurnDecoding(self.checkpoint, batch_prompts, sampling.num_samples, sampling.temperature)
             rows = [each if isinstance(each, Trajectory) else None for index in batch for each in groups[index]]
-            turns.take_to_end(rows, uniform_PGT[batch].flatten(0, 1))
+            turns.run_to_completion(rows, uniform_PGT[batch].flatten(0, 1))
         return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
 
     def _batches(self, prompts: Mapping[int, Sequence[int]], num_samples: int) -> Iterator[list[int]]:

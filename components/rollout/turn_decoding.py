@@ -1,8 +1,8 @@
 """Decoding with transformers where completions have turns: rows of a batch with lengths of their own.
 
-Each call of the model reads the next token of every row that has one, and for rows whose environment has answered the
-whole observation, end to end. A row that waits for its environment is left out. How long it waits is counted in calls
-of the model, never in seconds: which rows are computed together, and so every rounding, depends on the tokens alone.
+Each call of the model reads one token of every row that samples, and the whole observation of every row whose
+environment has answered, end to end. A row that waits for its environment is left out. Its wait is counted in calls of
+the model, never in seconds: so the tokens alone decide which rows are computed together, and how results are rounded.
 
 Shape suffixes as in decoding.py, and:
     X  tokens of a call, end to end    Y  those of them in rows that read several
@@ -21,13 +21,13 @@ from components.rollout.decoding import FIRST_CAPACITY, Decoding, GroupCache
 from components.rollout.trajectory import Status, Trajectory
 
 _CALLS_TO_ANSWER = 8
-"""Calls of the model between the end of a turn and its answer, which the environment has for it without delay."""
+"""Calls of the model that an environment has time for before the batch waits for its answer."""
 _MAX_READ_TOKENS = 16_384
-"""Tokens of begun completions that are read at once; one that is longer is read by itself."""
+"""Tokens of partial completions that are read at once; one that is longer is read by itself."""
 
 
 class TurnDecoding(Decoding):
-    """One batch of trajectories, from where they are to the end of the last."""
+    """One batch of trajectories, new ones and continued ones, to the end of the last."""
 
     def __init__(
         self, checkpoint: Checkpoint, prompts: Sequence[tuple[int, ...]], group_size: int, temperature: float
@@ -35,16 +35,16 @@ class TurnDecoding(Decoding):
         super().__init__(checkpoint, prompts, group_size, temperature)
         self.turns = self.cache = TurnCache(self.cache.prompt_lengths, group_size, checkpoint.device)
 
-    def take_to_end(self, trajectories: Sequence[Trajectory | None], uniform_RT: Tensor) -> None:
-        """Sample until all trajectories are over: those of each prompt, prompt after prompt; None is not sampled.
+    def run_to_completion(self, trajectories: Sequence[Trajectory | None], uniform_RT: Tensor) -> None:
+        """Sample until every trajectory is done; they are in the order of their prompts, and None is not sampled.
 
         `uniform` has a number in [0, 1) for each token that may be sampled.
         """
-        self._on_their_way = {number: each for number, each in enumerate(trajectories) if each is not None}
+        self._active = {number: each for number, each in enumerate(trajectories) if each is not None}
         try:
             self._decode(uniform_RT)
         finally:
-            for each in self._on_their_way.values():
+            for each in self._active.values():
                 each.close()
 
     def _decode(self, uniform_RT: Tensor) -> None:
@@ -61,26 +61,26 @@ class TurnDecoding(Decoding):
             for number in [number for number, call in due.items() if call <= calls]:
                 del due[number]
                 self._receive(number)
-            self._drop_over()
+            self._drop_done()
             ready = [number for number in self.turns.numbers if number not in due]
             if ready:
                 logits_RV = self._read(ready)
 
     def _read_first(self) -> tuple[list[int], Tensor]:
-        """Read the prompts and all that was begun; return which completions go on from there, and their logits."""
+        """Read the prompts and the partial completions; return the numbers of all completions, and their logits."""
         logits_RV = self._read_prompts()
-        self._drop_over()
-        fresh = [number for number in self.turns.numbers if not self._on_their_way[number].ids]
-        begun = [number for number in self.turns.numbers if self._on_their_way[number].ids]
-        parts = [logits_RV[fresh], *(self._read(portion) for portion in self._portions(begun))]
-        return fresh + begun, torch.cat(parts)
+        self._drop_done()
+        fresh = [number for number in self.turns.numbers if not self._active[number].ids]
+        partial = [number for number in self.turns.numbers if self._active[number].ids]
+        parts = [logits_RV[fresh], *(self._read(portion) for portion in self._portions(partial))]
+        return fresh + partial, torch.cat(parts)
 
     def _portions(self, numbers: Sequence[int]) -> Iterator[list[int]]:
         """Yield completions that are read at once."""
         portion: list[int] = []
         num_tokens = 0
         for number in numbers:
-            length = len(self._on_their_way[number].ids)
+            length = len(self._active[number].ids)
             if portion and num_tokens + length > _MAX_READ_TOKENS:
                 yield portion
                 portion, num_tokens = [], 0
@@ -91,7 +91,7 @@ class TurnDecoding(Decoding):
 
     def _read(self, numbers: Sequence[int]) -> Tensor:
         """Read what these completions have that is unread, in one call; return the logits of their next tokens."""
-        unread = {number: self._on_their_way[number].ids[self.turns.num_read[number] :] for number in numbers}
+        unread = {number: self._active[number].ids[self.turns.num_read[number] :] for number in numbers}
         position_X = self.turns.begin_call({number: len(ids) for number, ids in unread.items()})
         ids_X = torch.tensor([token for ids in unread.values() for token in ids], device=position_X.device)
         ends_R = torch.tensor([len(ids) for ids in unread.values()], device=position_X.device).cumsum(0)
@@ -100,23 +100,23 @@ class TurnDecoding(Decoding):
         return logits_RV
 
     def _sample_next(self, numbers: Sequence[int], logits_RV: Tensor, uniform_RT: Tensor) -> None:
-        places = [self._on_their_way[number].num_sampled for number in numbers]
+        places = [self._active[number].num_sampled for number in numbers]
         token_R, logprob_R = self._sample(logits_RV, uniform_RT[list(numbers), places])
         for number, token, logprob in zip(numbers, token_R.tolist(), logprob_R.tolist(), strict=True):
-            self._on_their_way[number].extend((token,), (logprob,))
+            self._active[number].extend((token,), (logprob,))
 
     def _receive(self, number: int) -> None:
-        asked = self._on_their_way[number].asked
-        assert asked is not None, "who waits has asked"
-        self._on_their_way[number].receive(asked.result())
+        asked = self._active[number].asked
+        assert asked is not None, "a trajectory that waits has asked"
+        self._active[number].receive(asked.result())
 
     def _is(self, number: int, status: Status) -> bool:
-        return self._on_their_way[number].status is status
+        return self._active[number].status is status
 
-    def _drop_over(self) -> None:
-        over = [number not in self._on_their_way or self._is(number, Status.OVER) for number in self.turns.numbers]
-        if any(over):
-            self.turns.drop(torch.tensor(over, device=self.checkpoint.device))
+    def _drop_done(self) -> None:
+        done = [number not in self._active or self._is(number, Status.DONE) for number in self.turns.numbers]
+        if any(done):
+            self.turns.drop(torch.tensor(done, device=self.checkpoint.device))
 
 
 @dataclass(frozen=True)

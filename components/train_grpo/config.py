@@ -251,8 +251,8 @@ class ImportanceWeightConfig(Config):
 
     level: Literal["token", "sequence"] = "token"
     """What the weight is of: each token, or its whole completion, the product over all its tokens."""
-    max: float | None = Field(2.0, ge=1)
-    """Larger weights are lowered to it (TIS); null for no bound, which needs `mask`."""
+    max: float | None = Field(None, ge=1)
+    """Larger weights are lowered to it (TIS, 2.0 for example); null for no bound, which needs `mask`."""
 
 
 class ImportanceMaskConfig(Config):
@@ -289,7 +289,7 @@ class CorrectionConfig(Config):
     @model_validator(mode="after")
     def _weights_are_bounded(self) -> "CorrectionConfig":
         bounded = self.weight is None or self.weight.max is not None or self.mask is not None
-        _require(bounded, "weight.max: null needs mask, which bounds the weights in its place")
+        _require(bounded, "weight needs max, such as 2.0, or mask, which bounds the weights in its place")
         return self
 
 

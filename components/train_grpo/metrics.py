@@ -1,7 +1,7 @@
 """What is recorded of a step: the metrics of its rollout and of its update, and completions to be read by people."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -15,6 +15,7 @@ from components.policy.training import write_curves
 from components.rollout.sampler import Completion
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
+from components.shared.errors import PipelineError
 from components.shared.tools import ToolsConfig
 from components.train_grpo.config import ClipConfig, TrainGRPOConfig, reward_column
 from components.train_grpo.objective import TokenObjective, Tokens, clipped_high, clipped_low
@@ -25,9 +26,10 @@ Row = Mapping[str, float | None]
 """The metrics of a step, None for what could not be measured, as JSON has no NaN."""
 
 _LIMITS = ("tokens", "turns", "context")
-"""What a trajectory may be cut off by: tokens that are sampled, `tools.max_turns`, or what the model reads."""
+"""What a trajectory may be truncated by: sampled tokens, `tools.max_turns`, or the context of the model."""
 _MAX_PARTS = 20
-"""Parts of the reward with a column of their own: their names are an environment's, which could give any number."""
+"""Parts of the reward with a column of their own, in a run: an environment could give any number of names."""
+_PART_PREFIX = "reward_environment_"
 _TOKEN_MEANS = (
     *("kl", "entropy", "clip_high_fraction", "clip_low_fraction"),
     *("importance_weight", "masked_token_fraction", "sampler_mismatch"),
@@ -48,6 +50,11 @@ class History:
     def rows(self) -> list[dict[str, float | None]]:
         """The metrics of each step with its timings."""
         return [{**curve, **timing} for curve, timing in zip(self.curves, self.timings, strict=True)]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the last step, which has all that the steps before had."""
+        return list(self.curves[-1]) if self.curves else []
 
     def of_step(self, step: int) -> tuple[dict[str, float | None], list[dict[str, Any]]]:
         """Return the metrics and timings of the last step, and its completions."""
@@ -114,10 +121,15 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPol
     }
 
 
-def trajectory_metrics(config: TrainGRPOConfig, tools: ToolsConfig, rollout: Rollout) -> dict[str, float]:
-    """Return the metrics of all sampled completions as trajectories of several turns."""
+def trajectory_metrics(
+    config: TrainGRPOConfig, tools: ToolsConfig, rollout: Rollout, columns_before: Collection[str] = ()
+) -> dict[str, float]:
+    """Return the metrics of all sampled completions as trajectories of several turns.
+
+    `columns_before` are those of the steps before, which keep their columns for parts of the reward.
+    """
     completions = [scored.completion for group in rollout.sampled for scored in group.scored_G]
-    calls = [len(each.tokens.environment) for each in completions]
+    calls = [sum(turn.is_call for turn in each.turns) for each in completions]
     truncated = [_limit_reached(config, tools, each) for each in completions if each.truncated]
     shares = {limit: truncated.count(limit) / (len(completions) or math.nan) for limit in _LIMITS}
     return {
@@ -128,21 +140,41 @@ def trajectory_metrics(config: TrainGRPOConfig, tools: ToolsConfig, rollout: Rol
         "environment_tokens": mean([each.num_environment_tokens for each in completions]),
         "environment_failures": sum(each.failure is not None for each in completions),
         **{f"truncated_by_{limit}_fraction": share for limit, share in shares.items()},
-        **{reward_column(f"environment:{part}"): mean(values) for part, values in _reward_parts(completions).items()},
+        **_reward_parts(config, completions, columns_before),
     }
 
 
-def _reward_parts(completions: Sequence[Completion]) -> dict[str, list[float]]:
-    """Return the parts of the reward that environments gave by name, each summed over the turns of a trajectory."""
-    names = sorted({name for each in completions for turn in each.turns for name in turn.rewards})
+def _reward_parts(
+    config: TrainGRPOConfig, completions: Sequence[Completion], columns_before: Collection[str]
+) -> dict[str, float]:
+    """Return the means of the parts of the reward that environments gave, each summed over the turns of a trajectory.
+
+    A part that had a column before has one in every later step. PipelineError where two parts would share a column.
+    """
+    others = {reward_column(name): name for name in config.reward.names}
+    columns: dict[str, str] = {}
+    for part in sorted({name for each in completions for turn in each.turns for name in turn.rewards}):
+        column = reward_column(f"environment:{part}")
+        if (other := columns.get(column, others.get(column))) is not None:
+            raise PipelineError(
+                f"the environment's reward `{part}` and the reward `{other}` would share the column `{column}` of the "
+                "curves: rename one of them"
+            )
+        columns[column] = part
+    before = [column for column in columns_before if column.startswith(_PART_PREFIX) and column not in others]
+    parts = {column: columns.get(column) for column in list(dict.fromkeys([*before, *columns]))[:_MAX_PARTS]}
     return {
-        name: [sum(turn.rewards.get(name, 0.0) for turn in each.turns) for each in completions]
-        for name in names[:_MAX_PARTS]
+        column: mean([_reward_part(each, part) if part is not None else 0.0 for each in completions])
+        for column, part in parts.items()
     }
+
+
+def _reward_part(completion: Completion, part: str) -> float:
+    return sum(turn.rewards.get(part, 0.0) for turn in completion.turns)
 
 
 def _limit_reached(config: TrainGRPOConfig, tools: ToolsConfig, completion: Completion) -> str:
-    """Return which limit has cut off a truncated trajectory."""
+    """Return which limit a truncated trajectory has reached."""
     if completion.num_tokens >= config.max_sampled_tokens:
         return "tokens"
     return "turns" if len(completion.turns) >= tools.max_turns else "context"
@@ -151,7 +183,7 @@ def _limit_reached(config: TrainGRPOConfig, tools: ToolsConfig, completion: Comp
 def staleness_metrics(config: TrainGRPOConfig, rollout: Rollout, step: int) -> dict[str, float]:
     """Return how many updates old the tokens of a rollout are that a step learns from; nothing without staleness.
 
-    Of partial rollouts also the share of completions that were truncated to keep the bound, and what is under way.
+    Of partial rollouts also the share of completions that were truncated to keep the bound, and the groups in flight.
     """
     if not config.sampler.max_staleness:
         return {}
@@ -162,7 +194,7 @@ def staleness_metrics(config: TrainGRPOConfig, rollout: Rollout, step: int) -> d
         return figures
     limit, is_earlier = config.max_sampled_tokens, config.max_sampled_tokens < config.sampling.max_new_tokens
     truncated = [is_earlier and each.truncated and each.num_tokens >= limit for each in completions]
-    return {**figures, "stale_truncated_fraction": mean(truncated), "groups_under_way": rollout.groups_under_way}
+    return {**figures, "stale_truncated_fraction": mean(truncated), "groups_in_flight": rollout.groups_in_flight}
 
 
 def _distinct_answers(group: Group) -> float:
@@ -213,7 +245,7 @@ def completion_records(
             "reward_failure": scored.failure.message if scored.failure else None,
             **({"environment_failure": completion.failure} if completion.turns else {}),
             # That of the first token, which every step of the completion adds to.
-            "advantage": float(advantages_M[first]),
+            "advantage": float(advantages_M[first]) if completion.num_tokens else 0.0,
         }
         first += completion.num_tokens
 

@@ -139,14 +139,15 @@ def token_advantages(
 
     A step's end is the number of completion tokens up to and including its last. Outcome supervision is the case of
     one step, which ends with the completion. Tokens after the last step's end get zero. A completion with more steps
-    sums more of them: a bias of the paper's own.
+    sums more of them: a bias of the paper's own. A completion without tokens adds none.
     """
     tokens = []
     for advantages_K, step_ends_G, num_tokens_G in zip(advantages_PK, step_ends_PG, num_tokens_PG, strict=True):
         first = 0
         for step_ends, num_tokens in zip(step_ends_G, num_tokens_G, strict=True):
             at_end_T = torch.zeros(num_tokens, dtype=advantages_PK.dtype)
-            at_end_T.index_add_(0, torch.tensor(step_ends) - 1, advantages_K[first : first + len(step_ends)])
+            if num_tokens:
+                at_end_T.index_add_(0, torch.tensor(step_ends) - 1, advantages_K[first : first + len(step_ends)])
             tokens.append(at_end_T.flip(0).cumsum(0).flip(0))
             first += len(step_ends)
     return torch.cat(tokens)
@@ -265,7 +266,7 @@ def importance_weights(tokens: Tokens, correction: CorrectionConfig) -> Tensor |
     return weight_N
 
 
-def is_near_sampler(
+def is_within_mask(
     old_logprobs_M: Tensor, sampler_logprobs_M: Tensor, num_tokens_B: Sequence[int], mask: ImportanceMaskConfig
 ) -> Tensor:
     """Return which completions have pi_old / pi_sampler within the bounds of the mask, (B,) (MIS).

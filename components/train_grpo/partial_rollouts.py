@@ -1,8 +1,8 @@
 """Partial rollouts: completions that are sampled over several steps, from newer weights each time.
 
-Of each completion that is under way a step samples at most `sampler.segment_tokens` tokens. Long completions then hold
-up no step: what is unfinished goes on in the next one (Kimi k1.5, arXiv 2501.12599, section 2.6.2). Every step begins
-groups for `prompts_per_step` problems, and learns from as many whose completions are all finished, the oldest first.
+A step samples at most `sampler.segment_tokens` tokens of each completion. Long completions then hold up no step: they
+are continued in the next one (Kimi k1.5, arXiv 2501.12599, section 2.6.2). Every step begins groups for
+`prompts_per_step` problems, and learns from as many whose completions are all finished, the oldest first.
 
 No token is learned from more than `max_staleness` updates after it was sampled, since
 - a completion has `max_segments` segments at most: one that is not finished then is truncated;
@@ -30,7 +30,7 @@ from components.train_grpo.rollouts import Rollout, Rollouts, with_version
 
 @dataclass(frozen=True)
 class PartialGroup:
-    """A problem whose completions are under way, or finished and not learned from yet."""
+    """A problem whose completions are in flight, or finished and not learned from yet."""
 
     number: int
     """The place of the problem among all of the run, which is the order of age."""
@@ -48,7 +48,7 @@ class PartialGroup:
 
 @dataclass(frozen=True)
 class Segment:
-    """What this process has sampled in a step: its groups that were under way, each with another segment."""
+    """What this process has sampled in a step: its groups in flight, each with another segment."""
 
     groups: list[PartialGroup]
     sampling_s: float
@@ -96,10 +96,13 @@ class PartialRollouts(Rollouts):
             self.ranks.barrier("the end of prefetching")
 
     def state(self) -> dict[str, Any]:
-        """Return the place in the order of prompts and all groups that are not learned from yet, as plain values."""
+        """Return the place in the order of prompts and all groups that are not learned from yet, as plain values.
+
+        All processes call it together; only the main one, which writes it, has the groups of all.
+        """
         groups = self._groups + (self._segment.result().groups if self._segment else [])
         own = _PARTIAL_GROUPS.dump_python(groups, mode="json")
-        of_ranks = self.ranks.all_gather(own, "the end of prefetching")
+        of_ranks = self.ranks.gather(own, "the end of prefetching")
         return {"prompts": self.prompts.state(), "groups_of_ranks": of_ranks, "is_ahead": self._segment is not None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -116,23 +119,23 @@ class PartialRollouts(Rollouts):
             self._groups = groups
 
     def _begin_segment(self, step: int, *, version: int) -> "Future[Segment]":
-        """Begin another segment of what is under way in this process, with the new groups of a step."""
+        """Begin another segment of the groups in flight in this process, and of the new groups of a step."""
         count = self.config.prompts_per_step
         numbered = list(enumerate(self.prompts.next_batch(count), start=count * (step - 1)))
-        under_way = [group for group in self._groups if group.scored is None]
-        under_way += [PartialGroup(number, problem) for number, problem in self.ranks.shard(numbered)]
+        in_flight = [group for group in self._groups if group.scored is None]
+        in_flight += [PartialGroup(number, problem) for number, problem in self.ranks.shard(numbered)]
         self._groups = [group for group in self._groups if group.scored is not None]
         seed = random.Random(self._seed(f"step {step}", 0)).getrandbits(48)
-        return self._started(lambda: self._sample_segment(under_way, seed, version))
+        return self._started(lambda: self._sample_segment(in_flight, seed, version))
 
     def _sample_segment(self, groups: Sequence[PartialGroup], seed: int, version: int) -> Segment:
         """Return groups after another segment, from the weights after `version` updates; score those that finish."""
         started = time.monotonic()
         sampling = replace(self.sampling(seed), segment_tokens=self.config.sampler.segment_tokens)
-        begun_PG = [group.completions_G for group in groups]
+        partial_PG = [group.completions_G for group in groups]
         with record_function("sampling"):
-            completions_PG = self.sampler.generate([group.problem for group in groups], sampling, begun_PG)
-        completions_PG = with_version(completions_PG, version, begun_PG)
+            completions_PG = self.sampler.generate([group.problem for group in groups], sampling, partial_PG)
+        completions_PG = with_version(completions_PG, version, partial_PG)
         sampled = time.monotonic()
         after = [
             replace(group, completions_G=tuple(completions_G))
@@ -159,5 +162,5 @@ class PartialRollouts(Rollouts):
             taken |= of_rank
         self._groups = [group for group in self._groups if group.number not in taken]
         groups = self._recorded([taken[number] for number in chosen])
-        under_way = sum(count for _, count in of_ranks) - len(chosen)
-        return Rollout(groups, groups, 0.0, 0.0, groups_under_way=under_way)
+        in_flight = sum(count for _, count in of_ranks) - len(chosen)
+        return Rollout(groups, groups, 0.0, 0.0, groups_in_flight=in_flight)

@@ -113,7 +113,7 @@ class _Passes:
     num_seen: int = 0
     deferred: list[str] = field(default_factory=list)
     order: list[str] = field(default_factory=list, init=False)
-    """That of the pass that is under way; empty where it has to be made again."""
+    """That of the current pass; empty where it has to be made again."""
     saved: ClassVar = ("num_seen", "deferred")
 
     def next_ids(self, count: int) -> list[str]:

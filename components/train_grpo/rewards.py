@@ -255,9 +255,7 @@ class Scorer:
             for problem, completions_G in zip(problems_P, completions_PG, strict=True)
         ]
         for group in groups:
-            for scored in group.scored_G:
-                if scored.completion.failure is not None and scored.unscorable is not None:
-                    self._show_once(group.problem, scored.unscorable)
+            self._show_masked(group)
         masked = partial(is_masked, self.config)
         rewarded_PG = [[each for each in group.scored_G if not masked(each.completion)] for group in groups]
         pairs = zip(groups, rewarded_PG, strict=True)
@@ -307,6 +305,15 @@ class Scorer:
             else:
                 self._show_once(problem, scored.failure)
 
+    def _show_masked(self, group: Group) -> None:
+        """Print why completions of a group are masked that no setting masks."""
+        for scored in group.scored_G:
+            if scored.completion.failure is not None and scored.unscorable is not None:
+                self._show_once(group.problem, scored.unscorable)
+            elif not scored.completion.num_tokens:
+                reason = "its prompt fills the context of the model: lower validate_data.max_prompt_tokens"
+                self._show_once(group.problem, Failure("no tokens", reason))
+
     def _show_once(self, problem: Problem, failure: Failure) -> None:
         """Print why a completion has no reward, the first time that there is this kind of reason."""
         if failure.kind not in self._failures_shown:
@@ -338,8 +345,10 @@ def environment_rewards(completion: "Completion", *, by_turn: bool) -> tuple[flo
 
 
 def is_masked(config: "TrainGRPOConfig", completion: "Completion") -> bool:
-    """Return whether a completion is without reward and out of the loss: where truncated ones are, if it is one.
+    """Return whether a completion is without reward and out of the loss.
 
-    So is one whose environment failed: what the model would have done next is not known.
+    That is a truncated one with `sampling.truncated: mask`, one whose environment failed, as the model may have
+    answered well without the failure, and one without a single token, as its prompt fills the context.
     """
-    return completion.failure is not None or (config.sampling.truncated == "mask" and completion.truncated)
+    is_excluded = config.sampling.truncated == "mask" and completion.truncated
+    return is_excluded or completion.failure is not None or completion.num_tokens == 0

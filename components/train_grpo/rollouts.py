@@ -22,7 +22,7 @@ from torch.profiler import record_function
 
 from components.environments.pool import Environments
 from components.policy.parallel import Ranks
-from components.rollout.sampler import Begun, Completion, Sampler, Sampling
+from components.rollout.sampler import Completion, PartialCompletions, Sampler, Sampling
 from components.shared.errors import explain_out_of_memory
 from components.shared.problem import Problem
 from components.train_grpo.config import TrainGRPOConfig
@@ -50,8 +50,8 @@ class Rollout:
     scoring_s: float
     sync_s: float = 0.0
     """Time to update the weights of the sampler."""
-    groups_under_way: int = 0
-    """Groups that have begun and are learned from in a later step (see partial_rollouts.py)."""
+    groups_in_flight: int = 0
+    """Groups that a later step learns from (see partial_rollouts.py)."""
 
 
 @dataclass
@@ -127,9 +127,12 @@ class Rollouts:
             self.ranks.barrier("the end of prefetching")
 
     def state(self) -> dict[str, Any]:
-        """Return the place in the order of prompts and the rollouts that are sampled ahead, as plain values."""
+        """Return the place in the order of prompts and the rollouts that are sampled ahead, as plain values.
+
+        All processes call it together; only the main one, which writes it, has the rollouts of all.
+        """
         own = [_GROUPS.dump_python(rollout.result().sampled, mode="json") for rollout in self._ahead]
-        of_ranks = self.ranks.all_gather(own, "the end of prefetching")
+        of_ranks = self.ranks.gather(own, "the end of prefetching")
         # Of each rollout the groups of all processes, in the order of their prompts.
         ahead = [[group for part in parts for group in part] for parts in zip(*of_ranks, strict=True)]
         return {"prompts": self.prompts.state(), "ahead": ahead}
@@ -174,14 +177,14 @@ class Rollouts:
         def run() -> None:
             try:
                 result.set_result(sample())
-            except Exception as error:
+            except BaseException as error:  # SystemExit, too: otherwise whoever waits for the result waits forever
                 result.set_exception(error)
 
         if self.config.sampler.samples_ahead:
             # A daemon: a run that ends for another reason does not wait for it.
             threading.Thread(target=run, daemon=True).start()
         else:
-            run()
+            result.set_result(sample())
         return result
 
     def _sample_shard(self, problems_P: Sequence[Problem], seed: str, version: int) -> Rollout:
@@ -232,12 +235,12 @@ class Rollouts:
 
 
 def with_version(
-    completions_PG: Sequence[Sequence[Completion]], version: int, begun_PG: Begun | None = None
+    completions_PG: Sequence[Sequence[Completion]], version: int, partial_PG: PartialCompletions | None = None
 ) -> list[list[Completion]]:
-    """Return completions with the version of the weights that sampled each token, those that were begun as they say."""
+    """Return completions with the version of the weights that sampled each token; tokens in `partial` keep theirs."""
     groups = []
-    for completions_G, begun_G in zip(completions_PG, begun_PG or [()] * len(completions_PG), strict=True):
-        before_G = [each.versions for each in begun_G] or [()] * len(completions_G)
+    for completions_G, partial_G in zip(completions_PG, partial_PG or [()] * len(completions_PG), strict=True):
+        before_G = [each.versions for each in partial_G] or [()] * len(completions_G)
         pairs = zip(completions_G, before_G, strict=True)
         groups.append([replace(each, versions=old + (version,) * (each.num_tokens - len(old))) for each, old in pairs])
     return groups

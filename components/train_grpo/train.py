@@ -12,6 +12,7 @@ from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.lineage import Material, digest
 from components.shared.model import has_tools, model_file, weights_folder
+from components.shared.progress import say
 from components.shared.stage import Stage
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.custom_rewards import reward_materials
@@ -22,6 +23,8 @@ def train(
     config: TrainGRPOConfig, *, problems: Path, reference: Path, policy: Path, training: Path, timings: Path, work: Path
 ) -> dict[str, float]:
     """Optimise the reference checkpoint with GRPO on the training problems."""
+    for warning in config_warnings(config):
+        say("train_grpo", f"warning: {warning}")
     with sampling_services(config, reference, work), checkpoints_published(config, work):
         return run_ranks(
             _train_rank,
@@ -44,6 +47,22 @@ STAGE = Stage(
     has_work=True,
     sources=lambda config: {**reward_materials(config.reward.names), **_reward_model(config)},
 )
+
+
+def config_warnings(config: TrainGRPOConfig) -> Iterator[str]:
+    """Yield what a config allows, and its author probably does not want."""
+    sampler, limit = config.sampler, config.sampling.max_new_tokens
+    if sampler.max_staleness >= config.num_steps:
+        yield (
+            f"sampler.max_staleness is {sampler.max_staleness} and num_steps is {config.num_steps}: the whole run may "
+            "learn from what the reference has sampled"
+        )
+    if config.max_sampled_tokens < limit:
+        yield (
+            f"completions are truncated at {config.max_sampled_tokens} tokens, below sampling.max_new_tokens: {limit}; "
+            f"sampler.segment_tokens is {sampler.segment_tokens}, and max_staleness allows {sampler.max_segments} "
+            "segments"
+        )
 
 
 def _reward_model(config: TrainGRPOConfig) -> dict[str, Material]:

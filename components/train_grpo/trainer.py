@@ -157,7 +157,8 @@ class Trainer:
             final_fraction=config.final_learning_rate_fraction,
             schedule=config.schedule,
         )
-        if not groups:  # dynamic sampling has replaced all of them
+        if not any(scored.completion.num_tokens for group in groups for scored in group.scored_G):
+            # Dynamic sampling has replaced all groups, or every prompt fills the context.
             masked = {MASKED_COMPLETIONS: math.nan} if config.sampler.correction.masks_completions else {}
             return figures_without_update(rate) | masked, []
         with self.timer.phase("reference_s"):
@@ -165,8 +166,8 @@ class Trainer:
         self.history.completions += completion_records(config, groups, experience.advantages_M, step=step)
         with self.timer.phase("update_s"), memory_for_update(_STAGE, config.engine):
             figures = update(config, self.policy, minibatches, experience, rate)
-        if experience.far_B is not None:
-            figures[MASKED_COMPLETIONS] = float(experience.far_B.double().mean())
+        if experience.masked_B is not None:
+            figures[MASKED_COMPLETIONS] = float(experience.masked_B.double().mean())
         return figures, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
 
     def _prepare(self, groups: Sequence[Group]) -> tuple[Experience, list[Minibatch]]:
@@ -202,7 +203,8 @@ class Trainer:
     def _logprobs(self, scorer: Policy | Reference | AdapterReference, experience: Experience) -> Tensor:
         """Return the log-probability of every completion token (M,): each process computes those of its shard."""
         sequences_B, max_tokens = experience.sequences_B, self.config.engine.micro_batch_tokens
-        device, indices = self.checkpoint.device, range(len(sequences_B))
+        device = self.checkpoint.device
+        indices = [index for index, sequence in enumerate(sequences_B) if sequence.num_sampled]
         shard = pack_shard(self.policy.ranks, sequences_B, max_tokens=max_tokens, device=device, indices=indices)
         of_shard_M = completion_logprobs(scorer, shard.all_batches, len(experience.advantages_M))
         of_ranks = self.policy.ranks.all_gather(of_shard_M.cpu(), "the log-probabilities of a rollout")
@@ -222,7 +224,7 @@ class Trainer:
         row = {
             "step": step,
             **rollout_metrics(self.config, rollout, model.answer),
-            **(trajectory_metrics(self.config, model.tools, rollout) if model.tools else {}),
+            **(trajectory_metrics(self.config, model.tools, rollout, self.history.columns) if model.tools else {}),
             **staleness_metrics(self.config, rollout, step),
             **figures,
         }

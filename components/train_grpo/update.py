@@ -23,7 +23,7 @@ from components.train_grpo.objective import (
     Tokens,
     advantages,
     decoupled_advantages,
-    is_near_sampler,
+    is_within_mask,
     token_advantages,
     token_objective,
     token_weights,
@@ -52,8 +52,8 @@ class Experience:
     old_logprobs_M: Tensor
     """Under the policy before the update, computed as in training; NaN until they are known."""
     reference_logprobs_M: Tensor | None = None
-    far_B: Tensor | None = None
-    """Whether a completion is outside `sampler.correction.mask`, and masked for that; None where none is masked."""
+    masked_B: Tensor | None = None
+    """Whether `sampler.correction.mask` masks a completion; None without a mask of completions."""
 
     @property
     def num_tokens_B(self) -> list[int]:
@@ -82,9 +82,9 @@ def mask_completions(config: TrainGRPOConfig, experience: Experience) -> None:
     old_M, sampler_M = experience.old_logprobs_M, experience.sampler_logprobs_M
     # Of all completions: those that are masked are not in the metrics of the update, which would hide stale weights.
     _require_sampler_match(config, float((old_M - sampler_M).abs().mean()))
-    is_near_B = is_near_sampler(old_M, sampler_M, experience.num_tokens_B, mask).cpu()
-    experience.in_loss_B = experience.in_loss_B & is_near_B
-    experience.far_B = ~is_near_B
+    within_B = is_within_mask(old_M, sampler_M, experience.num_tokens_B, mask).cpu()
+    experience.in_loss_B = experience.in_loss_B & within_B
+    experience.masked_B = ~within_B
 
 
 def rollout_advantages(config: TrainGRPOConfig, groups: Sequence[Group], penalties_B: Tensor | None = None) -> Tensor:

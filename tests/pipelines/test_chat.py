@@ -124,7 +124,7 @@ def test_generation_stops_where_a_turn_does(tmp_path: Path, capsys: pytest.Captu
     assert len(ids) == 40
     whole = capsys.readouterr().out
     text = checkpoint.decode(ids[9:12])
-    model.conditions.turn_stop = StopTexts([text], checkpoint.decode)
+    model.rollout.turn_stop = StopTexts([text], checkpoint.decode)
     stopped = model.generate(checkpoint.prompt_ids("37*48?"), 40)
     assert stopped == ids[: len(stopped)]
     assert len(stopped) <= 12

@@ -141,7 +141,8 @@ class Naive:
     ids: list[int]
     spans: list[tuple[int, int]]
     logprobs: list[float]
-    turns: list[tuple[str, str]]
+    turns: list[tuple[str, str, bool]]
+    """Of each the text, what was read of its answer, and whether it asked for one."""
     end: str = ""
 
     @classmethod
@@ -152,7 +153,7 @@ class Naive:
         one, prompt, turn = cls([], [], [], []), list(checkpoint.prompt_ids(problem.question)), list[int]()
         while not one.end:
             if len(one.logprobs) == sampling.max_new_tokens or len(prompt) + len(one.ids) >= context:
-                one.turns += [(checkpoint.decode(turn), "")] if turn else []
+                one.turns += [(checkpoint.decode(turn), "", False)] if turn else []
                 one.end = "tokens" if len(one.logprobs) == sampling.max_new_tokens else "context"
                 break
             turn.append(one._sample(checkpoint, prompt, sampling.temperature or 1.0, draw))
@@ -174,8 +175,8 @@ class Naive:
     def _answer(
         self, checkpoint: Checkpoint, problem: Problem, text: str, room: int, ended: bool, sampling: Sampling
     ) -> None:
-        answered = answer(problem, [past for past, _ in self.turns], text)
-        observed = checkpoint.observation_ids(answered.observation.text, ended=ended)
+        answered = answer(problem, [past for past, *_ in self.turns], text)
+        observed, shown = checkpoint.read_observation(answered.observation.text, ended=ended)
         ends = {
             "failed": answered.failure is not None,
             "done": answered.observation.done,
@@ -184,7 +185,8 @@ class Naive:
             "context": len(self.ids) + len(observed) >= room,
         }
         self.end = next((name for name, is_so in ends.items() if is_so), "")
-        self.turns.append((text, "" if self.end else answered.observation.text))
+        is_call = bool(find_call(text, "fenced")) or not (answered.failure or answered.observation.done)
+        self.turns.append((text, "" if self.end else shown, is_call))
         if not self.end:
             self.spans.append((len(self.ids), len(self.ids) + len(observed)))
             self.ids += observed
@@ -194,7 +196,7 @@ class Naive:
         assert completion.tokens.completion_ids == tuple(self.ids)
         assert completion.tokens.environment == tuple(span for span in self.spans if span[0] < span[1])
         assert completion.logprobs == pytest.approx(self.logprobs, abs=1e-4)
-        assert [(turn.text, turn.observation) for turn in completion.turns] == self.turns
+        assert [(turn.text, turn.observation, turn.is_call) for turn in completion.turns] == self.turns
         assert completion.finished == (self.end == "done")
         assert (completion.failure is not None) == (self.end == "failed")
         assert not completion.paused

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from components.environments.environment import Observation
 from components.environments.pool import Answer
-from components.policy.checkpoint import Checkpoint, create
+from components.policy.checkpoint import Checkpoint, ReadObservation, create
 from components.policy.logprobs import LogprobModel, completion_logprobs
-from components.rollout.sampler import Completion, Sampling
-from components.rollout.trajectory import Conditions, Status, Trajectory
+from components.rollout.sampler import Completion, Sampling, StopTexts
+from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
@@ -65,6 +65,16 @@ def test_trajectories_are_those_of_a_naive_reference(
     ends = [turn.text.endswith("\n```\n") for completion in completions for turn in completion.turns]
     assert {True, False} <= set(ends), "turns end with blocks and with end tokens"
     assert environments.open == 0
+
+
+@pytest.mark.parametrize("make", [acting.gpt2, acting.mistral])
+def test_a_prompt_that_fills_the_context_is_not_read(make: Callable[[], PreTrainedModel]) -> None:
+    """Its completions are truncated and have no tokens; those of other prompts are sampled as without it."""
+    sampler = TransformersSampler(acting.checkpoint(make), 64)
+    problems, sampling = tiny.asked(["1+2", "1+2" * 40]), acting.sampling(ActingEnvironments())
+    others, empty = sampler.generate(problems, sampling)
+    assert [(each.num_tokens, each.truncated, each.turns) for each in empty] == [(0, True, ())] * 8
+    assert others == sampler.generate(problems[:1], sampling)[0]
 
 
 def test_recorded_log_probabilities_are_those_of_the_trainer() -> None:
@@ -117,7 +127,7 @@ def _in_segments(checkpoint: Checkpoint, sampling: Sampling, segment_tokens: int
 @pytest.mark.parametrize("segment_tokens", [1, 3, 10, 1000])
 @pytest.mark.parametrize("acts", [True, False])
 def test_segments_give_what_one_call_gives(segment_tokens: int, acts: bool) -> None:
-    """Of any size, with the same weights: environments are played again up to the turn that comes next."""
+    """Of any size, with the same weights: environments are replayed up to the next turn."""
     stop = () if acts else ("a1", "3\n")
     sampling = acting.sampling(ActingEnvironments() if acts else None, stop=stop)
     whole = _generate(acting.checkpoint(), sampling)
@@ -138,7 +148,7 @@ def test_groups_that_begin_are_sampled_beside_those_that_go_on() -> None:
     for group, expected in zip(mixed, whole, strict=True):
         assert [each.tokens for each in group] == [each.tokens for each in expected]
     assert sampler.generate(problems, sampling, whole) == whole
-    with pytest.raises(ValueError, match="7 completions begun, not 8"):
+    with pytest.raises(ValueError, match="7 partial completions, not 8"):
         sampler.generate(problems, sampling, [paused[0][:7], [], [], []])
 
 
@@ -148,8 +158,8 @@ def test_each_turn_may_begin_inside_a_thought(tmp_path: Path) -> None:
     values = {"base": str(base), "chat": {}, "answer": "boxed", "tools": {"environment": "calculator"}}
     checkpoint = create(ModelConfig.model_validate(values), tiny.PROBLEMS, seed=1, dtype=torch.float32)
     environments = ActingEnvironments()
-    conditions = Conditions(checkpoint, acting.sampling(environments, max_new_tokens=400))
-    trajectory = Trajectory(conditions, tiny.PROBLEMS[0], checkpoint.prompt_ids("37*48?"))
+    rollout = RolloutContext(checkpoint, acting.sampling(environments, max_new_tokens=400))
+    trajectory = Trajectory(rollout, tiny.PROBLEMS[0], checkpoint.prompt_ids("37*48?"))
 
     def write(text: str) -> None:
         ids = checkpoint.encode(text)
@@ -166,7 +176,7 @@ def test_each_turn_may_begin_inside_a_thought(tmp_path: Path) -> None:
     assert [turn.in_thought for turn in same_message.turns] == [True, False]
     assert same_message.response == "It is \\boxed{1776}."
 
-    trajectory = Trajectory(conditions, tiny.PROBLEMS[0], checkpoint.prompt_ids("37*48?"))
+    trajectory = Trajectory(rollout, tiny.PROBLEMS[0], checkpoint.prompt_ids("37*48?"))
     write("</think>\n```calculator\n37*48\n```<|endoftext|>")
     trajectory.receive(Answer(Observation("1776")))
     write("It is \\boxed{1776}.<|endoftext|>")
@@ -207,8 +217,38 @@ class _Letters:
     def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
         return prompt_ids[-1] == ord("*")
 
-    def observation_ids(self, text: str, ended: bool) -> tuple[int, ...]:
-        return tuple(map(ord, text))
+    def read_observation(self, text: str, ended: bool) -> ReadObservation:
+        return ReadObservation(tuple(map(ord, text)), text)
+
+
+class _Ids(list[int]):
+    """Counts the tokens that are read of it in slices."""
+
+    num_read = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        part = super().__getitem__(key)
+        self.num_read += len(part) if isinstance(key, slice) else 0
+        return part
+
+
+@pytest.mark.parametrize("stop", [(), ("end\n",)])
+def test_sampling_a_token_costs_the_same_however_long_its_turn_is(stop: tuple[str, ...]) -> None:
+    """Of a turn only the end is read, and only where one of the texts that stop it may end."""
+    sampling = acting.sampling(ActingEnvironments(), max_new_tokens=20_000, stop=stop)
+    trajectory = Trajectory(RolloutContext(cast(Checkpoint, _Letters()), sampling), tiny.problem(1), (ord("?"),))
+    trajectory.ids = _Ids()
+    trajectory.extend(tuple(map(ord, "a line\n" * 1000)), (-1.0,) * 7000)
+    assert len(trajectory.ids) == 7000
+    assert trajectory.ids.num_read < 10 * 7000
+
+
+def test_the_first_end_is_found_without_reading_the_completion_again_for_each_token() -> None:
+    """A few tokens before each place at which one of the texts may end are enough."""
+    ids = _Ids(map(ord, "a line\n" * 1000 + "the end.\nmore"))
+    stop = StopTexts(["end.\n"], _Letters().decode)
+    assert stop.first_end(ids) == 7009
+    assert ids.num_read < 10 * 7000
 
 
 _CALL = "```python\n1\n```\n"
@@ -226,8 +266,8 @@ _CALL = "```python\n1\n```\n"
 )
 def test_a_turn_ends_with_a_call_outside_of_thoughts(prompt: str, written: str, ends_at: str | None) -> None:
     """What a model tries out while it thinks is no call; sampled tokens beyond a call are dropped."""
-    conditions = Conditions(cast(Checkpoint, _Letters()), acting.sampling(ActingEnvironments(), max_new_tokens=500))
-    trajectory = Trajectory(conditions, tiny.problem(1), (ord(prompt),))
+    rollout = RolloutContext(cast(Checkpoint, _Letters()), acting.sampling(ActingEnvironments(), max_new_tokens=500))
+    trajectory = Trajectory(rollout, tiny.problem(1), (ord(prompt),))
     trajectory.extend(tuple(map(ord, written)), (-1.0,) * len(written))
     assert trajectory.ids == list(map(ord, written if ends_at is None else ends_at))
     assert trajectory.status is (Status.SAMPLING if ends_at is None else Status.WAITING)

@@ -15,7 +15,7 @@ from components.cluster.servers import vllm_servers
 from components.environments.environment import Observation
 from components.environments.pool import Answer, Environments
 from components.policy import checkpoint as checkpoints
-from components.policy.checkpoint import Checkpoint
+from components.policy.checkpoint import Checkpoint, ReadObservation
 from components.rollout.sampler import Completion, Sampling
 from components.rollout.vllm.config import VllmConfig
 from components.rollout.vllm.engine import VllmEngine
@@ -94,9 +94,9 @@ class _Acting(Words):
     format = SimpleNamespace(turn_stops=(), call_format="message")
     model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
 
-    def observation_ids(self, text: str, ended: bool) -> tuple[int, ...]:
+    def read_observation(self, text: str, ended: bool) -> ReadObservation:
         assert ended
-        return tuple(text.encode())
+        return ReadObservation(tuple(text.encode()), text)
 
 
 class _OneIsSlow:
@@ -208,7 +208,7 @@ def test_trajectories_by_an_engine_are_those_of_a_naive_reference(vllm: VllmEngi
     _require_true_turns(vllm)
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=1)
 def test_trajectories_by_a_server_are_those_of_a_naive_reference(tmp_path: Path) -> None:
     """It stops at the texts that end calls, with the tokenizer of the model's folder."""
     checkpoints.save(acting.checkpoint(acting.qwen3), tmp_path / "model")
@@ -220,7 +220,7 @@ def test_trajectories_by_a_server_are_those_of_a_naive_reference(tmp_path: Path)
 
 @pytest.mark.slow
 def test_what_vllm_refuses_is_reported_and_ends_nothing(vllm: VllmEngine) -> None:
-    """A request that is refused fails alone; what is under way at the end of the block is given up."""
+    """A request that is refused fails alone; requests in flight at the end of the block are given up."""
     greedy = {"max_tokens": 3, "temperature": 0.0, "logprobs": 0}
     with vllm.submitting() as submit:
         answers = [submit(Request((6,) * length, greedy)) for length in (3, 100, 4)]

@@ -60,7 +60,7 @@ class OwnWeights:
 
     @contextmanager
     def submitting(self) -> Iterator[Submit]:
-        """See `Completing`: each request is answered at once."""
+        """See `CompletionBackend`: each request is answered at once."""
 
         def submit(request: Request) -> "Future[list[SampledTokens]]":
             answer: Future[list[SampledTokens]] = Future()

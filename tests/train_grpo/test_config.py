@@ -1,12 +1,19 @@
-from itertools import takewhile
+import re
+from collections.abc import Iterator
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import pytest
-from pydantic import ValidationError
+import yaml
+from pydantic import BaseModel, ValidationError
 
-from components.shared.config import load_section, without_operational
-from components.train_grpo.config import TrainGRPOConfig
+from components.preflight.config import Params, load_params, stage_sections
+from components.shared.config import load_section, models_of, without_operational
+from components.shared.tools import ARGUMENTS
+from components.train_grpo.config import ImportanceWeightConfig, TrainGRPOConfig
+from components.train_grpo.train import config_warnings
 from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +112,7 @@ def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
         ({"sampler__correction__mask": {"low": 1.0}}, "low"),
         ({"sampler__correction__mask": {"high": 1.0}}, "high"),
         ({"sampler__correction__weight": {"max": 0.5}}, "max"),
-        ({"sampler__correction__weight": {"max": None}}, r"weight\.max: null needs mask"),
+        ({"sampler__correction__weight": {"max": None}}, r"weight needs max, such as 2\.0, or mask"),
         ({"sampling__temperature": 0.0}, "temperature"),
         (
             {"reference_decay": 0.9, "loss__kl__coefficient": 0.0},
@@ -178,6 +185,70 @@ def test_the_preset_of_dapo_makes_its_four_changes() -> None:
     assert config.loss.kl.coefficient == 0
     # Rewards of 1 and -1 are as far apart as the penalty of a completion at the limit is from none, twice over.
     assert config.reward.weights == {"accuracy": 2.0, "overlong": 1.0}
+
+
+CORRECTIONS = [
+    [cell.strip().strip("`") for cell in line.strip("|").split("|")]
+    for line in (ROOT / "docs/explanation/asynchrony.md").read_text(encoding="utf-8").splitlines()
+    if re.search(r"\| `\{level: ", line)
+]
+"""Method, `correction.weight` and `correction.mask` of each row of the table of corrections."""
+
+
+@pytest.mark.parametrize(("weight", "mask"), [row[1:] for row in CORRECTIONS], ids=[row[0] for row in CORRECTIONS])
+def test_documented_corrections_reach_the_stage_as_they_are_written(tmp_path: Path, weight: str, mask: str) -> None:
+    """From a params file, through the sections that Kubeflow passes on without nulls."""
+    sampler = f"{{max_staleness: 1, correction: {{weight: {weight}, mask: {mask}}}}}"
+    base = ROOT / "params/tools.yaml"
+    (tmp_path / "params.yaml").write_text(f"extends: {base}\ntrain_grpo:\n  sampler: {sampler}\n")
+    sections = stage_sections(load_params(tmp_path / "params.yaml"))
+    correction = TrainGRPOConfig.model_validate(sections["train_grpo"]).sampler.correction
+    for written, config in ((weight, correction.weight), (mask, correction.mask)):
+        values = yaml.safe_load(written)
+        assert (config and {key: getattr(config, key) for key in values}) == values
+        assert config is None or values.keys() >= {key for key, value in config if value is not None}
+
+
+def test_the_table_of_corrections_is_found() -> None:
+    """It has the methods of the literature."""
+    assert len(CORRECTIONS) >= 5
+
+
+def test_a_key_that_may_be_null_is_null_by_default() -> None:
+    """In a params file null resets a key to its default: it could not be set where the default is another value."""
+
+    def models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+        yield model
+        for field in model.model_fields.values():
+            for inner in models_of(field):
+                yield from models(inner)
+
+    known = set(chain(models(Params), *map(models, ARGUMENTS.values())))
+    assert {ImportanceWeightConfig, TrainGRPOConfig} < known
+    wrong = [
+        f"{model.__name__}.{name}"
+        for model in known
+        for name, field in model.model_fields.items()
+        if NoneType in get_args(field.annotation) and not field.is_required() and field.get_default() is not None
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "warnings"),
+    [
+        ({}, []),
+        ({**STALE, "num_steps": 3}, []),
+        ({**STALE, "num_steps": 2}, ["max_staleness is 2 and num_steps is 2"]),
+        ({**STALE, "sampler__segment_tokens": 6}, []),
+        ({**STALE, "sampler__segment_tokens": 5}, [r"truncated at 15 tokens, below sampling\.max_new_tokens: 16"]),
+    ],
+)
+def test_settings_that_are_allowed_and_hardly_meant_are_named(changes: dict[str, Any], warnings: list[str]) -> None:
+    """No update before the last step, or completions that end before their own limit."""
+    found = list(config_warnings(grpo_config(**changes)))
+    assert len(found) == len(warnings)
+    assert all(re.search(*pair) for pair in zip(warnings, found, strict=True))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*.yaml")), ids=lambda path: path.stem)

@@ -27,7 +27,7 @@ from components.train_grpo.objective import (
     clipped_low,
     has_spread,
     importance_weights,
-    is_near_sampler,
+    is_within_mask,
     kl_to_reference,
     policy_objective,
     policy_ratio,
@@ -339,12 +339,12 @@ def test_importance_weights_by_hand(correction: Mapping[str, Any], expected: lis
         ({"level": "sequence", "low": 0.0, "high": 1.9}, [False, True]),
     ],
 )
-def test_completions_near_the_sampler_by_hand(mask: Mapping[str, Any], expected: list[bool]) -> None:
+def test_completions_within_the_mask_by_hand(mask: Mapping[str, Any], expected: list[bool]) -> None:
     """The product of the ratios, or their geometric mean, is within the bounds; single tokens may be outside."""
     sampler_M = torch.zeros(5, dtype=torch.float64)
     old_M = _tensor(*TO_SAMPLER).log()
-    near_B = is_near_sampler(old_M, sampler_M, [3, 2], ImportanceMaskConfig.model_validate(mask))
-    assert near_B.tolist() == expected
+    within_B = is_within_mask(old_M, sampler_M, [3, 2], ImportanceMaskConfig.model_validate(mask))
+    assert within_B.tolist() == expected
 
 
 def test_samples_weighted_by_completion_have_the_mean_of_the_policy_itself() -> None:

@@ -15,7 +15,7 @@ from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
 from components.policy.packing import TokenSequence
 from components.policy.parallel import SINGLE_PROCESS, Ranks
-from components.rollout.sampler import Begun, Completion, Sampling
+from components.rollout.sampler import Completion, PartialCompletions, Sampling
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.problem import Problem
 from components.train_grpo.config import TrainGRPOConfig
@@ -45,13 +45,14 @@ class _Lengths:
     """A sampler whose completions have known lengths, sampled in segments.
 
     The length of a completion is given by its problem and its place in the group. Its tokens are the version of the
-    weights that sampled them, and their log-probabilities minus their place: what is continued must be what was begun.
+    weights that sampled them, and their log-probabilities minus their place: a later segment
+    must continue the same completion.
     """
 
     def __init__(self, length: Callable[[int, int], int]) -> None:
         self._length, self.version = length, -1
         self.segments: list[list[int]] = []
-        """Of each call the tokens that were there before, of every completion that was continued or begun."""
+        """Of each call the tokens that were there before, of every completion, new or continued."""
 
     def update_weights(self, version: int) -> float:
         self.version = version
@@ -61,24 +62,24 @@ class _Lengths:
         """Hold no memory."""
 
     def generate(
-        self, problems: Sequence[Problem], sampling: Sampling, begun: Begun | None = None
+        self, problems: Sequence[Problem], sampling: Sampling, partial: PartialCompletions | None = None
     ) -> list[list[Completion]]:
-        assert begun is not None
+        assert partial is not None
         assert sampling.segment_tokens is not None
         groups = []
         self.segments.append([])
-        for problem, group in zip(problems, begun, strict=True):
+        for problem, group in zip(problems, partial, strict=True):
             number = int(problem.id[-3:])
             before = group or [Completion(TokenSequence((1,), ()), (), "", finished=False, paused=True)] * 4
             assert len(before) == sampling.num_samples
             groups.append([self._continue(each, self._length(number, g), sampling) for g, each in enumerate(before)])
         return groups
 
-    def _continue(self, begun: Completion, length: int, sampling: Sampling) -> Completion:
-        if not begun.paused:
-            return replace(begun, versions=())
-        ids, limit = begun.tokens.completion_ids, min(length, sampling.max_new_tokens)
-        assert begun.logprobs == tuple(-float(place) for place in range(len(ids)))
+    def _continue(self, partial: Completion, length: int, sampling: Sampling) -> Completion:
+        if not partial.paused:
+            return replace(partial, versions=())
+        ids, limit = partial.tokens.completion_ids, min(length, sampling.max_new_tokens)
+        assert partial.logprobs == tuple(-float(place) for place in range(len(ids)))
         self.segments[-1].append(len(ids))
         stop = min(limit, len(ids) + (sampling.segment_tokens or 0))
         ids += (100 + self.version,) * (stop - len(ids))
@@ -131,7 +132,7 @@ def test_no_token_is_older_than_the_bound_and_nothing_is_lost(
             assert list(each.versions) == sorted(each.versions)
             assert each.finished or each.num_tokens == config.max_sampled_tokens
             oldest = max(oldest, step - 1 - each.versions[0])
-        assert rollout.groups_under_way == 3 * step - len(learned)
+        assert rollout.groups_in_flight == 3 * step - len(learned)
     assert oldest <= staleness
     assert not Counter(learned) - Counter(begun)
     assert len(learned) >= 3 * (30 - staleness)
@@ -144,7 +145,7 @@ def test_a_group_waits_for_its_longest_completion_and_the_oldest_go_first() -> N
     sampler = _Lengths(lambda number, g: 9 if (number, g) == (int(first.id[-3:]), 3) else 4)
     rollouts = dict(_steps(grpo_config(**{**PARTIAL, "num_steps": 4}), sampler))
     assert [len(rollouts[step].trained) for step in (1, 2, 3, 4)] == [2, 3, 3, 3]
-    assert [rollouts[step].groups_under_way for step in (1, 2, 3, 4)] == [1, 1, 1, 1]
+    assert [rollouts[step].groups_in_flight for step in (1, 2, 3, 4)] == [1, 1, 1, 1]
     assert rollouts[3].trained[0].problem == first
     longest = rollouts[3].trained[0].scored_G[3].completion
     assert longest.versions == (0,) * 4 + (1,) * 4 + (2,)
@@ -161,14 +162,14 @@ def test_what_would_become_too_old_is_truncated_and_counted() -> None:
     assert config.max_sampled_tokens == 8
     sampler = _Lengths(lambda _, g: (3, 8, 9, 16)[g])
     figures = [staleness_metrics(config, rollout, step) for step, rollout in _steps(config, sampler)]
-    assert figures[0]["groups_under_way"] == 3
+    assert figures[0]["groups_in_flight"] == 3
     assert math.isnan(figures[0]["stale_truncated_fraction"])
     for each in figures[1:]:
         assert each == {
             "staleness_mean": pytest.approx((3 * 1 + 3 * 4) / (3 + 3 * 8)),
             "staleness_max": 1,
             "stale_truncated_fraction": 2 / 4,
-            "groups_under_way": 3,
+            "groups_in_flight": 3,
         }
     enough = grpo_config(**PARTIAL)  # 4 segments of 4 tokens
     (_, first), *_ = _steps(enough, _Lengths(lambda *_: 4))
@@ -207,11 +208,17 @@ def test_several_processes_learn_from_the_groups_that_one_would() -> None:
             barrier.wait(10)
             return gathered
 
+        def gather(self, value: Any, what: str) -> list[Any]:
+            values = self.all_gather(value, what)
+            return values if self.is_main else []
+
     def run(rank: int) -> list[Rollout]:
         rollouts, sampler = _partial(config, _Lengths(_varied), Gather(rank, 3)), _Lengths(_varied)
         before = [rollouts.of_step(step) for step in range(1, 5)]
-        resumed = _partial(config, sampler, Gather(rank, 3))
-        resumed.restore(rollouts.state())
+        ranks = Gather(rank, 3)
+        resumed, states = _partial(config, sampler, ranks), ranks.all_gather(rollouts.state(), "")
+        assert [len(state["groups_of_ranks"]) for state in states] == [3, 0, 0]
+        resumed.restore(states[0])  # what the main process has written
         own = [group.number for group in rollouts._groups]
         assert [group.number for group in resumed._groups] == own
         return before + [resumed.of_step(step) for step in range(5, 9)]
@@ -220,7 +227,7 @@ def test_several_processes_learn_from_the_groups_that_one_would() -> None:
         for shared in pool.map(run, range(3)):
             for step, rollout in enumerate(shared, start=1):
                 assert rollout.trained == alone[step].trained
-                assert rollout.groups_under_way == alone[step].groups_under_way
+                assert rollout.groups_in_flight == alone[step].groups_in_flight
 
 
 # With a model ---------------------------------------------------------------------------------------------------------
@@ -253,11 +260,11 @@ def _assert_same(one: Trainer, other: Trainer) -> None:
 
 
 def test_segments_that_hold_a_whole_completion_change_nothing(make: Make) -> None:
-    """Weights and metrics are those of the synchronous trainer, to the last bit; nothing is ever under way or old."""
+    """Weights and metrics are those of the synchronous trainer, to the last bit; nothing is ever in flight or old."""
     synchronous = _run(make(sampler__max_staleness=0, sampler__segment_tokens=None))
     partial = _run(make(sampler__segment_tokens=16))
     _assert_same(partial, synchronous)
-    extra = {"staleness_mean": 0.0, "staleness_max": 0, "stale_truncated_fraction": 0.0, "groups_under_way": 0}
+    extra = {"staleness_mean": 0.0, "staleness_max": 0, "stale_truncated_fraction": 0.0, "groups_in_flight": 0}
     assert partial.history.curves == [{**row, **extra} for row in synchronous.history.curves]
     assert partial.history.completions == synchronous.history.completions
 
@@ -274,7 +281,7 @@ def test_tokens_have_the_log_probabilities_of_the_weights_that_sampled_them(make
 
 
 @pytest.mark.parametrize("steps_done", [1, 2, 3, 5])
-def test_what_is_under_way_is_part_of_the_checkpoint(make: Make, tmp_path: Path, steps_done: int) -> None:
+def test_groups_in_flight_are_part_of_the_checkpoint(make: Make, tmp_path: Path, steps_done: int) -> None:
     """A run that is resumed after any step continues the same completions, and ends with the same bytes."""
     saved: dict[str, Any] = {}
     straight = make(learning_rate=1e-2)
@@ -288,7 +295,7 @@ def test_what_is_under_way_is_part_of_the_checkpoint(make: Make, tmp_path: Path,
 
     _run(straight, after_step=save_state)
     resumed = _run(make(learning_rate=1e-2, saved=type("Saved", (), saved)), steps_done=steps_done)
-    assert any(row["groups_under_way"] for row in straight.history.curves)
+    assert any(row["groups_in_flight"] for row in straight.history.curves)
     assert resumed.history.curves == straight.history.curves
     assert resumed.history.completions == straight.history.completions
     _assert_same(resumed, straight)

@@ -403,6 +403,27 @@ def test_a_prefetched_rollout_is_one_update_old(make: Make) -> None:
     assert all(row["gradient_norm"] for row in trainer.history.curves)
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("servers", [SERVERS, None])
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("broken")])
+def test_whatever_ends_sampling_ahead_ends_the_run(error: BaseException, servers: Any) -> None:
+    """In the thread that samples, too, nobody waits for it forever."""
+
+    class Sampler(_Sampler):
+        def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
+            raise error
+
+        def update_weights(self, version: int) -> float:
+            return 0.0
+
+        def sleep(self) -> None:
+            pass
+
+    rollouts = _rollouts(grpo_config(**{**OVERLAP, "sampler__servers": servers}), Sampler(lambda _: 1))
+    with pytest.raises(type(error)):
+        rollouts.of_step(1)
+
+
 def test_weights_change_after_all_processes_have_prefetched() -> None:
     """Servers would sample what is left of a rollout from the next weights."""
     events: list[str] = []
@@ -463,7 +484,7 @@ def test_servers_sample_a_segment_while_the_policy_learns(make: Make, tmp_path: 
     assert list(dict.fromkeys(engine.sampled_from)) == [0, 1, 2, 3, 4, 5]
     rows = straight.history.curves
     assert 2 < max(row["staleness_max"] or 0 for row in rows) <= 5
-    assert max(row["groups_under_way"] or 0 for row in rows) > 3
+    assert max(row["groups_in_flight"] or 0 for row in rows) > 3
     assert {row["stale_truncated_fraction"] for row in rows} <= {0, None}  # five segments of 4 tokens are enough for 16
     resumed, _ = make(**settings, learning_rate=1e-2, saved=type("Saved", (), saved))
     _run(resumed, steps_done=4)

@@ -4,13 +4,13 @@ import copy
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
+from typing import Any, cast
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -25,27 +25,31 @@ from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
-from components.policy.parallel import init_ranks
+from components.policy.parallel import SINGLE_PROCESS, init_ranks
 from components.rollout.sampler import Completion, Sampling, Turn, grade_completions
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem, Split, write_problems
 from components.shared.tools import ToolsConfig
+from components.train_grpo import monitoring
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.metrics import completion_records, trajectory_metrics
+from components.train_grpo.metrics import completion_records, rollout_metrics, trajectory_metrics
 from components.train_grpo.monitoring import require_scorable
 from components.train_grpo.process_supervision import Step, verified_steps
 from components.train_grpo.reward_examples import LabeledExample, examples_of
 from components.train_grpo.reward_model import RewardModel
-from components.train_grpo.rewards import Group, Scored, Scorer, answer_format
-from components.train_grpo.rollouts import Rollout
+from components.train_grpo.rewards import Group, Scored, Scorer, answer_format, length, overlong, repetition
+from components.train_grpo.rollouts import Rollout, with_version
 from components.train_grpo.train import train
 from components.train_grpo.update import Experience, make_experience, rollout_advantages, split_minibatches, update
+from components.train_grpo.validation import Validator
 from components.train_grpo.worker import build_trainer
 from tests import tiny
 from tests.policy import plain
+from tests.rollout import acting as words
 from tests.train_grpo import acting
 from tests.train_grpo.groups import completion, grade, trajectory
 from tests.train_grpo.settings import grpo_config, reward_model_config
@@ -71,10 +75,14 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 }
 
 
-def _config(name: str, num_processes: int) -> TrainGRPOConfig:
+ZERO_STAGES = {0: list(OBJECTIVES), 2: ["token_mean"], 3: ["sequence_mean", "constant"]}
+"""Objectives by which a step is taken under each stage of ZeRO."""
+
+
+def _config(name: str, num_processes: int, zero_stage: int = 0) -> TrainGRPOConfig:
     changes = {"engine__num_processes": num_processes, "engine__max_gradient_norm": 1e6, **OBJECTIVES[name]}
     fixed = {"prompts_per_step": 2, "group_size": 3, "loss__kl__coefficient": 0.5, "sampler__max_mismatch": 1.0}
-    return grpo_config(**fixed, engine__micro_batch_tokens=12, engine__zero_stage=0, **changes)
+    return grpo_config(**fixed, engine__micro_batch_tokens=12, engine__zero_stage=zero_stage, **changes)
 
 
 @functools.cache
@@ -96,8 +104,8 @@ def take_steps(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
     """Take a step by each objective as a process of a training; leave the gradients and the losses in the folder."""
     ranks = init_ranks(config.engine)
     results = {}
-    for name in OBJECTIVES:
-        settings = _config(name, config.engine.num_processes)
+    for stage, name in ((stage, name) for stage, names in ZERO_STAGES.items() for name in names):
+        settings = _config(name, config.engine.num_processes, stage)
         model = LogprobModel(plain.gpt2().float(), temperature=1.0)
         policy, experience = Policy(model, settings.engine), _experience()
         minibatches = split_minibatches(settings, experience, ranks=ranks)
@@ -105,7 +113,7 @@ def take_steps(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
         # The optimizer's first moment is a tenth of its first gradient.
         moments = {key.removesuffix("/exp_avg"): each for key, each in policy.state().items() if "/exp_avg" in key}
         gradients = {key.removeprefix("model."): 10 * each for key, each in moments.items() if "/" not in key}
-        results[name] = {"loss": figures["loss"], "gradients": gradients}
+        results[stage, name] = {"loss": figures["loss"], "gradients": gradients}
         _experience.cache_clear()
     torch.save(results, folder / f"{get_rank()}.pt")
     return {}
@@ -126,23 +134,28 @@ def _expected(name: str) -> tuple[float, dict[str, Tensor]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_an_environments_tokens_have_no_part_in_the_gradient(tmp_path: Path, num_processes: int) -> None:
-    """Of real processes it is that of the objective over sampled tokens alone, a forward for each sequence."""
+    """Under every stage of ZeRO it is that of the objective over sampled tokens alone, in float64.
+
+    The optimizer has it in float32. That the parts of several processes add up in float64, test_update.py shows.
+    """
     config = _config("sequence_mean", num_processes)
     run_ranks(take_steps, config, {"folder": tmp_path}, num_processes=num_processes, work=tmp_path / "work", grace_s=30)
     results = torch.load(tmp_path / "0.pt")
-    for name in OBJECTIVES:
-        loss, gradients = _expected(name)
-        assert results[name]["loss"] == pytest.approx(loss, rel=1e-4), name
-        assert results[name]["gradients"].keys() == gradients.keys()
+    expected = {name: _expected(name) for name in OBJECTIVES}
+    for (stage, name), measured in results.items():
+        loss, gradients = expected[name]
+        assert measured["loss"] == pytest.approx(loss, rel=1e-5), (stage, name)
+        assert measured["gradients"].keys() == gradients.keys()
         for key, gradient in gradients.items():
-            plain.assert_near(results[name]["gradients"][key].double(), gradient, 1e-4, f"{name}, {key}")
+            plain.assert_near(measured["gradients"][key].double(), gradient, 1e-5, f"ZeRO {stage}, {name}, {key}")
 
 
 # Rewards and steps ----------------------------------------------------------------------------------------------------
 
-ASKED, ANSWERED = Turn(3, "3+5=8\n", "18\n", {"valid": 0.5, "short": -0.25}), Turn(5, "#### 18", rewards={"valid": 1.0})
+ASKED = Turn(3, "3+5=8\n", "18\n", {"valid": 0.5, "short": -0.25}, is_call=True)
+ANSWERED = Turn(5, "#### 18", rewards={"valid": 1.0})
 RIGHT = grade(Verdict.RIGHT)
-FAILED = trajectory(Turn(2, "3+5"), finished=False, failure="timeout: no answer after 10 s")
+FAILED = trajectory(Turn(2, "3+5", is_call=True), finished=False, failure="timeout: no answer after 10 s")
 
 
 def _score(completions: list[Completion], **changes: Any) -> list[Scored]:
@@ -272,7 +285,7 @@ def test_the_metrics_of_trajectories_by_hand() -> None:
         trajectory(ASKED, ANSWERED),
         trajectory(Turn(4, "It is 18.")),
         trajectory(ASKED, Turn(6, "So"), finished=False),
-        trajectory(ASKED, Turn(5, "3+4\n", "7\n"), finished=False),
+        trajectory(ASKED, Turn(5, "3+4\n", is_call=True), finished=False),
         trajectory(Turn(3, "a long prompt"), finished=False),
         FAILED,
         completion(),
@@ -283,8 +296,8 @@ def test_the_metrics_of_trajectories_by_hand() -> None:
         {
             "turns": 9 / 8,
             "turns_max": 2,
-            "tool_calls": 3 / 8,
-            "tool_use_fraction": 3 / 8,
+            "tool_calls": 5 / 8,
+            "tool_use_fraction": 4 / 8,
             "environment_tokens": 6 / 8,
             "environment_failures": 1,
             "truncated_by_tokens_fraction": 1 / 8,
@@ -294,6 +307,31 @@ def test_the_metrics_of_trajectories_by_hand() -> None:
             "reward_environment_valid": 2.5 / 8,
         }
     )
+
+
+def _rewarded_parts(rewards: dict[str, float], columns_before: Sequence[str] = ()) -> dict[str, float]:
+    """Return the columns of the parts of the reward that an environment gives of one turn."""
+    rollout = Rollout([Group(tiny.PROBLEMS[0], _score([trajectory(Turn(3, "18", rewards=rewards))]))], [], 0.0, 0.0)
+    metrics = trajectory_metrics(grpo_config(), ToolsConfig(environment="calculator"), rollout, columns_before)
+    return {column: value for column, value in metrics.items() if column.startswith("reward_")}
+
+
+def test_parts_of_an_environments_reward_keep_their_columns() -> None:
+    """Whichever of them a step has; a run has twenty at most, however many names an environment gives."""
+    first = _rewarded_parts({"valid": 1.0, "short": 0.5})
+    assert first == {"reward_environment_short": 0.5, "reward_environment_valid": 1.0}
+    second = _rewarded_parts({"late": 2.0}, ["step", "reward", "reward_accuracy", *first])
+    assert second == {"reward_environment_short": 0.0, "reward_environment_valid": 0.0, "reward_environment_late": 2.0}
+    many = _rewarded_parts({f"a{number}": 1.0 for number in range(30)}, list(second))
+    assert len(many) == 20
+    assert set(second) < set(many)
+
+
+@pytest.mark.parametrize("names", [("a.b", "a_b"), ("a.b", "a:b"), ("a:b", "a_b")])
+def test_parts_of_an_environments_reward_that_would_share_a_column_are_an_error(names: tuple[str, str]) -> None:
+    """The error names both."""
+    with pytest.raises(PipelineError, match=rf"`({names[0]}|{names[1]})` .* `({names[0]}|{names[1]})` would share"):
+        _rewarded_parts(dict.fromkeys(names, 1.0))
 
 
 def test_the_record_of_a_trajectory_shows_its_turns() -> None:
@@ -308,6 +346,79 @@ def test_the_record_of_a_trajectory_shows_its_turns() -> None:
     assert (first["num_tokens"], first["environment_failure"]) == (5, None)
     assert (second["verdict"], second["reason"]) == ("unscorable", "environment")
     assert second["environment_failure"] == "timeout: no answer after 10 s"
+    assert [each["finished"] for each in (first, second)] == [True, False]
+
+
+# What counts tokens ---------------------------------------------------------------------------------------------------
+
+READ = TokenSequence((1, 2), (3, 4, 9, 9, 9, 9, 5, 6), ((2, 6),))
+"""Four sampled tokens, and four equal ones of an environment in between."""
+ACTED = Completion(READ, (-1.0,) * 4, "#### 18", finished=True)
+
+
+def _rollout(response: Completion) -> Rollout:
+    return Rollout([Group(tiny.PROBLEMS[0], _score([response]))], [], sampling_s=0.0, scoring_s=0.0)
+
+
+def _repetition(response: Completion) -> float:
+    config = grpo_config(reward__weights={"repetition": 1.0}, reward__repetition_ngram_tokens=1)
+    return repetition(tiny.PROBLEMS[0], response, RIGHT, config=config)
+
+
+def _overlong(response: Completion) -> float:
+    buffer = {"reward__weights": {"overlong": 1.0}, "reward__overlong_buffer_tokens": 4}
+    config = grpo_config(sampling__max_new_tokens=6, **buffer)
+    return overlong(tiny.PROBLEMS[0], response, RIGHT, config=config)
+
+
+def _length_reward(response: Completion) -> float:
+    return length(tiny.PROBLEMS[0], [response, completion(6)], [RIGHT] * 2)[0]
+
+
+def _recorded_length(response: Completion) -> tuple[float, float]:
+    metrics = rollout_metrics(grpo_config(), _rollout(response), AnswerPolicy.DECLARED)
+    return metrics["completion_length_tokens"], metrics["completion_length_max_tokens"]
+
+
+def _versions(response: Completion) -> list[tuple[int, ...]]:
+    paused = replace(completion(1), versions=(2,))
+    return [with_version([[response]], 3, partial)[0][0].versions for partial in (None, [[paused]])]
+
+
+def _speed(response: Completion) -> float:
+    """Tokens per second of a step of two seconds."""
+    with (
+        patch.object(monitoring, "measure_matmul_flops", lambda *_: 1e12),
+        patch.object(monitoring, "time", Mock(monotonic=Mock(side_effect=[5.0, 7.0]))),
+    ):
+        timer = monitoring.StepTimer(grpo_config(), tiny.checkpoint())
+        timer.start()
+        return timer.row(1, _rollout(response), [], SINGLE_PROCESS)["tokens_per_s"]
+
+
+def _validated_length(response: Completion) -> float:
+    sampler = Mock(generate=lambda problems, sampling: [[response] for _ in problems])
+    settings = grpo_config(), tiny.PROBLEMS[:3], sampler, lambda problems, *_: [RIGHT] * len(problems)
+    measured = Validator(*settings, AnswerPolicy.DECLARED, SINGLE_PROCESS).measure(1)
+    return float(measured["completion_length_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (_repetition, 0.0),
+        (_overlong, -0.5),
+        (_length_reward, 0.5),
+        (_recorded_length, (4.0, 4)),
+        (_versions, [(3, 3, 3, 3), (2, 3, 3, 3)]),
+        (_speed, 2.0),
+        (_validated_length, 4.0),
+    ],
+)
+def test_what_counts_tokens_counts_the_sampled_ones(count: Callable[[Completion], Any], expected: Any) -> None:
+    """By hand; an environment's tokens between them change nothing."""
+    assert count(replace(ACTED, tokens=TokenSequence((1, 2), (3, 4, 5, 6)))) == expected
+    assert count(ACTED) == expected
 
 
 # From the sampler to the loss -----------------------------------------------------------------------------------------
@@ -338,7 +449,7 @@ def test_a_sampled_trajectory_has_the_log_probabilities_that_it_was_sampled_with
         sequence, turns = each.tokens, each.turns
         observed = [sequence.completion_ids[start:stop] for start, stop in sequence.environment]
         read = [turn.observation for turn in turns if turn.observation]
-        assert observed == [actor.observation_ids(text, ended=False) for text in read]
+        assert observed == [actor.read_observation(text, ended=False).ids for text in read]
         ends = [0, *(turn.end for turn in turns)]
         of_turns = [sequence.sampled_ids[start:stop] for start, stop in pairwise(ends)]
         assert [actor.decode(ids) for ids in of_turns] == [turn.text for turn in turns]
@@ -375,6 +486,45 @@ def test_the_kl_term_in_the_reward_is_that_of_sampled_tokens(actor: Checkpoint, 
     assert max(wanted) - min(wanted) > 0.01
     for part, value in zip(parts, wanted, strict=True):
         assert part.tolist() == pytest.approx([value] * len(part), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"},
+        {"reward__weights": {"environment": 1.0}, "reward__supervision": "turn"},
+        {"loss__kl": {"coefficient": 0.5, "placement": "reward"}},
+        {
+            "sampler__max_staleness": 1,
+            "sampler__correction": {"weight": {}, "mask": {"level": "sequence"}},
+            "sampler__max_mismatch": 1.0,
+        },
+    ],
+    ids=["outcome", "process", "turn", "KL in the reward", "a mask of completions"],
+)
+@pytest.mark.parametrize("questions", [["1+2" * 40, "1+2"], ["1+2" * 40, "3+3" * 40]], ids=["one of two", "all"])
+def test_completions_without_tokens_are_masked(
+    changes: dict[str, Any], questions: list[str], verify: Verifier, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their prompts fill the context, which is named once; the step learns from the others."""
+    config = grpo_config(prompts_per_step=2, num_steps=1, warmup_steps=0, logged_completions_per_step=8, **changes)
+    checkpoint = words.checkpoint()
+    problems = tiny.asked(questions)
+    environments = cast(Environments, words.ActingEnvironments())
+    sampler = TransformersSampler(checkpoint, 64)
+    trainer = build_trainer(config, checkpoint, problems, verify, sampler, environments=environments)
+    trainer.run(steps_done=0, after_step=lambda _: None)
+    records = trainer.history.completions
+    empty = [each for each in records if not each["num_tokens"]]
+    (row,) = trainer.history.curves
+    if questions[1] == "1+2":
+        assert [each["num_tokens"] > 0 for each in records] == [each["question"] == "1+2" for each in records]
+        assert len(empty) == 4
+        assert all((each["reward"], each["advantage"], each["finished"]) == (None, 0.0, False) for each in empty)
+    else:
+        assert (row["completion_length_tokens"], row["gradient_norm"]) == (0, 0)
+    assert capsys.readouterr().out.count("its prompt fills the context of the model") == 1
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

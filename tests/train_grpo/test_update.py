@@ -18,7 +18,7 @@ from components.policy.checkpoint import Checkpoint
 from components.policy.engine import NonFiniteError, Policy
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import Shard, TokenSequence
-from components.policy.parallel import SINGLE_PROCESS
+from components.policy.parallel import SINGLE_PROCESS, Ranks
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import UpdateMetrics, figures_without_update
 from components.train_grpo.rewards import Group
@@ -311,13 +311,23 @@ def _exact_experience(name: str, sequences: list[TokenSequence] = EXACT_SEQUENCE
     )
 
 
-def _loss_of_step(config: TrainGRPOConfig, experience: Experience, model: PreTrainedModel) -> tuple[Tensor, Any]:
-    """Return the loss of one optimizer step, micro-batch by micro-batch, and its metrics."""
+class _OneOf(Ranks):
+    """One of several processes, by itself; the others have as many micro-batches."""
+
+    def all_gather(self, value: Any, what: str) -> list[Any]:
+        del what
+        return [value] * self.world_size
+
+
+def _loss_of_step(
+    config: TrainGRPOConfig, experience: Experience, model: PreTrainedModel, ranks: Ranks = SINGLE_PROCESS
+) -> tuple[Tensor, Any]:
+    """Return a process's part of the loss of one optimizer step, micro-batch by micro-batch, and its metrics."""
     scorer = LogprobModel(model, temperature=1.0)
     if config.loss.kl.coefficient == 0:
         experience = dataclasses.replace(experience, reference_logprobs_M=None)
     metrics = UpdateMetrics()
-    (minibatch,) = split_minibatches(config, experience, ranks=SINGLE_PROCESS)
+    (minibatch,) = split_minibatches(config, experience, ranks=ranks)
     batches, weights_B = minibatch.shard.batches, minibatch.weights_B
     is_sum = loss_is_sum(config)
     losses = [
@@ -357,6 +367,30 @@ def test_the_loss_and_its_gradient_are_those_of_the_objective_written_out(
         torch.testing.assert_close(result[weight], gradient, rtol=1e-10, atol=1e-12)
     assert figures["clip_high_fraction"] > 0
     assert figures["clip_low_fraction"] > 0
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("max_tokens", [1, 14, 10_000])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_processes_together_have_the_loss_and_the_gradient_written_out(
+    aggregation: str, max_tokens: int, world_size: int
+) -> None:
+    """In float64, of trajectories: their sums over any number of processes and micro-batches agree to ten digits."""
+    config = _config(loss__aggregation=aggregation, engine__micro_batch_tokens=max_tokens)
+    experience = _exact_experience("the paper's", TRAJECTORIES)
+    plain, packed = _exact_model(), copy.deepcopy(_exact_model())
+    expected = plain_loss(config, experience, plain)
+    expected.backward()
+    losses = [_loss_of_step(config, experience, packed, _OneOf(rank, world_size))[0] for rank in range(world_size)]
+    for loss in losses:
+        loss.backward()
+    parts = [float(loss.detach()) for loss in losses]
+    assert sum(parts) == pytest.approx(float(expected.detach()), rel=1e-10)
+    assert 0.0 not in parts
+    result, wanted = _gradients(packed), _gradients(plain)
+    assert result.keys() == wanted.keys()
+    for weight, gradient in wanted.items():
+        torch.testing.assert_close(result[weight], gradient, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])

@@ -120,7 +120,7 @@ class VllmEngine:
 
     @contextmanager
     def submitting(self) -> Iterator[Submit]:
-        """See `Completing`; nothing else is asked of the engine meanwhile."""
+        """See `CompletionBackend`; nothing else is asked of the engine meanwhile."""
         self._wake()
         requests = _Requests(self._connection, self._deadline_s, self._log, self._kill)
         try:
@@ -244,7 +244,7 @@ class _Requests:
         return answer
 
     def end(self) -> None:
-        """Give up what is under way, and wait until vLLM's process takes other calls."""
+        """Give up the requests in flight, and wait until vLLM's process takes other calls."""
         self._last_message, self._ending = time.monotonic(), True
         self._send(None)
         self._thread.join()
@@ -323,7 +323,7 @@ class VllmEngines:
             raise failure
 
     def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
-        """See `Completing`: each engine completes as many of the requests, give or take one."""
+        """See `CompletionBackend`: each engine completes as many of the requests, give or take one."""
         engines = self._engines
         with ThreadPoolExecutor(len(engines)) as threads:
             shares = [requests[number :: len(engines)] for number in range(len(engines))]
@@ -333,7 +333,7 @@ class VllmEngines:
 
     @contextmanager
     def submitting(self) -> Iterator[Submit]:
-        """See `Completing`: all requests of a group go to one engine, which has its prompt in the cache."""
+        """See `CompletionBackend`: all requests of a group go to one engine, which has its prompt in the cache."""
         with ExitStack() as stack:
             submits = [stack.enter_context(engine.submitting()) for engine in self._engines]
             yield lambda request: submits[request.group % len(submits)](request)

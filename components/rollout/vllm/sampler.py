@@ -22,8 +22,8 @@ from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict, save_adapters
 from components.policy.packing import TokenSequence, pack
-from components.rollout.sampler import Begun, Completion, Sampling, StopTexts
-from components.rollout.trajectory import Conditions, Status, Trajectory
+from components.rollout.sampler import Completion, PartialCompletions, Sampling, StopTexts
+from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.vllm.config import Synchronise, WeightsBy
 from components.rollout.vllm.verification import verify_logprobs
 from components.shared.problem import Problem
@@ -50,10 +50,10 @@ class SampledTokens(NamedTuple):
 
 
 Submit = Callable[[Request], "Future[list[SampledTokens]]"]
-"""Begins to complete a request, beside those that are under way."""
+"""Begins to complete a request, beside those in flight."""
 
 
-class Completing(Protocol):
+class CompletionBackend(Protocol):
     """What completes prompts, tokens in and tokens out."""
 
     max_tokens: int
@@ -63,10 +63,10 @@ class Completing(Protocol):
         """Return the completions of each request, with the log-probabilities of their tokens."""
 
     def submitting(self) -> AbstractContextManager[Submit]:
-        """Let the block begin requests one by one; those that are under way at its end are given up."""
+        """Let the block begin requests one by one; those in flight at its end are given up."""
 
 
-class Engine(Completing, Protocol):
+class Engine(CompletionBackend, Protocol):
     """What `VllmSampler` samples with.
 
     It is an engine beside the trainer (`VllmEngine`) or servers (`VllmServers`).
@@ -100,11 +100,11 @@ class Engine(Completing, Protocol):
 
 
 def complete(
-    engine: Completing,
+    engine: CompletionBackend,
     checkpoint: Checkpoint,
     problems: Sequence[Problem],
     sampling: Sampling,
-    begun: Begun | None = None,
+    partial: PartialCompletions | None = None,
 ) -> list[list[Completion]]:
     """Return the completions of each problem by an engine; of the checkpoint's weights nothing is read.
 
@@ -115,10 +115,10 @@ def complete(
     has_seeds, seeds = checkpoint.device.type != "cuda", random.Random(sampling.seed)
     # vLLM adds the number of the completion in its group.
     numbers = [seeds.getrandbits(53) if has_seeds else None for _ in problems]
-    if sampling.environments is not None or sampling.segment_tokens is not None or begun is not None:
-        groups = Conditions(checkpoint, sampling, max_tokens=engine.max_tokens).begin(problems, begun)
+    if sampling.environments is not None or sampling.segment_tokens is not None or partial is not None:
+        groups = RolloutContext(checkpoint, sampling, max_tokens=engine.max_tokens).begin(problems, partial)
         with engine.submitting() as submit:
-            _Turns(submit, checkpoint, sampling, numbers).take_to_end(groups)
+            _Turns(submit, checkpoint, sampling, numbers).run_to_completion(groups)
         return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
     params = {**_params(checkpoint, sampling, sampling.stop), "n": sampling.num_samples}
     prompts = [checkpoint.prompt_ids(problem.question, problem.source) for problem in problems]
@@ -150,9 +150,9 @@ def _params(checkpoint: Checkpoint, sampling: Sampling, stop: Sequence[str]) -> 
 
 
 class _Turns:
-    """Takes trajectories to their ends, each as soon as it can go on: a request per turn, while others are under way.
+    """Runs trajectories to completion, each turn as a request of its own that begins as soon as it can.
 
-    The first turn of a group that begins is one request.
+    The first turns of a new group are one request.
     """
 
     def __init__(self, submit: Submit, checkpoint: Checkpoint, sampling: Sampling, seeds: Sequence[int | None]) -> None:
@@ -166,8 +166,8 @@ class _Turns:
         """The problem of each trajectory, and its number in the group."""
         self._num_open = 0
 
-    def take_to_end(self, groups: Sequence[Sequence[Trajectory | Completion]]) -> None:
-        """Return once all trajectories are over."""
+    def run_to_completion(self, groups: Sequence[Sequence[Trajectory | Completion]]) -> None:
+        """Return once all trajectories are done."""
         for problem, group in enumerate(groups):
             ours = [each for each in group if isinstance(each, Trajectory) and each.status is Status.SAMPLING]
             self._places |= {each: (problem, group.index(each)) for each in ours}
@@ -199,7 +199,7 @@ class _Turns:
                 self._num_open -= 1
 
     def _request(self, trajectories: list[Trajectory]) -> None:
-        """Begin to sample the next turn of a trajectory, or the first of a whole group."""
+        """Begin to sample the next turn of a trajectory, or the first turns of a whole group."""
         first = trajectories[0]
         problem, number = self._places[first]
         seed = self._seeds[problem]
@@ -244,10 +244,10 @@ class VllmSampler:
         self.sleep, self.close = engine.sleep, engine.close
 
     def generate(
-        self, problems: Sequence[Problem], sampling: Sampling, begun: Begun | None = None
+        self, problems: Sequence[Problem], sampling: Sampling, partial: PartialCompletions | None = None
     ) -> list[list[Completion]]:
         """See `Sampler`."""
-        return complete(self.engine, self._checkpoint, problems, sampling, begun)
+        return complete(self.engine, self._checkpoint, problems, sampling, partial)
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
         """See `Sampler`."""

@@ -25,7 +25,7 @@ _CONNECT_S = 5.0
 _CONTROL_S = 30.0
 """For calls that compute nothing."""
 _MAX_REQUESTS = 256
-"""Requests under way at once; vLLM itself decides how many of them it computes together."""
+"""Requests in flight at once; vLLM itself decides how many of them it computes together."""
 _RETRY_S = 1.0
 _MAX_TRIES = 4
 """Of one request: one over which so many servers were lost would cost the next, too."""
@@ -82,7 +82,7 @@ class VllmClient:
     def changing_weights(self, version: str, sent: Mapping[str, Tensor]) -> Iterator[None]:
         """Let the block replace the weights by those `sent` while nothing is computed, then verify and name them.
 
-        Requests under way are finished before; those that arrive meanwhile wait for the new weights.
+        Requests in flight are finished before; those that arrive meanwhile wait for the new weights.
         """
         self.post("pause?mode=wait&clear_cache=true", {})
         yield
@@ -177,7 +177,7 @@ class VllmServers:
 
     @contextmanager
     def submitting(self) -> Iterator[Submit]:
-        """See `Completing`."""
+        """See `CompletionBackend`."""
         threads = ThreadPoolExecutor(_MAX_REQUESTS)
         try:
             yield lambda request: threads.submit(self._complete, request)
