@@ -30,7 +30,7 @@ class TransformersSampler:
     max_batch_size: int
     """Completions generated at once; bounds memory."""
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def generate(
         self, problems: Sequence[Problem], sampling: Sampling, partial: PartialCompletions | None = None
     ) -> list[list[Completion]]:

@@ -61,7 +61,7 @@ def test_an_output_layer_with_float32_logits_keeps_them() -> None:
     layer = nn.Linear(512, 512, bias=False)
     use_float32_logits(layer)
     own = layer.forward
-    with pytest.raises(RuntimeError, match="shape|primitive"), packed_weights(nn.Sequential(layer)):
+    with pytest.raises(RuntimeError, match=r"shape|primitive"), packed_weights(nn.Sequential(layer)):
         layer(torch.ones(1, 511))
     assert layer.forward == own
 
