@@ -35,7 +35,7 @@ class _Turns(TurnDecoding):
     turn_tokens: ClassVar[int]
 
     def _sample_next(self, numbers: Sequence[int], logits_RV: Tensor, uniform_RT: Tensor) -> None:
-        places = [self._on_their_way[number].num_sampled + 1 for number in numbers]
+        places = [self._active[number].num_sampled + 1 for number in numbers]
         self._ends_R = torch.tensor([place % self.turn_tokens == 0 for place in places])
         super()._sample_next(numbers, logits_RV, uniform_RT)
 

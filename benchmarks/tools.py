@@ -94,7 +94,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=2, help="steps of each trainer before them")
     parser.add_argument("--only", choices=tuple(_NAMES), help="measure one trainer alone")
     parser.add_argument("--trl-batch-size", type=int, default=4, help="completions per forward pass of TRL, tuned")
-    parser.add_argument("--micro-batch-tokens", type=int, default=2048, help="tokens per forward pass of our update")
+    parser.add_argument("--micro-batch-tokens", type=int, default=1024, help="tokens per forward pass of our update")
     parser.add_argument("--out", type=Path, default=FOLDER, help="the folder of results")
     options = parser.parse_args()
     try:
