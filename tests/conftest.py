@@ -1,8 +1,8 @@
 """Settings of every test: nothing reaches out to a hub or phones home, and files of tests may run side by side.
 
 Long tests say how many minutes they take, `@pytest.mark.long(minutes=3)`. `--part N` runs one part of them: as many
-parts as it takes for each to fit in `PART_MINUTES`, or to be a single test that is longer, counted from 1 and beginning
-again after the last, so that the day of the month will do for N.
+parts as it takes for each to fit in `PART_MINUTES`, counted from 1 and beginning again after the last, so that the day
+of the month will do for N.
 """
 
 import itertools
@@ -19,10 +19,10 @@ hypothesis.settings.load_profile("without_deadline")
 # Read when the libraries are imported, so it has to be here, before any test is.
 os.environ.update(HF_HUB_OFFLINE="1", DVC_NO_ANALYTICS="1", GX_ANALYTICS_ENABLED="false")
 
-PART_MINUTES = 6
-"""Most minutes of a part of the long tests that has more than one, on two idle cores."""
-MAX_MINUTES = 9
-"""The longest that a single test may take."""
+PART_MINUTES = 9
+"""Most minutes of a part of the long tests, on two idle cores."""
+_MAX_PARTS = 28
+"""The days of the shortest month: what is in a later part would hardly ever be run."""
 _MINUTES = 1
 """Of a long test that does not say."""
 _SHARING = {"test_dvc": "runs", "test_end_to_end": "runs"}
@@ -54,6 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     number = config.getoption("part")
     if number is not None:
         chosen = parts({item.nodeid: minutes for item in items if (minutes := _minutes(item))})
+        if len(chosen) > _MAX_PARTS:
+            raise pytest.UsageError(f"the long tests have {len(chosen)} parts; a month has {_MAX_PARTS} days at least")
         keep = set(chosen[(number - 1) % len(chosen)])
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in keep])
         items[:] = [item for item in items if item.nodeid in keep]
@@ -62,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def parts(minutes: dict[str, float]) -> list[list[str]]:
-    """Pack tests into parts of at most `PART_MINUTES`, or of one test that is longer, in their order.
+    """Pack tests into parts of at most `PART_MINUTES`, in their order.
 
     Tests of a file stay together, since they may share what takes long to make, unless the file alone is too long.
     """
