@@ -214,7 +214,7 @@ class _Chunk(NamedTuple):
 class _Head:
     """An output layer and the tokens that it scores.
 
-    Chunks share their memory: a large tensor is new pages of memory each time, which take as long as its arithmetic.
+    Chunks share the memory of their weights: a large tensor is new pages each time, which cost as much as its products.
     """
 
     def __init__(

@@ -29,24 +29,24 @@ def few_rows_product(left: Tensor, right: Tensor) -> Tensor:
 def packed_weights(model: nn.Module) -> Iterator[None]:
     """Pack the large weights of all linear layers for the time of the block; they must not change, nor have gradients.
 
-    A second copy of these weights exists meanwhile.
+    A second copy of these weights exists meanwhile. Layers that compute in another way, such as quantised ones, stay.
     """
-    layers = [
-        each
-        for each in model.modules()
-        if isinstance(each, nn.Linear) and _suits_onednn(each.weight) and each.weight.numel() >= _MIN_PACKED_ELEMENTS
-    ]
+    layers = [each for each in model.modules() if type(each) is nn.Linear and _is_worth_packing(each.weight)]
     forwards = [each.__dict__.get("forward") for each in layers]
-    for layer in layers:
-        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _PACKED_ROWS)
-        layer.__dict__["forward"] = partial(_onednn_linear, weight=packed, bias=layer.bias)
     try:
+        for layer in layers:
+            packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), _PACKED_ROWS)
+            layer.__dict__["forward"] = partial(_onednn_linear, weight=packed, bias=layer.bias)
         yield
     finally:
         for layer, forward in zip(layers, forwards, strict=True):
-            del layer.__dict__["forward"]
+            layer.__dict__.pop("forward", None)
             if forward is not None:
                 layer.__dict__["forward"] = forward
+
+
+def _is_worth_packing(weight: Tensor) -> bool:
+    return _suits_onednn(weight) and weight.numel() >= _MIN_PACKED_ELEMENTS
 
 
 def _suits_onednn(tensor: Tensor) -> bool:

@@ -71,3 +71,17 @@ def test_weights_in_other_types_are_not_packed() -> None:
     layer = nn.Linear(512, 512).double()
     with packed_weights(nn.Sequential(layer)):
         assert "forward" not in vars(layer)
+
+
+def test_a_layer_that_computes_in_another_way_is_left_alone() -> None:
+    """As those of quantised models do, which are linear layers to torch."""
+
+    class Doubled(nn.Linear):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(rows)
+
+    layer, rows = Doubled(512, 512), torch.ones(1, 512)
+    with torch.no_grad():
+        expected = layer(rows)
+        with packed_weights(nn.Sequential(layer)):
+            assert torch.equal(layer(rows), expected)
