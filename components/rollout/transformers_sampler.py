@@ -13,8 +13,8 @@ from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
 from components.policy.logprobs import use_float32_logits
 from components.policy.lora import copy_merged_weights
+from components.policy.packed_weights import packed_weights
 from components.policy.packing import TokenSequence
-from components.policy.products import packed_weights
 from components.rollout import decoding
 from components.rollout.sampler import Completion, PartialCompletions, Sampling
 from components.rollout.trajectory import RolloutContext, Status, Trajectory

@@ -1,11 +1,10 @@
-"""Products of few rows with a large matrix are as exact as torch's own, and layers are left as they were."""
+"""Products of few rows with a large matrix are as exact as torch's own."""
 
 import pytest
 import torch
 from torch import nn
 
-from components.policy.logprobs import use_float32_logits
-from components.policy.products import few_rows_product, packed_weights
+from components.policy.products import PackedLinear, few_rows_product
 
 _ROUNDING = 1e-6
 """Of a mean of several hundred products in float32, relative to the largest."""
@@ -27,61 +26,26 @@ def test_a_product_is_that_of_float64_up_to_rounding(num_rows: int, transposed: 
 
 
 @pytest.mark.parametrize("shape", [(1, 512), (5, 512), (2, 33, 512)], ids=["a row", "five rows", "two dimensions"])
-def test_layers_with_packed_weights_compute_the_same(shape: tuple[int, ...]) -> None:
-    """With a bias and without, of large weights and of small ones, and in any number of rows."""
+def test_a_packed_product_is_that_of_all_its_layers(shape: tuple[int, ...]) -> None:
+    """Side by side, with a bias and without, in any number of rows; and added to something else."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 64, bias=False), nn.Linear(64, 4096, bias=False))
-    rows = torch.randn(shape)
+    layers = [nn.Linear(512, 512), nn.Linear(512, 64, bias=False), nn.Linear(512, 40)]
+    rows, residual = torch.randn(shape), torch.randn(*shape[:-1], 616)
+    packed = PackedLinear(*layers)
     with torch.no_grad():
-        expected = model.double()(rows.double())
-        model.float()
-        with packed_weights(model):
-            computed = model(rows)
-    assert computed.shape == expected.shape
-    assert (computed.double() - expected).abs().max() < _ROUNDING * 10 * expected.abs().max()
+        product, total = packed(rows), packed.added_to(residual, rows)
+        expected = torch.cat([layer.double()(rows.double()) for layer in layers], dim=-1)
+    assert product.shape == total.shape == expected.shape
+    largest = expected.abs().max()
+    assert (product.double() - expected).abs().max() < _ROUNDING * 10 * largest
+    assert (total.double() - residual - expected).abs().max() < _ROUNDING * 10 * largest
 
 
-def test_packed_weights_are_those_of_the_beginning_of_the_block() -> None:
-    """A weight that changes in the block is packed anew by the next one only."""
+def test_a_packed_product_has_the_weights_of_its_beginning() -> None:
+    """What changes in its layers afterwards is not seen."""
     layer, row = nn.Linear(512, 512, bias=False), torch.ones(1, 512)
-    model = nn.Sequential(layer)
     with torch.no_grad():
         layer.weight.fill_(1.0)
-        with packed_weights(model):
-            layer.weight.fill_(2.0)
-            first = model(row)
-        after = model(row)
-        with packed_weights(model):
-            second = model(row)
-    assert (first[0, 0], after[0, 0], second[0, 0]) == (512, 1024, 1024)
-
-
-def test_an_output_layer_with_float32_logits_keeps_them() -> None:
-    """Its own forward comes back, also after an error."""
-    layer = nn.Linear(512, 512, bias=False)
-    use_float32_logits(layer)
-    own = layer.forward
-    with pytest.raises(RuntimeError, match=r"shape|primitive"), packed_weights(nn.Sequential(layer)):
-        layer(torch.ones(1, 511))
-    assert layer.forward == own
-
-
-def test_weights_in_other_types_are_not_packed() -> None:
-    """What oneDNN is not used for computes as ever."""
-    layer = nn.Linear(512, 512).double()
-    with packed_weights(nn.Sequential(layer)):
-        assert "forward" not in vars(layer)
-
-
-def test_a_layer_that_computes_in_another_way_is_left_alone() -> None:
-    """As those of quantised models do, which are linear layers to torch."""
-
-    class Doubled(nn.Linear):
-        def forward(self, rows: torch.Tensor) -> torch.Tensor:
-            return 2 * super().forward(rows)
-
-    layer, rows = Doubled(512, 512), torch.ones(1, 512)
-    with torch.no_grad():
-        expected = layer(rows)
-        with packed_weights(nn.Sequential(layer)):
-            assert torch.equal(layer(rows), expected)
+        packed = PackedLinear(layer)
+        layer.weight.fill_(2.0)
+        assert packed(row)[0, 0] == 512

@@ -1,0 +1,181 @@
+"""A model computes the same with packed weights, and is left as it was."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from components.policy.attention import PackedLayout, use_packed_attention
+from components.policy.config import LoraConfig
+from components.policy.logprobs import use_float32_logits
+from components.policy.lora import add_adapters
+from components.policy.packed_weights import packed_weights
+from components.policy.packing import TokenSequence, pack
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 600,
+    "hidden_size": 256,
+    "intermediate_size": 640,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+_ROUNDING = 2e-5
+"""Of logits of about one, in float32, after three layers."""
+_MODELS: dict[str, tuple[type[PreTrainedModel], Any, bool]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**_SHAPE, attention_bias=True, mlp_bias=True), True),
+    "llama with long heads": (LlamaForCausalLM, LlamaConfig(**_SHAPE, head_dim=128), True),
+    "llama 3": (
+        LlamaForCausalLM,
+        LlamaConfig(
+            **_SHAPE,
+            max_position_embeddings=64,
+            rope_parameters={
+                "rope_type": "llama3",
+                "rope_theta": 10_000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        ),
+        True,
+    ),
+    "mistral": (MistralForCausalLM, MistralConfig(**_SHAPE, sliding_window=None), True),
+    "mistral with a window": (MistralForCausalLM, MistralConfig(**_SHAPE, sliding_window=4096), False),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**_SHAPE, tie_word_embeddings=True), True),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**_SHAPE, head_dim=64), True),
+    "qwen3 with gelu": (Qwen3ForCausalLM, Qwen3Config(**_SHAPE, head_dim=64, hidden_act="gelu"), True),
+    "gemma": (GemmaForCausalLM, GemmaConfig(**_SHAPE, head_dim=64), False),
+}
+
+
+@pytest.fixture(params=_MODELS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The name of a model."""
+    name: str = request.param
+    return name
+
+
+def test_logits_are_those_of_float64_up_to_rounding(kind: str) -> None:
+    """Of prompts that completions share, whatever is random in weights, biases and norms."""
+    model = _model(kind)
+    with torch.no_grad():
+        expected = _logits(model.double())
+        model.float()
+        with packed_weights(model):
+            computed = _logits(model)
+    assert (computed.double() - expected).abs().max() < _ROUNDING
+
+
+def test_a_decoder_is_replaced_where_it_computes_as_usual(kind: str) -> None:
+    """The others compute by themselves, with packed weights in their larger layers."""
+    model = _model(kind)
+    with packed_weights(model):
+        assert ("forward" in vars(model.get_decoder())) == _MODELS[kind][2]
+        assert ("forward" in vars(model.get_decoder().layers[0].mlp.up_proj)) != _MODELS[kind][2]
+    assert not [name for name, module in model.get_decoder().named_modules() if "forward" in vars(module)]
+
+
+def test_adapters_stay_in_use() -> None:
+    """A model with adapters is computed layer by layer, each with its adapters."""
+    model = _model("qwen3")
+    add_adapters(model, LoraConfig(rank=4, alpha=8, targets=["all-linear"]), seed=0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_()
+        expected = _logits(model)
+        with packed_weights(model):
+            computed = _logits(model)
+    assert (computed - expected).abs().max() < _ROUNDING * expected.abs().max()
+    assert (expected - _logits(_model("qwen3"))).abs().max() > 1
+
+
+def test_packed_weights_are_those_of_the_beginning_of_the_block() -> None:
+    """Weights that change in the block are packed anew by the next one only."""
+    model = _model("qwen2")
+    with torch.no_grad():
+        with packed_weights(model):
+            before = _logits(model)
+            model.get_decoder().layers[0].mlp.down_proj.weight.mul_(2.0)
+            assert torch.equal(_logits(model), before)
+        with packed_weights(model):
+            assert not torch.equal(_logits(model), before)
+
+
+def test_an_output_layer_with_float32_logits_keeps_them() -> None:
+    """Its own forward comes back, also after an error."""
+    model = _model("qwen2")
+    own = model.get_output_embeddings().forward
+    with pytest.raises(ValueError, match="stop here"), packed_weights(model):
+        raise ValueError("stop here")
+    assert model.get_output_embeddings().forward == own
+
+
+def test_weights_in_other_types_are_not_packed() -> None:
+    """What oneDNN is not used for computes as ever."""
+    model = _model("qwen2").double()
+    with packed_weights(model):
+        assert "forward" not in vars(model.get_decoder())
+
+
+def test_a_layer_that_computes_in_another_way_is_left_alone() -> None:
+    """As those of quantised models do, which are linear layers to torch."""
+
+    class Doubled(nn.Linear):
+        def forward(self, rows: Tensor) -> Tensor:
+            return 2 * super().forward(rows)
+
+    model = _model("qwen3")
+    mlp = model.get_decoder().layers[1].mlp
+    doubled = Doubled(mlp.up_proj.in_features, mlp.up_proj.out_features, bias=False)
+    with torch.no_grad():
+        doubled.weight.copy_(mlp.up_proj.weight)
+        mlp.up_proj = doubled
+        expected = _logits(model)
+        with packed_weights(model):
+            computed = _logits(model)
+    assert (computed - expected).abs().max() < _ROUNDING
+
+
+def _model(kind: str) -> PreTrainedModel:
+    """Return a model in which no weight, bias or norm is what it is by default."""
+    torch.manual_seed(0)
+    build, config, _ = _MODELS[kind]
+    model = use_packed_attention(build(config))
+    use_float32_logits(model.get_output_embeddings())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter) * (1 if parameter.dim() == 1 else 0.1))
+    return model.eval()
+
+
+def _logits(model: PreTrainedModel) -> Tensor:
+    """Return the logits of a row in which three completions share a prompt and one has its own."""
+    sequences = [TokenSequence((5, 9, 2, 7), tuple(range(10 * n, 10 * n + 6 + n))) for n in range(1, 4)]
+    sequences.append(TokenSequence((1, 2, 3), tuple(range(400, 420))))
+    (batch,) = pack(sequences, max_tokens=1000, device=torch.device("cpu"))
+    assert isinstance(batch.layout, PackedLayout)
+    hidden_1TM = model.get_decoder()(
+        input_ids=batch.input_ids_T[None],
+        position_ids=batch.position_ids_T[None],
+        layout=batch.layout,
+        use_cache=False,
+    ).last_hidden_state
+    logits_TV: Tensor = model.get_output_embeddings()(hidden_1TM[0])
+    return logits_TV
