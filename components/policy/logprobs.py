@@ -187,7 +187,7 @@ class _FusedLoss(torch.autograd.Function):
             grad_logprobs_C, grad_entropy_C = torch.autograd.grad(loss, wanted, allow_unused=True)
             sum_ += loss.detach()
             if grad_entropy_C is None:
-                gradients.add(rows, chunk.weights_CV, grad_logprobs_C, chunk.total_C)
+                gradients.add(rows, chunk.probabilities_CV, grad_logprobs_C)
             else:
                 gradients.add_both(rows, chunk.lse_C, chunk.entropy_C.detach(), grad_logprobs_C, grad_entropy_C)
         ctx.save_for_backward(gradients.hidden_ND, gradients.weight_VD, gradients.bias_V)
@@ -201,14 +201,12 @@ class _FusedLoss(torch.autograd.Function):
 
 
 class _Chunk(NamedTuple):
-    """What is known of the tokens of a chunk; the weights are in memory that the next chunk uses too."""
+    """What is known of the tokens of a chunk; the probabilities are in memory that the next chunk uses too."""
 
     logprobs_C: Tensor
     entropy_C: Tensor
     lse_C: Tensor
-    weights_CV: Tensor
-    """The probabilities times `total_C`."""
-    total_C: Tensor
+    probabilities_CV: Tensor
 
 
 class _Head:
@@ -224,7 +222,7 @@ class _Head:
         self.target_N, self.temperature = target_N, temperature
         self.dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
         self.chunks = _chunks(len(target_N), len(weight_VD), weight_VD.device.type)
-        self._weights_CV: Tensor | None = None
+        self._probabilities_CV: Tensor | None = None
 
     def logits(self, rows: slice) -> Tensor:
         """Return the logits of a chunk over the temperature, (C, V)."""
@@ -233,18 +231,17 @@ class _Head:
     def score(self, rows: slice, *, with_entropy: bool) -> _Chunk:
         """Score the targets of a chunk; its logits are gone then."""
         logits_CV = self.logits(rows)
-        if self._weights_CV is None:
+        if self._probabilities_CV is None:
             longest = max(each.stop - each.start for each in self.chunks)
-            self._weights_CV = logits_CV.new_empty(longest, logits_CV.shape[1])
-        highest_C1 = logits_CV.amax(-1, keepdim=True)
-        weights_CV = torch.sub(logits_CV, highest_C1, out=self._weights_CV[: len(logits_CV)]).exp_()
-        total_C = weights_CV.sum(-1)
-        lse_C = highest_C1.squeeze(1) + total_C.log()
+            self._probabilities_CV = logits_CV.new_empty(longest, logits_CV.shape[1])
+        probabilities_CV = torch.softmax(logits_CV, -1, out=self._probabilities_CV[: len(logits_CV)])
+        # The likeliest token has the probability that loses the least to rounding.
+        lse_C = logits_CV.amax(-1) - probabilities_CV.amax(-1).log()
         logprobs_C = logits_CV.gather(1, self.target_N[rows, None]).squeeze(1) - lse_C
         entropy_C = torch.full_like(lse_C, torch.nan)
         if with_entropy:
-            entropy_C = lse_C - logits_CV.mul_(weights_CV).sum(-1) / total_C
-        return _Chunk(logprobs_C, entropy_C, lse_C, weights_CV, total_C)
+            entropy_C = lse_C - logits_CV.mul_(probabilities_CV).sum(-1)
+        return _Chunk(logprobs_C, entropy_C, lse_C, probabilities_CV)
 
 
 class _Gradients:
@@ -254,13 +251,16 @@ class _Gradients:
         self._head = head
         self.hidden_ND = torch.empty_like(head.hidden_ND)
         # With adapters the weight is frozen and has no gradient.
-        self.weight_VD = torch.zeros_like(head.weight_VD, dtype=head.dtype) if with_weight else None
+        self._with_weight = with_weight
+        self.weight_VD: Tensor | None = None
+        if with_weight and not head.chunks:
+            self.weight_VD = torch.zeros_like(head.weight_VD, dtype=head.dtype)
         self.bias_V = None if head.bias_V is None else torch.zeros_like(head.bias_V, dtype=head.dtype)
 
-    def add(self, rows: slice, weights_CV: Tensor, grad_logprobs_C: Tensor, total_C: Tensor | float = 1.0) -> None:
-        """Add those of a chunk whose probabilities are the weights over their total; the weights are gone then."""
+    def add(self, rows: slice, probabilities_CV: Tensor, grad_logprobs_C: Tensor) -> None:
+        """Add those of a chunk; its probabilities are gone then."""
         # dlog pi(target)/dlogit_v = [v = target] - pi_v
-        self._add(rows, weights_CV.mul_((-grad_logprobs_C / total_C)[:, None]), grad_logprobs_C)
+        self._add(rows, probabilities_CV.mul_(-grad_logprobs_C[:, None]), grad_logprobs_C)
 
     def add_both(
         self, rows: slice, lse_C: Tensor, entropy_C: Tensor, grad_logprobs_C: Tensor, grad_entropy_C: Tensor
@@ -279,10 +279,17 @@ class _Gradients:
         self.hidden_ND[rows] = _product(grad_CV, head.weight_VD)
         if self.bias_V is not None:
             self.bias_V += grad_CV.sum(0)
-        if self.weight_VD is not None and head.hidden_ND.dtype == grad_CV.dtype:
-            self.weight_VD.addmm_(grad_CV.T, head.hidden_ND[rows])
-        elif self.weight_VD is not None:
-            self.weight_VD += _product(grad_CV.T, head.hidden_ND[rows])
+        if self._with_weight:
+            self._add_to_weight(grad_CV.T, head.hidden_ND[rows])
+
+    def _add_to_weight(self, grad_VC: Tensor, hidden_CD: Tensor) -> None:
+        if hidden_CD.dtype != grad_VC.dtype:
+            product_VD = _product(grad_VC, hidden_CD)
+            self.weight_VD = product_VD if self.weight_VD is None else self.weight_VD.add_(product_VD)
+        elif self.weight_VD is None:
+            self.weight_VD = grad_VC @ hidden_CD
+        else:
+            self.weight_VD.addmm_(grad_VC, hidden_CD)
 
 
 def _chunks(num_tokens: int, vocabulary_size: int, device_type: str) -> list[slice]:
