@@ -10,17 +10,6 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from components.policy.compatibility import require_supported_layers, require_supported_model
 from components.policy.lora import merged_state_dict
@@ -28,8 +17,22 @@ from components.policy.packing import TokenSequence
 from components.shared import jsonl, lineage, tokenizer
 from components.shared.chat import CUT, ChatTemplate, PromptFormat, no_template
 from components.shared.errors import PipelineError, out_of_memory
+from components.shared.imports import without_packages
 from components.shared.model import PIPELINE_FILE, ModelConfig, asking, require_model_folder
 from components.shared.problem import Problem
+
+with without_packages("sklearn"):  # with SciPy and pandas a second and 110 MB, for assisted decoding
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        GenerationConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        PreTrainedTokenizerFast,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
 
 _END_OF_PROMPT = 16
 """Tokens at the end of a prompt that `<think>` and a line break after it take at most."""

@@ -24,6 +24,7 @@ from components.policy.logprobs import TokenLogprobs, TokenLoss
 from components.policy.packing import MicroBatch
 from components.policy.parallel import init_ranks, set_group_timeouts
 from components.shared.errors import PipelineError
+from components.shared.imports import without_packages
 
 _MAX_BUCKET_SIZE = 500_000_000
 """Elements that DeepSpeed reduces or gathers at once (its own default)."""
@@ -244,7 +245,8 @@ def torch_dtype(config: EngineConfig) -> torch.dtype:
 
 def import_deepspeed() -> Any:
     """Return DeepSpeed, set up to compile nothing and to log errors only."""
-    import deepspeed
+    with without_packages("mlflow"):  # with PyArrow a second and 130 MB, for DeepSpeed's search for settings
+        import deepspeed
 
     deepspeed.utils.logger.setLevel(logging.ERROR)
     # DeepSpeed calls collectives by names that torch has renamed.
