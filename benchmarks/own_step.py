@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from worker import Channel, Step, peak_bytes, read_case, synchronize
 
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint
-from components.policy.training import make_deterministic
+from components.policy.training import prepare_process
 from components.rollout import decoding, transformers_sampler
 from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
@@ -148,6 +147,9 @@ def settings(case: Case) -> TrainGRPOConfig:
 
 def checkpoint(case: Case) -> Checkpoint:
     """Return the case's model; read here, as AutoTokenizer puts Qwen2's own splitting rules in place of those saved."""
+    # Not at the top: before the project's own imports, transformers imports more than they let it.
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
     model = AutoModelForCausalLM.from_pretrained(case["model"], dtype=getattr(torch, case["dtype"])).to(case["device"])
     tokenizer = PreTrainedTokenizerFast.from_pretrained(case["model"])
     return Checkpoint(
@@ -178,7 +180,7 @@ def rewarding(case: Case, score: Score) -> Score:
 
 def build(case: Case, channel: Channel) -> TakeTurns:
     """Return the trainer of the case, ready to run."""
-    make_deterministic(1)
+    prepare_process(1)
     policy = checkpoint(case)
     sampler = transformers_sampler.TransformersSampler(policy, len(case["lengths_B"]))
     trainer = build_trainer(settings(case), policy, problems(case), Verifier(), sampler)

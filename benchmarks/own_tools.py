@@ -16,7 +16,7 @@ from worker import Channel, read_case
 from components.environments.pool import Environments
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint
-from components.policy.training import make_deterministic
+from components.policy.training import prepare_process
 from components.rollout import transformers_sampler
 from components.rollout.sampler import Completion
 from components.rollout.turn_decoding import TurnDecoding
@@ -79,7 +79,7 @@ def measuring(score: Score) -> Score:
 
 def build(case: Case, channel: Channel, environments: Environments) -> TakeTurns:
     """Return the trainer of the case, ready to run."""
-    make_deterministic(1)
+    prepare_process(1)
     policy = checkpoint(case)
     sampler = transformers_sampler.TransformersSampler(policy, len(case["lengths_B"]))
     trainer = build_trainer(settings(case), policy, problems(case), Verifier(), sampler, environments=environments)

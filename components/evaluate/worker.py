@@ -30,7 +30,7 @@ from components.evaluate.questions import (
 from components.evaluate.scores import Record, scores
 from components.grading.flexible import grade_flexibly
 from components.grading.verifier import Submission, Verifier
-from components.policy.training import make_deterministic
+from components.policy.training import prepare_process
 from components.rollout.sampler import Completion, Generate, Sampling, grade_completions
 from components.shared import durable, jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
@@ -276,7 +276,7 @@ def _write_evaluation(
 ) -> None:
     """Have a model answer all questions, and write the records, the scores and the probes."""
     torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
-    make_deterministic(config.seed)
+    prepare_process(config.seed)
     checkpoint = asked_model(model, config, questions)
     dtype = dtype_of(checkpoint, config)
     with (

@@ -6,6 +6,7 @@ it, whatever their number.
 """
 
 import csv
+import ctypes
 import io
 import math
 import os
@@ -38,10 +39,11 @@ from components.shared.work import (
 )
 
 _POLICY, _VALUES = "policy", "values.pt"
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _MAX_INT = -1, -4, 2**31 - 1
 
 
-def make_deterministic(seed: int) -> None:
-    """Seed every generator and choose deterministic kernels; also keep the libraries' chatter out of the log."""
+def prepare_process(seed: int) -> None:
+    """Seed every generator, choose deterministic kernels, keep freed memory and quieten the libraries."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for determinism
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
@@ -49,6 +51,19 @@ def make_deterministic(seed: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no stub
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    if not torch.cuda.is_available():
+        _keep_freed_memory()
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep what is freed: a step on a CPU frees and takes the same hundreds of megabytes again and again.
+
+    By default glibc returns large pieces to the system at once, and each of their pages is cleared for the next use.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc; mallopt(3) has the numbers
+    if set_option is not None:
+        set_option(_M_MMAP_MAX, 0)
+        set_option(_M_TRIM_THRESHOLD, _MAX_INT)
 
 
 def disable_dropout(model: nn.Module) -> None:

@@ -20,8 +20,8 @@ from components.policy.training import (
     Resumption,
     TrainingCheckpoint,
     disable_dropout,
-    make_deterministic,
     memory_for_loading,
+    prepare_process,
 )
 from components.rollout.sampler import Sampler, grade_completions
 from components.rollout.transformers_sampler import ShardedSampler, TransformersSampler
@@ -58,7 +58,7 @@ def train_rank(
     training_problems = read_problems(problems, Split.TRAIN)
     held_out = read_problems(problems, Split.DEV) if config.validation else []
     require_rewards(config, training_problems)
-    make_deterministic(config.seed)
+    prepare_process(config.seed)
     ranks = init_ranks(config.engine)
     with ranks.report_lost_ranks(), Verifier() as verify, graceful_shutdown(config.checkpoint.grace_s) as stop:
         resumption = Resumption(ranks, work, config.checkpoint, stage=_STAGE, num_steps=config.num_steps)

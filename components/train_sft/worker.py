@@ -19,9 +19,9 @@ from components.policy.training import (
     Resumption,
     disable_dropout,
     learning_rate,
-    make_deterministic,
     memory_for_loading,
     memory_for_update,
+    prepare_process,
     write_curves,
 )
 from components.shared.errors import PipelineError
@@ -38,7 +38,7 @@ def train_rank(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path, work: Path
 ) -> dict[str, float]:
     """Take this process's part in the training; the first process writes the outputs. Return metrics of the end."""
-    make_deterministic(config.seed)
+    prepare_process(config.seed)
     training_problems = read_problems(problems, Split.TRAIN)
     ranks = init_ranks(config.engine)
     with ranks.report_lost_ranks(), graceful_shutdown(config.checkpoint.grace_s) as stop:

@@ -30,7 +30,7 @@ from components.policy.engine import NonFiniteError
 from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
 from components.policy.parallel import init_ranks
-from components.policy.training import TrainingCheckpoint, make_deterministic
+from components.policy.training import TrainingCheckpoint, prepare_process
 from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.train_grpo import reward_examples as module
@@ -551,7 +551,7 @@ def test_pairs_beyond_the_context_are_left_out(tmp_path: Path, capsys: pytest.Ca
 def train_in_ranks(config: TrainGRPOConfig, *, base: Path, folder: Path) -> dict[str, float]:
     """Train and score in this process's part; write what became of it to folder/PROCESSES-STAGE-RANK.pt."""
     assert config.reward.model is not None
-    make_deterministic(1)
+    prepare_process(1)
     ranks = init_ranks(config.engine)
     rows = [*_toy(range(60)), *(pair.packed() for pair in _PAIRS * 5)] if ranks.is_main else []
     for stage in (0, 2, 3):
