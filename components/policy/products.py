@@ -25,7 +25,8 @@ class PackedLinear:
 
     def __init__(self, *layers: nn.Linear) -> None:
         """Copy the weights, which must suit oneDNN; what changes in them afterwards is not seen."""
-        weight = torch.cat([layer.weight.detach() for layer in layers])
+        weights = [layer.weight.detach() for layer in layers]
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]  # large, if an output layer
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
         self._bias = None
         if any(layer.bias is not None for layer in layers):
