@@ -212,7 +212,7 @@ class _Chunk(NamedTuple):
 class _Head:
     """An output layer and the tokens that it scores.
 
-    Chunks share the memory of their weights: a large tensor is new pages each time, which cost as much as its products.
+    Chunks share the memory of their probabilities: new memory would take as long to clear as they take to compute.
     """
 
     def __init__(

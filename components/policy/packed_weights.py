@@ -31,35 +31,45 @@ def packed_weights(model: PreTrainedModel) -> Iterator[None]:
     """Have the model compute with packed weights for the time of the block; they must not change, nor have gradients.
 
     A second copy of these weights exists meanwhile. The model must attend by a layout (`use_packed_attention`). Layers
-    that compute in another way, such as quantised or adapted ones, stay as they are.
+    that compute in another way, such as quantised or adapted ones, stay as they are, and the decoder around them too.
     """
     forwards: dict[nn.Module, Callable[..., Any]] = {}
-    decoder = model.get_decoder()
+    decoder, output = model.get_decoder(), model.get_output_embeddings()
     if _is_usual(decoder):
         forwards[decoder] = _Decoder(decoder)
-    for module in model.modules() if decoder not in forwards else [model.get_output_embeddings()]:
-        if type(module) is nn.Linear and suits_onednn(module.weight) and module.weight.numel() >= _MIN_PACKED_ELEMENTS:
+    for module in [output] if decoder in forwards else model.modules():
+        # The output layer's own forward is that of `use_float32_logits`, which suits the types that are packed.
+        is_plain = type(module) is nn.Linear and (module is output or "forward" not in vars(module))
+        if is_plain and suits_onednn(module.weight) and module.weight.numel() >= _MIN_PACKED_ELEMENTS:
             forwards[module] = PackedLinear(module)
     before = {module: module.__dict__.get("forward") for module in forwards}
-    for module, forward in forwards.items():
-        module.__dict__["forward"] = forward
     try:
+        for module, forward in forwards.items():
+            module.__dict__["forward"] = forward
         yield
     finally:
         for module, own in before.items():
-            module.__dict__.pop("forward")
+            module.__dict__.pop("forward", None)
             if own is not None:
                 module.__dict__["forward"] = own
 
 
 def _is_usual(decoder: Any) -> bool:
-    """Tell whether `_Decoder` computes what the module does: it has neither adapters nor a window, and suits oneDNN."""
+    """Tell whether `_Decoder` computes what the module does: all in it is as its class has built it, with no window."""
     if type(decoder).__name__ not in _USUAL_DECODERS or not type(decoder).__module__.startswith("transformers.models."):
         return False
     attentions = [layer.self_attn for layer in decoder.layers]
     windows = [getattr(each, "sliding_window", getattr(each.config, "sliding_window", None)) for each in attentions]
-    linear = [each for each in decoder.layers.modules() if hasattr(each, "in_features")]
-    return not any(windows) and all(type(each) is nn.Linear and suits_onednn(each.weight) for each in linear)
+    norms = [norm for layer in decoder.layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+    inner = [module for module in decoder.modules() if module is not decoder]
+    return (
+        0 < len(decoder.layers) == decoder.config.num_hidden_layers
+        and not any(windows)
+        and all(hasattr(norm, "variance_epsilon") for norm in (*norms, decoder.norm))
+        and all(type(each) is nn.Linear for each in inner if hasattr(each, "in_features"))
+        and not any(each._forward_hooks or each._forward_pre_hooks or "forward" in vars(each) for each in inner)
+        and all(suits_onednn(parameter) for parameter in decoder.parameters())
+    )
 
 
 class _Decoder:
@@ -117,17 +127,14 @@ class _Layer:
 class _Norm:
     """RMS normalisation of the last dimension (arXiv 1910.07467), by one weight or by one for each head.
 
-    x w / sqrt(mean(x^2) + eps), written as x (w sqrt(n)) / hypot(|x|, sqrt(n eps)) for n values, in four operators.
+    In the order in which transformers computes it, so that sampler and trainer round alike.
     """
 
     def __init__(self, *norms: Any) -> None:
         weights = [norm.weight.detach() for norm in norms]
-        weight = torch.stack(weights) if len(weights) > 1 else weights[0]
-        size = weight.shape[-1]
-        self._weight = weight * size**0.5
-        self._least = weight.new_tensor((size * norms[0].variance_epsilon) ** 0.5)
+        self._weight = torch.stack(weights) if len(weights) > 1 else weights[0]
+        self._eps = norms[0].variance_epsilon
 
     def __call__(self, x: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        normed: Tensor = x.div(length.hypot_(self._least)).mul_(self._weight)
+        normed: Tensor = (x * x.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()).mul_(self._weight)
         return normed

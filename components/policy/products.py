@@ -26,7 +26,8 @@ class PackedLinear:
     def __init__(self, *layers: nn.Linear) -> None:
         """Copy the weights, which must suit oneDNN; what changes in them afterwards is not seen."""
         weights = [layer.weight.detach() for layer in layers]
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]  # large, if an output layer
+        # No other copy of a single weight: that of an output layer is large.
+        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
         self._bias = None
         if any(layer.bias is not None for layer in layers):
@@ -47,4 +48,6 @@ class PackedLinear:
 
 def suits_onednn(tensor: Tensor) -> bool:
     """Tell whether products with the tensor go through oneDNN."""
-    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    is_plain = type(tensor.data) is Tensor  # quantised ones are of classes of their own
+    on_cpu = tensor.device.type == "cpu" and tensor.dtype == torch.float32
+    return is_plain and on_cpu and torch.backends.mkldnn.is_available()

@@ -153,6 +153,31 @@ def test_a_layer_that_computes_in_another_way_is_left_alone() -> None:
     assert (computed - expected).abs().max() < _ROUNDING
 
 
+@pytest.mark.parametrize("changed", ["hook", "forward", "layers", "norm", "dtype"])
+def test_a_decoder_that_was_changed_computes_by_itself(changed: str) -> None:
+    """Whatever was put into it, or in place of a part of it, takes effect."""
+    model = _model("qwen3")
+    plain = _logits(model)
+    layer: Any = model.get_decoder().layers[1]
+    match changed:
+        case "hook":
+            layer.register_forward_hook(lambda _module, _inputs, output: 2 * output)
+        case "forward":
+            layer.mlp.up_proj.forward = lambda rows: 2 * nn.functional.linear(rows, layer.mlp.up_proj.weight)
+        case "layers":
+            model.config.num_hidden_layers = 2
+        case "norm":
+            layer.input_layernorm = nn.LayerNorm(256)
+        case "dtype":
+            layer.input_layernorm.weight.data = 2 * layer.input_layernorm.weight.data.bfloat16()
+    with torch.no_grad():
+        expected = _logits(model)
+        with packed_weights(model):
+            computed = _logits(model)
+    assert (computed - expected).abs().max() < _ROUNDING
+    assert (expected - plain).abs().max() > 1e-3
+
+
 def _model(kind: str) -> PreTrainedModel:
     """Return a model in which no weight, bias or norm is what it is by default."""
     torch.manual_seed(0)

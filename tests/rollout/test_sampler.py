@@ -111,7 +111,8 @@ def test_no_more_completions_are_decoded_at_once_than_allowed() -> None:
     [
         (lambda: _sharp(tiny.checkpoint(), 1.5, end_every=30), QUESTIONS, 1e-5),
         (lambda: _sharp(tiny.checkpoint(dtype=torch.bfloat16), 1.5, end_every=30), QUESTIONS, 0.3),
-        (_grouped_queries, ["a b c", "g", "e f a b d", "c c"], 1e-5),
+        # Sharper: each of the two is up to 1e-5 from float64.
+        (_grouped_queries, ["a b c", "g", "e f a b d", "c c"], 2e-5),
     ],
     ids=["float32", "bfloat16", "grouped queries"],
 )
