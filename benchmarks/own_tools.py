@@ -10,7 +10,6 @@ from typing import ClassVar
 import torch
 from own_step import Case, Lengths, TakeTurns, problems, rewarding, settings
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from worker import Channel, read_case
 
 from components.environments.pool import Environments
@@ -61,6 +60,8 @@ def tools_of(case: Case) -> ToolsConfig:
 
 def checkpoint(case: Case) -> Checkpoint:
     """Return the case's model with its environment; read as in own_step.py."""
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
     model = AutoModelForCausalLM.from_pretrained(case["model"])
     tokenizer = PreTrainedTokenizerFast.from_pretrained(case["model"])
     config = ModelConfig(base=case["model"], prompt="{question}", chat=ChatConfig(), tools=tools_of(case))

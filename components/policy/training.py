@@ -11,6 +11,7 @@ import io
 import math
 import os
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
@@ -39,7 +40,7 @@ from components.shared.work import (
 )
 
 _POLICY, _VALUES = "policy", "values.pt"
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _MAX_INT = -1, -4, 2**31 - 1
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def prepare_process(seed: int) -> None:
@@ -60,10 +61,10 @@ def _keep_freed_memory() -> None:
 
     By default glibc returns large pieces to the system at once, and each of their pages is cleared for the next use.
     """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc; mallopt(3) has the numbers
-    if set_option is not None:
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if set_option is not None:  # glibc's; mallopt(3) has the numbers
         set_option(_M_MMAP_MAX, 0)
-        set_option(_M_TRIM_THRESHOLD, _MAX_INT)
+        set_option(_M_TRIM_THRESHOLD, -1)  # never
 
 
 def disable_dropout(model: nn.Module) -> None:

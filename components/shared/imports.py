@@ -10,7 +10,8 @@ def without_packages(*names: str) -> Iterator[None]:
     """Have what is imported in the block find these packages not installed, unless they have been imported before.
 
     For libraries that import whatever they find, for parts of theirs that nothing here uses: time and memory of every
-    process.
+    process. These libraries may remember that a package is missing; to all others it is there after the block. No other
+    thread may import it meanwhile.
     """
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:
@@ -19,4 +20,5 @@ def without_packages(*names: str) -> Iterator[None]:
         yield
     finally:
         for name in hidden:
-            del sys.modules[name]
+            if sys.modules.get(name) is None:
+                sys.modules.pop(name, None)
