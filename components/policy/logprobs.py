@@ -20,8 +20,8 @@ from components.policy.attention import use_packed_attention
 from components.policy.packing import MicroBatch
 from components.policy.products import few_rows_product
 
-_CHUNK_ELEMENTS = 4_194_304
-"""Logits that exist at once on CPUs: enough for the full rate of the matrix product, few enough for the cache."""
+_CHUNK_ELEMENTS = 8_388_608
+"""Logits that exist at once on CPUs, 32 MiB: enough tokens for the full rate of the matrix products."""
 _CUDA_CHUNK_ELEMENTS = 134_217_728
 """The same on GPUs: half a GiB. Each chunk reads the weight and, where it is trained, updates its whole gradient, so a
 chunk of few tokens would move gigabytes for next to no arithmetic."""
@@ -138,8 +138,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head = _Head(hidden_ND, weight_VD, bias_V, target_N, temperature)
         logprobs_N, entropy_N, lse_N = hidden_ND.new_full((3, len(target_N)), torch.nan, dtype=head.dtype)
         for rows in head.chunks:
-            chunk = head.score(rows, with_entropy=with_entropy)
-            logprobs_N[rows], entropy_N[rows], lse_N[rows] = chunk.logprobs_C, chunk.entropy_C, chunk.lse_C
+            logprobs_N[rows], entropy_N[rows], lse_N[rows] = head.score(rows, with_entropy=with_entropy)[:3]
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
@@ -155,14 +154,15 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for rows in head.chunks:
             lse_C, grad_logprobs_C = lse_N[rows], grad_logprobs_N[rows]
             if grad_entropy_N is None:
-                gradients.add(rows, head.logits(rows).sub_(lse_C[:, None]).exp_(), grad_logprobs_C)
+                probabilities_CV = head.logits(rows).sub_(lse_C[:, None]).exp_()
+                gradients.add(rows, head.errors(rows, probabilities_CV), grad_logprobs_C)
             else:
                 gradients.add_both(rows, lse_C, entropy_N[rows], grad_logprobs_C, grad_entropy_N[rows])
         return gradients.hidden_ND, gradients.weight_VD, gradients.bias_V, None, None, None
 
 
 class _FusedLoss(torch.autograd.Function):
-    """A loss that is a sum over tokens: its gradient is computed while the logits of a chunk are there."""
+    """A loss that is a sum over tokens: its gradient is computed while the probabilities of a chunk are there."""
 
     @staticmethod
     def forward(
@@ -179,17 +179,7 @@ class _FusedLoss(torch.autograd.Function):
         gradients = _Gradients(head, with_weight=ctx.needs_input_grad[1])
         sum_ = hidden_ND.new_zeros((), dtype=head.dtype)
         for rows in head.chunks:
-            chunk = head.score(rows, with_entropy=with_entropy)
-            scores = TokenLogprobs(chunk.logprobs_C.requires_grad_(), chunk.entropy_C.requires_grad_())
-            with torch.enable_grad():
-                loss = token_loss(scores, rows)
-            wanted = (scores.logprobs_N, scores.entropy_N)
-            grad_logprobs_C, grad_entropy_C = torch.autograd.grad(loss, wanted, allow_unused=True)
-            sum_ += loss.detach()
-            if grad_entropy_C is None:
-                gradients.add(rows, chunk.probabilities_CV, grad_logprobs_C)
-            else:
-                gradients.add_both(rows, chunk.lse_C, chunk.entropy_C.detach(), grad_logprobs_C, grad_entropy_C)
+            sum_ += _FusedLoss._of_chunk(head, gradients, rows, token_loss, with_entropy=with_entropy)
         ctx.save_for_backward(gradients.hidden_ND, gradients.weight_VD, gradients.bias_V)
         return sum_
 
@@ -199,21 +189,49 @@ class _FusedLoss(torch.autograd.Function):
         scaled = (each if each is None or factor == 1 else each.mul_(factor) for each in ctx.saved_tensors)
         return *scaled, None, None, None, None
 
+    @staticmethod
+    def _of_chunk(
+        head: "_Head", gradients: "_Gradients", rows: slice, token_loss: TokenLoss, *, with_entropy: bool
+    ) -> Tensor:
+        """Return the loss of a chunk, and add its gradients; what is in memory for it is gone then."""
+        # The entropy follows from the gradients, without a pass over the logits, unless their products are rounded.
+        from_errors = with_entropy and not _rounds_factors(head.weight_VD)
+        chunk = head.score(rows, with_entropy=with_entropy and not from_errors)
+        errors = head.errors(rows, chunk.probabilities_CV)
+        entropy_C = head.entropy(rows, chunk.logprobs_C, errors) if from_errors else chunk.entropy_C
+        scores = TokenLogprobs(chunk.logprobs_C.requires_grad_(), entropy_C.requires_grad_())
+        with torch.enable_grad():
+            loss = token_loss(scores, rows)
+        wanted = (scores.logprobs_N, scores.entropy_N)
+        grad_logprobs_C, grad_entropy_C = torch.autograd.grad(loss, wanted, allow_unused=True)
+        if grad_entropy_C is None:
+            gradients.add(rows, errors, grad_logprobs_C)
+        else:
+            gradients.add_both(rows, chunk.lse_C, entropy_C.detach(), grad_logprobs_C, grad_entropy_C)
+        return loss.detach()
+
 
 class _Chunk(NamedTuple):
-    """What is known of the tokens of a chunk; the probabilities are in memory that the next chunk uses too."""
+    """What is known of the tokens of a chunk."""
 
     logprobs_C: Tensor
     entropy_C: Tensor
+    """NaN where it was not asked for."""
     lse_C: Tensor
     probabilities_CV: Tensor
 
 
-class _Head:
-    """An output layer and the tokens that it scores.
+class _Errors(NamedTuple):
+    """The gradient of -log pi(target), at temperature 1."""
 
-    Chunks share the memory of their probabilities: new memory would take as long to clear as they take to compute.
-    """
+    logits_CV: Tensor
+    """By the logits: pi_v - [v = target]."""
+    hidden_CD: Tensor
+    """By the hidden states."""
+
+
+class _Head:
+    """An output layer and the tokens that it scores."""
 
     def __init__(
         self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, temperature: float
@@ -222,7 +240,6 @@ class _Head:
         self.target_N, self.temperature = target_N, temperature
         self.dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
         self.chunks = _chunks(len(target_N), len(weight_VD), weight_VD.device.type)
-        self._probabilities_CV: Tensor | None = None
 
     def logits(self, rows: slice) -> Tensor:
         """Return the logits of a chunk over the temperature, (C, V)."""
@@ -231,17 +248,31 @@ class _Head:
     def score(self, rows: slice, *, with_entropy: bool) -> _Chunk:
         """Score the targets of a chunk; its logits are gone then."""
         logits_CV = self.logits(rows)
-        if self._probabilities_CV is None:
-            longest = max(each.stop - each.start for each in self.chunks)
-            self._probabilities_CV = logits_CV.new_empty(longest, logits_CV.shape[1])
-        probabilities_CV = torch.softmax(logits_CV, -1, out=self._probabilities_CV[: len(logits_CV)])
+        highest_C = logits_CV.amax(-1)
+        target_C = logits_CV.gather(1, self.target_N[rows, None]).squeeze(1)
+        # In the memory of the logits, unless they are needed: on CPUs it is new memory that costs most.
+        in_place = not with_entropy and not logits_CV.is_cuda
+        probabilities_CV = torch.softmax(logits_CV, -1, out=logits_CV if in_place else None)
         # The likeliest token has the probability that loses the least to rounding.
-        lse_C = logits_CV.amax(-1) - probabilities_CV.amax(-1).log()
-        logprobs_C = logits_CV.gather(1, self.target_N[rows, None]).squeeze(1) - lse_C
+        lse_C = highest_C - probabilities_CV.amax(-1).log()
         entropy_C = torch.full_like(lse_C, torch.nan)
         if with_entropy:
             entropy_C = lse_C - logits_CV.mul_(probabilities_CV).sum(-1)
-        return _Chunk(logprobs_C, entropy_C, lse_C, probabilities_CV)
+        return _Chunk(target_C - lse_C, entropy_C, lse_C, probabilities_CV)
+
+    def errors(self, rows: slice, probabilities_CV: Tensor) -> _Errors:
+        """Return those of a chunk, of which the first takes the memory of its probabilities."""
+        target_C1 = self.target_N[rows, None]
+        minus_one_C1 = probabilities_CV.new_full(target_C1.shape, -1.0)
+        errors_CV = probabilities_CV.scatter_add_(1, target_C1, minus_one_C1)
+        return _Errors(errors_CV, _product(errors_CV, self.weight_VD))
+
+    def entropy(self, rows: slice, logprobs_C: Tensor, errors: _Errors) -> Tensor:
+        """Return the entropy in nats: -log pi(target) - sum_v (pi_v - [v = target]) logit_v."""
+        sum_C = (errors.hidden_CD * self.hidden_ND[rows]).sum(-1)
+        if self.bias_V is not None:
+            sum_C += errors.logits_CV @ self.bias_V.to(self.dtype)
+        return -logprobs_C - sum_C / self.temperature
 
 
 class _Gradients:
@@ -257,30 +288,32 @@ class _Gradients:
             self.weight_VD = torch.zeros_like(head.weight_VD, dtype=head.dtype)
         self.bias_V = None if head.bias_V is None else torch.zeros_like(head.bias_V, dtype=head.dtype)
 
-    def add(self, rows: slice, probabilities_CV: Tensor, grad_logprobs_C: Tensor) -> None:
-        """Add those of a chunk; its probabilities are gone then."""
-        # dlog pi(target)/dlogit_v = [v = target] - pi_v
-        self._add(rows, probabilities_CV.mul_(-grad_logprobs_C[:, None]), grad_logprobs_C)
+    def add(self, rows: slice, errors: _Errors, grad_logprobs_C: Tensor) -> None:
+        """Add those of a chunk for a loss that depends on the log-probabilities alone."""
+        self._add(rows, errors, -grad_logprobs_C / self._head.temperature)
 
     def add_both(
         self, rows: slice, lse_C: Tensor, entropy_C: Tensor, grad_logprobs_C: Tensor, grad_entropy_C: Tensor
     ) -> None:
         """Add those of a chunk for a loss that depends on the entropy as well."""
-        # dH/dlogit_v = -pi_v (log pi_v + H)
-        logprobs_CV = self._head.logits(rows).sub_(lse_C[:, None])
-        inner_CV = (logprobs_CV + entropy_C[:, None]).mul_(grad_entropy_C[:, None]).add_(grad_logprobs_C[:, None])
-        self._add(rows, logprobs_CV.exp_().mul_(inner_CV).neg_(), grad_logprobs_C)
-
-    def _add(self, rows: slice, grad_CV: Tensor, grad_logprobs_C: Tensor) -> None:
         head = self._head
+        # dlog pi(target)/dlogit_v = [v = target] - pi_v, and dH/dlogit_v = -pi_v (log pi_v + H)
+        logprobs_CV = head.logits(rows).sub_(lse_C[:, None])
+        inner_CV = (logprobs_CV + entropy_C[:, None]).mul_(grad_entropy_C[:, None]).add_(grad_logprobs_C[:, None])
+        grad_CV = logprobs_CV.exp_().mul_(inner_CV).neg_()
         grad_CV.scatter_add_(1, head.target_N[rows, None], grad_logprobs_C[:, None])
-        if head.temperature != 1:
-            grad_CV.div_(head.temperature)
-        self.hidden_ND[rows] = _product(grad_CV, head.weight_VD)
+        by_hidden_CD = _product(grad_CV, head.weight_VD)
+        self._add(rows, _Errors(grad_CV, by_hidden_CD), torch.full_like(lse_C, 1 / head.temperature))
+
+    def _add(self, rows: slice, errors: _Errors, factor_C: Tensor) -> None:
+        """Add the errors of each token times its factor."""
+        hidden_CD = self._head.hidden_ND[rows]
+        self.hidden_ND[rows] = errors.hidden_CD * factor_C[:, None]
         if self.bias_V is not None:
-            self.bias_V += grad_CV.sum(0)
+            self.bias_V += factor_C @ errors.logits_CV
         if self._with_weight:
-            self._add_to_weight(grad_CV.T, head.hidden_ND[rows])
+            scaled_CD = hidden_CD * factor_C[:, None]
+            self._add_to_weight(errors.logits_CV.T, scaled_CD.to(hidden_CD.dtype) if hidden_CD.is_cuda else scaled_CD)
 
     def _add_to_weight(self, grad_VC: Tensor, hidden_CD: Tensor) -> None:
         if hidden_CD.dtype != grad_VC.dtype:
@@ -310,7 +343,12 @@ def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, tempera
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """Return the matrix product in float32 at least, whatever the types of the factors."""
-    if right.is_cuda and right.dtype in (torch.bfloat16, torch.float16):
+    if _rounds_factors(right):
         return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
     dtype = torch.promote_types(right.dtype, torch.float32)
     return few_rows_product(left.to(dtype), right.to(dtype))
+
+
+def _rounds_factors(right: Tensor) -> bool:
+    """Tell whether `_product` rounds the other factor to the type of this one, as GPUs do for half precision."""
+    return right.is_cuda and right.dtype in (torch.bfloat16, torch.float16)
