@@ -64,6 +64,8 @@ class Engine(Generic[_Batch, _Output]):
         if self._zero_stage == 0:
             # Without sharding DeepSpeed clips but does not return the norm: the same is done here, keeping it.
             self._optimizer.register_step_pre_hook(self._clip_gradient)
+            # It would copy all gradients to average them over one process.
+            self._engine.enable_backward_allreduce = self.ranks.world_size > 1
 
     def __call__(self, batch: _Batch) -> _Output:
         """Return what the model computes of a micro-batch, with gradients where they are enabled.
@@ -157,8 +159,11 @@ class Engine(Generic[_Batch, _Output]):
         return base
 
     def _clip_gradient(self, *_: object) -> None:
-        parameters = self._engine.module.parameters()
-        self._norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_gradient_norm))
+        trained = [each for each in self._engine.module.parameters() if each.grad is not None]
+        norm = torch.nn.utils.get_total_norm([each.grad for each in trained if each.grad is not None])
+        self._norm = float(norm)
+        if not self._norm <= self.config.max_gradient_norm:
+            torch.nn.utils.clip_grads_with_norm_(trained, self.config.max_gradient_norm, norm)
 
     def _link_optimizer_state(self) -> None:
         """Have DeepSpeed find each parameter's part of the optimizer's state.
