@@ -158,10 +158,9 @@ class _SharedPrefixAttention(torch.autograd.Function):
 
 def join_softmaxes(out_THD: Tensor, lse_TH: Tensor, other_out_THD: Tensor, other_lse_TH: Tensor) -> None:
     """Make `out` and `lse` those of the softmax over both sets of keys, in place."""
-    joined_TH = torch.logaddexp(lse_TH, other_lse_TH)
-    weight_TH1, other_TH1 = ((part - joined_TH).exp()[..., None] for part in (lse_TH, other_lse_TH))
-    out_THD.copy_(out_THD * weight_TH1 + other_out_THD * other_TH1)
-    lse_TH.copy_(joined_TH)
+    share_TH1 = torch.sigmoid(other_lse_TH - lse_TH)[..., None].to(out_THD.dtype)
+    out_THD.lerp_(other_out_THD, share_TH1)
+    lse_TH.copy_(torch.logaddexp(lse_TH, other_lse_TH))
 
 
 def attend(q_THD: Tensor, k_SHD: Tensor, v_SHD: Tensor, segments: Segments, scale: float) -> tuple[Tensor, Tensor]:

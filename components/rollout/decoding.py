@@ -116,8 +116,10 @@ class Decoding:
         """Return a token per row with its log-probability: the likeliest at temperature 0, else a random one."""
         if self.temperature not in (0, 1):
             logits_RV = logits_RV / self.temperature
-        probability_RV = logits_RV.softmax(-1)
-        token_R = inverse_cdf(probability_RV, uniform_R) if self.temperature else logits_RV.argmax(-1)
+        likeliest_R = None if self.temperature else logits_RV.argmax(-1)
+        # On CPUs in the memory of the logits, which the caches have.
+        probability_RV = torch.softmax(logits_RV, -1, out=None if logits_RV.is_cuda else logits_RV)
+        token_R = inverse_cdf(probability_RV, uniform_R) if likeliest_R is None else likeliest_R
         return token_R, probability_RV.gather(1, token_R[:, None]).squeeze(1).log()
 
 
