@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from components.policy.attention import use_packed_attention
+from components.policy.decoder import Decoder, trains_as_usual
 from components.policy.packing import MicroBatch
-from components.policy.products import few_rows_product
+from components.policy.products import onednn_product
 
 _CHUNK_ELEMENTS = 8_388_608
 """Logits that exist at once on CPUs, 32 MiB: enough tokens for the full rate of the matrix products."""
@@ -59,18 +60,27 @@ class LogprobModel(nn.Module):
         Where the loss is a sum over tokens, it is computed for a chunk of them at a time, and its gradient costs no
         second computation of the logits.
         """
-        hidden_1TD = self.model.get_decoder()(
-            input_ids=batch.input_ids_T[None],
-            position_ids=batch.position_ids_T[None],
-            layout=batch.layout,
-            use_cache=False,
-        ).last_hidden_state
-        inputs = (hidden_1TD[0, batch.source_N], batch.target_N)
+        inputs = (self._hidden(batch), batch.target_N)
         if token_loss is not None and is_sum:
             loss: Tensor = self.head(*inputs, token_loss)
             return loss
         scores = TokenLogprobs(*self.head(*inputs))
         return scores if token_loss is None else token_loss(scores, slice(len(batch.target_N)))
+
+    def _hidden(self, batch: MicroBatch) -> Tensor:
+        """Return the hidden states that completion tokens are predicted from, (N, D)."""
+        decoder = self.model.get_decoder()
+        if trains_as_usual(decoder):
+            # Completions of one prompt start from the same place.
+            source_U, place_N = torch.unique(batch.source_N, return_inverse=True)
+            return Decoder(decoder)(batch.input_ids_T, batch.position_ids_T, batch.layout, source_U)[place_N]
+        hidden_1TD: Tensor = decoder(
+            input_ids=batch.input_ids_T[None],
+            position_ids=batch.position_ids_T[None],
+            layout=batch.layout,
+            use_cache=False,
+        ).last_hidden_state
+        return hidden_1TD[0, batch.source_N]
 
 
 @torch.no_grad()
@@ -346,7 +356,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     if _rounds_factors(right):
         return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
     dtype = torch.promote_types(right.dtype, torch.float32)
-    return few_rows_product(left.to(dtype), right.to(dtype))
+    return onednn_product(left.to(dtype), right.to(dtype))
 
 
 def _rounds_factors(right: Tensor) -> bool:

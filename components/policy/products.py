@@ -1,49 +1,121 @@
-"""Products of few rows with a large matrix on CPUs, which is what an output layer and a decoding step are made of.
+"""Products with the weights of linear layers on CPUs.
 
-torch has MKL multiply float32 matrices. MKL rearranges the whole matrix for each product, which takes longer than the
+torch has MKL multiply float32 matrices. MKL rearranges the whole weight for each product, which takes longer than the
 product where the other factor has a few dozen rows. oneDNN, which torch contains too and compiles models with, needs
-less of that, and none if the matrix was rearranged ("packed") once: docs/decisions/0045-products-of-few-rows.md.
+less of that, and none if the weight was rearranged ("packed") once: docs/decisions/0045-products-of-few-rows.md.
 """
 
+from collections.abc import Sequence
+from typing import Any, Protocol
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 _PACKED_ROWS = 32
 """For how many rows weights are arranged; other numbers use the same arrangement."""
 
 
-def few_rows_product(left: Tensor, right: Tensor) -> Tensor:
+def onednn_product(left: Tensor, right: Tensor) -> Tensor:
     """Return the matrix product of two matrices of one type, without a gradient."""
     if not (suits_onednn(left) and suits_onednn(right)):
         return left @ right
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(left, right.T, None, "none", [], "")
-    return product
+    return _onednn_linear(left, right.T, None)
 
 
-class PackedLinear:
-    """Linear layers that read the same rows, as one product with a packed copy of their weights; without a gradient."""
+class LinearLayer(Protocol):
+    """What is asked of a linear layer."""
 
-    def __init__(self, *layers: nn.Linear) -> None:
-        """Copy the weights, which must suit oneDNN; what changes in them afterwards is not seen."""
-        weights = [layer.weight.detach() for layer in layers]
-        # No other copy of a single weight: that of an output layer is large.
-        weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
-        self._bias = None
-        if any(layer.bias is not None for layer in layers):
-            zeros = (weight.new_zeros(layer.out_features) for layer in layers)
-            pairs = zip(layers, zeros, strict=True)
-            self._bias = torch.cat([zero if layer.bias is None else layer.bias.detach() for layer, zero in pairs])
+    @property
+    def out_features(self) -> int:
+        """The number of outputs."""
+
+    @property
+    def weight(self) -> Tensor:
+        """A row for each output."""
+
+    @property
+    def bias(self) -> Tensor | None:
+        """A number for each output."""
+
+
+class JointLinear:
+    """Linear layers that read the same rows, as one product with their weights as they are; gradients go to them."""
+
+    def __init__(self, *layers: LinearLayer) -> None:
+        self._layers = layers
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the outputs of all layers, side by side in the last dimension."""
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
-        return product
+        outputs: Tensor = _Linear.apply(rows, _joint_weight(self._layers), _joint_bias(self._layers), None)  # type: ignore[no-untyped-call]
+        return outputs
 
     def added_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """Return the outputs plus as large a tensor."""
-        total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, self._weight, self._bias, "add")
+        total: Tensor = _Linear.apply(rows, _joint_weight(self._layers), _joint_bias(self._layers), residual)  # type: ignore[no-untyped-call]
         return total
+
+
+class _Linear(torch.autograd.Function):
+    """rows W' + bias + residual; the gradient of the weight is the one product that MKL is better at."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        product = _onednn_linear(rows, weight, bias, residual) if suits_onednn(rows) else rows @ weight.T
+        if not suits_onednn(rows):
+            for term in (bias, residual):
+                product = product if term is None else product + term
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        _, weight_wanted, bias_wanted, residual_wanted = ctx.needs_input_grad
+        return (
+            onednn_product(grad, weight),
+            grad.T @ rows if weight_wanted else None,
+            grad.sum(0) if bias_wanted else None,
+            grad if residual_wanted else None,
+        )
+
+
+class PackedLinear:
+    """The same with a packed copy of the weights, without gradients; what changes in the weights later is not seen."""
+
+    def __init__(self, *layers: LinearLayer) -> None:
+        """Copy the weights, which must suit oneDNN."""
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(_joint_weight(layers).detach(), _PACKED_ROWS)
+        bias = _joint_bias(layers)
+        self._bias = None if bias is None else bias.detach()
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the outputs of all layers, side by side in the last dimension."""
+        return _onednn_linear(rows, self._weight, self._bias)
+
+    def added_to(self, residual: Tensor, rows: Tensor) -> Tensor:
+        """Return the outputs plus as large a tensor."""
+        return _onednn_linear(rows, self._weight, self._bias, residual)
+
+
+def _onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    product: Tensor
+    if residual is None:
+        product = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    else:
+        product = torch.ops.mkldnn._linear_pointwise.binary(rows, residual, weight, bias, "add")
+    return product
+
+
+def _joint_weight(layers: Sequence[LinearLayer]) -> Tensor:
+    # No other copy of a single weight: that of an output layer is large.
+    return torch.cat([layer.weight for layer in layers]) if len(layers) > 1 else layers[0].weight
+
+
+def _joint_bias(layers: Sequence[LinearLayer]) -> Tensor | None:
+    if all(layer.bias is None for layer in layers):
+        return None
+    biases = (layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias for layer in layers)
+    return torch.cat(list(biases))
 
 
 def suits_onednn(tensor: Tensor) -> bool:

@@ -62,14 +62,17 @@ def _assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_new_adapters_change_nothing(dtype: torch.dtype) -> None:
-    """Log-probabilities, saved weights and random state stay the same to the last bit; so they do without a config."""
+    """Saved weights and random state stay the same to the last bit, and log-probabilities up to rounding.
+
+    A model with adapters is computed layer by layer, one without by fewer operators. Without a config nothing changes.
+    """
     model = plain.qwen2().to(dtype)
     logprobs_M, state, random_numbers = _logprobs(model), _state(model), torch.get_rng_state()
     add_adapters(model, None, seed=1)
     assert all(parameter.requires_grad for parameter in model.parameters())
     add_adapters(model, _lora(), seed=1)
     assert torch.equal(torch.get_rng_state(), random_numbers)
-    assert torch.equal(_logprobs(model), logprobs_M)
+    torch.testing.assert_close(_logprobs(model), logprobs_M, rtol=1e-6, atol=0)
     _assert_same(merged_state_dict(model), state)
 
 

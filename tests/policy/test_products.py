@@ -1,10 +1,10 @@
-"""Products of few rows with a large matrix are as exact as torch's own."""
+"""Products with weights are as exact as torch's own."""
 
 import pytest
 import torch
 from torch import nn
 
-from components.policy.products import PackedLinear, few_rows_product
+from components.policy.products import JointLinear, PackedLinear, onednn_product
 
 _ROUNDING = 1e-6
 """Of a mean of several hundred products in float32, relative to the largest."""
@@ -20,20 +20,23 @@ def test_a_product_is_that_of_float64_up_to_rounding(num_rows: int, transposed: 
     right = weight.T if transposed else weight
     left = torch.randn(num_rows, len(right), dtype=dtype)
     expected = left.double() @ right.double()
-    product = few_rows_product(left, right)
+    product = onednn_product(left, right)
     assert product.dtype == dtype
     assert (product.double() - expected).abs().max() < _ROUNDING * expected.abs().max()
 
 
+@pytest.mark.parametrize("linears", [PackedLinear, JointLinear])
 @pytest.mark.parametrize("shape", [(1, 512), (5, 512), (2, 33, 512)], ids=["a row", "five rows", "two dimensions"])
-def test_a_packed_product_is_that_of_all_its_layers(shape: tuple[int, ...]) -> None:
+def test_a_joint_product_is_that_of_all_its_layers(
+    linears: type[PackedLinear] | type[JointLinear], shape: tuple[int, ...]
+) -> None:
     """Side by side, with a bias and without, in any number of rows; and added to something else."""
     torch.manual_seed(0)
     layers = [nn.Linear(512, 512), nn.Linear(512, 64, bias=False), nn.Linear(512, 40)]
     rows, residual = torch.randn(shape), torch.randn(*shape[:-1], 616)
-    packed = PackedLinear(*layers)
+    joint = linears(*layers)
     with torch.no_grad():
-        product, total = packed(rows), packed.added_to(residual, rows)
+        product, total = joint(rows), joint.added_to(residual, rows)
         expected = torch.cat([layer.double()(rows.double()) for layer in layers], dim=-1)
     assert product.shape == total.shape == expected.shape
     largest = expected.abs().max()

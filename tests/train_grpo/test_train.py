@@ -358,7 +358,10 @@ def test_a_policy_with_adapters_is_saved_with_merged_weights(tmp_path: Path) -> 
 def test_a_run_with_its_adapters_disabled_as_reference_is_the_same(
     tmp_path: Path, reference: Path, placement: str
 ) -> None:
-    """Weights and records are those of a run with a copy of the reference, wherever the KL term is."""
+    """Weights and records are those of a run with a copy of the reference, wherever the KL term is.
+
+    Up to rounding: the copy has no adapters, and is computed by fewer operators.
+    """
     settings = {
         "prompts_per_step": 1,
         "group_size": 16,
@@ -370,10 +373,18 @@ def test_a_run_with_its_adapters_disabled_as_reference_is_the_same(
     runs = {name: tmp_path / name for name in ("adapters", "replicated")}
     for name, folder in runs.items():
         rows = _run(folder, [tiny.problem(3)], reference, reference=name, **settings)
-    assert rows[-1]["kl"] != 0.0
-    for file in ("policy/model.safetensors", "training/steps.jsonl", "training/completions.jsonl"):
-        one, other = ((folder / file).read_bytes() for folder in runs.values())
-        assert one == other
+    assert abs(rows[-1]["kl"]) > 1e-3
+    weights = [load_file(folder / "policy/model.safetensors") for folder in runs.values()]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
+    for file in ("training/steps.jsonl", "training/completions.jsonl"):
+        one, other = ((folder / file).read_text().splitlines() for folder in runs.values())
+        assert len(one) == len(other) > 0
+        for line, other_line in zip(one, other, strict=True):
+            assert json.loads(line) == json.loads(other_line, parse_float=_up_to_rounding)
+
+
+def _up_to_rounding(number: str) -> Any:
+    return pytest.approx(float(number), rel=1e-4, abs=1e-6)
 
 
 VLLM = {key: SERVERS[key] for key in SERVERS if key not in ("num_servers", "devices", "lost_deadline_s")}

@@ -1,5 +1,6 @@
-"""A model computes the same with packed weights, and is left as it was."""
+"""Decoders of the usual kind compute what transformers computes, to train and, with packed weights, to sample."""
 
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -19,12 +20,13 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from components.policy.attention import PackedLayout, use_packed_attention
+from components.policy.attention import use_packed_attention
 from components.policy.config import LoraConfig
-from components.policy.logprobs import use_float32_logits
+from components.policy.decoder import Decoder, trains_as_usual
+from components.policy.logprobs import LogprobModel, use_float32_logits
 from components.policy.lora import add_adapters
 from components.policy.packed_weights import packed_weights
-from components.policy.packing import TokenSequence, pack
+from components.policy.packing import MicroBatch, TokenSequence, pack
 
 _SHAPE: dict[str, Any] = {
     "vocab_size": 600,
@@ -69,6 +71,58 @@ def kind(request: pytest.FixtureRequest) -> str:
     """The name of a model."""
     name: str = request.param
     return name
+
+
+@pytest.mark.parametrize("places", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind, (_, _, is_usual) in _MODELS.items() if is_usual])
+def test_outputs_and_gradients_are_those_of_transformers(kind: str, places: bool) -> None:
+    """In float64, of all tokens or of some; whatever is random in weights, biases and norms."""
+    model, batch = _model(kind).double(), _batch()
+    places_U = batch.source_N.unique() if places else torch.arange(len(batch.input_ids_T))
+    _norm_exactly(model)
+    expected_UM = _hidden(model, batch)[places_U]
+    ids_T, positions_T = batch.input_ids_T, batch.position_ids_T
+    hidden_UM = Decoder(model.get_decoder())(ids_T, positions_T, batch.layout, places_U if places else None)
+    torch.testing.assert_close(hidden_UM, expected_UM, rtol=1e-10, atol=1e-10)
+    factors_UM = torch.randn(expected_UM.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    parameters = dict(model.get_decoder().named_parameters())
+    exact, computed = (
+        torch.autograd.grad((factors_UM * each).sum(), list(parameters.values())) for each in (expected_UM, hidden_UM)
+    )
+    for name, gradient, exact_gradient in zip(parameters, computed, exact, strict=True):
+        assert exact_gradient.abs().max() > 0, name
+        torch.testing.assert_close(gradient, exact_gradient, rtol=1e-9, atol=1e-10, msg=name)
+
+
+def test_gradients_of_float32_are_those_of_float64_up_to_rounding(kind: str) -> None:
+    """Through the model that is trained, whichever way it computes."""
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        model = _model(kind).to(dtype)
+        assert trains_as_usual(model.get_decoder()) == _MODELS[kind][2]
+        LogprobModel(model, temperature=0.8)(_batch()).logprobs_N.sum().backward()
+        gradients.append({name: each.grad for name, each in model.named_parameters()})
+    for name, exact in gradients[1].items():
+        assert exact is not None
+        assert (gradients[0][name] - exact).abs().max() < _ROUNDING * exact.abs().max(), name
+
+
+@pytest.mark.parametrize("changed", ["recomputation", "sharding", "bfloat16", "hook"])
+def test_a_decoder_that_trains_in_another_way_computes_by_itself(changed: str) -> None:
+    """Recomputation and shards of weights are matters of the module itself."""
+    model = _model("qwen3").train()
+    decoder: Any = model.get_decoder()
+    assert trains_as_usual(decoder)
+    match changed:
+        case "recomputation":
+            decoder.layers[1].gradient_checkpointing = True
+        case "sharding":
+            decoder.embed_tokens.weight.ds_id = 0
+        case "bfloat16":
+            model.bfloat16()
+        case "hook":
+            decoder.register_forward_hook(lambda _module, _inputs, output: output)
+    assert not trains_as_usual(decoder)
 
 
 def test_logits_are_those_of_float64_up_to_rounding(kind: str) -> None:
@@ -190,17 +244,37 @@ def _model(kind: str) -> PreTrainedModel:
     return model.eval()
 
 
-def _logits(model: PreTrainedModel) -> Tensor:
-    """Return the logits of a row in which three completions share a prompt and one has its own."""
+def _norm_exactly(model: PreTrainedModel) -> None:
+    """Have the norms compute in the type of the model, where transformers computes them in float32."""
+
+    def norm(module: Any, x: Tensor) -> Tensor:
+        scaled: Tensor = module.weight * x / (x.square().mean(-1, keepdim=True) + module.variance_epsilon).sqrt()
+        return scaled
+
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.forward = MethodType(norm, module)
+
+
+def _batch() -> MicroBatch:
+    """Return a row in which three completions share a prompt and one has its own."""
     sequences = [TokenSequence((5, 9, 2, 7), tuple(range(10 * n, 10 * n + 6 + n))) for n in range(1, 4)]
     sequences.append(TokenSequence((1, 2, 3), tuple(range(400, 420))))
     (batch,) = pack(sequences, max_tokens=1000, device=torch.device("cpu"))
-    assert isinstance(batch.layout, PackedLayout)
-    hidden_1TM = model.get_decoder()(
+    return batch
+
+
+def _hidden(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Return the hidden states that the model's own decoder computes, (T, M)."""
+    hidden_1TM: Tensor = model.get_decoder()(
         input_ids=batch.input_ids_T[None],
         position_ids=batch.position_ids_T[None],
         layout=batch.layout,
         use_cache=False,
     ).last_hidden_state
-    logits_TV: Tensor = model.get_output_embeddings()(hidden_1TM[0])
+    return hidden_1TM[0]
+
+
+def _logits(model: PreTrainedModel) -> Tensor:
+    logits_TV: Tensor = model.get_output_embeddings()(_hidden(model, _batch()))
     return logits_TV
