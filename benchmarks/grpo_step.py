@@ -64,7 +64,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", choices=("trl", "own"), help="measure one trainer alone")
     parser.add_argument("--trl-python", type=Path, help="the Python of an environment with TRL; needed on cuda")
     parser.add_argument("--trl-batch-size", type=int, default=4, help="completions per forward pass of TRL, tuned")
-    parser.add_argument("--micro-batch-tokens", type=int, default=1536, help="tokens per forward pass of our update")
+    parser.add_argument("--micro-batch-tokens", type=int, default=3072, help="tokens per forward pass of our update")
     parser.add_argument("--out", type=Path, default=FOLDER, help="the folder of results")
     options = parser.parse_args()
     try:

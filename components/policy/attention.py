@@ -158,8 +158,11 @@ class _SharedPrefixAttention(torch.autograd.Function):
 
 def join_softmaxes(out_THD: Tensor, lse_TH: Tensor, other_out_THD: Tensor, other_lse_TH: Tensor) -> None:
     """Make `out` and `lse` those of the softmax over both sets of keys, in place."""
-    share_TH1 = torch.sigmoid(other_lse_TH - lse_TH)[..., None].to(out_THD.dtype)
-    out_THD.lerp_(other_out_THD, share_TH1)
+    share_TH1 = torch.sigmoid(other_lse_TH - lse_TH)[..., None]
+    if out_THD.dtype == share_TH1.dtype:
+        out_THD.lerp_(other_out_THD, share_TH1)
+    else:  # rounded to half precision once
+        out_THD.copy_(torch.lerp(out_THD.to(share_TH1), other_out_THD.to(share_TH1), share_TH1))
     lse_TH.copy_(torch.logaddexp(lse_TH, other_lse_TH))
 
 

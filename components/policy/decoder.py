@@ -25,28 +25,36 @@ def is_usual(decoder: Any) -> bool:
         return False
     layers = decoder.layers
     parts = [(each, each.self_attn, each.mlp, each.input_layernorm, each.post_attention_layernorm) for each in layers]
-    own = [decoder.norm, decoder.rotary_emb, *(part for each in parts for part in each)]
+    head_norms = [
+        (each.self_attn.q_norm, each.self_attn.k_norm) for each in layers if hasattr(each.self_attn, "q_norm")
+    ]
+    own = [decoder.norm, decoder.rotary_emb, *(part for each in (*parts, *head_norms) for part in each)]
     if any(type(each).__module__ != type(decoder).__module__ for each in own):
         return False
     attentions = [layer.self_attn for layer in layers]
     windows = [getattr(each, "sliding_window", getattr(each.config, "sliding_window", None)) for each in attentions]
     linears = [each for layer in layers for each in (*_projections(layer.self_attn), *_products(layer.mlp))]
-    modules = list(decoder.modules())
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    parameters = list(decoder.parameters())
     return (
         0 < len(layers) == decoder.config.num_hidden_layers
         and not any(windows)
         and all(type(each) is nn.Linear for each in linears)
-        and not any(each._forward_hooks or each._forward_pre_hooks or "forward" in vars(each) for each in modules)
-        and len({(each.device.type, each.dtype) for each in decoder.parameters()}) == 1
+        and all(query.variance_epsilon == key.variance_epsilon for query, key in head_norms)
+        and not any("forward" in vars(each) or any(vars(each)[name] for name in hooks) for each in decoder.modules())
+        and len({(each.device.type, each.dtype) for each in parameters}) == 1
+        and all(type(each.data) is Tensor for each in parameters)  # quantised ones are of classes of their own
     )
 
 
 def trains_as_usual(decoder: Any) -> bool:
     """Tell whether `Decoder` may take the place of the module in training, with all its weights in this process."""
-    weight = decoder.get_input_embeddings().weight
+    if not is_usual(decoder):
+        return False
+    weight = decoder.embed_tokens.weight
+    is_whole = weight.device.type == "cpu" and not hasattr(weight, "ds_id")  # the mark of what DeepSpeed has sharded
     recomputes = decoder.training and any(getattr(each, "gradient_checkpointing", False) for each in decoder.modules())
-    on_cpu = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
-    return on_cpu and not hasattr(weight, "ds_id") and not recomputes and is_usual(decoder)  # DeepSpeed shards the rest
+    return is_whole and weight.dtype in (torch.float32, torch.float64) and not recomputes
 
 
 class Linears(Protocol):
@@ -188,7 +196,7 @@ def _rms_scale(x: Tensor, eps: Tensor) -> Tensor:
 
 
 def _rotation(cos_1TD: Tensor, sin_1TD: Tensor) -> Tensor:
-    """Return the angles by which positions turn heads as complex numbers of length one, (T, 1, D / 2)."""
+    """Return the angles by which positions turn heads, as complex numbers, (T, 1, D / 2)."""
     cos_1TC, sin_1TC = (each.chunk(2, dim=-1)[0] for each in (cos_1TD, sin_1TD))
     return torch.complex(cos_1TC, sin_1TC).transpose(0, 1)
 
@@ -221,7 +229,7 @@ def _turned(x_THD: Tensor, rotation_T1C: Tensor) -> Tensor:
 
 def _gate(gate_up: Tensor, activation: nn.Module) -> Tensor:
     """Return act(gate) * up, whose inputs are side by side in the last dimension."""
-    if torch.is_grad_enabled() and isinstance(activation, SiLUActivation):
+    if torch.is_grad_enabled() and type(activation) is SiLUActivation:
         gated: Tensor = _GatedSiLU.apply(gate_up)  # type: ignore[no-untyped-call]
         return gated
     gate_TI, up_TI = gate_up.chunk(2, dim=-1)

@@ -159,7 +159,10 @@ class Engine(Generic[_Batch, _Output]):
         return base
 
     def _clip_gradient(self, *_: object) -> None:
-        trained = [each for each in self._engine.module.parameters() if each.grad is not None]
+        trained = [each for _, each in _trained(self._engine.module)]
+        for parameter in trained:
+            # Parts of a model that text does not reach have a state in the optimizer too, as with several processes.
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         norm = torch.nn.utils.get_total_norm([each.grad for each in trained if each.grad is not None])
         self._norm = float(norm)
         if not self._norm <= self.config.max_gradient_norm:

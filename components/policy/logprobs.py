@@ -120,7 +120,7 @@ class TokenHead(nn.Module):
         """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits / temperature).
 
         Both are differentiable. They are computed in float32 at least: a bfloat16 softmax is where samplers and
-        trainers disagree most. The entropy is a pass over the logits of its own: without it, it is NaN.
+        trainers disagree most. Without the entropy, which takes time, it is NaN.
 
         With a `token_loss`, return its sum over chunks instead.
         """
@@ -217,7 +217,9 @@ class _FusedLoss(torch.autograd.Function):
         if grad_entropy_C is None:
             gradients.add(rows, errors, grad_logprobs_C)
         else:
-            gradients.add_both(rows, chunk.lse_C, entropy_C.detach(), grad_logprobs_C, grad_entropy_C)
+            lse_C = chunk.lse_C
+            del errors, chunk  # as large as the logits that are computed once more
+            gradients.add_both(rows, lse_C, entropy_C.detach(), grad_logprobs_C, grad_entropy_C)
         return loss.detach()
 
 
@@ -271,7 +273,7 @@ class _Head:
         return _Chunk(target_C - lse_C, entropy_C, lse_C, probabilities_CV)
 
     def errors(self, rows: slice, probabilities_CV: Tensor) -> _Errors:
-        """Return those of a chunk, of which the first takes the memory of its probabilities."""
+        """Return the errors of a chunk, in the memory of its probabilities."""
         target_C1 = self.target_N[rows, None]
         minus_one_C1 = probabilities_CV.new_full(target_C1.shape, -1.0)
         errors_CV = probabilities_CV.scatter_add_(1, target_C1, minus_one_C1)
@@ -300,7 +302,7 @@ class _Gradients:
 
     def add(self, rows: slice, errors: _Errors, grad_logprobs_C: Tensor) -> None:
         """Add those of a chunk for a loss that depends on the log-probabilities alone."""
-        self._add(rows, errors, -grad_logprobs_C / self._head.temperature)
+        self._add(rows, errors.logits_CV, errors.hidden_CD, -grad_logprobs_C / self._head.temperature)
 
     def add_both(
         self, rows: slice, lse_C: Tensor, entropy_C: Tensor, grad_logprobs_C: Tensor, grad_entropy_C: Tensor
@@ -312,18 +314,20 @@ class _Gradients:
         inner_CV = (logprobs_CV + entropy_C[:, None]).mul_(grad_entropy_C[:, None]).add_(grad_logprobs_C[:, None])
         grad_CV = logprobs_CV.exp_().mul_(inner_CV).neg_()
         grad_CV.scatter_add_(1, head.target_N[rows, None], grad_logprobs_C[:, None])
-        by_hidden_CD = _product(grad_CV, head.weight_VD)
-        self._add(rows, _Errors(grad_CV, by_hidden_CD), torch.full_like(lse_C, 1 / head.temperature))
+        grad_CD = _product(grad_CV, head.weight_VD)
+        self._add(rows, grad_CV, grad_CD, torch.full_like(lse_C, 1 / head.temperature))
 
-    def _add(self, rows: slice, errors: _Errors, factor_C: Tensor) -> None:
-        """Add the errors of each token times its factor."""
-        hidden_CD = self._head.hidden_ND[rows]
-        self.hidden_ND[rows] = errors.hidden_CD * factor_C[:, None]
+    def _add(self, rows: slice, grad_CV: Tensor, grad_CD: Tensor, factor_C: Tensor) -> None:
+        """Add the gradients by the logits and by the hidden states of each token, times its factor."""
+        head = self._head
+        hidden_CD = head.hidden_ND[rows]
+        self.hidden_ND[rows] = grad_CD * factor_C[:, None]
         if self.bias_V is not None:
-            self.bias_V += factor_C @ errors.logits_CV
+            self.bias_V += factor_C @ grad_CV
         if self._with_weight:
             scaled_CD = hidden_CD * factor_C[:, None]
-            self._add_to_weight(errors.logits_CV.T, scaled_CD.to(hidden_CD.dtype) if hidden_CD.is_cuda else scaled_CD)
+            is_rounded = _rounds_factors(head.weight_VD)  # the product is of half precision then, and fast
+            self._add_to_weight(grad_CV.T, scaled_CD.to(hidden_CD.dtype) if is_rounded else scaled_CD)
 
     def _add_to_weight(self, grad_VC: Tensor, hidden_CD: Tensor) -> None:
         if hidden_CD.dtype != grad_VC.dtype:

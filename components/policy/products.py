@@ -39,52 +39,64 @@ class LinearLayer(Protocol):
 
 
 class JointLinear:
-    """Linear layers that read the same rows, as one product with their weights as they are; gradients go to them."""
+    """Linear layers that read the same rows, (T, M), as one product with their weights; gradients go to each."""
 
     def __init__(self, *layers: LinearLayer) -> None:
         self._layers = layers
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the outputs of all layers, side by side in the last dimension."""
-        outputs: Tensor = _Linear.apply(rows, _joint_weight(self._layers), _joint_bias(self._layers), None)  # type: ignore[no-untyped-call]
-        return outputs
+        return self._product(rows, None)
 
     def added_to(self, residual: Tensor, rows: Tensor) -> Tensor:
         """Return the outputs plus as large a tensor."""
-        total: Tensor = _Linear.apply(rows, _joint_weight(self._layers), _joint_bias(self._layers), residual)  # type: ignore[no-untyped-call]
-        return total
+        return self._product(rows, residual)
+
+    def _product(self, rows: Tensor, residual: Tensor | None) -> Tensor:
+        weights = [layer.weight for layer in self._layers]
+        product: Tensor = _Linear.apply(rows, _joint_bias(self._layers), residual, *weights)  # type: ignore[no-untyped-call]
+        return product
 
 
 class _Linear(torch.autograd.Function):
-    """rows W' + bias + residual; the gradient of the weight is the one product that MKL is better at."""
+    """rows W' + bias + residual, where W are all weights; no copy of them is kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-        ctx.save_for_backward(rows, weight)
-        product = _onednn_linear(rows, weight, bias, residual) if suits_onednn(rows) else rows @ weight.T
-        if not suits_onednn(rows):
-            for term in (bias, residual):
-                product = product if term is None else product + term
+    def forward(ctx: Any, rows: Tensor, bias: Tensor | None, residual: Tensor | None, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, *weights)
+        weight = _joined(weights)
+        if suits_onednn(rows):
+            return _onednn_linear(rows, weight, bias, residual)
+        product = rows @ weight.T
+        for term in (bias, residual):
+            product = product if term is None else product + term
         return product
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
-        _, weight_wanted, bias_wanted, residual_wanted = ctx.needs_input_grad
+        rows, *weights = ctx.saved_tensors
+        rows_wanted, bias_wanted, residual_wanted, *weights_wanted = ctx.needs_input_grad
+        parts = grad.split([len(weight) for weight in weights], dim=1)
         return (
-            onednn_product(grad, weight),
-            grad.T @ rows if weight_wanted else None,
+            onednn_product(grad, _joined(weights)) if rows_wanted else None,
             grad.sum(0) if bias_wanted else None,
             grad if residual_wanted else None,
+            # The one product that MKL is better at; of each weight, as a part of a joint gradient would keep all of it.
+            *(part.T @ rows if wanted else None for part, wanted in zip(parts, weights_wanted, strict=True)),
         )
 
 
 class PackedLinear:
-    """The same with a packed copy of the weights, without gradients; what changes in the weights later is not seen."""
+    """A `JointLinear` with a packed copy of the weights, for any rows, without gradients.
+
+    What changes in the weights later is not seen.
+    """
 
     def __init__(self, *layers: LinearLayer) -> None:
         """Copy the weights, which must suit oneDNN."""
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(_joint_weight(layers).detach(), _PACKED_ROWS)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(
+            _joined([layer.weight.detach() for layer in layers]), _PACKED_ROWS
+        )
         bias = _joint_bias(layers)
         self._bias = None if bias is None else bias.detach()
 
@@ -106,9 +118,9 @@ def _onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, residual: 
     return product
 
 
-def _joint_weight(layers: Sequence[LinearLayer]) -> Tensor:
+def _joined(weights: Sequence[Tensor]) -> Tensor:
     # No other copy of a single weight: that of an output layer is large.
-    return torch.cat([layer.weight for layer in layers]) if len(layers) > 1 else layers[0].weight
+    return torch.cat(list(weights)) if len(weights) > 1 else weights[0]
 
 
 def _joint_bias(layers: Sequence[LinearLayer]) -> Tensor | None:

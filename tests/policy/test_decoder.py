@@ -19,6 +19,7 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.activations import SiLUActivation
 
 from components.policy.attention import use_packed_attention
 from components.policy.config import LoraConfig
@@ -125,6 +126,34 @@ def test_a_decoder_that_trains_in_another_way_computes_by_itself(changed: str) -
     assert not trains_as_usual(decoder)
 
 
+def test_what_is_no_number_stays_in_its_own_sequence() -> None:
+    """No product lets a row see one of another sequence: the others have the same bits as without it."""
+    model, batch = _model("qwen3"), _batch()
+    start, stop = batch.layout.own.query_bounds[2:4]
+    with torch.no_grad():
+        before_TM = Decoder(model.get_decoder())(batch.input_ids_T, batch.position_ids_T, batch.layout)
+        model.get_input_embeddings().weight[batch.input_ids_T[start]] = torch.nan
+        after_TM = Decoder(model.get_decoder())(batch.input_ids_T, batch.position_ids_T, batch.layout)
+    assert bool(after_TM[start:stop].isnan().all())
+    others_T = torch.ones(len(before_TM), dtype=torch.bool)
+    others_T[start:stop] = False
+    assert torch.equal(after_TM[others_T], before_TM[others_T])
+
+
+def test_an_own_activation_learns_as_it_computes() -> None:
+    """An activation that is derived from a usual one has gradients of its own."""
+    gradients = []
+    for is_own in (True, False):
+        model = _model("qwen3").double()
+        for layer in model.get_decoder().layers:
+            layer.mlp.act_fn = _Doubled()
+        if not is_own:
+            model.get_decoder().register_forward_hook(lambda _module, _inputs, output: output)
+        LogprobModel(model, temperature=1.0)(_batch()).logprobs_N.sum().backward()
+        gradients.append(model.get_decoder().layers[0].mlp.gate_proj.weight.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
 def test_logits_are_those_of_float64_up_to_rounding(kind: str) -> None:
     """Of prompts that completions share, whatever is random in weights, biases and norms."""
     model = _model(kind)
@@ -207,7 +236,7 @@ def test_a_layer_that_computes_in_another_way_is_left_alone() -> None:
     assert (computed - expected).abs().max() < _ROUNDING
 
 
-@pytest.mark.parametrize("changed", ["hook", "forward", "layers", "norm", "dtype"])
+@pytest.mark.parametrize("changed", ["hook", "forward", "layers", "norm", "dtype", "epsilon", "norm of heads"])
 def test_a_decoder_that_was_changed_computes_by_itself(changed: str) -> None:
     """Whatever was put into it, or in place of a part of it, takes effect."""
     model = _model("qwen3")
@@ -224,6 +253,11 @@ def test_a_decoder_that_was_changed_computes_by_itself(changed: str) -> None:
             layer.input_layernorm = nn.LayerNorm(256)
         case "dtype":
             layer.input_layernorm.weight.data = 2 * layer.input_layernorm.weight.data.bfloat16()
+        case "epsilon":
+            layer.self_attn.k_norm.variance_epsilon = 1.0
+        case _:
+            layer.self_attn.q_norm = nn.LayerNorm(64)
+    assert not trains_as_usual(model.get_decoder())
     with torch.no_grad():
         expected = _logits(model)
         with packed_weights(model):
@@ -242,6 +276,13 @@ def _model(kind: str) -> PreTrainedModel:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter) * (1 if parameter.dim() == 1 else 0.1))
     return model.eval()
+
+
+class _Doubled(SiLUActivation):  # type: ignore[misc]  # transformers does not say what it is
+    """An activation like the usual one, with another result."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * nn.functional.silu(input)
 
 
 def _norm_exactly(model: PreTrainedModel) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from components.policy.checkpoint import Checkpoint
 from components.policy.config import LoraConfig
@@ -68,6 +68,17 @@ def test_training_equals_plain_torch(zero_stage: int, offload: str, max_tokens: 
     with policy.gather_full_parameters():
         for name, weight in checkpoint.model.named_parameters():
             torch.testing.assert_close(weight.detach(), expected_weights[name], rtol=1e-3, atol=2e-5)
+
+
+def test_a_part_that_text_does_not_reach_is_in_the_state_too() -> None:
+    """As an encoder of images is: it has no gradient, and stays as it is but for weight decay."""
+    checkpoint = tiny.checkpoint()
+    checkpoint.model.encoder = nn.Linear(4, 4)
+    policy = plain.policy(checkpoint, zero_stage=0)
+    plain.step(policy, learning_rate=1e-2, max_tokens=100_000)
+    moments = [each for name, each in policy.state().items() if "encoder" in name and "exp_avg" in name]
+    assert len(moments) == 4
+    assert not any(each.any() for each in moments)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -1,3 +1,4 @@
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -180,6 +181,39 @@ def test_the_gradient_of_a_loss_of_tokens_is_that_of_their_scores(
     gradients, exact_gradients = (torch.autograd.grad(factor * each, inputs) for each in (actual, expected))
     for gradient, exact in zip(gradients, exact_gradients, strict=True):
         torch.testing.assert_close(gradient, exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("which", ["logprobs", "both"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "rounded products"])
+def test_the_loss_of_tokens_of_less_precision_is_that_of_float64(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | str, which: str
+) -> None:
+    """Its value, entropies and gradients; also where products round both factors to bfloat16, as on GPUs."""
+    if dtype == "rounded products":
+        monkeypatch.setattr(logprobs, "_rounds_factors", lambda _: True)
+        monkeypatch.setattr(logprobs, "_product", lambda left, right: left.bfloat16().float() @ right.float())
+    precision, gradient_precision = (1e-5, 1e-5) if dtype == torch.float32 else (1e-4, 0.02)
+    layer, (hidden_ND, target_N) = _layer(bias=True, vocabulary_size=500), _inputs(70)
+    target_N = target_N * 20
+    stored = torch.float32 if dtype == torch.float32 else torch.bfloat16
+    layer, hidden_ND = layer.to(stored), hidden_ND.to(stored)
+    exact, exact_ND = copy.deepcopy(layer).double(), hidden_ND.detach().double().requires_grad_()
+    entropies: list[Tensor] = []
+
+    def token_loss(scores: TokenLogprobs, rows: slice) -> Tensor:
+        entropies.append(scores.entropy_N.detach().double())
+        values_N = scores.logprobs_N.exp() - scores.logprobs_N
+        return (values_N + 0.1 * scores.entropy_N if which == "both" else values_N).sum()
+
+    hidden_ND = hidden_ND.detach().requires_grad_()
+    actual = TokenHead(layer, temperature=0.6)(hidden_ND, target_N, token_loss)
+    expected = token_loss(TokenLogprobs(*_full_softmax(exact, exact_ND, target_N, 0.6)), slice(None))
+    torch.testing.assert_close(actual.double(), expected, rtol=precision, atol=precision)
+    torch.testing.assert_close(torch.cat(entropies[:-1]), entropies[-1], rtol=precision, atol=precision)
+    gradients = torch.autograd.grad(actual, [hidden_ND, *layer.parameters()])
+    exact_gradients = torch.autograd.grad(expected, [exact_ND, *exact.parameters()])
+    for values, reference in zip(gradients, exact_gradients, strict=True):
+        assert (values.double() - reference).abs().max() < gradient_precision * reference.abs().max()
 
 
 def test_the_loss_of_tokens_takes_a_product_less_than_their_scores() -> None:
