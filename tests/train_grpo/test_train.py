@@ -113,8 +113,10 @@ def test_grpo_learns_to_give_the_right_answer(tmp_path: Path, reference: Path, v
     assert 0.2 < sum(row["accuracy"] for row in rows[:2]) / 2 < 0.8
     assert sum(row["accuracy"] for row in rows[-3:]) / 3 > 0.8
     if variant.startswith("zero"):
-        assert (rows[0]["kl"], rows[0]["ratio_min"], rows[0]["ratio_max"]) == (0.0, 1.0, 1.0)
-        assert rows[-1]["kl"] > 0
+        assert (rows[0]["ratio_min"], rows[0]["ratio_max"]) == (1.0, 1.0)
+        # Of equal weights: where a policy is sharded or recomputes, its reference is computed by fewer operators.
+        assert abs(rows[0]["kl"]) < 1e-12
+        assert rows[-1]["kl"] > 1e-4
 
 
 @pytest.mark.slow
