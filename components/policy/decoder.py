@@ -7,16 +7,17 @@ Shape suffixes:
     H  heads of queries, K  heads of keys and values, D  size of a head
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
-from components.policy.products import JointLinear, LinearLayer
+from components.policy.products import JointLinear, PackedLinear
 
 _USUAL_DECODERS = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
 """Classes of transformers that compute what `Decoder` does."""
+_Linears = type[JointLinear] | type[PackedLinear]
 
 
 def is_usual(decoder: Any) -> bool:
@@ -57,22 +58,10 @@ def trains_as_usual(decoder: Any) -> bool:
     return is_whole and weight.dtype in (torch.float32, torch.float64) and not recomputes
 
 
-class Linears(Protocol):
-    """Linear layers that read the same rows."""
-
-    def __init__(self, *layers: LinearLayer) -> None: ...
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the outputs of all layers, side by side in the last dimension."""
-
-    def added_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return the outputs plus as large a tensor."""
-
-
 class Decoder:
     """The decoder of a module that `is_usual`: embedding, layers, and a last norm."""
 
-    def __init__(self, decoder: Any, linears: type[Linears] = JointLinear) -> None:
+    def __init__(self, decoder: Any, linears: _Linears = JointLinear) -> None:
         self._embed, self._rotary = decoder.embed_tokens, decoder.rotary_emb
         self._layers = [_Layer(layer, linears) for layer in decoder.layers]
         self._norm = _Norm(decoder.norm.weight, decoder.norm)
@@ -89,7 +78,7 @@ class Decoder:
 class _Layer:
     """Attention with rotary positions, then a gated MLP, each of the normed input and added to it."""
 
-    def __init__(self, layer: Any, linears: type[Linears]) -> None:
+    def __init__(self, layer: Any, linears: _Linears) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._attention, self._activation = attention, mlp.act_fn
         query, key, value, out = _projections(attention)

@@ -59,7 +59,7 @@ class JointLinear:
 
 
 class _Linear(torch.autograd.Function):
-    """rows W' + bias + residual, where W are all weights; no copy of them is kept for the backward pass."""
+    """rows W' + bias + residual, where W are all weights, joined for each pass: the joint copy is not kept."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, bias: Tensor | None, residual: Tensor | None, *weights: Tensor) -> Tensor:

@@ -140,14 +140,15 @@ def compare_with_adapters(config: TrainGRPOConfig, *, folder: Path) -> dict[str,
 
 @pytest.mark.slow
 def test_the_policy_without_its_adapters_is_the_reference(tmp_path: Path) -> None:
-    """Up to rounding, however far training has moved the adapters, which go on learning.
+    """However far training has moved the adapters, which go on learning: to the last bit in bf16.
 
-    The copy has no adapters, and in fp32 it is computed by fewer operators.
+    In fp32 up to rounding, as the copy, which has no adapters, is computed by fewer operators.
     """
     config, work = grpo_config(engine__num_processes=2, engine__lora=LORA), tmp_path / "work"
     result = run_ranks(compare_with_adapters, config, {"folder": tmp_path}, num_processes=2, work=work, grace_s=1)
     for name in ENGINES:
-        assert max(result[f"{name}, {value}"] for value in ("before", "after", "moved before")) < 1e-5
+        bound = 0.0 if name == "bf16" else 1e-5
+        assert max(result[f"{name}, {value}"] for value in ("before", "after", "moved before")) <= bound
         assert result[f"{name}, moved after"] > 1e-3
         assert result[f"{name}, norm after"] > 1e-3
 
