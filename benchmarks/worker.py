@@ -47,7 +47,9 @@ class Channel:
         return sys.stdin.readline().strip() == "step"
 
     def done(self, step: Step) -> None:
-        """Answer a request."""
+        """Answer a request; on a GPU, the other trainer needs the memory that this one keeps for its next step."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         self._send(asdict(step))
 
     def _send(self, message: dict[str, Any]) -> None:

@@ -97,8 +97,9 @@ def completion_logprobs(
 def use_float32_logits(output_layer: nn.Linear) -> None:
     """Make the layer itself return logits in float32 at least, so that a sampler computes the logits of the trainer."""
 
-    def forward(layer: nn.Linear, hidden_CD: Tensor) -> Tensor:
-        return _logits(hidden_CD, layer.weight, layer.bias, temperature=1.0)
+    def forward(layer: nn.Linear, hidden: Tensor) -> Tensor:  # (..., D): a decoder passes batch and position
+        logits_CV = _logits(hidden.flatten(end_dim=-2), layer.weight, layer.bias, temperature=1.0)
+        return logits_CV.view(*hidden.shape[:-1], -1)
 
     setattr(output_layer, "forward", MethodType(forward, output_layer))  # noqa: B010  # a method, to mypy
 
