@@ -15,8 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, PContext, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
@@ -28,6 +31,19 @@ from components.shared.stage import keep_files_in_group
 
 _AFTER_FAILURE_S = 3
 _RANK = "components.cluster.rank"
+_HERE = "here"
+"""torchrun's name for the rendezvous of one machine."""
+
+
+class _MeetHere(StaticTCPRendezvous):
+    """A launcher that meets itself alone, in its memory: a store of torchrun's listens on all interfaces."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        super().__init__("localhost", 0, rank=0, world_size=1, run_id=params.run_id, timeout=0)
+        self._store = HashStore()
+
+    def get_backend(self) -> str:
+        return _HERE
 
 
 def main() -> int:
@@ -46,13 +62,13 @@ def _config_here(job: Job) -> LaunchConfig:
     # A terminal sends these to every process. The parent passes requests on; ranks handle them as well.
     for request in (signal.SIGINT, signal.SIGHUP):
         signal.signal(request, signal.SIG_IGN)
+    rendezvous_handler_registry.register(_HERE, _MeetHere)
     return LaunchConfig(
         run_id="ranks",
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=job.num_processes,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_backend=_HERE,
         signals_to_handle="SIGTERM",
         max_restarts=0,
         # With the other files of the job: the default is a temporary folder that nobody removes.

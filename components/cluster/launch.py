@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from components.cluster.failures import error_of_ranks
 from components.cluster.job import Job, RankFunction, name_of
 from components.policy.shutdown import on_stop_signal
 from components.shared.config import Config
+from components.shared.environment import ON_LOOPBACK, STORE_VARIABLE
 from components.shared.errors import RetryableError, StoppedError
 from components.shared.execution import forget_place
 
@@ -87,11 +89,16 @@ def _keep_place(job: Job, work: Path) -> None:
 def _run_agent(job: Job) -> tuple[int, bool]:
     """Run the launcher to its end; return its exit code and whether this process was asked to stop meanwhile.
 
-    The request is passed on to the launcher, which then has the time that ranks need; a second one kills it.
+    The request is passed on to the launcher, which then has the time that ranks need; a second one kills it. Ranks meet
+    at a file in a folder that no other user can open: whoever reaches the store of a process group can run code in it.
     """
     command = [sys.executable, "-m", "components.cluster.agent", str(job.folder), str(os.getpid())]
+    variables = {**ON_LOOPBACK, **os.environ}
     stop_requested = threading.Event()
-    with subprocess.Popen(command) as agent:
+    with (
+        tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as private,
+        subprocess.Popen(command, env={**variables, STORE_VARIABLE: f"file://{private}/store"}) as agent,
+    ):
 
         def stop() -> None:
             stop_requested.set()

@@ -22,6 +22,7 @@ from torch.distributed import DistError, distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from components.policy.config import EngineConfig
+from components.shared.environment import STORE_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 
 _START_S = 300.0
@@ -169,7 +170,8 @@ def _init_process_group(size: int, deadline_s: float) -> Ranks:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     try:
-        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=_START_S)))
+        url = os.environ.get(STORE_VARIABLE, "env://")
+        store, rank, size = next(rendezvous(url, int(os.environ["RANK"]), size, timeout=timedelta(seconds=_START_S)))
         ranks = Ranks(rank, size, max(deadline_s, _START_S), PrefixStore("ranks", store))
         ranks.store.set(f"name/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
         heartbeat = (PrefixStore("ranks", store.clone()), rank)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from pathlib import Path
 
 # Set by the user.
@@ -34,11 +35,16 @@ IMAGE_VARIABLE = "GRPO_PIPELINE_IMAGE"  # reference of the task's image; shared.
 # Set in the images.
 REVISION_VARIABLE = "GRPO_PIPELINE_REVISION"  # git revision of the code; shared.execution
 LOCK_VARIABLE = "GRPO_PIPELINE_LOCK"  # SHA-256 of requirements.lock; shared.execution
+# Set for the ranks of one machine.
+STORE_VARIABLE = "GRPO_PIPELINE_STORE"  # URL of the store at which they meet, instead of torchrun's
 # Set by train_grpo or in the TrainJob's manifest for its ranks and servers.
 JOB_VARIABLE = "GRPO_PIPELINE_JOB"  # folder of the job that a vLLM server's pod belongs to; cluster.servers
 SERVERS_VARIABLE = "GRPO_PIPELINE_SAMPLERS"  # addresses of running vLLM servers, separated by commas
 WEIGHTS_VARIABLE = "GRPO_PIPELINE_WEIGHTS"  # folder through which weights reach the sampler
 
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
+"""For processes that only meet others of this machine: otherwise they listen where the host's name leads."""
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 """Microseconds of processor time in each period, in a container with a limit: threads beyond it only wait."""
 

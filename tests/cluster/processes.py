@@ -1,10 +1,16 @@
 """Processes of tests that run for real: what there is of them, and waiting for what they do."""
 
+import ipaddress
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from components.cluster.servers import ServerProcess
 
@@ -43,6 +49,31 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+def listeners(pid: int) -> dict[int, bool]:
+    """The TCP ports that a process listens on, and whether each can be reached from this machine alone."""
+    files = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            files.add(str(descriptor.readlink()))
+    ports = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and f"socket:[{rest[5]}]" in files:
+                host, port = local.split(":")
+                words = [bytes.fromhex(host[place : place + 8])[::-1] for place in range(0, len(host), 8)]
+                ports[int(port, 16)] = ipaddress.ip_address(b"".join(words)).is_loopback
+    return ports
+
+
+def run_as_nobody(command: str) -> "subprocess.CompletedProcess[str]":
+    """What a shell command does for another user of this machine; skips the test where only root could tell."""
+    if os.geteuid():
+        pytest.skip("only root can act as another user")
+    options: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/"}
+    return subprocess.run(["sh", "-c", command], check=False, capture_output=True, text=True, **options)
 
 
 def pids(folder: Path) -> list[int]:

@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import time
@@ -13,8 +14,10 @@ from components.policy.config import EngineConfig
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel
 from components.policy.parallel import Ranks, init_ranks
+from components.shared.environment import STORE_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from tests import tiny
+from tests.cluster.processes import listeners, run_as_nobody
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -100,6 +103,19 @@ def be_cut_off(config: EngineConfig, *, folder: Path) -> dict[str, float]:
     return {}
 
 
+def _be_attacked(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    """Check, once all have met, who could reach this process, its launcher and the store."""
+    ranks = init_ranks(config)
+    ranks.all_gather(ranks.rank, "the attack")
+    store = os.environ[STORE_VARIABLE].removeprefix("file://")
+    attack = run_as_nobody(f"echo >>{store}; cat {store}") if os.geteuid() == 0 else None
+    found = {"launcher": listeners(os.getppid()), "rank": listeners(os.getpid())}
+    written = {"store": attack and attack.stderr, **found}
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(written))
+    ranks.barrier("the end")
+    return {"left": 0}
+
+
 def _run(function: Callable[..., dict[str, float]], folder: Path, *, deadline_s: float = 60, size: int = 2) -> float:
     config = tiny.engine_config(num_processes=size, deadline_s=deadline_s)
     result = run_ranks(function, config, {"folder": folder}, num_processes=size, work=folder / "work", grace_s=1)
@@ -110,6 +126,18 @@ def _run(function: Callable[..., dict[str, float]], folder: Path, *, deadline_s:
 def test_every_process_gets_the_values_of_all_or_the_main_one_alone(tmp_path: Path) -> None:
     """In the order of the ranks, however large and however often; the store does not grow with it."""
     assert _run(_exchange, tmp_path, size=3) <= 3
+
+
+@pytest.mark.slow
+def test_no_other_user_reaches_the_store(tmp_path: Path) -> None:
+    """Neither at a port nor in its file: it says whose values are unpickled. Ranks listen to this machine alone."""
+    _run(_be_attacked, tmp_path)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found["launcher"] == {}
+        assert found["rank"], "gloo listens"
+        assert all(found["rank"].values())
+        assert found["store"] is None or found["store"].count("Permission denied") == 2
 
 
 @pytest.mark.slow
