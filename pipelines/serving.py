@@ -126,9 +126,11 @@ def _answer(url: str, probe: Mapping[str, Any]) -> tuple[list[float], bool]:
 
 def _complete(url: str, prompt: Sequence[int], **options: Any) -> Any:
     """Return the choice with which the server answers a greedy request."""
+    from components.rollout.vllm.servers import connections
+
     body = {"model": _NAME, "prompt": list(prompt), "temperature": 0.0, **options}
     try:
-        answer = urllib3.request("POST", f"{url}/v1/completions", json=body, timeout=_REQUEST_DEADLINE_S, retries=False)
+        answer = connections(url).request("POST", "/v1/completions", json=body, timeout=_REQUEST_DEADLINE_S)
     except urllib3.exceptions.HTTPError as error:
         raise PipelineError(f"the served model does not answer: {error}") from None
     if answer.status != 200:

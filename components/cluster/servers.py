@@ -6,6 +6,7 @@
 import functools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -36,15 +37,14 @@ from components.rollout.vllm.config import (
     raise_if_out_of_memory,
 )
 from components.rollout.vllm.sampler import Request
-from components.rollout.vllm.servers import INITIAL_VERSION, ServerLostError, VllmClient
+from components.rollout.vllm.servers import INITIAL_VERSION, UNIX, ServerLostError, VllmClient, connections
 from components.shared.config import validate
-from components.shared.environment import JOB_VARIABLE
+from components.shared.environment import JOB_VARIABLE, ON_LOOPBACK
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.model import has_tools, weights_folder
 from components.shared.progress import say
 from components.shared.stage import keep_files_in_group
 
-_HOST = "127.0.0.1"
 _START_POLL_S = 0.2
 _CHECK_EVERY_S = 0.5
 _HEALTH_TIMEOUT_S = 2.0
@@ -151,24 +151,19 @@ class Health(Enum):
 
     READY = auto()
     BROKEN = auto()
-    """Its engine is dead, or its port is closed."""
+    """Its engine is dead, or its socket is closed."""
     SILENT = auto()
     """No answer in time; it may be busy."""
 
 
 class ServerProcess:
-    """A server and its port; its environment depends on the folder for its files."""
+    """A server behind a Unix socket that no other user can open. Its environment depends on its folder."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Callable[[str], dict[str, str]]) -> None:
-        # Bound but not listening: the kernel gives the port to nobody else, and lets the server, which also binds with
-        # SO_REUSEADDR, have it each time it starts.
-        self._port = socket.socket()
-        self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._port.bind((_HOST, 0))
-        number = self._port.getsockname()[1]
-        self.url = f"http://{_HOST}:{number}"
+        self._folder = Path(tempfile.mkdtemp(prefix="vllm-"))
+        self.url = f"{UNIX}{self._folder}/http"
         self.log = log
-        self._command = [*command, f"--host={_HOST}", f"--port={number}"]
+        self._command = [*command, f"--uds={self._folder}/http"]
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
@@ -176,15 +171,16 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start the server, which takes a while until it answers."""
-        folder = Path(tempfile.mkdtemp(prefix="vllm-"))
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(mode=0o700)  # an error if another user has made it meanwhile
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
-                watched(folder, self._command),
+                watched(self._folder, self._command),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment(str(folder)),
+                env={**ON_LOOPBACK, **self._environment(str(self._folder))},
                 start_new_session=True,  # a group of its own, which is killed as one
             )
 
@@ -196,10 +192,10 @@ class ServerProcess:
     def health(self) -> Health:
         """Ask the server whether it is ready for requests."""
         try:
-            # Without a proxy, whatever the environment says: it is on this machine.
-            status = urllib3.request("GET", f"{self.url}/health", timeout=_HEALTH_TIMEOUT_S, retries=False).status
+            status = connections(self.url).request("GET", "/health", timeout=_HEALTH_TIMEOUT_S).status
         except urllib3.exceptions.HTTPError as error:
-            return Health.BROKEN if isinstance(error.__cause__, ConnectionRefusedError) else Health.SILENT
+            closed = isinstance(error.__cause__, (ConnectionRefusedError, FileNotFoundError))
+            return Health.BROKEN if closed else Health.SILENT
         return Health.READY if status == 200 else Health.BROKEN
 
     def printed(self) -> str:
@@ -212,9 +208,9 @@ class ServerProcess:
         return f"the end of {self.log}:\n{text}"
 
     def close(self) -> None:
-        """End the server for good, and release its port."""
+        """End the server for good, and remove its socket."""
         self.end()
-        self._port.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def end(self) -> None:
         """End the server and all its children: SIGTERM, then SIGKILL of the whole group. It can be started again."""
@@ -279,7 +275,7 @@ class Supervisor:
             late = now - self._started > self.start_deadline_s
             return f"does not answer {self.start_deadline_s:g} s after its start" if late else None
         elif health is Health.BROKEN:
-            return "no longer serves requests (its engine is dead or its port closed)"
+            return "no longer serves requests (its engine is dead or its socket closed)"
         elif now - self._answered > self.health_deadline_s:
             return f"has not answered for {self.health_deadline_s:g} s"
         return None

@@ -16,20 +16,23 @@ from components.cluster.servers import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 SERVER = """
-import http.server, os, pathlib, subprocess, sys, threading, time
+import http.server, os, pathlib, socket, socketserver, subprocess, sys, threading, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("hello from", os.getpid(), child.pid, flush=True)
 if "--fail" in sys.argv: sys.exit("no such model")
 if "--slow" in sys.argv: time.sleep(600)
-port = int(next(a.removeprefix("--port=") for a in sys.argv if a.startswith("--port=")))
-state = pathlib.Path(os.environ["TMPDIR"]) / f"state-{port}"
+path = next(a.removeprefix("--uds=") for a in sys.argv if a.startswith("--uds="))
+state = pathlib.Path(path).parent / "state"
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         condition = state.read_text() if state.exists() else "ready"
         if condition == "hangs": time.sleep(600)
         self.send_response(503 if condition == "dead" else 200); self.end_headers()
         if condition == "closing": threading.Thread(target=self.server.shutdown).start()
-with http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler) as server: server.serve_forever(0.02)
+    def log_message(self, *words): pass
+class Server(http.server.ThreadingHTTPServer):
+    address_family, server_bind = socket.AF_UNIX, socketserver.TCPServer.server_bind
+with Server(path, Handler) as server: server.serve_forever(0.02)
 time.sleep(600)
 """
 """Answers as a file says, and has a child process, as vLLM has."""
@@ -68,12 +71,19 @@ def listeners(pid: int) -> dict[int, bool]:
     return ports
 
 
-def run_as_nobody(command: str) -> "subprocess.CompletedProcess[str]":
-    """What a shell command does for another user of this machine; skips the test where only root could tell."""
+def start_as_nobody(code: str) -> "subprocess.Popen[str]":
+    """Python code in a process of another user of this machine; skips the test where only root could tell."""
     if os.geteuid():
         pytest.skip("only root can act as another user")
-    options: dict[str, Any] = {"user": 65534, "group": 65534, "extra_groups": [], "cwd": "/"}
-    return subprocess.run(["sh", "-c", command], check=False, capture_output=True, text=True, **options)
+    code = f"import os, socket; os.setgroups([]); os.setgid(65534); os.setuid(65534); {code}"
+    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", code], text=True, **output)
+
+
+def errors_of_nobody(command: str) -> str:
+    """What a shell command prints to its standard error for another user."""
+    with start_as_nobody(f"os.execvp('sh', ['sh', '-c', {command!r}])") as process:
+        return process.communicate()[1]
 
 
 def pids(folder: Path) -> list[int]:

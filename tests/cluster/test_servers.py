@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,9 +15,18 @@ import pytest
 from components.cluster import servers as servers_module
 from components.cluster.job import Job
 from components.cluster.servers import Health, Supervisor, running, serve_in_pod
+from components.rollout.vllm.servers import UNIX, ServerLostError, VllmClient
 from components.shared.environment import JOB_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
-from tests.cluster.processes import ROOT, is_gone, server_process, wait_until
+from tests.cluster.processes import (
+    ROOT,
+    errors_of_nobody,
+    is_gone,
+    listeners,
+    server_process,
+    start_as_nobody,
+    wait_until,
+)
 from tests.train_grpo.settings import SERVERS, grpo_config
 
 
@@ -63,7 +71,7 @@ class _Server:
 
 
 def test_failed_server_is_restarted_at_once() -> None:
-    """One that has ended, or whose engine or port is closed."""
+    """One that has ended, or whose engine or socket is closed."""
     for state in (None, Health.BROKEN):
         assert _Server().check(2, state) == 1
 
@@ -115,13 +123,38 @@ def test_pod_becomes_the_server_of_its_job(tmp_path: Path, monkeypatch: pytest.M
     assert environment.get("CUDA_VISIBLE_DEVICES") != "4,5"
 
 
-def test_port_is_kept_while_its_server_is_down(tmp_path: Path) -> None:
-    """No other socket gets it."""
+@pytest.mark.slow
+def test_no_other_user_reaches_a_server(tmp_path: Path, folders: Path) -> None:
+    """It listens at no port, and its socket is in a folder of its own user."""
+    folders.chmod(0o777)
     server = server_process(tmp_path)
-    port = int(server.url.rsplit(":", 1)[1])
-    with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("127.0.0.1", port))
-    server.close()
+    path = server.url.removeprefix(UNIX)
+    with running([server], 60, 60):
+        (first,) = _starts(tmp_path / "0.log")
+        assert listeners(first[0]) == {}
+        assert "Permission denied" in errors_of_nobody(f"ls {path}")
+
+
+@pytest.mark.slow
+def test_no_other_user_stands_in_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where it takes the place of the socket while the server is down."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        server = server_process(Path(folder))
+        path = server.url.removeprefix(UNIX)
+        server.close()
+        impostor = f"os.mkdir(os.path.dirname('{path}'), 0o777); s = socket.socket(socket.AF_UNIX); "
+        impostor += (
+            f"s.bind('{path}'); s.listen(); os.chmod('{path}', 0o777); print(flush=True); list(iter(s.accept, None))"
+        )
+        with start_as_nobody(impostor) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "\n"
+            assert server.health() is Health.SILENT
+            with pytest.raises(ServerLostError, match="is a socket of another user \\(65534\\)"):
+                VllmClient(server.url, 10).version()
+            other.kill()
 
 
 def _starts(log: Path) -> list[list[int]]:
@@ -199,13 +232,13 @@ with running([server_process(Path({str(tmp_path)!r}))], 60, 60):
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["dead", "closing", "hangs"])
 def test_health_of_a_server(tmp_path: Path, folders: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
-    """It says that its engine is dead; its port is closed while it goes on, as vLLM's is; or it does not answer."""
+    """It says that its engine is dead; its socket is closed while it goes on, as vLLM's is; or it does not answer."""
     monkeypatch.setattr(servers_module, "_HEALTH_TIMEOUT_S", 0.5)
     server = server_process(tmp_path)
     server.start()
     try:
         wait_until(lambda: server.health() is Health.READY)
-        (folders / f"state-{server.url.rsplit(':', 1)[1]}").write_text(state)
+        Path(server.url.removeprefix(UNIX)).with_name("state").write_text(state)
         expected = Health.SILENT if state == "hangs" else Health.BROKEN
         wait_until(lambda: server.health() is expected)
         assert not server.ended

@@ -17,7 +17,7 @@ from components.policy.parallel import Ranks, init_ranks
 from components.shared.environment import STORE_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from tests import tiny
-from tests.cluster.processes import listeners, run_as_nobody
+from tests.cluster.processes import errors_of_nobody, listeners
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -108,9 +108,9 @@ def _be_attacked(config: EngineConfig, *, folder: Path) -> dict[str, float]:
     ranks = init_ranks(config)
     ranks.all_gather(ranks.rank, "the attack")
     store = os.environ[STORE_VARIABLE].removeprefix("file://")
-    attack = run_as_nobody(f"echo >>{store}; cat {store}") if os.geteuid() == 0 else None
+    attack = errors_of_nobody(f"echo >>{store}; cat {store}") if os.geteuid() == 0 else None
     found = {"launcher": listeners(os.getppid()), "rank": listeners(os.getpid())}
-    written = {"store": attack and attack.stderr, **found}
+    written = {"store": attack, **found}
     (folder / f"{ranks.rank}.json").write_text(json.dumps(written))
     ranks.barrier("the end")
     return {"left": 0}

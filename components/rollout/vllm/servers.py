@@ -3,6 +3,9 @@
 `VllmClient` talks to one server: each call has a deadline, and either answers or says why not.
 """
 
+import os
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +33,44 @@ _RETRY_S = 1.0
 _MAX_TRIES = 4
 """Of one request: one over which so many servers were lost would cost the next, too."""
 _T = TypeVar("_T")
+UNIX = "unix:"
+"""What URLs of Unix sockets begin with."""
 INITIAL_VERSION = "default"
 """vLLM's version of the weights that it started with."""
+
+
+class _UnixConnection(urllib3.connection.HTTPConnection):
+    """A connection to a server of this user behind a Unix socket."""
+
+    def __init__(self, host: str, *, socket_path: str, **options: Any) -> None:
+        super().__init__(host, **options)
+        self._path = socket_path
+
+    def _new_conn(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(self.timeout)
+            connection.connect(self._path)
+            # While a server is started again, others may put a socket of theirs where its folder was.
+            _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if user != os.getuid():
+                raise PermissionError(f"{self._path} is a socket of another user ({user})")
+        except OSError as error:
+            connection.close()
+            raise urllib3.exceptions.NewConnectionError(self, f"{self._path}: {error}") from error
+        return connection
+
+
+class _UnixPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _UnixConnection
+
+
+def connections(url: str) -> urllib3.HTTPConnectionPool:
+    """Return a pool of connections to a server, without a proxy: at http://HOST:PORT, or behind a socket, unix:PATH."""
+    options: dict[str, Any] = {"maxsize": _MAX_REQUESTS, "retries": False}
+    if url.startswith(UNIX):
+        return _UnixPool("localhost", socket_path=url.removeprefix(UNIX), **options)
+    return urllib3.connection_from_url(url, **options)
 
 
 class ServerLostError(Exception):
@@ -44,7 +83,7 @@ class VllmClient:
     def __init__(self, url: str, request_deadline_s: float, *, adapters: bool = False) -> None:
         """With `adapters`, each version but the initial one is a name of adapters, too."""
         self.url, self._request_deadline_s, self._adapters = url, request_deadline_s, adapters
-        self._pool = urllib3.PoolManager(maxsize=_MAX_REQUESTS, retries=False)
+        self._pool = connections(url)
         self.in_flight = 0
         self.lost: str | None = None
         """Why the server is not used, if it is not."""
@@ -108,7 +147,7 @@ class VllmClient:
 
     def close(self) -> None:
         """Close the connections."""
-        self._pool.clear()
+        self._pool.close()
 
     def call_workers(self, method: str, **arguments: Any) -> list[Any]:
         """Return what a method of worker.py returns in each of the server's processes."""
@@ -128,7 +167,7 @@ class VllmClient:
     def _call(self, method: str, path: str, body: Any, deadline_s: float) -> Any:
         timeout = urllib3.Timeout(connect=min(_CONNECT_S, deadline_s), total=deadline_s)
         try:
-            answer = self._pool.request(method, self.url + path, json=body, timeout=timeout)
+            answer = self._pool.request(method, path, json=body, timeout=timeout)
             content = answer.json() if answer.data.startswith((b"{", b"[")) else answer.data.decode()
         except urllib3.exceptions.ReadTimeoutError:
             raise ServerLostError(f"no answer to {path} within {deadline_s:g} s") from None

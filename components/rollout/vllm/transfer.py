@@ -101,6 +101,8 @@ class Transfer:
 def address_towards(url: str) -> str:
     """Return the address of this host on the way to the one in `url`."""
     parts = urlsplit(url)
+    if parts.hostname is None:  # a Unix socket
+        return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((parts.hostname, parts.port or 80))  # nothing is sent: the kernel picks the way
         return str(probe.getsockname()[0])
