@@ -1,5 +1,6 @@
 """A job as a TrainJob of Kubeflow Trainer (2.2 and later, for `runtimePatches`)."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 
 from components.cluster import kube
@@ -7,7 +8,7 @@ from components.cluster.config import GPU_RESOURCE, ClusterConfig, ClusterStage
 from components.cluster.job import Job
 from components.cluster.kube import Json
 from components.shared import lineage
-from components.shared.environment import JOB_VARIABLE, SERVERS_VARIABLE
+from components.shared.environment import JOB_VARIABLE, KEY_VARIABLE, SERVERS_VARIABLE
 from components.shared.errors import PipelineError
 
 STALE_AFTER_S = 600
@@ -51,8 +52,8 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
         kube.STAGE: stage.stage.replace("_", "-"),
         kube.WORK: lineage.value_digest(str(job.folder.parent))[:16],
     }
-    # Without the run: another one of the same work may go on with this very job.
-    spec = _spec(job, config, environment, "", {**labels, kube.RUN_ID: ""})
+    # Without run and key: another run of the same work may go on with this very job.
+    spec = _spec(job, config, environment, "", {**labels, kube.RUN_ID: ""}, key="")
     digest = lineage.value_digest({"spec": spec, "queue": config.queue, "job": job.work()})
     metadata: Json = {
         "name": name,
@@ -65,18 +66,19 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
         },
         **({"ownerReferences": [owner]} if owner else {}),
     }
-    spec = _spec(job, config, environment, name, labels)
+    spec = _spec(job, config, environment, name, labels, key=secrets.token_hex())
     return {"apiVersion": f"{kube.GROUP}/{kube.VERSION}", "kind": "TrainJob", "metadata": metadata, "spec": spec}
 
 
 def _spec(
-    job: Job, config: ClusterConfig, environment: Mapping[str, str], name: str, labels: Mapping[str, str]
+    job: Job, config: ClusterConfig, environment: Mapping[str, str], name: str, labels: Mapping[str, str], *, key: str
 ) -> Json:
     patches = [_patch(NODE, config, labels, [])]
     if job.with_samplers:
         urls = [f"http://{name}-{ROLLOUT}-{index}-0.{name}:{SERVER_PORT}" for index in range(config.rollout_servers)]
-        environment = {**environment, SERVERS_VARIABLE: ",".join(urls)}
-        patches.append(_patch(ROLLOUT, config, labels, [{"name": JOB_VARIABLE, "value": str(job.folder)}]))
+        environment = {**environment, SERVERS_VARIABLE: ",".join(urls), KEY_VARIABLE: key}
+        of_servers = {JOB_VARIABLE: str(job.folder), KEY_VARIABLE: key}
+        patches.append(_patch(ROLLOUT, config, labels, _variables(of_servers)))
     return {
         "runtimeRef": {
             "apiGroup": kube.GROUP,
@@ -111,7 +113,7 @@ def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) ->
         "image": config.image,
         "command": ["python", "-m", "components.cluster.agent", str(job.folder)],
         "env": [
-            *({"name": name, "value": value} for name, value in environment.items()),
+            *_variables(environment),
             *({"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}} for key, name in secrets),
         ],
         "numNodes": config.nodes,
@@ -139,6 +141,10 @@ def _patch(name: str, config: ClusterConfig, labels: Mapping[str, str], environm
     metadata = {"labels": {**labels, **_NO_SIDECAR}, "annotations": _NO_SIDECAR}
     pod = {"metadata": metadata, "spec": _without_empty(spec)}
     return {"name": name, "template": {"spec": {"template": pod}}}
+
+
+def _variables(environment: Mapping[str, str]) -> list[Json]:
+    return [{"name": name, "value": value} for name, value in environment.items()]
 
 
 def _without_empty(fields: Json) -> Json:

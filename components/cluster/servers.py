@@ -37,7 +37,7 @@ from components.rollout.vllm.config import (
     raise_if_out_of_memory,
 )
 from components.rollout.vllm.sampler import Request
-from components.rollout.vllm.servers import INITIAL_VERSION, UNIX, ServerLostError, VllmClient, connections
+from components.rollout.vllm.servers import INITIAL_VERSION, UNIX, RequireKey, ServerLostError, VllmClient, connections
 from components.shared.config import validate
 from components.shared.environment import JOB_VARIABLE, ON_LOOPBACK
 from components.shared.errors import PipelineError, RetryableError
@@ -180,7 +180,8 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**ON_LOOPBACK, **self._environment(str(self._folder))},
+                # A key of the user's for `serve` is unknown here.
+                env={**ON_LOOPBACK, **self._environment(str(self._folder)), "VLLM_API_KEY": ""},
                 start_new_session=True,  # a group of its own, which is killed as one
             )
 
@@ -343,7 +344,8 @@ def serve_in_pod() -> None:
         weights_folder(reference), config, dtype, devices, lora, number=number, has_tokenizer=has_tools(reference)
     )
     variables = _environment(config, devices, tempfile.mkdtemp(prefix="vllm-"))
-    os.execve(command[0], [*command, "--host=0.0.0.0", f"--port={SERVER_PORT}"], variables)
+    address = ["--host=0.0.0.0", f"--port={SERVER_PORT}", f"--middleware={RequireKey.__module__}.{RequireKey.__name__}"]
+    os.execve(command[0], [*command, *address], variables)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ STORE_VARIABLE = "GRPO_PIPELINE_STORE"  # URL of the store at which they meet, i
 # Set by train_grpo or in the TrainJob's manifest for its ranks and servers.
 JOB_VARIABLE = "GRPO_PIPELINE_JOB"  # folder of the job that a vLLM server's pod belongs to; cluster.servers
 SERVERS_VARIABLE = "GRPO_PIPELINE_SAMPLERS"  # addresses of running vLLM servers, separated by commas
+KEY_VARIABLE = "GRPO_PIPELINE_KEY"  # without which the vLLM servers of a TrainJob refuse a request
 WEIGHTS_VARIABLE = "GRPO_PIPELINE_WEIGHTS"  # folder through which weights reach the sampler
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"

@@ -56,7 +56,7 @@ def test_pods_have_what_the_settings_ask_for(job: Launched) -> None:
 
 
 def test_vllm_servers_are_pods_beside_the_ranks(job: Launched) -> None:
-    """They know the folder of the job, and ranks know their URLs."""
+    """They know the folder of the job, ranks know their URLs, and both its key, which identifies nothing."""
     job.cluster.add_runtime("grpo-torch-vllm", jobs=("rollout", "node"))
     job.changes.update(rollout_servers=2)
     job.with_samplers = True
@@ -71,6 +71,13 @@ def test_vllm_servers_are_pods_beside_the_ranks(job: Launched) -> None:
     assert environments["rollout"]["GRPO_PIPELINE_JOB"] == str(job.job.folder)
     urls = [f"http://{name}-rollout-{index}-0.{name}:8000" for index in range(2)]
     assert environments["node"]["GRPO_PIPELINE_SAMPLERS"] == ",".join(urls)
+    key = environments["node"]["GRPO_PIPELINE_KEY"]
+    assert len(key) == 64
+    assert key == environments["rollout"]["GRPO_PIPELINE_KEY"]
+    again = _manifest(job)
+    assert key not in str(again), "each job has another one"
+    digests = [each["metadata"]["annotations"][kube.SPEC_DIGEST] for each in (again, _manifest(job))]
+    assert digests[0] == digests[1]
 
 
 def test_job_has_labels_queue_owner_deadline_and_heartbeat(job: Launched) -> None:

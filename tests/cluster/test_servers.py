@@ -119,6 +119,7 @@ def test_pod_becomes_the_server_of_its_job(tmp_path: Path, monkeypatch: pytest.M
     program, command, environment = executed
     assert Path(program).name.startswith("python")
     assert {"--host=0.0.0.0", "--port=8000", f"--model={tmp_path / 'reference'}", "--dtype=float32"} <= set(command)
+    assert "--middleware=components.rollout.vllm.servers.RequireKey" in command
     assert environment["VLLM_SERVER_DEV_MODE"] == "1"
     assert environment.get("CUDA_VISIBLE_DEVICES") != "4,5"
 

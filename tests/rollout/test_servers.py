@@ -1,8 +1,9 @@
+import asyncio
 import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import safetensors.torch
@@ -14,6 +15,7 @@ from components.rollout.vllm import servers
 from components.rollout.vllm.config import engine_arguments
 from components.rollout.vllm.servers import VllmServers
 from components.rollout.vllm.verification import StaleWeightsError
+from components.shared.environment import KEY_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from tests import tiny
 from tests.rollout.fake_vllm import FakeVllm
@@ -226,3 +228,42 @@ def test_what_a_server_refuses_is_reported_and_not_tried_again(fakes: list[FakeV
         _drawn(_client(*(fake.url for fake in fakes)), ["long" * 200])
     assert not isinstance(raised.value, RetryableError)
     assert sum(len(fake.generated()) for fake in fakes) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "key", "served"),
+    [
+        ("http", "/collective_rpc", "secret", True),
+        ("http", "/collective_rpc", "other", False),
+        ("http", "/collective_rpc", None, False),
+        ("http", "/v1/completions", None, False),
+        ("http", "//health", None, False),
+        ("websocket", "/v1/realtime", None, False),
+        ("http", "/health", None, True),
+        ("lifespan", None, None, True),
+    ],
+)
+def test_a_server_in_a_pod_serves_who_knows_the_key(
+    monkeypatch: pytest.MonkeyPatch, kind: str, path: str | None, key: str | None, served: bool
+) -> None:
+    """As clients of the same job do: all else but the probe of the cluster is refused."""
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    reached: list[str] = []
+    sent: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        reached.append(scope["type"])
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    check = servers.RequireKey(app)
+    monkeypatch.setenv(KEY_VARIABLE, key or "")
+    headers = servers.connections("http://server:8000").headers
+    scope: dict[str, Any] = {"type": kind}
+    if path is not None:
+        encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        scope |= {"path": path, "headers": encoded}
+    asyncio.run(check(scope, None, send))
+    assert reached == [kind] * served
+    assert [message["status"] for message in sent if "status" in message] == [401] * (kind == "http" and not served)

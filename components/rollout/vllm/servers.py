@@ -3,6 +3,7 @@
 `VllmClient` talks to one server: each call has a deadline, and either answers or says why not.
 """
 
+import hmac
 import os
 import socket
 import struct
@@ -21,6 +22,7 @@ from components.policy.packing import TokenSequence
 from components.rollout.vllm.config import ServersConfig
 from components.rollout.vllm.sampler import Request, SampledTokens, Submit, scoring_requests
 from components.rollout.vllm.verification import shapes, verify_weights, weights_in
+from components.shared.environment import KEY_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
 
@@ -66,11 +68,37 @@ class _UnixPool(urllib3.HTTPConnectionPool):
 
 
 def connections(url: str) -> urllib3.HTTPConnectionPool:
-    """Return a pool of connections to a server, without a proxy: at http://HOST:PORT, or behind a socket, unix:PATH."""
-    options: dict[str, Any] = {"maxsize": _MAX_REQUESTS, "retries": False}
+    """Return a pool of connections to a server, without a proxy: at http://HOST:PORT, or behind a socket, unix:PATH.
+
+    They give the key of this process's job, if it has one.
+    """
+    key = os.environ.get(KEY_VARIABLE)
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    options: dict[str, Any] = {"maxsize": _MAX_REQUESTS, "retries": False, "headers": headers}
     if url.startswith(UNIX):
         return _UnixPool("localhost", socket_path=url.removeprefix(UNIX), **options)
     return urllib3.connection_from_url(url, **options)
+
+
+class RequireKey:
+    """What vLLM's server passes each request through in a pod: it refuses those without the key of the job.
+
+    vLLM's own --api-key leaves open what replaces weights and writes files.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app, self._expected = app, f"Bearer {os.environ[KEY_VARIABLE]}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve a request as ASGI has it; probes of the cluster, which know no key, ask for /health."""
+        if scope["type"] != "lifespan" and scope["path"] != "/health":
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._expected):
+                if scope["type"] == "http":  # others are closed
+                    await send({"type": "http.response.start", "status": 401, "headers": []})
+                    await send({"type": "http.response.body", "body": b"the key of the job is missing or wrong"})
+                return
+        await self._app(scope, receive, send)
 
 
 class ServerLostError(Exception):
