@@ -19,6 +19,15 @@ _SPECIAL = ("<pad>", "<eos>", "<unk>")
 _SEED = 1
 
 _SIZES: dict[str, dict[str, Any]] = {
+    # About the model of `make run`.
+    "0.6m": {
+        "vocab_size": 512,
+        "hidden_size": 96,
+        "intermediate_size": 384,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    },
     "13m": {
         "vocab_size": 32_000,
         "hidden_size": 256,

@@ -113,7 +113,7 @@ def _cores() -> Iterator[Finding]:
     cores, busy = available_cores(), os.getloadavg()[0]
     text = f"{cores} cores, {busy:.1f} of them busy in the last minute"
     if busy > _BUSY_FRACTION * cores:
-        remedy = "training on CPUs becomes many times slower beside other work: end that, or set OMP_NUM_THREADS=1"
+        remedy = "training on CPUs takes about twice as long beside other work"
         yield Finding("cores", "warning", text, remedy)
     else:
         yield Finding("cores", "ok", text)

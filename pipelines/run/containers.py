@@ -25,7 +25,7 @@ from pipelines.run.local import lines
 
 _LABEL = "grpo-pipeline/run"
 """Label of every container of a run, with the run's folder."""
-_PASSED_ON = ("OMP_NUM_THREADS",)
+_PASSED_ON = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Variables of the caller that stages have as well."""
 _GRACE_S = 3
 
