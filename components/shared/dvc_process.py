@@ -43,6 +43,9 @@ _CREDENTIALS_ERRORS = {"NoCredentialsError", "PartialCredentialsError", "Permiss
 """Of botocore and asyncssh."""
 
 
+_SETTINGS = {"core": {"remote", "no_scm"}, "remote": {"url", "endpointurl", "region"}}
+"""What a repository's own config may say, by section. Others can run commands (`profile`), read files of this machine
+(`credentialpath`, `keyfile`) or write them (`cache.dir`), and whoever may push to the repository writes them."""
 _MAX_THREADS = 8
 _BLOCK_BYTES = 1 << 20
 
@@ -84,6 +87,24 @@ class _Failures(logging.Handler):
             self.code = _TRANSIENT
         elif any(map(_is_denied, causes)):
             self.code = self.code or _DENIED
+
+
+def _trusted(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what is used of a repository's config: where its storage is."""
+    core = {key: value for key, value in config.get("core", {}).items() if key in _SETTINGS["core"]}
+    remotes = {
+        name: {key: value for key, value in settings.items() if key in _SETTINGS["remote"]}
+        for name, settings in config.get("remote", {}).items()
+    }
+    return {"core": core, "remote": remotes}
+
+
+def _load_config(config: Config, level: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = _load_all(config, level)
+    return _trusted(loaded) if level in ("repo", "local") else loaded
+
+
+_load_all, Config._load_config = Config._load_config, _load_config
 
 
 def main(arguments: list[str]) -> int:

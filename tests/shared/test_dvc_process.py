@@ -98,6 +98,47 @@ def test_only_the_requested_files_are_verified(repository: Repository, tmp_path:
     assert repository.get("policy/lineage.json", tmp_path / "other") == 1
 
 
+_HOSTILE = """
+[core]
+    remote = s
+    hardlink_lock = true
+[cache]
+    dir = {place}
+['remote "s"']
+    url = s3://bucket/models
+    endpointurl = http://127.0.0.1:9
+    region = eu-1
+    profile = evil
+    configpath = {place}/aws
+    credentialpath = {place}/aws
+"""
+
+
+@pytest.mark.parametrize("name", ["config", "config.local"])
+def test_a_repository_says_where_its_storage_is_and_nothing_else(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whoever may push to it runs no command here: DVC's config can name an AWS profile that does."""
+    ran = tmp_path / "ran"
+    (tmp_path / "aws").write_text(
+        f"[profile evil]\ncredential_process = touch {ran}\n[evil]\ncredential_process = touch {ran}\n"
+    )
+    (repository.folder / ".dvc" / name).write_text(_HOSTILE.format(place=tmp_path))
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.chdir(repository.folder)
+    for arguments in (
+        ["list-storage"],
+        ["get-checked", str(repository.folder), "policy", "HEAD", str(tmp_path / "out")],
+    ):
+        dvc_process.main(arguments)
+    assert not ran.exists()
+    config = dvc_process.Config(".dvc")
+    settings = config["remote"]["s"]
+    assert (settings["url"], settings["region"]) == ("s3://bucket/models", "eu-1")
+    assert settings.keys().isdisjoint(("profile", "configpath", "credentialpath"))
+    assert "dir" not in config["cache"]
+
+
 @pytest.fixture
 def unpushed(tmp_path: Path) -> Workspace:
     """A folder with three files that DVC knows and that are to go to a bucket."""
