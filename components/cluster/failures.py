@@ -12,6 +12,7 @@ from components.shared.errors import PipelineError, RetryableError
 Json = dict[str, Any]
 
 _LINES_SHOWN = 20
+_SIGNALS = {int(each): each.name for each in signal.Signals}
 _LOST_IN_LOG = re.compile(
     r"Watchdog caught collective operation timeout|NCCL (?:error|WARN .*(?:timeout|closed|reset))|ncclRemoteError"
     r"|Connection (?:reset|closed) by (?:remote )?peer|Socket Timeout|RendezvousTimeoutError|NVLink|Xid \(PCI"
@@ -39,9 +40,9 @@ def error_of_ranks(job: Job) -> Exception | None:
         lost = [errors[first[0]]] if first else list(errors.values())
         return RetryableError(lost[0]["error"]) if lost else None
     rank, code = first
-    how = f"was killed by {signal.Signals(-code).name}"
-    if code >= 0:
-        how = f"ended with exit code {code} without reporting an error"
+    how = f"ended with exit code {code} without reporting an error"
+    if code < 0:
+        how = f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}"
     return SilentRankError(f"rank {rank} {how}; start the same run again to resume from the last checkpoint")
 
 

@@ -130,6 +130,8 @@ class StageServer:
             exit_code = -signal.SIGKILL
         if exit_code < 0:
             print(signal.strsignal(-exit_code))  # as a shell does
+        elif exit_code > 0:
+            print(f"exit code {exit_code}")
         print("\n")  # as KFP does
         return exit_code
 

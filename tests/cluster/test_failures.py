@@ -1,5 +1,6 @@
 """Which of several signs is taken for the reason of a failure, what ranks report, and what a queued job waits for."""
 
+import signal
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from components.cluster.failures import SilentRankError, error_of_ranks, failure_reason, queueing_problem
-from components.cluster.job import Job
+from components.cluster.job import Job, RankFailure
 from components.cluster.kube import Json
 from components.shared.errors import PipelineError, RetryableError, out_of_memory
 
@@ -116,6 +117,22 @@ def test_system_error_without_a_number(job: Job) -> None:
     """For example a time-out that Python itself raises: reported as any other error."""
     job.write_outcome(0, {"error": "took too long", "errno": None, "file": None, "exit_code": 1})
     assert str(error_of_ranks(job)) == "rank 0: took too long"
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        (1, "ended with exit code 1 without reporting an error"),
+        (-signal.SIGSEGV, "was killed by SIGSEGV"),
+        (-signal.SIGRTMIN - 1, f"was killed by signal {signal.SIGRTMIN + 1}"),
+    ],
+)
+def test_a_rank_that_reports_nothing_is_named_with_how_it_ended(job: Job, code: int, how: str) -> None:
+    """Whatever its exit code or signal, and the same run may be started again."""
+    job.write_failures(0, [RankFailure(1, code, 0.0)])
+    error = error_of_ranks(job)
+    assert str(error) == f"rank 1 {how}; start the same run again to resume from the last checkpoint"
+    assert isinstance(error, RetryableError)
 
 
 def test_kind_of_an_error_does_not_depend_on_the_log_below_it(job: Job) -> None:
