@@ -19,7 +19,16 @@ from components.register.config import RegisterConfig
 from components.report.config import ReportConfig
 from components.report.power import weakness
 from components.shared import images
-from components.shared.config import Config, problems, read_params, shared_keys, with_shared_keys
+from components.shared.config import (
+    HOLDS_SECRET,
+    Config,
+    keys_with_secrets,
+    named,
+    problems,
+    read_params,
+    shared_keys,
+    with_shared_keys,
+)
 from components.shared.errors import raise_all
 from components.shared.problem import Split
 from components.shared.tools import ToolsConfig
@@ -155,7 +164,8 @@ def load_params(path: Path) -> Params:
 
 def wrong_params(values: Sections, path: Path | None = None) -> list[str]:
     """Return a line for each thing that is wrong with sections, wherever they come from."""
-    return [line for line in problems(Params, values, name="", path=path) if not _is_repeated(line, values)]
+    secrets = [f"{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets(dict(values))]
+    return secrets + [line for line in problems(Params, values, name="", path=path) if not _is_repeated(line, values)]
 
 
 def with_all_shared_keys(sections: Sections) -> Sections:

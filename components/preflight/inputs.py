@@ -11,7 +11,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from components.environments.pool import environment_error
 from components.grading.verifier import Verifier, require_sandbox
@@ -35,6 +34,7 @@ from components.register.snapshot import read_registry
 from components.register.storage import CONFIG, check_storage, new_config
 from components.shared import lineage
 from components.shared.chat import prompt_format
+from components.shared.config import HOLDS_SECRET, keys_with_secrets, named
 from components.shared.errors import PipelineError, UnchangedRunError
 from components.shared.model import context_tokens, model_config
 from components.shared.problem import Problem, Split
@@ -378,20 +378,7 @@ def mutable_images(deployment: DeploymentConfig) -> list[str]:
 
 def passwords(form: Form) -> list[str]:
     """Return an error for each URL in the form that contains a password: Kubeflow stores and displays parameters."""
-    return [
-        f"{name}: contains a password or a token; revoke it and use a Kubernetes secret"
-        for name in _with_password("", form)
-    ]
-
-
-def _with_password(name: str, value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _with_password(f"{name}.{key}" if name else key, each)
-    elif isinstance(value, str) and "://" in value:
-        parts = urlsplit(value)
-        if parts.password or (parts.username and parts.scheme.startswith("http")):
-            yield name
+    return [f"{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets(dict(form))]
 
 
 def training_secrets(deployment: DeploymentConfig) -> dict[str, list[str]]:

@@ -7,10 +7,12 @@ are merged key by key, lists and scalars are replaced, and `null` resets a key t
 import difflib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
+from urllib.parse import parse_qs, urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -24,6 +26,10 @@ KeyPath = tuple[str | int, ...]
 
 _EXTENDS = "extends"
 _FIRST_KEYS = re.compile(r"\w+(\.\w+)*")
+HOLDS_SECRET = "contains a password or a token; revoke it, and set credentials in the environment or a secret"
+"""What is wrong with a key of `keys_with_secrets`."""
+_SECRET_FIELD = re.compile("key|secret|signature|token|password|^sig$", re.IGNORECASE)
+_MAX_KEYS = 100_000
 _EXPECTED = "expected one mapping per stage, such as `train_grpo:` with its keys below it"
 
 
@@ -97,8 +103,27 @@ def read_params(path: Path) -> Params:
     """
     merged: dict[str, Any] = {}
     for layer in reversed(_layers(path)):
+        if secrets := [f"{layer.place(keys)}: {named(keys)}" for keys in keys_with_secrets(layer.sections)]:
+            raise PipelineError(f"{secrets[0]}: {HOLDS_SECRET}")
         merged = _merge(merged, layer.sections)
     return {name: _without_nulls(section) for name, section in merged.items() if section is not None}
+
+
+def keys_with_secrets(value: Any, keys: KeyPath = ()) -> Iterator[KeyPath]:
+    """Yield the keys of URLs that hold a password or a token: what a run records and shows has all of its params."""
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from keys_with_secrets(each, (*keys, key))
+    elif isinstance(value, str) and "://" in value:
+        parts = urlsplit(value)
+        named_user = parts.username and parts.scheme.startswith("http")
+        if parts.password or named_user or any(map(_SECRET_FIELD.search, parse_qs(parts.query))):
+            yield keys
+
+
+def named(keys: KeyPath) -> str:
+    """Return a key as messages name it."""
+    return ".".join(map(str, keys))
 
 
 def _layers(path: Path) -> list[_Layer]:
@@ -131,8 +156,10 @@ def _read_layer(path: Path) -> _Layer:
         raise PipelineError(f"{path}: no such params file") from None
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise PipelineError(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        problem = "is nested too deeply" if deep else f"is not UTF-8 text (byte {error.start})"
+        raise PipelineError(f"{path}: {problem}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else path
@@ -148,9 +175,14 @@ def _read_layer(path: Path) -> _Layer:
     return _Layer(path, content, lines)
 
 
-def _lines_of(node: yaml.Node | None, keys: KeyPath = ()) -> dict[KeyPath, int]:
+def _lines_of(node: yaml.Node | None) -> dict[KeyPath, int]:
     """The line of every key below a node; an error for a duplicate, of which YAML would silently keep the last."""
     lines: dict[KeyPath, int] = {}
+    _add_lines(lines, node, ())
+    return lines
+
+
+def _add_lines(lines: dict[KeyPath, int], node: yaml.Node | None, keys: KeyPath) -> None:
     items: list[tuple[str | int, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
         items = [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
@@ -159,8 +191,10 @@ def _lines_of(node: yaml.Node | None, keys: KeyPath = ()) -> dict[KeyPath, int]:
     for name, start, value in items:
         if (*keys, name) in lines:
             raise yaml.MarkedYAMLError(problem=f"key `{name}` is a duplicate", problem_mark=start.start_mark)
-        lines |= {(*keys, name): start.start_mark.line + 1, **_lines_of(value, (*keys, name))}
-    return lines
+        if len(lines) >= _MAX_KEYS:  # aliases of aliases make billions of a few lines
+            raise yaml.MarkedYAMLError(problem=f"it has more than {_MAX_KEYS:,} keys", problem_mark=start.start_mark)
+        lines[(*keys, name)] = start.start_mark.line + 1
+        _add_lines(lines, value, (*keys, name))
 
 
 def _merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def runtime(name: str, *, max_restarts: int = 0, jobs: tuple[str, ...] = ("node"
 def _replicated_job(name: str) -> Json:
     step = {ANCESTOR_LABEL: "trainer"} if name == "node" else {}
     containers = [{"name": name, "image": "gpu"}]
-    pod = {"spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 60, "containers": containers}}
+    pod = {"spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 660, "containers": containers}}
     return {"name": name, "template": {"metadata": {"labels": step}, "spec": {"backoffLimit": 0, "template": pod}}}
 
 

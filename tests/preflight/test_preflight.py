@@ -131,9 +131,9 @@ _FROM_FILES = {**GSM8K, "report": {"gate": {"target": ["gsm8k"]}}}
         ({}, {}, {"image_gpu": _LATEST}, f"deployment.image_gpu: {_LATEST} is a mutable reference"),
         ({}, {}, {"image_light": _UNTAGGED}, f"deployment.image_light: {_UNTAGGED} is a mutable reference"),
         (
-            *({}, {"train_grpo": {"checkpoint": {"grace_s": 31}}}, {}),
-            "checkpoint.grace_s: ranks have 31 s to write a checkpoint, but the TrainingRuntime grpo-torch has their "
-            "pods killed after 60 s; set terminationGracePeriodSeconds there to 61 or more",
+            *({}, {"train_grpo": {"checkpoint": {"grace_s": 631}}}, {}),
+            "checkpoint.grace_s: ranks have 631 s to write a checkpoint, but the TrainingRuntime grpo-torch has their "
+            "pods killed after 660 s; set terminationGracePeriodSeconds there to 661 or more",
         ),
         (
             *({}, {"train_grpo": {"sampling": {"max_new_tokens": 500}}}, {}),
@@ -186,7 +186,7 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(form: Form, addres
     """Parameters are stored and displayed: a password belongs into a secret, and into no log."""
     form |= {"grpo_num_steps": 0, "weights_storage": address}
     assert _lines(with_overrides(form, register={"model_registry": address})) == [
-        f"{name}: contains a password or a token; revoke it and use a Kubernetes secret"
+        f"{name}: contains a password or a token; revoke it, and set credentials in the environment or a secret"
         for name in ("weights_storage", "overrides.register.model_registry")
     ]
 

@@ -69,6 +69,9 @@ def _file(folder: Path, change: str = "") -> Path:
     return path
 
 
+_ALIASES = "".join(f"a{n}: &a{n} {{p: *a{n - 1}, q: *a{n - 1}}}\n" for n in range(1, 31))
+
+
 def _refusal(path: Path) -> str:
     with pytest.raises(PipelineError) as refused:
         load_section(path, "train", _Section)
@@ -137,6 +140,11 @@ def test_what_an_alias_or_a_merge_repeats_is_no_duplicate(tmp_path: Path) -> Non
         ("a: {b: *nope}\n", "1: is not valid YAML (found undefined alias 'nope')"),
         ("a: !!python/object:os.system {}\n", "1: is not valid YAML (could not determine a constructor"),
         ("a: {}\n# \x01\n", " is not valid YAML (it holds a control character)"),
+        (f"a0: &a0 {{p: 1}}\n{_ALIASES}", "3: is not valid YAML (it has more than 100,000 keys)"),
+        (f"a: {'[' * 20_000}", " is nested too deeply"),
+        ("a:\n  b: [x, 'https://u:pw@host/a.git']\n", "2: a.b.1: contains a password or a token; revoke it, and set"),
+        ("a: {b: 'https://hf_x@host/a'}\n", "1: a.b: contains a password or a token"),
+        ("a: {b: 's3://bucket/x?X-Amz-Signature=1'}\n", "1: a.b: contains a password or a token"),
         ("{}", " expected one mapping per stage"),
         ("- a\n", " expected one mapping per stage"),
         ("a: {}\nb: 3\n", "2: b: expected one mapping per stage"),

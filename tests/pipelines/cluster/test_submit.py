@@ -119,7 +119,7 @@ def test_a_key_without_a_parameter_of_its_own_is_set_in_the_overrides(pipeline: 
         ),
         (
             ["registry=https://user:s3cr3t@git.example.com/registry.git"],
-            ["registry: contains a password or a token; revoke it and use a Kubernetes secret"],
+            ["registry: contains a password or a token; revoke it, and set credentials in the environment or a secret"],
         ),
     ],
     ids=lambda values: values[0],
