@@ -20,6 +20,7 @@ from components.shared.errors import PipelineError
 from components.shared.execution import current_environment
 from components.shared.lineage import Lineage, Material
 from components.shared.model import model_file
+from components.shared.own_code import own_code_materials
 from components.shared.progress import say
 
 _OFFERS = "reuse.json"
@@ -139,8 +140,8 @@ def _is_unchanged(name: str, material: Material) -> bool:
             return model_file(name, "config.json").parent.name == material.commit
         if material.repository is not None:
             return False
-        module, is_function, _ = name.partition(":")
-        path = Path(f"{module.replace('.', '/')}.py") if is_function else Path(name)
-        return lineage.digest(path) == material.sha256
+        if ":" in name:  # a reward or an environment of the user's
+            return own_code_materials([name]).get(name) == material
+        return lineage.digest(Path(name)) == material.sha256
     except PipelineError:
         return False

@@ -4,8 +4,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -15,6 +13,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import Config, Operational
 from components.shared.lineage import Material, file_digest
+from components.shared.own_code import own_code_materials
 
 CallFormat = Literal["fenced", "tool_call", "message"]
 
@@ -237,29 +236,14 @@ def is_own(environment: str) -> bool:
 
 
 def environment_materials(tools: ToolsConfig | None) -> dict[str, Material]:
-    """Return the files that decide what an environment answers, beside its config: its module or its documents."""
+    """Return the files that decide what an environment answers, beside its config: its code or its documents."""
     if tools is None:
         return {}
-    files = {str(tools.arguments["file"]): tools.arguments["file"]} if tools.environment == "search" else {}
     if is_own(tools.environment):
-        files = {tools.environment: _file_of(tools.environment)}
-    paths = {name: Path(file) for name, file in files.items() if file and Path(file).is_file()}
-    return {name: Material(sha256=file_digest(path), size_bytes=path.stat().st_size) for name, path in paths.items()}
-
-
-def _file_of(environment: str) -> str | None:
-    """Return the file of an own environment's module, which is not imported; None where it is not found."""
-    package, *names = environment.partition(":")[0].split(".")
-    try:
-        spec = find_spec(package)
-    except ValueError:  # such as `__main__`
-        spec = None
-    spec = spec or PathFinder.find_spec(package, [str(Path.cwd())])
-    for name in names:
-        if spec is None or spec.submodule_search_locations is None:
-            return None
-        spec = PathFinder.find_spec(f"{spec.name}.{name}", list(spec.submodule_search_locations))
-    return spec.origin if spec else None
+        return own_code_materials([tools.environment])
+    if tools.environment != "search" or not (path := Path(tools.arguments["file"])).is_file():
+        return {}
+    return {str(path): Material(sha256=file_digest(path), size_bytes=path.stat().st_size)}
 
 
 def _with_ints(value: Any) -> Any:

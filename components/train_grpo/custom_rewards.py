@@ -8,24 +8,28 @@ which `import_errors` runs to try the imports in a process of its own.
 import inspect
 import json
 import math
+import os
 import re
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
-from components.shared.lineage import Material, file_digest
+from components.shared.lineage import Material
+from components.shared.own_code import own_code_materials
 from components.shared.problem import Problem
+from components.shared.progress import say
 
 if TYPE_CHECKING:  # torch
     from components.rollout.sampler import Completion
@@ -33,6 +37,8 @@ if TYPE_CHECKING:  # torch
 RewardFunction = Callable[..., Any]
 
 _DEADLINE_S = 120.0
+_SLOW_S = 20.0
+"""After which a reward that has not returned is named."""
 _MARK = "rewards that cannot be loaded: "
 """Begins the line with the answer: modules may print what they like."""
 _CUSTOM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
@@ -60,6 +66,8 @@ def load_reward(name: str) -> RewardFunction:
     if not callable(function):
         value = "" if function is None else f": it is {function!r:.80}"
         raise PipelineError(f"{where}: {module_name} ({module.__file__}) has no function `{function_name}`{value}")
+    if inspect.iscoroutinefunction(function):
+        raise PipelineError(f"{where}: {function_name} ({module.__file__}) is an `async def`, a function is expected")
     if not _takes_three(function):
         group = "completions, grades" if getattr(function, "compares_group", False) else "completion, grade"
         raise PipelineError(
@@ -79,20 +87,8 @@ def _takes_three(function: RewardFunction) -> bool:
 
 
 def reward_materials(names: Iterable[str]) -> dict[str, Material]:
-    """Return the file of each custom reward among the names of rewards; none for one that is in no file."""
-    files = {name: _file_of(name) for name in names if is_custom(name)}
-    return {
-        name: Material(sha256=file_digest(Path(file)), size_bytes=Path(file).stat().st_size)
-        for name, file in files.items()
-        if file and Path(file).is_file()
-    }
-
-
-def _file_of(name: str) -> str | None:
-    try:
-        return getattr(find_spec(name.partition(":")[0]), "origin", None)
-    except Exception:  # from the user's package, which this imports; load_reward says what is wrong
-        return None
+    """Return what each custom reward among the names of rewards is made of; none for one that is in no file."""
+    return own_code_materials(filter(is_custom, names))
 
 
 @dataclass(frozen=True)
@@ -112,24 +108,63 @@ def ask(
     problem: Problem,
     completions_G: Sequence["Completion"],
     grades_G: Sequence[Grade],
+    *,
+    deadline_s: float,
 ) -> list[float | Failure]:
     """Return what each completion is worth, or how the reward failed.
 
     A reward has to be a finite number; NaN is allowed for what has no verdict. One that would end the process, as by
-    sys.exit, ends the run with a PipelineError.
+    sys.exit, ends the run with a PipelineError, and so does one that has not returned after `deadline_s`.
     """
-    values: Sequence[Any]
+    here = Path.cwd()
+    with _watched(name, problem, deadline_s):
+        values = _values(name, function, problem, completions_G, grades_G)
+    os.chdir(here)  # paths of a run may be relative
+    return [_number(name, weight, value, grade) for value, grade in zip(values, grades_G, strict=True)]
+
+
+def _values(
+    name: str,
+    function: RewardFunction,
+    problem: Problem,
+    completions_G: Sequence["Completion"],
+    grades_G: Sequence[Grade],
+) -> Sequence[Any]:
+    """Return what a reward returned for each completion, or the Failure that describes what it raised."""
     if getattr(function, "compares_group", False):
-        values = _attempt(name, problem, lambda: list(function(problem, completions_G, grades_G)))
+        values: Any = _attempt(name, problem, lambda: list(function(problem, completions_G, grades_G)))
         if isinstance(values, Failure):
             return [values] * len(grades_G)
         if len(values) != len(grades_G):
             what = f"reward {name} returned a wrong number of values"
             return [Failure(what, f"{what}: {len(values)} for {len(grades_G)} completions")] * len(grades_G)
-    else:
-        pairs = zip(completions_G, grades_G, strict=True)
-        values = [_attempt(name, problem, partial(function, problem, *pair)) for pair in pairs]
-    return [_number(name, weight, value, grade) for value, grade in zip(values, grades_G, strict=True)]
+        return list(values)
+    pairs = zip(completions_G, grades_G, strict=True)
+    return [_attempt(name, problem, partial(function, problem, *pair)) for pair in pairs]
+
+
+@contextmanager
+def _watched(name: str, problem: Problem, deadline_s: float) -> Iterator[None]:
+    """Name a reward that does not return, and end the process after the deadline: nothing interrupts what it does.
+
+    Where there are several ranks, the others notice the missing one, and end the run.
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        if done.wait(min(_SLOW_S, deadline_s)):
+            return
+        say("train_grpo", f"warning: reward {name} has been computing for {_SLOW_S:g} s, for problem {problem.id}")
+        if not done.wait(deadline_s - _SLOW_S) and "RANK" not in os.environ:
+            what = f"train_grpo.reward.weights.{name} did not return within engine.deadline_s ({deadline_s:g} s)"
+            print(f"error: {what}, for problem {problem.id}", file=sys.stderr, flush=True)
+            os._exit(PipelineError.exit_code)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _attempt(name: str, problem: Problem, call: Callable[[], Any]) -> Any:
@@ -154,8 +189,10 @@ def _number(name: str, weight: float, value: Any, grade: Grade) -> float | Failu
     """Return a reward as a float; one that is not finite, NaN without need, or too large has failed."""
     if isinstance(value, Failure):
         return value
+    if getattr(value, "shape", None) == ():  # a scalar of NumPy or PyTorch
+        value = value.item()
     number = math.inf
-    if isinstance(value, Real):
+    if isinstance(value, Real | Decimal):
         with suppress(OverflowError):
             number = float(value)
     if math.isinf(number) or (math.isnan(number) and grade.verdict is not Verdict.UNSCORABLE):

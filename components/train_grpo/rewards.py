@@ -334,7 +334,15 @@ class Scorer:
         completions_G = [scored.completion for scored in scored_G]
         grades_G = [scored.grade for scored in scored_G]
         weight = self.config.reward.weights_of(problem.source)[name]
-        values_G = ask(name, weight, self._functions[name], problem, completions_G, grades_G)
+        values_G = ask(
+            name,
+            weight,
+            self._functions[name],
+            problem,
+            completions_G,
+            grades_G,
+            deadline_s=self.config.engine.deadline_s,
+        )
         return [value if isinstance(value, Failure) else (value,) for value in values_G]
 
 

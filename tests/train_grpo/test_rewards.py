@@ -1,8 +1,11 @@
 import math
+import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -18,9 +21,10 @@ from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, grade_completions
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from components.shared.lineage import Material, file_digest
+from components.shared.lineage import file_digest
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
+from components.train_grpo import custom_rewards
 from components.train_grpo.custom_rewards import RewardFunction, load_reward, reward_materials
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_model import RewardModel
@@ -233,6 +237,7 @@ def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatc
         ("import no_such_library", "mine:half", r"cannot be imported \(ModuleNotFoundError: .*'no_such_library'"),
         ("raise RuntimeError('no licence')", "mine:half", r"cannot be imported \(RuntimeError: no licence\)"),
         ("raise SystemExit(0)", "mine:half", r"cannot be imported \(SystemExit: 0\)"),
+        ("async def half(problem, completion, grade): return 0.5", "mine:half", "is an `async def`, a function is"),
         ("half = 0.5", "mine:third", r"mine\.py\) has no function `third`"),
         ("half = 0.5", "mine:half", r"mine\.py\) has no function `half`: it is 0\.5"),
         (
@@ -255,11 +260,66 @@ def test_a_custom_reward_that_cannot_be_loaded_is_named(
     assert str(error.value).startswith(f"train_grpo.reward.weights.{name}: ")
 
 
-def test_the_file_of_a_custom_reward_is_in_the_lineage() -> None:
-    """Rewards of this project are part of its code."""
-    materials = reward_materials(["accuracy", f"{__name__}:anything", "no_such_module:f"])
-    here = Path(__file__)
-    assert materials == {f"{__name__}:anything": Material(sha256=file_digest(here), size_bytes=here.stat().st_size)}
+def test_the_code_of_a_custom_reward_is_in_the_lineage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module and all of the user's that it imports, in packages too; installed ones and this project are not."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "rated").mkdir()
+    files = {
+        "rated/__init__.py": "",
+        "rated/reward.py": "import json, numpy, components.shared.errors\nfrom rated import scale\n",
+        "rated/scale.py": "from .deep import SIGN\n",
+        "rated/deep.py": "SIGN = 1\n",
+        "rated/other.py": "SIGN = 1\n",
+        "alone.py": "import math\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+
+    def digests() -> dict[str, str | None]:
+        named = ["accuracy", "rated.reward:f", "alone:f", "no_such_module:f"]
+        return {name: material.sha256 for name, material in reward_materials(named).items()}
+
+    before = digests()
+    assert before == {"rated.reward:f": before["rated.reward:f"], "alone:f": file_digest(tmp_path / "alone.py")}
+    (tmp_path / "rated/other.py").write_text("SIGN = -1\n")
+    assert digests() == before
+    (tmp_path / "rated/deep.py").write_text("SIGN = -1\n")
+    after = digests()
+    assert {name for name in before if after[name] != before[name]} == {"rated.reward:f"}
+
+
+def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing can interrupt it: the process ends after the deadline."""
+    monkeypatch.setattr(custom_rewards, "_SLOW_S", 0.01)
+    monkeypatch.delenv("RANK", raising=False)
+    ended, codes = threading.Event(), list[int]()
+    monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), ended.set()))
+
+    def endless(*_: object) -> float:
+        assert ended.wait(60)
+        return 1.0
+
+    custom_rewards.ask("mine:endless", 1.0, endless, PROBLEM, [None], [None], deadline_s=0.02)  # type: ignore[list-item]
+    assert codes == [PipelineError.exit_code]
+    printed = capfd.readouterr()
+    assert f"reward mine:endless has been computing for 0.01 s, for problem {PROBLEM.id}" in printed.out
+    assert "error: train_grpo.reward.weights.mine:endless did not return within engine.deadline_s" in printed.err
+
+
+@pytest.mark.parametrize("value", [np.isclose(1, 1), np.array(1.0), np.float32(1), torch.tensor(1), Decimal(1), True])
+def test_scalars_of_any_library_are_rewards(value: Any) -> None:
+    """What NumPy and PyTorch compute is a number."""
+    values = custom_rewards.ask("mine:f", 1.0, lambda *_: value, PROBLEM, [None], [None], deadline_s=60)  # type: ignore[list-item]
+    assert values == [1.0]
+
+
+def test_a_reward_may_change_the_working_folder(tmp_path: Path) -> None:
+    """Paths of a run are relative to the one in which it was started."""
+    here = Path.cwd()
+    custom_rewards.ask("mine:f", 1.0, lambda *_: os.chdir(tmp_path) or 1.0, PROBLEM, [None], [None], deadline_s=60)  # type: ignore[list-item]
+    assert Path.cwd() == here
 
 
 # Combination ----------------------------------------------------------------------------------------------------------

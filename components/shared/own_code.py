@@ -1,0 +1,60 @@
+"""The code that a params file names as `package.module:name`: where it is, and what it is made of."""
+
+import sys
+from collections.abc import Iterable
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from modulefinder import ModuleFinder
+from pathlib import Path
+
+from components.shared.lineage import Material, file_digest, folder_digest
+
+_NOT_THEIRS = ("components", "pipelines")
+"""Packages of this project: a stage's own code is in its fingerprint."""
+
+
+def own_code_materials(names: Iterable[str]) -> dict[str, Material]:
+    """Return a digest of each module `package.module:name` with all modules of the user's that it imports.
+
+    Installed packages do not count, nor do files that the code opens. A module that is in no file is left out.
+    """
+    found = {name: _files(name) for name in names}
+    return {name: _material(files) for name, files in found.items() if files}
+
+
+def own_file(name: str) -> Path | None:
+    """Return the file of a module `package.module:name`, which is not imported; None where there is none."""
+    package, *names = name.partition(":")[0].split(".")
+    try:
+        spec = find_spec(package)
+    except ValueError:  # such as `__main__`
+        spec = None
+    spec = spec or PathFinder.find_spec(package, [str(Path.cwd())])
+    for each in names:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(f"{spec.name}.{each}", list(spec.submodule_search_locations))
+    return Path(spec.origin) if spec and spec.origin and Path(spec.origin).is_file() else None
+
+
+def _files(name: str) -> dict[str, Path]:
+    """Return the file of a module and of those that it imports, by their names; none where it is in no file."""
+    file = own_file(name)
+    if file is None:
+        return {}
+    module = name.partition(":")[0]
+    installed = (sys.prefix, sys.base_prefix)
+    folders = [folder for folder in [str(Path.cwd()), *sys.path] if not folder.startswith(installed)]
+    finder = ModuleFinder(folders, excludes=_NOT_THEIRS)
+    try:
+        finder.import_hook(module)
+    except Exception:  # code that cannot be read is told of where it is imported
+        return {module: file}
+    imported = {each: Path(found.__file__) for each, found in finder.modules.items() if found.__file__}
+    return {**imported, module: file}
+
+
+def _material(files: dict[str, Path]) -> Material:
+    digests = {name: file_digest(file) for name, file in sorted(files.items())}
+    sha256 = next(iter(digests.values())) if len(digests) == 1 else folder_digest(digests)
+    return Material(sha256=sha256, size_bytes=sum(file.stat().st_size for file in files.values()))
