@@ -105,7 +105,7 @@ class Model:
         self.checkpoint, self._max_new_tokens = checkpoint, max_new_tokens
         # As transformers has it: what trains has packed sequences of its own to attend to.
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            weights_of(folder), dtype=checkpoint.model.dtype
+            weights_of(folder), dtype=checkpoint.model.dtype, trust_remote_code=False
         ).to("cuda" if torch.cuda.is_available() else "cpu")
         self._settings = transformers.GenerationConfig(
             do_sample=temperature > 0,

@@ -34,6 +34,8 @@ with without_packages("sklearn"):  # with SciPy and pandas a second and 110 MB, 
         Qwen3ForCausalLM,
     )
 
+_NOT_OF_THE_TOKENIZER = ("is_local", "local_files_only", "auto_map")
+"""What transformers adds to a tokenizer's settings as it loads it; the last names code, which is never run."""
 _END_OF_PROMPT = 16
 """Tokens at the end of a prompt that `<think>` and a line break after it take at most."""
 _MAX_CHARACTERS_PER_TOKEN = 16
@@ -221,12 +223,13 @@ def load_without_weights(folder: Path) -> Checkpoint:
     if Path(base).is_dir():
         require_model_folder(Path(base))
     with _explained(base):
-        shape = AutoConfig.from_pretrained(base, revision=revision)
+        shape = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(shape, dtype=shape.dtype or torch.float32)
+            dtype = shape.dtype or torch.float32
+            model = AutoModelForCausalLM.from_config(shape, dtype=dtype, trust_remote_code=False)
         with suppress(OSError):  # it need not be there
             model.generation_config = GenerationConfig.from_pretrained(base, revision=revision)
-        text = AutoTokenizer.from_pretrained(base, revision=revision)
+        text = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
     return Checkpoint(model, text, ModelConfig(base=base, **{"prompt": "{question}", **asking(described)}))
 
 
@@ -254,11 +257,12 @@ def _read(config: ModelConfig, dtype: torch.dtype, *, revision: str | None = Non
     if Path(base).is_dir():
         require_model_folder(Path(base))
     with _explained(base):
-        require_supported_layers(AutoConfig.from_pretrained(base, revision=revision), name=base)
+        shape = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
+        require_supported_layers(shape, name=base)
         model, loading = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype, revision=revision, output_loading_info=True
+            base, dtype=dtype, revision=revision, output_loading_info=True, trust_remote_code=False
         )
-        text = AutoTokenizer.from_pretrained(base, revision=revision)
+        text = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise PipelineError(f"model {base}: lacks {len(missing)} of its weights, such as {missing[0]}")
@@ -285,8 +289,15 @@ def save(checkpoint: Checkpoint, folder: Path, *, max_shard_size: str = "50GB") 
     if checkpoint.config.chat is not None:  # for those who serve the folder without reading pipeline.json
         checkpoint.model.generation_config.eos_token_id = list(checkpoint.end_ids)
     checkpoint.model.save_pretrained(folder, state_dict=ordered, max_shard_size=max_shard_size)
-    checkpoint.tokenizer.save_pretrained(folder)
+    save_tokenizer(checkpoint.tokenizer, folder)
     _write_prompt(checkpoint, folder)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer without what transformers notes in it of how and from where it was loaded."""
+    for name in _NOT_OF_THE_TOKENIZER:
+        tokenizer.init_kwargs.pop(name, None)
+    tokenizer.save_pretrained(folder)
 
 
 def save_base(checkpoint: Checkpoint, folder: Path) -> None:

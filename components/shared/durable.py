@@ -25,8 +25,16 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Flush a folder and everything below it to disk."""
+    """Flush a folder and everything below it to disk, all files with the mode that this process gives new ones.
+
+    Safetensors lets none but the owner read what it writes, whatever the umask.
+    """
+    mask = os.umask(0o077)
+    os.umask(mask)
     for path in (*folder.rglob("*"), folder):
+        if path.is_file() and stat.S_IMODE(path.stat().st_mode) != 0o666 & ~mask:
+            with suppress(PermissionError):  # a link to what another user has made
+                path.chmod(0o666 & ~mask)
         sync(path)
 
 

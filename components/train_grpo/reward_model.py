@@ -28,7 +28,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
-from components.policy.checkpoint import Checkpoint
+from components.policy.checkpoint import Checkpoint, save_tokenizer
 from components.policy.engine import Engine, NonFiniteError, load_parameters, torch_dtype
 from components.policy.lora import add_adapters, merged_state_dict
 from components.policy.packing import TokenSequence
@@ -187,7 +187,7 @@ class RewardModel:
         with self.engine.gather_full_parameters():
             if self._ranks.is_main:
                 self.model.save_pretrained(folder, state_dict=merged_state_dict(self.model))
-                self.reference.tokenizer.save_pretrained(folder)
+                save_tokenizer(self.reference.tokenizer, folder)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return all that further training and scoring depend on, by name, for a checkpoint of the main process."""
@@ -428,9 +428,9 @@ def _copy(reference: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
 def _load(base: str, reference: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
     try:
         classifier, loading = AutoModelForSequenceClassification.from_pretrained(
-            base, dtype=dtype, output_loading_info=True
+            base, dtype=dtype, output_loading_info=True, trust_remote_code=False
         )
-        tokenizer = AutoTokenizer.from_pretrained(base)
+        tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         if out_of_memory(error) is not None:
             raise

@@ -1,5 +1,11 @@
+import io
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -8,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from components.policy.checkpoint import Checkpoint, create, load, save, save_base
+from components.policy.checkpoint import Checkpoint, create, load, load_without_weights, save, save_base
 from components.policy.config import LoraConfig
 from components.policy.lora import add_adapters, merged_state_dict
 from components.shared.answer_policy import AnswerPolicy
@@ -76,6 +82,76 @@ def test_generation_settings_of_a_base_model_are_ignored_but_for_the_end_tokens(
     generation = loaded.model.generation_config
     assert (generation.top_p, generation.top_k, generation.repetition_penalty) == (None, None, None)
     assert loaded.end_ids == (5, 3)
+
+
+_SAVE_AGAIN = """
+import os, sys
+from pathlib import Path
+import torch
+from components.policy.checkpoint import create, save
+from components.shared import durable
+from components.shared.lineage import digest
+from components.shared.model import ModelConfig
+
+base, target = sys.argv[1:]
+saved = Path(target)
+saved.mkdir()
+save(create(ModelConfig(base=base, prompt="{question}"), [], seed=1, dtype=torch.float32), saved)
+durable.sync_tree(saved)
+print("digest", digest(saved))
+print("modes", {oct(path.stat().st_mode & 0o777) for path in saved.iterdir()})
+"""
+
+
+def _in_hub(model: Path, home: Path) -> str:
+    """Put a model into a cache of the hub as a download does; return its id."""
+    commit, repository = "1" * 40, home / "hub/models--someone--model"
+    shutil.copytree(model, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text(commit)
+    return "someone/model"
+
+
+@pytest.mark.slow
+def test_what_is_saved_depends_on_the_model_alone(tmp_path: Path) -> None:
+    """Not on the network, the name it was loaded by, the folder or the umask, which its files have as all others."""
+    model, link, other = tmp_path / "model", tmp_path / "link", tmp_path / "elsewhere"
+    save(tiny.checkpoint(), model)
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    code = {"auto_map": {"AutoTokenizer": ["code.Tokenizer", None]}}
+    (model / "tokenizer_config.json").write_text(json.dumps({**settings, **code}))
+    link.symlink_to(model)
+    shutil.copytree(model, other)
+    hub = _in_hub(model, tmp_path / "home")
+    ways = {"offline": (model, "1", 0o022), "online": (model, "0", 0o002), "link": (link, "0", 0o022)}
+    ways |= {"copy": (other, "0", 0o027), "hub": (hub, "1", 0o077)}
+    printed = {}
+    for name, (base, offline, umask) in ways.items():
+        environment = {**os.environ, "HF_HUB_OFFLINE": offline, "HF_HOME": str(tmp_path / "home")}
+        command = [sys.executable, "-c", _SAVE_AGAIN, str(base), str(tmp_path / f"saved-{name}")]
+        done = subprocess.run(command, env=environment, umask=umask, capture_output=True, text=True, check=True)
+        digest_line, modes = done.stdout.splitlines()[-2:]
+        printed[name] = digest_line
+        assert modes == f"modes {{'{oct(0o666 & ~umask)}'}}"
+    assert len(set(printed.values())) == 1, printed
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_code_of_a_model_folder_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    """Nobody is asked whether it may; a folder whose model is code of its own is refused."""
+    save(tiny.checkpoint(), tmp_path)
+    content = json.loads((tmp_path / file).read_text())
+    names = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model", "AutoTokenizer": ["evil.T", None]}
+    own = {"model_type": "evil", "tokenizer_class": "T", "auto_map": names}
+    (tmp_path / file).write_text(json.dumps({**content, **own}))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+    refused = pytest.raises(PipelineError, match="cannot be loaded") if file == "config.json" else nullcontext()
+    with refused:
+        _create(str(tmp_path))
+    with refused:
+        load_without_weights(tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 def _truncate_weights(folder: Path) -> None:
