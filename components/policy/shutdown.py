@@ -16,9 +16,11 @@ _SAME_S = 1.0
 
 
 class StopRequest:
-    """Whether this process was asked to stop."""
+    """Whether this process was asked to stop, and what it would lose."""
 
     requested = False
+    unsaved_steps = 0
+    """Steps that are done and in no checkpoint."""
 
 
 @contextmanager
@@ -31,7 +33,8 @@ def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
 
     def exit_(reason: str) -> None:
         resume = "start the same run again to resume from the last checkpoint"
-        print(f"error: stopped {reason}; {resume}", file=sys.stderr, flush=True)
+        lost = f"the current step and {stop.unsaved_steps} before it are lost"
+        print(f"error: stopped {reason}: {lost}; {resume}", file=sys.stderr, flush=True)
         os._exit(RetryableError.exit_code)
 
     def first() -> None:
@@ -40,7 +43,7 @@ def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
 
     def again() -> None:
         if "RANK" not in os.environ:
-            exit_("at once by a second request: the current step is lost")
+            exit_("at once by a second request")
 
     stop = StopRequest()
     late = f"during a step, which took longer than checkpoint.grace_s ({grace_s:g} s)"

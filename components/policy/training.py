@@ -181,6 +181,7 @@ class Resumption:
         """
         stopped = any(self._ranks.all_gather(stop.requested, f"the end of step {step}"))
         if not (stopped or due or step % self._every_steps == 0 or step == self._num_steps):
+            stop.unsaved_steps += 1
             return
         added, state = values(), {_POLICY: policy.state(), **tensors()}
         random_states = self._ranks.all_gather(_random_state(), "the writing of a checkpoint")
@@ -199,6 +200,7 @@ class Resumption:
             if self._writer:
                 self._writer.save(step, write, score=score)
         self._ranks.barrier("the end of writing a checkpoint")
+        stop.unsaved_steps = 0
         if stopped:
             raise StoppedError(
                 f"stopped on request: step {step} of {self._num_steps} is saved; start the same run again to resume"

@@ -125,7 +125,7 @@ def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None
         try:
             status = _execute(folder, tracker, screen, grace_s, engine, verbose=verbose)
         except SystemExit:
-            screen.error(f"{_end_of(folder, params)}; log: {folder / LOG}")
+            screen.end(f"{_end_of(folder, params)}; log: {folder / LOG}")
             raise
     exit_code = _exit_code(tracker, status, folder, screen)
     if any(task.name == "report" for task in tracker.finished):
@@ -156,11 +156,12 @@ def _end_of(folder: Path, params: Params) -> str:
     """Where a run that did not get to its report has ended, what of it is saved, and the command that goes on."""
     run = read_run(folder)
     stage = run.unfinished if run else None
-    end = f"{stage.end} at {stage.name}" if stage else "stopped"
+    done = list(run.stages) if run else []
+    end = f"{stage.end} at {stage.name}" if stage else f"stopped after {done[-1]}" if done else "stopped"
     step = last_step(stage.work) if stage and stage.work else None
     total = getattr(getattr(params, stage.name), "num_steps", None) if stage else None
     saved = "" if step is None else f", step {step}{f' of {total}' if total else ''} is saved"
-    return f"{end}{saved}; go on with: grpo-pipeline run --resume {folder.name}"
+    return f"{end}{saved}; resume with: grpo-pipeline run --resume {folder.name}"
 
 
 def _containers() -> ModuleType:
@@ -212,7 +213,11 @@ def _execute(
                 tracker.line(line.decode("utf-8", errors="replace"))
         except SystemExit:
             screen.draw([])
-            screen.show(f"stopping: a stage that trains has {grace_s:g} s to write a checkpoint", Style.DIM)
+            if tracker.running and tracker.running.name.startswith("train"):
+                limit = f"at most {grace_s:g} s"
+                screen.show(
+                    f"stopping: {tracker.running.name} ends its step and saves a checkpoint ({limit})", Style.DIM
+                )
             raise
         status = graph.wait()
     tracker.idle()
@@ -338,6 +343,23 @@ def _run_graph(params: Path, pipeline_root: str, journal: Path, *, containers: b
         _run_tasks(params, pipeline_root, journal, containers=containers)
 
 
+def _start_nothing_after_stop() -> None:
+    """Leave SIGINT to the stage at work, which ends in good order, and have KFP start no stage after it.
+
+    A stage may miss the signal while it starts, or be done with its work: the run ends all the same.
+    """
+    from kfp.local import subprocess_task_handler
+
+    start, stops = subprocess_task_handler.run_local_subprocess, list[int]()
+    signal.signal(signal.SIGINT, lambda number, _: stops.append(number))
+
+    def run(full_command: Sequence[str], env_vars: Mapping[str, str] | None = None) -> int:
+        exit_code: int = 128 + stops[0] if stops else start(full_command=full_command, env_vars=env_vars)
+        return exit_code
+
+    subprocess_task_handler.run_local_subprocess = run
+
+
 def _run_tasks(params: Path, pipeline_root: str, journal: Path, *, containers: bool) -> None:
     from kfp import local
 
@@ -348,8 +370,7 @@ def _run_tasks(params: Path, pipeline_root: str, journal: Path, *, containers: b
     if containers:
         runner = _containers().runner(journal.parent, journal)
     else:
-        # Ctrl-C is for the stage at work, which ends in good order, and the graph with it.
-        signal.signal(signal.SIGINT, lambda *_: None)
+        _start_nothing_after_stop()
         runner = local.SubprocessRunner(use_venv=False)
     local.init(runner, pipeline_root=pipeline_root, raise_on_error=False)
     graph()

@@ -73,6 +73,11 @@ class Screen:
         for line in more:
             self._write(self._error, f"{INDENT}{line}")
 
+    def end(self, text: str) -> None:
+        """Write on standard error how a run has ended that was stopped, which is no error."""
+        self.draw([])
+        self._write(self._error, f"{INDENT}{text}")
+
     def _write(self, console: Console, line: str | Text, style: str = "") -> None:
         if not self.live:
             console.print(line, style=style or None)

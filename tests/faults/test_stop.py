@@ -94,7 +94,8 @@ def test_a_step_longer_than_the_grace_period_is_abandoned(place: Place) -> None:
     assert command.wait(120) == RetryableError.exit_code
     assert time.monotonic() - stopped > 0.9
     message = (
-        "error: stopped during a step, which took longer than checkpoint.grace_s (1 s); "
+        "error: stopped during a step, which took longer than checkpoint.grace_s (1 s): "
+        "the current step and 0 before it are lost; "
         "start the same run again to resume"
     )
     assert place.error_line.startswith(message)

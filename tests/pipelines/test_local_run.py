@@ -5,10 +5,12 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kfp.local import subprocess_task_handler
 
 from pipelines.run import local
 from pipelines.run.journal import Tracker
@@ -166,6 +168,26 @@ def test_colour_is_for_terminals_that_did_not_refuse_it(monkeypatch: pytest.Monk
 def _shown(stream: io.StringIO, text: str) -> str:
     Screen(stream, stream).show(text, Style.RED)
     return stream.getvalue()
+
+
+def test_no_stage_starts_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C reaches the process of the graph while a stage starts, which may miss it: the next one is not started."""
+    started: list[str] = []
+
+    def start(full_command: Sequence[str], env_vars: Mapping[str, str] | None = None) -> int:
+        started.extend(full_command)
+        os.kill(os.getpid(), signal.SIGINT)
+        return 0
+
+    monkeypatch.setattr(subprocess_task_handler, "run_local_subprocess", start)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        local._start_nothing_after_stop()
+        codes = [subprocess_task_handler.run_local_subprocess([name], {}) for name in ("report", "register")]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert started == ["report"]
+    assert codes == [0, 128 + signal.SIGINT]
 
 
 _STUBBORN = """

@@ -37,7 +37,8 @@ def test_a_second_request_ends_a_run_at_once(
     with shutdown.graceful_shutdown(600) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.requested
+        stop.unsaved_steps = 4
         os.kill(os.getpid(), signal.SIGTERM)
     assert ended == expected
-    line = "error: stopped at once by a second request: the current step is lost; "
+    line = "error: stopped at once by a second request: the current step and 4 before it are lost; "
     assert capsys.readouterr().err.startswith(line) is not launched
