@@ -273,7 +273,7 @@ def _read(config: ModelConfig, dtype: torch.dtype, *, revision: str | None = Non
 
 
 def _to_device(model: PreTrainedModel) -> PreTrainedModel:
-    moved: PreTrainedModel = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    moved: PreTrainedModel = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     return moved
 
 

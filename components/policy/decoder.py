@@ -54,7 +54,7 @@ def trains_as_usual(decoder: Any) -> bool:
         return False
     weight = decoder.embed_tokens.weight
     is_whole = weight.device.type == "cpu" and not hasattr(weight, "ds_id")  # the mark of what DeepSpeed has sharded
-    recomputes = decoder.training and any(getattr(each, "gradient_checkpointing", False) for each in decoder.modules())
+    recomputes = any(getattr(each, "recomputes", False) for each in decoder.modules())
     return is_whole and weight.dtype in (torch.float32, torch.float64) and not recomputes
 
 

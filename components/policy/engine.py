@@ -17,7 +17,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from components.policy.config import EngineConfig
 from components.policy.logprobs import TokenLogprobs, TokenLoss
@@ -38,15 +39,38 @@ class NonFiniteError(PipelineError):
     """The loss or its gradient is not finite."""
 
 
+class _Recomputed:
+    """Mixed into the class of a layer: its activations are computed again in the backward pass, and not kept."""
+
+    recomputes = True
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        forward: Any = super().__call__  # type: ignore[misc]
+        if not torch.is_grad_enabled():
+            return forward(*inputs, **options)
+        return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **options)
+
+
+def recompute_layers(model: nn.Module) -> None:
+    """Have the layers of a transformers model recompute; its own checkpointing does so in training mode alone."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        problem = "the layers of this model cannot be recomputed; set it to false"
+        raise PipelineError(f"engine.gradient_checkpointing: {problem}")
+    for layer in layers:
+        if not isinstance(layer, _Recomputed):
+            layer.__class__ = type(type(layer).__name__, (_Recomputed, type(layer)), {})
+
+
 class Engine(Generic[_Batch, _Output]):
     """A model under training, which turns a micro-batch into what the loss is computed from."""
 
     def __init__(self, model: nn.Module, config: EngineConfig) -> None:
         """Take over a module around a transformers model; adapters and frozen weights are as they should be already."""
+        # Evaluation computes what is trained, whatever a model keeps its dropout, jitter or noise in.
+        model.eval()
         if config.gradient_checkpointing:
-            transformer = next(module for module in model.modules() if isinstance(module, PreTrainedModel))
-            transformer.gradient_checkpointing_enable({"use_reentrant": False})
-            model.train()  # models checkpoint in training mode only; dropout is disabled
+            recompute_layers(model)
         self.ranks = init_ranks(config)
         self.config = config
         self._zero_stage = _useful_zero_stage(config, self.ranks.world_size)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from components.policy.config import CheckpointConfig, EngineConfig, Schedule
 from components.policy.engine import Policy
@@ -65,16 +65,6 @@ def _keep_freed_memory() -> None:
     if set_option is not None:  # glibc's; mallopt(3) has the numbers
         set_option(_M_MMAP_MAX, 0)
         set_option(_M_TRIM_THRESHOLD, -1)  # never
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """Set every dropout probability to zero: with dropout, the ratio to the sampling policy is not one at the start."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            attention: Any = module
-            attention.attention_dropout = 0.0
 
 
 def learning_rate(

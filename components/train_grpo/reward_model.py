@@ -32,7 +32,7 @@ from components.policy.checkpoint import Checkpoint, save_tokenizer
 from components.policy.engine import Engine, NonFiniteError, load_parameters, torch_dtype
 from components.policy.lora import add_adapters, merged_state_dict
 from components.policy.packing import TokenSequence
-from components.policy.training import TrainingCheckpoint, disable_dropout, memory_for_update
+from components.policy.training import TrainingCheckpoint, memory_for_update
 from components.shared.errors import PipelineError, out_of_memory
 from components.shared.progress import say
 from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
@@ -84,7 +84,6 @@ class RewardModel:
         self.reference = reference
         self.model = load_classifier(settings.base, reference, dtype=torch_dtype(config.engine)).eval()
         self._device = self.model.device
-        disable_dropout(self.model)
         add_adapters(self.model, config.engine.lora, seed=config.seed)
         self.model.score.requires_grad_(True)  # trained whole beside adapters, too: a new head is zero
         model = ScoreModel(self.model)

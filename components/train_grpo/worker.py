@@ -19,7 +19,6 @@ from components.policy.tracking import TrainingLog, training_log
 from components.policy.training import (
     Resumption,
     TrainingCheckpoint,
-    disable_dropout,
     memory_for_loading,
     prepare_process,
 )
@@ -181,7 +180,6 @@ def build_trainer(
 
     `held_out` are the problems of the dev split, for validation; `environments` are those of `checkpoint.config.tools`.
     """
-    disable_dropout(checkpoint.model)
     temperature, placement, reward_model = config.sampling.temperature, config.reference_placement, None
     reference: Reference | AdapterReference | None = None
     if config.loss.kl.coefficient > 0 and placement != "adapters":

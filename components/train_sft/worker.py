@@ -17,7 +17,6 @@ from components.policy.shutdown import graceful_shutdown
 from components.policy.tracking import training_log
 from components.policy.training import (
     Resumption,
-    disable_dropout,
     learning_rate,
     memory_for_loading,
     memory_for_update,
@@ -110,7 +109,6 @@ def _policy_and_curves(
     config: TrainSFTConfig, checkpoint: Checkpoint, resumption: Resumption
 ) -> tuple[Policy, list[dict[str, float]]]:
     """Return the model under training, and the curves of the finished steps."""
-    disable_dropout(checkpoint.model)
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
     model = LogprobModel(checkpoint.model, temperature=1.0, with_entropy=False)
     saved = resumption.load()

@@ -123,7 +123,11 @@ def test_what_is_saved_depends_on_the_model_alone(tmp_path: Path) -> None:
     link.symlink_to(model)
     shutil.copytree(model, other)
     hub = _in_hub(model, tmp_path / "home")
-    ways = {"offline": (model, "1", 0o022), "online": (model, "0", 0o002), "link": (link, "0", 0o022)}
+    ways: dict[str, tuple[Path | str, str, int]] = {
+        "offline": (model, "1", 0o022),
+        "online": (model, "0", 0o002),
+        "link": (link, "0", 0o022),
+    }
     ways |= {"copy": (other, "0", 0o027), "hub": (hub, "1", 0o077)}
     printed = {}
     for name, (base, offline, umask) in ways.items():

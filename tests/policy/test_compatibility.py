@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig,
 
 from components.policy.checkpoint import Checkpoint, create, load
 from components.policy.compatibility import require_supported_model
-from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.engine import recompute_layers
+from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
@@ -59,6 +61,14 @@ def _config(family: str, **changes: Any) -> PreTrainedConfig:
     return config
 
 
+def _noisy(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Set all that a config has of dropout, jitter and noise to 0.3."""
+    for name, value in config.to_dict().items():
+        if isinstance(value, float) and re.search("dropout|drop$|pdrop|jitter|noise", name):
+            setattr(config, name, 0.3)
+    return config
+
+
 def _model(config: PreTrainedConfig) -> PreTrainedModel:
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
@@ -91,11 +101,17 @@ def tokenizer() -> Any:
 
 @pytest.mark.parametrize("family", ACCEPTED)
 def test_an_accepted_family_is_scored_as_one_sequence_at_a_time(family: str, tmp_path: Path, tokenizer: Any) -> None:
-    """A folder of each accepted family loads, and packed log-probabilities are the plain ones, however large."""
-    model = _model(_config(family))
+    """A folder of each accepted family loads, and packed log-probabilities are the plain ones, however large.
+
+    So they are in training, where layers recompute, of models with dropout and noise wherever their config has any.
+    """
+    model = _model(_noisy(_config(family)))
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    _assert_scored_as_alone(_create(tmp_path).model, model)
+    trained = _create(tmp_path).model
+    if family != "ctrl":  # whose layers cannot
+        recompute_layers(trained)
+    _assert_scored_as_alone(trained, model)
     for factor in (5, 3):
         _scale(model, factor)
         scaled = copy.deepcopy(model)
@@ -106,8 +122,10 @@ def test_an_accepted_family_is_scored_as_one_sequence_at_a_time(family: str, tmp
 def _assert_scored_as_alone(model: PreTrainedModel, own: PreTrainedModel) -> None:
     with torch.no_grad():
         expected_M = plain.scores_alone(own, SEQUENCES, temperature=1.0)[:, 0].double()
-    batches = tiny.batches(SEQUENCES, 40)
-    found_M = completion_logprobs(LogprobModel(model, temperature=1.0), batches, len(expected_M))
+    batches, scored = tiny.batches(SEQUENCES, 40), LogprobModel(model, temperature=1.0)
+    found_M = torch.zeros_like(expected_M)
+    for batch in batches:  # with gradients, as in training
+        found_M[batch.token_N] = scored(batch).logprobs_N.detach().double()
     torch.testing.assert_close(found_M, expected_M, rtol=0, atol=5e-5)
 
 

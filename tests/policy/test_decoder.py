@@ -24,6 +24,7 @@ from transformers.activations import SiLUActivation
 from components.policy.attention import use_packed_attention
 from components.policy.config import LoraConfig
 from components.policy.decoder import Decoder, trains_as_usual
+from components.policy.engine import recompute_layers
 from components.policy.logprobs import LogprobModel, use_float32_logits
 from components.policy.lora import add_adapters
 from components.policy.packed_weights import packed_weights
@@ -116,7 +117,7 @@ def test_a_decoder_that_trains_in_another_way_computes_by_itself(changed: str) -
     assert trains_as_usual(decoder)
     match changed:
         case "recomputation":
-            decoder.layers[1].gradient_checkpointing = True
+            recompute_layers(decoder)
         case "sharding":
             decoder.embed_tokens.weight.ds_id = 0
         case "bfloat16":

@@ -85,7 +85,6 @@ def test_a_part_that_text_does_not_reach_is_in_the_state_too() -> None:
 def test_checkpointed_layers_are_computed_again(checkpointing: bool) -> None:
     """Gradient checkpointing runs each layer a second time in the backward pass; without it once is enough."""
     checkpoint = tiny.checkpoint()
-    checkpoint.model.eval()  # as a loaded model is
     policy = plain.policy(checkpoint, gradient_checkpointing=checkpointing)
     calls: list[int] = []
     layers: Any = checkpoint.model.get_decoder().layers
@@ -93,6 +92,7 @@ def test_checkpointed_layers_are_computed_again(checkpointing: bool) -> None:
     (batch,) = tiny.batches(checkpoint.examples([tiny.PROBLEMS[0]]), 100)
     policy.backward(-policy(batch).logprobs_N.mean())
     assert len(calls) == (2 if checkpointing else 1)
+    assert not any(module.training for module in checkpoint.model.modules())
 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])

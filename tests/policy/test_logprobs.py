@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from components.policy import logprobs
+from components.policy.engine import recompute_layers
 from components.policy.logprobs import (
     LogprobModel,
     TokenHead,
@@ -19,7 +20,6 @@ from components.policy.logprobs import (
     use_float32_logits,
 )
 from components.policy.packing import pack
-from components.policy.training import disable_dropout
 from tests import tiny
 from tests.policy import plain
 
@@ -37,8 +37,7 @@ def test_scores_and_all_gradients_are_those_of_each_sequence_alone(
     model = plain.gpt2()
     expected = plain.alone(model, SEQUENCES, temperature=temperature)
     if checkpointing:
-        model.gradient_checkpointing_enable()
-        model.train()
+        recompute_layers(model)
     actual = plain.packed(model, SEQUENCES, temperature=temperature, max_tokens=max_tokens)
     plain.assert_equal(actual, expected, relative=1e-10)
 
@@ -80,20 +79,6 @@ def test_log_probabilities_land_in_their_places() -> None:
     found_M = completion_logprobs(LogprobModel(model, temperature=1.0), batches, len(sequence_M))
     torch.testing.assert_close(found_M[is_selected_M], expected_M[is_selected_M], rtol=1e-10, atol=0)
     assert bool(found_M[~is_selected_M].isnan().all())
-
-
-def test_dropout_is_off_everywhere() -> None:
-    """A model with dropout of every kind scores the same twice in training mode once it is disabled."""
-    checkpoint = tiny.checkpoint()
-    layer = checkpoint.model.model.layers[0]
-    layer.self_attn.attention_dropout = 0.5
-    layer.mlp.down_proj = nn.Sequential(layer.mlp.down_proj, nn.Dropout(0.5))
-    model = LogprobModel(checkpoint.model, temperature=1.0).train()
-    (batch,) = tiny.batches(checkpoint.examples([tiny.PROBLEMS[3]]), 1000)
-    assert not torch.equal(model(batch).logprobs_N, model(batch).logprobs_N)
-    disable_dropout(checkpoint.model)
-    assert torch.equal(model(batch).logprobs_N, model(batch).logprobs_N)
-    assert layer.self_attn.attention_dropout == 0.0
 
 
 NUM_TOKENS, HIDDEN_SIZE, VOCABULARY_SIZE = 11, 6, 13
