@@ -157,9 +157,10 @@ def _read_layer(path: Path) -> _Layer:
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, RecursionError) as error:
-        deep = isinstance(error, RecursionError)
-        problem = "is nested too deeply" if deep else f"is not UTF-8 text (byte {error.start})"
-        raise PipelineError(f"{path}: {problem}") from None
+        text = (
+            f"UTF-8 text (byte {error.start})" if isinstance(error, UnicodeDecodeError) else "YAML of a sensible depth"
+        )
+        raise PipelineError(f"{path}: is not {text}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else path

@@ -42,16 +42,17 @@ def _files(name: str) -> dict[str, Path]:
     file = own_file(name)
     if file is None:
         return {}
-    module = name.partition(":")[0]
+    name = name.partition(":")[0]
     installed = (sys.prefix, sys.base_prefix)
     folders = [folder for folder in [str(Path.cwd()), *sys.path] if not folder.startswith(installed)]
     finder = ModuleFinder(folders, excludes=_NOT_THEIRS)
     try:
-        finder.import_hook(module)
+        finder.import_hook(name)
     except Exception:  # code that cannot be read is told of where it is imported
-        return {module: file}
-    imported = {each: Path(found.__file__) for each, found in finder.modules.items() if found.__file__}
-    return {**imported, module: file}
+        return {name: file}
+    found = {each: getattr(module, "__file__", None) for each, module in finder.modules.items()}
+    imported = {each: Path(path) for each, path in found.items() if path}
+    return {**imported, name: file}
 
 
 def _material(files: dict[str, Path]) -> Material:

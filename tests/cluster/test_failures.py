@@ -129,7 +129,7 @@ def test_system_error_without_a_number(job: Job) -> None:
 )
 def test_a_rank_that_reports_nothing_is_named_with_how_it_ended(job: Job, code: int, how: str) -> None:
     """Whatever its exit code or signal, and the same run may be started again."""
-    job.write_failures(0, [RankFailure(1, code, 0.0)])
+    job.write_failures(0, [RankFailure(1, code, 0)])
     error = error_of_ranks(job)
     assert str(error) == f"rank 1 {how}; start the same run again to resume from the last checkpoint"
     assert isinstance(error, RetryableError)

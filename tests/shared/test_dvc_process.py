@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dvc.config import Config
 
 from components.shared import dvc_process
 from components.shared.errors import PipelineError, RetryableError
@@ -132,7 +133,7 @@ def test_a_repository_says_where_its_storage_is_and_nothing_else(
     ):
         dvc_process.main(arguments)
     assert not ran.exists()
-    config = dvc_process.Config(".dvc")
+    config = Config(".dvc")
     settings = config["remote"]["s"]
     assert (settings["url"], settings["region"]) == ("s3://bucket/models", "eu-1")
     assert settings.keys().isdisjoint(("profile", "configpath", "credentialpath"))

@@ -295,7 +295,12 @@ def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
     monkeypatch.setattr(custom_rewards, "_SLOW_S", 0.01)
     monkeypatch.delenv("RANK", raising=False)
     ended, codes = threading.Event(), list[int]()
-    monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), ended.set()))
+
+    def exit_(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr(os, "_exit", exit_)
 
     def endless(*_: object) -> float:
         assert ended.wait(60)
@@ -317,8 +322,13 @@ def test_scalars_of_any_library_are_rewards(value: Any) -> None:
 
 def test_a_reward_may_change_the_working_folder(tmp_path: Path) -> None:
     """Paths of a run are relative to the one in which it was started."""
+
+    def wanders(*_: object) -> float:
+        os.chdir(tmp_path)
+        return 1.0
+
     here = Path.cwd()
-    custom_rewards.ask("mine:f", 1.0, lambda *_: os.chdir(tmp_path) or 1.0, PROBLEM, [None], [None], deadline_s=60)  # type: ignore[list-item]
+    custom_rewards.ask("mine:f", 1.0, wanders, PROBLEM, [None], [None], deadline_s=60)  # type: ignore[list-item]
     assert Path.cwd() == here
 
 
