@@ -8,7 +8,7 @@ from pathlib import Path
 from components.cluster.config import current_stage
 from components.cluster.launch import run_ranks
 from components.cluster.watchdog import memory_folder
-from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
+from components.shared.environment import ON_LOOPBACK, SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.lineage import Material, digest
 from components.shared.model import has_tools, model_file, weights_folder
@@ -104,6 +104,8 @@ def sampling_services(config: TrainGRPOConfig, reference: Path, work: Path) -> I
             weights.mkdir(exist_ok=True)
             stack.enter_context(_default_variable(WEIGHTS_VARIABLE, str(weights)))
         else:
+            for name, value in ON_LOOPBACK.items():
+                stack.enter_context(_default_variable(name, value))
             model = weights_folder(reference)
             folder = stack.enter_context(memory_folder(model, weights))
             stack.enter_context(_default_variable(WEIGHTS_VARIABLE, str(folder)))

@@ -89,7 +89,7 @@ class Transfer:
         if self._backend == "ipc":
             return WeightTransferTrainerFactory.trainer_init(IPCTrainerInitInfo(rank=0), **ends)
         with socket.socket() as probe:
-            probe.bind(("", 0))
+            probe.bind((trainer_address, 0))
             port = int(probe.getsockname()[1])
         info = NCCLTrainerInitInfo(
             rank=0, master_address=trainer_address, master_port=port, world_size=1 + num_receivers
@@ -127,8 +127,11 @@ class _GlooGroup:
     """A process group of the trainer's process, which is rank 0, and vLLM's."""
 
     def __init__(self, info: Any, rank: int) -> None:
-        address = (info.master_address, info.master_port, info.world_size)
-        self._store = TCPStore(*address, is_master=rank == 0, timeout=_TIMEOUT, use_libuv=False)
+        address = (info.master_address, info.master_port)
+        # A socket of torch's own listens on all interfaces.
+        listener = socket.create_server(address).detach() if rank == 0 else None
+        options: dict[str, Any] = {"use_libuv": False, "master_listen_fd": listener}
+        self._store = TCPStore(*address, info.world_size, rank == 0, timeout=_TIMEOUT, **options)
         self._group: Any = ProcessGroupGloo(PrefixStore("weights", self._store), rank, info.world_size, _TIMEOUT)
 
     def broadcast(self, tensor: Tensor) -> None:
