@@ -4,7 +4,10 @@ Every exchange begins with a barrier at a store that all of them reach, so that 
 which no collective of torch tells. Between barriers only DeepSpeed's collectives wait, with the same deadline.
 """
 
+import hmac
 import os
+import pickle
+import secrets
 import socket
 import threading
 import time
@@ -31,6 +34,7 @@ _HEARTBEAT_S = 0.5
 _SILENCE_S = 6 * _HEARTBEAT_S
 _ANSWER_S = 5.0
 """Time for the store to answer. Torch enforces its own timeouts by asking it, so they fail where it is unreachable."""
+_SIGNATURE_BYTES = 32
 _Value = TypeVar("_Value")
 
 
@@ -43,6 +47,8 @@ class Ranks:
     deadline_s: float = 0.0
     """How long to wait for the others."""
     store: Store = field(default_factory=HashStore)
+    key: bytes = b""
+    """Known to those who can read the store alone."""
     _num_barriers: int = field(default=0, init=False)
 
     @property
@@ -60,18 +66,43 @@ class Ranks:
         if self.world_size == 1:
             return [value]
         self.barrier(what)
-        values: list[Any] = [None] * self.world_size
-        distributed.all_gather_object(values, value)
-        return values
+        return self._exchange(value)
 
     def gather(self, value: _Value, what: str) -> list[_Value]:
         """Return the values of all processes, by rank, to the main one, and none to the others; see `barrier`."""
         if self.world_size == 1:
             return [value]
         self.barrier(what)
-        values: list[Any] = [None] * self.world_size if self.is_main else []
-        distributed.gather_object(value, values if self.is_main else None)
-        return values
+        return self._exchange(value, main_only=True)
+
+    def _exchange(self, value: _Value, *, main_only: bool = False) -> list[_Value]:
+        """Return the values of all processes to all, or to the main one.
+
+        As torch's collectives of objects, but values are unpickled only if a process that knows the key has sent them:
+        gloo takes whoever connects first for a rank.
+        """
+        content = pickle.dumps(value)
+        message = torch.frombuffer(bytearray(self._signature(self.rank, content) + content), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        distributed.all_gather(sizes, torch.tensor([len(message)]))
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: len(message)] = message
+        received = [torch.empty_like(padded) for _ in sizes] if self.is_main or not main_only else []
+        if main_only:
+            distributed.gather(padded, received or None)
+        else:
+            distributed.all_gather(received, padded)
+        messages = [each[: int(size)].numpy().tobytes() for each, size in zip(received, sizes, strict=False)]
+        return [self._verified(rank, each) for rank, each in enumerate(messages)]
+
+    def _signature(self, rank: int, content: bytes) -> bytes:
+        return hmac.digest(self.key, f"{self._num_barriers}/{rank}/".encode() + content, "sha256")
+
+    def _verified(self, rank: int, message: bytes) -> Any:
+        signature, content = message[:_SIGNATURE_BYTES], message[_SIGNATURE_BYTES:]
+        if not hmac.compare_digest(signature, self._signature(rank, content)):
+            raise PipelineError(f"what came from rank {rank} was sent by a process that is not part of this run")
+        return pickle.loads(content)
 
     def barrier(self, what: str) -> None:
         """Wait until every process is at `what`; RetryableError names those that are not in time."""
@@ -176,7 +207,10 @@ def _init_process_group(size: int, deadline_s: float) -> Ranks:
         ranks.store.set(f"name/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
         heartbeat = (PrefixStore("ranks", store.clone()), rank)
         threading.Thread(target=_beat, args=heartbeat, daemon=True).start()
+        if rank == 0:
+            ranks.store.set("key", secrets.token_hex())
         ranks.barrier("the start")
+        ranks.key = ranks.store.get("key")
     except (RuntimeError, ValueError) as error:
         raise RetryableError(f"the processes could not connect to one another: {_first_line(error)}") from error
     group = PrefixStore("group", store)

@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,6 +117,25 @@ def _be_attacked(config: EngineConfig, *, folder: Path) -> dict[str, float]:
     return {"left": 0}
 
 
+class _Command:
+    """Creates a file where it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._file,)
+
+
+def _stand_in(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    """Let the second rank be a process that gloo has connected, and that cannot read the store."""
+    ranks = init_ranks(config)
+    if ranks.rank == 1:
+        ranks.key = b"another"
+    ranks.all_gather(_Command(folder / "unpickled") if ranks.rank == 1 else None, "an attack")
+    return {}
+
+
 def _run(function: Callable[..., dict[str, float]], folder: Path, *, deadline_s: float = 60, size: int = 2) -> float:
     config = tiny.engine_config(num_processes=size, deadline_s=deadline_s)
     result = run_ranks(function, config, {"folder": folder}, num_processes=size, work=folder / "work", grace_s=1)
@@ -126,6 +146,14 @@ def _run(function: Callable[..., dict[str, float]], folder: Path, *, deadline_s:
 def test_every_process_gets_the_values_of_all_or_the_main_one_alone(tmp_path: Path) -> None:
     """In the order of the ranks, however large and however often; the store does not grow with it."""
     assert _run(_exchange, tmp_path, size=3) <= 3
+
+
+@pytest.mark.slow
+def test_only_what_a_rank_has_sent_is_unpickled(tmp_path: Path) -> None:
+    """Unpickling runs code, and gloo takes whoever connects first for a rank."""
+    with pytest.raises(PipelineError, match=r"^what came from rank [01] was sent by a process that is not part of"):
+        _run(_stand_in, tmp_path)
+    assert not (tmp_path / "unpickled").exists()
 
 
 @pytest.mark.slow
