@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,8 @@ def test_the_error_of_a_server_is_passed_on(
     def ready(servers: Sequence[ServerProcess], *deadlines: float) -> Iterator[None]:
         printed = "(Worker pid=7) ERROR RuntimeError: head_dim=16\nERROR v1.EngineDeadError: see above\n"
         servers[0].log.write_text(printed)
-        yield
+        with closing(servers[0]):
+            yield
 
     def refuse(url: str, probe: Any) -> Any:
         raise PipelineError("the served model does not answer: HTTP 500")
