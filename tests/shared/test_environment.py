@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from components.shared import environment
 from components.shared.environment import available_cores
 
 
@@ -28,3 +29,22 @@ def test_a_container_has_no_more_cores_than_its_limit(
     if limit:
         (tmp_path / "cpu.max").write_text(f"{limit}\n")
     assert available_cores() == cores
+
+
+@pytest.mark.parametrize(("running", "spin"), [(1, "300000"), (2, "1000"), (9, "1000")])
+def test_threads_spin_briefly_where_other_work_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: int, spin: str
+) -> None:
+    """The first process of a run decides, and what the user has set stays."""
+    load = tmp_path / "loadavg"
+    load.write_text(f"0.10 0.20 0.30 {running}/90 1234\n")
+    monkeypatch.setattr(environment, "_LOAD", load)
+    monkeypatch.setattr(os, "environ", {})
+    environment.choose_spin()
+    assert os.environ == {"GOMP_SPINCOUNT": spin}
+    load.write_text("0.10 0.20 0.30 1/90 1234\n")
+    environment.choose_spin()
+    assert os.environ == {"GOMP_SPINCOUNT": spin}
+    monkeypatch.setattr(os, "environ", {"OMP_WAIT_POLICY": "PASSIVE"})
+    environment.choose_spin()
+    assert os.environ == {"OMP_WAIT_POLICY": "PASSIVE"}
