@@ -1,6 +1,7 @@
 r"""Parsing of answers: the notation is normalized, and lists, intervals, equations ... come apart into their parts."""
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -196,7 +197,8 @@ def _normalized(written: str) -> str:
     if len(boxes) == 1 and (boxes[0].start, boxes[0].end) == (0, len(text)):
         text = boxes[0].content
     if not text.isascii():
-        text = _ROOT.sub(r"\\sqrt{\1}", text).translate(_SIGNS)
+        digits = "".join(str(unicodedata.decimal(each, each)) for each in text)
+        text = _ROOT.sub(r"\\sqrt{\1}", digits).translate(_SIGNS)
     text = _EDGES.sub("", _rewritten(_in_symbols(_plain(text)), _REWRITES))
     text = _unwrapped(text)
     text = _DOLLARS.sub(" ", text).strip() if "$" in text else text.strip()

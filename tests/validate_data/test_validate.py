@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,11 @@ def test_problems_without_solutions_are_no_worse(problems: Path, tmp_path: Path)
     assert jsonl.read_json(tmp_path / "none/result.json")["statistics"]["solution_tokens"] is None
 
 
+def _unsolved(train: list[dict[str, Any]], test: list[dict[str, Any]], *, answer: str) -> None:
+    """Give a problem of the test split an answer and no solution."""
+    test[3].update(answer=answer, solution="")
+
+
 CRITICAL: list[tuple[str, Spoil, str]] = [
     ("columns", lambda train, test: train[3].update(hint="x"), "sums/train/3 (has hint)"),
     ("columns", lambda train, test: train[3].pop("source"), "sums/train/3 (lacks source)"),
@@ -123,6 +129,10 @@ CRITICAL: list[tuple[str, Spoil, str]] = [
         "gradable_answers",
         lambda train, test: test[3].update(answer=r"\frac{", solution=""),
         r"sums/test/3 (answer \frac{, graded ",
+    ),
+    *(
+        ("gradable_answers", partial(_unsolved, answer=answer), f"(answer {answer}, graded {verdict})")
+        for answer, verdict in ((r"1, 2, \ldots, n", "unscorable"), ("He has 12 apples.", "wrong"))
     ),
     (
         "no_contamination",
@@ -205,6 +215,12 @@ def test_dev_problems_are_checked_and_counted_too(problems: Path, tmp_path: Path
     jsonl.write_rows(problems / "train.jsonl", rows[:16])
     with pytest.raises(DataRejectedError, match=r"no_contamination.*: sums/train/15 \(as sums/dev/15\)"):
         run(problems, tmp_path / "bad", min_train_rows=15)
+
+
+@pytest.mark.parametrize("answer", _ANSWERS)
+def test_what_another_form_answers_is_gradable(problems: Path, tmp_path: Path, answer: str) -> None:
+    """Digits of any script, numbers with a unit, and text."""
+    run(problems, tmp_path / "validation", partial(_unsolved, answer=answer))
 
 
 def test_problem_without_a_solution_is_graded_by_its_answer(problems: Path, tmp_path: Path) -> None:
