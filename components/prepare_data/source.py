@@ -238,6 +238,10 @@ def text(columns: dict[str, Any], *names: str) -> str:
 def text_or_number(columns: dict[str, Any], *names: str) -> str:
     """Return the first of the columns that is present as text; a whole number has no decimals: 72.0 is 72."""
     value = next((columns[name] for name in names if columns.get(name) is not None), None)
+    if isinstance(value, list) and len(value) == 1:  # as in data for several rewards
+        return text_or_number({names[0]: value[0]}, names[0])
+    if type(value) is int:
+        return str(value)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
         return text(columns, *names)
     # 15 digits are those that a double has for certain: 0.1 + 0.2 is 0.3.

@@ -98,7 +98,7 @@ def test_columns_are_found_by_their_usual_names_or_by_those_in_the_params(
         ({"question": " ", "answer": "1"}, {}, "column `question`, the question, is empty"),
         ({"question": "Q?", "answer": ""}, {"answer": "answer"}, "column `answer`, the answer, is empty"),
         ({"question": "Q?", "answer": True}, {}, "column `answer` is true, expected text"),
-        ({"question": "Q?", "answer": ["1"]}, {}, 'column `answer` is ["1"], expected text'),
+        ({"question": "Q?", "answer": ["1", "2"]}, {}, 'column `answer` is ["1", "2"], expected text'),
         (
             {"question": "Q?", "solution": "So it is."},
             {},

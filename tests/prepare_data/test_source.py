@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from components.grading.verifier import Verifier
-from components.prepare_data.source import Fields, FileSource, MalformedRow, MalformedRowError, text
+from components.prepare_data.source import Fields, FileSource, MalformedRow, MalformedRowError, text, text_or_number
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 
@@ -105,3 +105,9 @@ def test_column_without_text_is_malformed(value: Any, reason: str) -> None:
     with pytest.raises(MalformedRowError) as refused:
         text({"prompt": value}, "text", "prompt")
     assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize("answer", [10**400 + 1, -(10**30) - 1, [7]], ids=["long", "negative", "list"])
+def test_whole_numbers_of_any_length_are_answers(answer: Any) -> None:
+    """Digit by digit; a list of one answer, as data for several rewards have it, is that answer."""
+    assert text_or_number({"answer": answer}, "answer") == str(answer).strip("[]")
