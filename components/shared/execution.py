@@ -7,6 +7,7 @@ distributions, hardware from files of the kernel.
 
 import getpass
 import hashlib
+import math
 import os
 import platform
 import re
@@ -31,8 +32,16 @@ from components.shared.environment import (
 _ROOT = Path(__file__).parents[2]
 _CODE = ("components", "pipelines", "pyproject.toml", "requirements.lock")
 """What a commit has to say about a run, relative to the repository."""
-_SUFFIXES = (".py", ".jinja", ".css", ".yaml")
+_SUFFIXES = (".py", ".jinja", ".css")
 """Of new files that are code."""
+_KEYS = re.compile(
+    r"AKIA[0-9A-Z]{16}|\bhf_\w{30,}|\bgh[opusr]_\w{36}|github_pat_\w{30,}|\bsk-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\."
+)
+"""Keys of AWS, Hugging Face, GitHub, OpenAI and Slack, private keys, and JSON web tokens."""
+_NAMED_KEY = re.compile(r"""(?i)(?:key|token|secret|passw(?:or)?d)\w*["']?\s*[:=]\s*["']([^"'\s]{12,})["']""")
+_MIN_ENTROPY = 3.3
+"""Bits per character of what counts as a key where its name says so: words have less."""
 _LOCK = "requirements.lock"
 _MAX_PATCH = 200_000
 """Characters of uncommitted changes that are kept; of more only the digest."""
@@ -286,6 +295,7 @@ def current_revision(root: Path = _ROOT) -> Revision:
     if not (root / ".git").exists():
         return Revision(commit=os.environ.get(REVISION_VARIABLE) or None)
     workspace = Workspace(root, root)
+    workspace.git("rev-parse", "--git-dir")  # an error where git itself does not work
     head = workspace.try_git("rev-parse", "--verify", "HEAD")
     if head is None:
         return Revision()
@@ -298,6 +308,32 @@ def current_revision(root: Path = _ROOT) -> Revision:
         return Revision(commit=head.strip())
     digest = hashlib.sha256(patch.encode(errors="replace")).hexdigest()
     return Revision(commit=head.strip(), patch_digest=digest, patch=patch if len(patch) <= _MAX_PATCH else None)
+
+
+def uncommitted_files(patch: str) -> list[str]:
+    """Return the files that a patch changes."""
+    return re.findall(r"^diff --git a/.* b/(.*)$", patch, re.MULTILINE)
+
+
+def keys_in(patch: str) -> Iterator[str]:
+    """Yield the file and line of each line that a patch adds and that seems to hold a key or a password."""
+    file, number = "", 0
+    for line in patch.splitlines():
+        if line.startswith("+++ "):
+            file = line.removeprefix("+++ b/")
+        elif line.startswith("@@"):
+            number = int(line.split("+")[1].split(",")[0].split()[0]) - 1
+        elif line.startswith(("+", " ")):
+            number += 1
+            named = _NAMED_KEY.search(line) if line[0] == "+" else None
+            if line[0] == "+" and (_KEYS.search(line) or (named and _entropy(named[1]) > _MIN_ENTROPY)):
+                yield f"{file}:{number}"
+
+
+def _entropy(text: str) -> float:
+    """Return the bits of information per character, judged by the characters of the text itself."""
+    shares = [count / len(text) for count in Counter(text).values()]
+    return -sum(share * math.log2(share) for share in shares)
 
 
 def _new_file(root: Path, name: str) -> str:

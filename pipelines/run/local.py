@@ -32,8 +32,9 @@ from components.preflight.config import (
 from components.preflight.disk import short_of_disk
 from components.preflight.inputs import missing_here
 from components.shared import durable
-from components.shared.environment import JOURNAL_VARIABLE
+from components.shared.environment import JOURNAL_VARIABLE, choose_spin
 from components.shared.errors import PipelineError, raise_all
+from components.shared.execution import current_revision, keys_in, uncommitted_files
 from components.shared.reuse import offer
 from components.shared.work import last_step
 from pipelines.doctor import unused_gpu
@@ -44,6 +45,7 @@ from pipelines.run.screen import Screen, Style, duration
 from pipelines.run.stage_server import forked_stages
 
 _LINES_SHOWN = 20
+_FILES_SHOWN = 5
 _MARGIN_S = 5.0
 _KFP_INDENT = " " * 4
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -93,6 +95,10 @@ def run(request: Request) -> int:
     full = None if any("train_sft.model.base" in line for line in wrong) else short_of_disk(params, OUTPUTS)
     # What is taken from an earlier run takes no space.
     raise_all(wrong if full is None or offered.get("train_sft") else [*wrong, full])
+    choose_spin()
+    patch = current_revision().patch or ""
+    found = "seems to hold a key or a password; remove it: uncommitted changes are recorded with all that is made"
+    raise_all([f"{place}: {found}" for place in keys_in(patch)])
     engine = _containers() if request.containers else None
     screen = Screen(sys.stdout, sys.stderr)
     if request.dry or before:
@@ -107,6 +113,9 @@ def run(request: Request) -> int:
     (folder / PARAMS).write_text(f"# {path} with all defaults\n{changes}{as_yaml(params)}", encoding="utf-8")
     offer(folder / JOURNAL, offered)
     screen.show(f"{path} -> {folder}/", Style.DIM)
+    if files := uncommitted_files(patch):
+        shown = ", ".join(files[:_FILES_SHOWN]) + (" ..." if len(files) > _FILES_SHOWN else "")
+        screen.show(f"uncommitted changes are recorded with all that is made: {shown}", Style.DIM)
     idle = "" if request.containers else unused_gpu()
     for line in [*doubts(params, data), *filter(None, [full, idle])]:
         screen.show(f"warning: {line}")

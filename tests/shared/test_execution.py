@@ -9,7 +9,15 @@ import pytest
 
 from components.shared import execution
 from components.shared.environment import REVISION_VARIABLE
-from components.shared.execution import Revision, current_environment, current_revision, environment_differences
+from components.shared.errors import PipelineError
+from components.shared.execution import (
+    Revision,
+    current_environment,
+    current_revision,
+    environment_differences,
+    keys_in,
+    uncommitted_files,
+)
 from components.shared.lineage import file_digests
 from tests.lineages import environment
 from tests.register.registrations import git
@@ -50,6 +58,36 @@ def test_uncommitted_changes_can_be_applied_to_the_commit(project: Path, tmp_pat
     (tmp_path / "patch").write_text(dirty.patch)
     git(tmp_path / "again", "apply", "../patch")
     assert file_digests(tmp_path / "again/components") == file_digests(project / "components")
+
+
+def test_keys_in_uncommitted_changes_are_found(project: Path) -> None:
+    """Well-known ones, and values that look drawn where the name says what they are; words are none."""
+    lines = [
+        "one",
+        'prefix = "AKIAIOSFODNN7EXAMPLE"',
+        'api_key = "q8Zr2LxV0bTn5KpW"',
+        'password = os.environ["PASSWORD"]',
+        'token = "passwordpassword"',
+        "-----BEGIN RSA PRIVATE KEY-----",
+    ]
+    (project / "components/old.py").write_text("\n".join(lines) + "\n")
+    (project / "components/local_secrets.yaml").write_text("password: q8Zr2LxV0bTn5KpW\n")
+    patch = _revision(project).patch
+    assert patch is not None
+    assert "q8Zr2LxV0bTn5KpW\n" not in patch, "a new file that is no code"
+    assert list(keys_in(patch)) == [f"components/old.py:{number}" for number in (2, 3, 6)]
+    assert uncommitted_files(patch) == ["components/old.py"]
+
+
+def test_a_git_that_fails_is_an_error(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lineage without a commit would say that there is no repository."""
+    broken = tmp_path / "bin/git"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\nexit 128\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(broken.parent), prepend=":")
+    with pytest.raises(PipelineError, match=r"^git: failed"):
+        _revision(project)
 
 
 def test_changes_that_are_too_long_leave_their_digest(project: Path) -> None:
