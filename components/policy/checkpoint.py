@@ -230,6 +230,7 @@ def load_without_weights(folder: Path) -> Checkpoint:
         with suppress(OSError):  # it need not be there
             model.generation_config = GenerationConfig.from_pretrained(base, revision=revision)
         text = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
+        _require_row_for_each_token(base, model, text)
     return Checkpoint(model, text, ModelConfig(base=base, **{"prompt": "{question}", **asking(described)}))
 
 
@@ -266,10 +267,18 @@ def _read(config: ModelConfig, dtype: torch.dtype, *, revision: str | None = Non
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise PipelineError(f"model {base}: lacks {len(missing)} of its weights, such as {missing[0]}")
+    _require_row_for_each_token(base, model, text)
     require_supported_model(model)
     # The sampling defaults of a checkpoint (top-p, repetition penalty ...) would silently change what is sampled.
     model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     return Checkpoint(_to_device(model), text, config)
+
+
+def _require_row_for_each_token(base: str, model: PreTrainedModel, text: PreTrainedTokenizerBase) -> None:
+    rows, tokens = len(model.get_input_embeddings().weight), max(text.get_vocab().values()) + 1
+    if tokens > rows:
+        problem = f"its tokenizer has {tokens:,} tokens and its embedding {rows:,} rows"
+        raise PipelineError(f"model {base}: {problem}; resize the embedding (`resize_token_embeddings`)")
 
 
 def _to_device(model: PreTrainedModel) -> PreTrainedModel:

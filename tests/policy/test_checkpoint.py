@@ -187,6 +187,16 @@ def test_an_incomplete_base_model_is_refused(tmp_path: Path, damage: Callable[[P
     assert "\n" not in str(raised.value)
 
 
+def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(tmp_path: Path) -> None:
+    """Where tokens were added and the embedding was not resized, before anything is computed."""
+    made = tiny.checkpoint()
+    made.tokenizer.add_tokens([f"<new {number}>" for number in range(5)])
+    save(made, tmp_path)
+    for read in (lambda: _create(str(tmp_path)), lambda: load_without_weights(tmp_path)):
+        with pytest.raises(PipelineError, match=r"has 200 tokens and its embedding 195 rows; resize"):
+            read()
+
+
 def test_a_base_model_that_cannot_be_downloaded_is_named() -> None:
     """An id that no hub answers for is an error that names it, not a traceback."""
     with pytest.raises(PipelineError, match=r"nobody/nothing.*cannot be loaded"):
