@@ -192,9 +192,11 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(tmp_pat
     made = tiny.checkpoint()
     made.tokenizer.add_tokens([f"<new {number}>" for number in range(5)])
     save(made, tmp_path)
-    for read in (lambda: _create(str(tmp_path)), lambda: load_without_weights(tmp_path)):
-        with pytest.raises(PipelineError, match=r"has 200 tokens and its embedding 195 rows; resize"):
-            read()
+    refused = r"has 200 tokens and its embedding 195 rows; resize"
+    with pytest.raises(PipelineError, match=refused):
+        _create(str(tmp_path))
+    with pytest.raises(PipelineError, match=refused):
+        load_without_weights(tmp_path)
 
 
 def test_a_base_model_that_cannot_be_downloaded_is_named() -> None:
