@@ -81,6 +81,8 @@ class ClusterConfig(Config):
     """Whether the cluster adds nodes for pods that fit no present one; preflight then asks for no node that fits."""
     queue: str | None = None
     """LocalQueue of Kueue; null to run without Kueue."""
+    queue_unchecked: bool = False
+    """Whether a run may start although preflight cannot read the queue: whether it exists shows when a job waits."""
     volume: str = Field(default="grpo-pipeline", min_length=1)
     """Claim of the volume that all pods share."""
     mount: str = Field(default="/work", pattern=r"^/.+")

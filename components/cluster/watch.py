@@ -1,6 +1,7 @@
 """Watches a TrainJob until it ends, or until one of its phases takes longer than it may; records what it has seen."""
 
 import math
+import re
 import shutil
 import threading
 from collections import deque
@@ -29,6 +30,8 @@ _BEAT_S = 30.0
 _MARGIN_S = 300.0
 """Beyond the job's own deadline, for the cluster to end it."""
 _IMAGE_HINT = "; is cluster.image right, and may this namespace pull it?"
+_NO_QUEUE = re.compile(r"\bLocalQueue \S+ doesn't exist")
+"""How Kueue says it."""
 _UNSTARTABLE = {
     "InvalidImageName": (0.0, ""),
     "ErrImageNeverPull": (0.0, ""),
@@ -207,6 +210,7 @@ class Watch:
 
         Raises:
             RetriesExhaustedError: It waits for longer than it may.
+            PipelineError: Its queue does not exist.
         """
         now = self._clock.monotonic()
         if now - self._phase_began_s > limit_s:
@@ -214,6 +218,8 @@ class Watch:
         if now < self._next_report_s:
             return
         self._next_report_s, problem = now + _REPORT_S, self._problem()
+        if _NO_QUEUE.search(problem):  # waiting brings no queue
+            raise PipelineError(f"{self._name}: {problem}; name another one (cluster.queue)")
         if problem != self._reported:
             self._reported = problem
             say(self._stage.stage, f"{self._name} {self._phase}: {problem}")

@@ -116,6 +116,11 @@ def local_queue(api: client.ApiClient, namespace: str, name: str) -> Iterator[st
     """Check that the queue of Kueue exists, and admits jobs."""
     request = client.CustomObjectsApi(api).get_namespaced_custom_object
     queue = read(name, request, kube.KUEUE, kueue_version(api), namespace, "localqueues", name)
+    if queue is False:
+        yield (
+            f"cluster_queue: not allowed to read LocalQueue {name} in namespace {namespace}; add k8s/components/kueue "
+            "to the overlay, or set cluster.queue_unchecked: true"
+        )
     if queue is None:
         yield f"cluster_queue: namespace {namespace} has no LocalQueue {name}; leave it empty to run without Kueue"
     for condition in (queue or {}).get("status", {}).get("conditions", []):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from components.cluster import kube
-from components.cluster.kube import connect
+from components.cluster.kube import TrainJobs, connect
 from components.cluster.reaper import reap
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from tests.cluster.launched import RESULT, RUN_ID, Launched, clock_of, launched
@@ -55,6 +55,18 @@ def test_queued_and_preempted_job_is_waited_for(job: Launched, capfd: pytest.Cap
         "runs again",
         "is complete",
     ]
+
+
+def test_a_queue_that_does_not_exist_ends_the_run(job: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as Kueue says so: waiting for a day brings no queue."""
+    message = {"type": "QuotaReserved", "status": "False", "reason": "Inadmissible"}
+    workload = {"status": {"conditions": [{**message, "message": "LocalQueue research doesn't exist"}]}}
+    monkeypatch.setattr(TrainJobs, "workload", lambda *_: workload)
+    monkeypatch.setattr(TrainJobs, "queue_position", lambda *_: None)
+    job.changes.update(queue="research")
+    job.play(script.Queued(None))
+    with pytest.raises(PipelineError, match=r"LocalQueue research doesn't exist; name another one \(cluster.queue\)$"):
+        job.run()
 
 
 def test_what_a_queued_job_waits_for_is_printed_every_few_minutes_at_most(

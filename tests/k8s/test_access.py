@@ -28,7 +28,7 @@ LAUNCHER: set[Grant] = {
     ("list", "", "limitranges", ""),
 }
 CAPACITY: set[Grant] = {("list", "", "nodes", ""), ("get", "kueue.x-k8s.io", "clusterqueues", "")}
-LOCAL_QUEUE: set[Grant] = {("get", "kueue.x-k8s.io", "localqueues", "grpo-pipeline")}
+LOCAL_QUEUE: set[Grant] = {(verb, "kueue.x-k8s.io", "localqueues", "") for verb in ("get", "list")}
 COLLECTOR: set[Grant] = {("list", "trainer.kubeflow.org", "trainjobs", ""), ("list", "argoproj.io", "workflows", "")}
 REAPER: set[Grant] = {*COLLECTOR, ("delete", "trainer.kubeflow.org", "trainjobs", "")}
 

@@ -208,6 +208,19 @@ def test_missing_permission_to_read_is_reported_and_not_fatal(
     assert f"preflight: no permission to read {CLAIM}; going on without\n" in capsys.readouterr().out
 
 
+def test_a_queue_that_may_not_be_read_is_no_queue(server: ApiServer, form: Form) -> None:
+    """Without Kueue's component of the manifests the run would train outside every quota; the params may say so."""
+    trainer = {"apiGroups": ["trainer.kubeflow.org"], "resources": ["*"], "verbs": ["*"]}
+    pods = {"apiGroups": [""], "resources": ["pods", "pods/log", "events"], "verbs": ["*"]}
+    waiting = {"apiGroups": ["kueue.x-k8s.io", "visibility.kueue.x-k8s.io"], "verbs": ["*"]}
+    resources = ["workloads", "localqueues/pendingworkloads"]
+    server.access.rules = [trainer, pods, {**waiting, "resources": resources}]
+    server.cluster.add(*_QUEUES)
+    form = {**form, "cluster_queue": "works"}
+    assert _line(form).startswith("cluster_queue: not allowed to read LocalQueue works in namespace team; add k8s/")
+    ready(with_overrides(form, cluster={"queue_unchecked": True}))
+
+
 def test_a_training_job_that_the_cluster_refuses_is_reported(server: ApiServer, form: Form) -> None:
     """The very job is shown to the cluster: what its controllers refuse shows before anything has run."""
     server.faults.add(Fault(method="POST", path="/trainjobs", status=422))
@@ -223,7 +236,7 @@ def test_missing_permissions_are_listed_together(server: ApiServer, form: Form) 
     assert line.startswith("not allowed in namespace team: create trainjobs (trainer.kubeflow.org), delete trainjobs")
     assert "pods" not in line
     assert "workloads" not in line
-    queued = _line({**form, "cluster_queue": "research"})
+    (queued, *_) = _lines({**form, "cluster_queue": "research"})
     assert "list workloads (kueue.x-k8s.io), get localqueues/pendingworkloads" in queued
 
 
