@@ -134,6 +134,12 @@ def test_failure_is_named(job: Launched, name: str) -> None:
     assert job.records("trainjob.json")
 
 
+def test_a_training_that_prints_is_not_stalled(job: Launched) -> None:
+    """However long it takes beyond the time in which something has to be printed."""
+    job.play(script.Running(4 * 1200, tuple(f"step {number}" for number in range(40))), *job.success())
+    assert job.run() == RESULT
+
+
 def test_error_of_a_rank_is_that_of_the_step(job: Launched, capfd: pytest.CaptureFixture[str]) -> None:
     """Rather than the exit code of its pod; the end of the pod's log is printed."""
     job.changes.update(max_restarts=2)

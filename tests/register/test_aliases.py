@@ -93,6 +93,24 @@ def test_promotions_and_rollbacks_are_kept_with_who_when_and_why(registry: str) 
     assert [each["version"] for each in json.loads(shown.stdout)] == ["v0.0.1"]
 
 
+def test_the_last_of_many_promotions_counts(registry: str) -> None:
+    """The tenth as well: counts are numbers."""
+    for number in range(11):
+        version = f"v0.0.{1 + number % 3}"
+        assign(registry, version)
+        assert champion(registry) == f"{NAME}@{version}"
+
+
+def test_rollback_does_not_go_back_past_a_removal(registry: str) -> None:
+    """Whoever took the alias away meant all that had it before."""
+    assign(registry, "v0.0.1")
+    assign(registry, "v0.0.2")
+    assign(registry, "v0.0.2", "remove")
+    assert back(registry) is None
+    assign(registry, "v0.0.3")
+    assert back(registry) is None
+
+
 def test_rollback_goes_back_one_version_at_a_time(registry: str) -> None:
     """Over versions that a rollback has left and over those that were withdrawn."""
     assert back(registry) is None

@@ -9,6 +9,7 @@ from kfp import dsl
 
 from components.register import component
 from components.register.config import RegisterConfig
+from components.register.evidence import require_stored
 from components.register.register import STAGE
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import GateMissedError, PipelineError
@@ -158,6 +159,27 @@ def test_inconsistent_report_is_refused(
     message = refusal(policy, report)
     assert expected in message
     assert message.endswith("run the report stage again")
+
+
+@pytest.mark.parametrize(
+    "forged", [{"passed": True}, {"passed": True, "reasons": []}, {"reasons": ["too few problems"]}, {"reasons": []}]
+)
+def test_a_missed_verdict_cannot_be_made_a_passed_one(policy: Path, report: Path, forged: dict[str, Any]) -> None:
+    """Nor its reasons others, although both files agree: the conditions stand beside them."""
+    set_verdict(report, passed=False, enforced=False)
+    rewrite(report / "verdict.json", lambda verdict: verdict.update(forged))
+    rewrite(report / "summary.json", lambda summary: summary["verdict"].update(forged))
+    assert "verdict.json: `passed` contradicts its conditions" in refusal(policy, report)
+
+
+def test_what_changed_while_it_was_stored_is_refused() -> None:
+    """The stored files of an artifact give the digest that was registered, and those of others do not matter."""
+    stored = {"policy/a": "0" * 64, "policy/b/c": "1" * 64, "report/a": "2" * 64}
+    digest = lineage.folder_digest({"a": "0" * 64, "b/c": "1" * 64})
+    require_stored("policy", "policy", stored, digest)
+    for changed in ({"policy/a": "3" * 64}, {"policy/d": "0" * 64}):
+        with pytest.raises(PipelineError, match="the input `policy` has changed while it was stored"):
+            require_stored("policy", "policy", {**stored, **changed}, digest)
 
 
 def test_report_on_something_else_than_an_evaluation_is_refused(policy: Path, report: Path) -> None:

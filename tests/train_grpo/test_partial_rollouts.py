@@ -259,6 +259,13 @@ def _assert_same(one: Trainer, other: Trainer) -> None:
     assert all(torch.equal(*pair) for pair in pairs)
 
 
+def test_each_step_has_its_rate_of_the_schedule(make: Make) -> None:
+    """The warm-up begins at its first rate and the last step has the last: by hand, for a warm-up of two steps."""
+    settings = {"num_steps": 4, "warmup_steps": 2, "learning_rate": 1e-3, "final_learning_rate_fraction": 0.1}
+    rates = [row["learning_rate"] for row in _run(make(**settings)).history.curves]
+    assert rates == pytest.approx([5e-4, 1e-3, 1e-3, 1e-4])
+
+
 def test_segments_that_hold_a_whole_completion_change_nothing(make: Make) -> None:
     """Weights and metrics are those of the synchronous trainer, to the last bit; nothing is ever in flight or old."""
     synchronous = _run(make(sampler__max_staleness=0, sampler__segment_tokens=None))

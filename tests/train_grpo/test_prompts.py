@@ -187,6 +187,19 @@ def _train(prompts: Prompts, counts: Sequence[int]) -> list[str]:
     return drawn
 
 
+def test_a_deferred_problem_is_part_of_the_checkpoint() -> None:
+    """One that the next pass drew again within a batch is first in the batch after it, resumed or not."""
+    deferred = 0
+    for seed in range(30):
+        unbroken, resumed = (Prompts(_problems(a=4), _config(), seed=seed) for _ in range(2))
+        _ids(unbroken, 3, 3)
+        state = json.loads(json.dumps(unbroken.state()))
+        deferred += bool(state["pools"]["all"]["deferred"])
+        resumed.restore(state)
+        assert _ids(resumed, 3, 3) == _ids(unbroken, 3, 3)
+    assert deferred > 5
+
+
 @given(
     config=st.sampled_from(_CONFIGS),
     before=st.lists(st.integers(0, 6), max_size=8),
