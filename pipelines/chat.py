@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from components.shared.errors import PipelineError
 from components.shared.model import PIPELINE_FILE, ChatConfig
 from components.shared.problem import Problem, Split
+from pipelines.run.screen import printable
 from pipelines.use import model_folder, weights_of
 
 if TYPE_CHECKING:
@@ -133,13 +134,25 @@ class Model:
                 answer, num_before = trajectory.asked.result(), len(trajectory.ids)
                 trajectory.receive(answer)
                 if len(trajectory.ids) > num_before:  # the model reads it
-                    print("".join(f"{_OBSERVATION}{line}\n" for line in answer.observation.text.splitlines()), end="")
+                    print(
+                        "".join(f"{_OBSERVATION}{line}\n" for line in printable(answer.observation.text).splitlines()),
+                        end="",
+                    )
         completion = trajectory.completion()
         self.conversation += self._messages(completion)
         if completion.failure is not None:
             print(f"(its environment failed: {completion.failure})")
         elif not completion.finished:
             print(self._what_cut_off(completion))
+
+    def _streamer(self) -> Any:
+        """Return what prints tokens as they come, as far as they are text."""
+        import transformers
+
+        streamer = transformers.TextStreamer(self.checkpoint.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        show = streamer.on_finalized_text
+        streamer.on_finalized_text = lambda text, stream_end=False: show(printable(text), stream_end)
+        return streamer
 
     def generate(self, ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
         """Return the tokens up to the end of a turn, which are printed as they come."""
@@ -158,7 +171,7 @@ class Model:
             generation_config=self._settings,
             max_new_tokens=max_new_tokens,
             stopping_criteria=transformers.StoppingCriteriaList([ends]),
-            streamer=transformers.TextStreamer(self.checkpoint.tokenizer, skip_prompt=True, skip_special_tokens=True),
+            streamer=self._streamer(),
         )
         sampled: list[int] = output[0, len(ids) :].tolist()
         return sampled

@@ -14,6 +14,7 @@ from components.shared.errors import PipelineError
 from pipelines.cluster.commands import PARAMS, add_commands
 from pipelines.doctor import add_doctor_command
 from pipelines.models import add_models_commands
+from pipelines.run.screen import printable
 from pipelines.runs import add_runs_commands
 
 COMPILED = Path(__file__).with_name("grpo_post_training.yaml")
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(message: str, exit_code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     return exit_code
 
 

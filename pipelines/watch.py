@@ -21,7 +21,7 @@ from components.shared.errors import PipelineError
 from components.shared.live import COMPLETIONS, LIVE, RUN, STEPS
 from components.shared.progress import brief
 from pipelines.run.history import StageRun, read_run, resolve
-from pipelines.run.screen import Screen, Style, duration
+from pipelines.run.screen import Screen, Style, duration, printable
 
 TRAININGS = ("train_sft", "train_grpo")
 _SHOWN = {
@@ -196,7 +196,7 @@ def completion_lines(record: Mapping[str, Any], width: int, height: int | None =
     style = Style.GREEN if record["verdict"] == "right" else Style.RED
     head = Text.assemble(f"step {record['step']}  ", (record["verdict"], style), f"  reward {reward}")
     head.append("".join(f"  {part}" for part in parts)).append(f"  advantage {record['advantage']:+.3g}")
-    question, answer = (_printable(record[name]) for name in ("question", "completion"))
+    question, answer = (printable(record[name]) for name in ("question", "completion"))
     if height is None:
         answered = _conversation(record["turns"]) if record.get("turns") else map(Text, answer.split("\n"))
         return [head, *map(Text, question.split("\n")), *answered]
@@ -210,15 +210,10 @@ def completion_lines(record: Mapping[str, Any], width: int, height: int | None =
 def _conversation(turns: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
     """The lines of turns, those of the environment set apart."""
     for turn in turns:
-        yield from map(Text, _printable(turn["text"]).strip("\n").split("\n"))
+        yield from map(Text, printable(turn["text"]).strip("\n").split("\n"))
         if turn["observation"]:
-            lines = _printable(turn["observation"]).strip("\n").split("\n")
+            lines = printable(turn["observation"]).strip("\n").split("\n")
             yield from (Text(f"  | {line}", Style.DIM) for line in lines)
-
-
-def _printable(text: str) -> str:
-    """Return a text without control characters: a model may write what a terminal takes for a command."""
-    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 # The command ----------------------------------------------------------------------------------------------------------

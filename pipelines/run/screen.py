@@ -15,6 +15,11 @@ INDENT = " " * 6
 _RETURN_AND_CLEAR = "\r\x1b[K"
 
 
+def printable(text: str) -> str:
+    """Return a text without control characters: models and names of files may hold commands for a terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+
+
 class Style(StrEnum):
     """How text stands out on a terminal."""
 

@@ -37,7 +37,7 @@ class _Episode(Episode):
         answered: Future[Answer] = Future()
         failure = "no answer within 30 s" if "fail" in text else None
         is_over = failure is not None or not text.endswith(("```\n", "</tool_call>"))
-        answered.set_result(Answer(Observation("" if is_over else "1776\nexactly", done=is_over), failure))
+        answered.set_result(Answer(Observation("" if is_over else "1776\n\x1bexactly", done=is_over), failure))
         return answered
 
     def close(self) -> None:
@@ -76,7 +76,9 @@ def test_what_the_environment_answers_is_shown_and_read(ask: Ask, capsys: pytest
     model = ask([CALL, CALL, f"#### 1776{end}"])
     capsys.readouterr()
     model.answer("37*48?")
-    assert capsys.readouterr().out == "  | 1776\n  | exactly\n" * 2
+    assert capsys.readouterr().out == "  | 1776\n  |  exactly\n" * 2, "without what a terminal takes for a command"
+    model._streamer().on_finalized_text("#### \x1b]0;1776\x07\n", stream_end=True)
+    assert capsys.readouterr().out == "####  ]0;1776 \n\n"
 
 
 @pytest.mark.parametrize(
