@@ -1,6 +1,8 @@
 """Any dataset, in files or on the hub: which of its columns are the question, the answer and the solution."""
 
+import json
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -177,12 +179,20 @@ def _declared(solution: str, column: str) -> str:
 
 
 def _question(column: dict[str, Any]) -> str:
-    """Return a question, which may be the only message of a user in a conversation."""
+    """Return a question, which may be a conversation of one message, as a list or written as text."""
     ((name, value),) = column.items()
+    if isinstance(value, str) and value.lstrip().startswith("[{"):
+        with suppress(ValueError):
+            value = json.loads(value)
     if isinstance(value, list) and all(isinstance(each, dict) for each in value):
         asked = [each.get("content") for each in value if each.get("role") == "user"]
         if len(asked) != 1:
-            raise MalformedRowError(f"column `{name}` has {len(asked)} messages of a user, expected one")
+            raise MalformedRowError(f"column `{name}` has {len(asked)} user messages, expected one")
+        if others := ", ".join(str(each.get("role")) for each in value if each.get("role") != "user"):
+            raise MalformedRowError(
+                f"column `{name}` has other messages ({others}), without which the question may mean something else; "
+                "put a system message into train_sft.model.chat.system, and remove them from the data"
+            )
         return text({name: asked[0]}, name)
     return text(column, name)
 

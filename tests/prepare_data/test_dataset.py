@@ -74,10 +74,12 @@ def _row(columns: dict[str, Any], **names: str) -> Fields:
         ({"question": "Q?", "answer": "1", "topic": ["a"], "difficulty": "hard"}, {}, Fields("Q?", "", "1", "", None)),
         # Conversations, and objects in columns.
         (
-            {"prompt": [{"role": "system", "content": "S"}, {"role": "user", "content": "Q?"}], "reward": {"gold": 72}},
+            {"prompt": [{"role": "user", "content": "Q?"}], "reward": {"gold": 72}},
             {"answer": "reward.gold"},
             Fields("Q?", "", "72"),
         ),
+        ({"prompt": '[{"role": "user", "content": "Q?"}]', "answer": "1"}, {}, Fields("Q?", "", "1")),
+        ({"prompt": "[{x: 1}] has how many keys?", "answer": "1"}, {}, Fields("[{x: 1}] has how many keys?", "", "1")),
     ],
 )
 def test_columns_are_found_by_their_usual_names_or_by_those_in_the_params(
@@ -105,7 +107,17 @@ def test_columns_are_found_by_their_usual_names_or_by_those_in_the_params(
             "column `solution` declares no final answer, such as `#### 42`",
         ),
         ({"question": "Q?", "answer": "1", "n": "x"}, {"level": "n"}, 'column `n` is "x", expected a number'),
-        ({"prompt": [{"role": "system", "content": "S"}], "answer": "1"}, {}, "has 0 messages of a user, expected one"),
+        ({"prompt": [{"role": "system", "content": "S"}], "answer": "1"}, {}, "has 0 user messages, expected one"),
+        (
+            {"prompt": [{"role": "system", "content": "In base 2."}, {"role": "user", "content": "Q?"}], "answer": "1"},
+            {},
+            "column `prompt` has other messages (system), without which the question may mean something else",
+        ),
+        (
+            {"prompt": '[{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "A."}]', "answer": "1"},
+            {},
+            "has other messages (assistant)",
+        ),
     ],
 )
 def test_row_without_question_or_answer_has_a_reason(
