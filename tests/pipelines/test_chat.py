@@ -30,6 +30,8 @@ class _Calculator(Environments):
 
 
 class _Episode(Episode):
+    text = "1776\nexactly"
+
     def __init__(self) -> None:
         pass
 
@@ -37,7 +39,7 @@ class _Episode(Episode):
         answered: Future[Answer] = Future()
         failure = "no answer within 30 s" if "fail" in text else None
         is_over = failure is not None or not text.endswith(("```\n", "</tool_call>"))
-        answered.set_result(Answer(Observation("" if is_over else "1776\n\x1bexactly", done=is_over), failure))
+        answered.set_result(Answer(Observation("" if is_over else self.text, done=is_over), failure))
         return answered
 
     def close(self) -> None:
@@ -76,7 +78,18 @@ def test_what_the_environment_answers_is_shown_and_read(ask: Ask, capsys: pytest
     model = ask([CALL, CALL, f"#### 1776{end}"])
     capsys.readouterr()
     model.answer("37*48?")
-    assert capsys.readouterr().out == "  | 1776\n  |  exactly\n" * 2, "without what a terminal takes for a command"
+    assert capsys.readouterr().out == "  | 1776\n  | exactly\n" * 2
+
+
+def test_nothing_is_printed_that_a_terminal_takes_for_a_command(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither of what the model writes nor of what its environment answers."""
+    monkeypatch.setattr(_Episode, "text", "1776\n\x1bexactly")
+    model = ask([CALL, f"#### 1776{chat_model.TEXT_END}"])
+    capsys.readouterr()
+    model.answer("37*48?")
+    assert capsys.readouterr().out == "  | 1776\n  |  exactly\n"
     model._streamer().on_finalized_text("#### \x1b]0;1776\x07\n", stream_end=True)
     assert capsys.readouterr().out == "####  ]0;1776 \n\n"
 

@@ -225,7 +225,7 @@ def test_policy_must_not_be_worse_than_the_champion(
     assert verdict["champion"]["comparable"] is (counts is not None)
     assert verdict["champion"]["reason"].startswith("champion m@v0.0.1: ")
     assert reason in verdict["champion"]["reason"]
-    assert verdict["reasons"] == [] if passed else [verdict["champion"]["reason"]]
+    assert verdict["reasons"] == ([] if passed else [verdict["champion"]["reason"]])
 
 
 def test_champion_itself_is_not_worse_than_itself() -> None:
