@@ -29,7 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "`git clone`, then `make setup` in the clone, and use its .venv/bin/grpo-pipeline",
             PipelineError.exit_code,
         )
-    options = parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    end = words.index("--") if words[:1] == ["serve"] and "--" in words else len(words)  # the rest is vLLM's
+    options = parser().parse_args(words[:end])
+    options.handed_on = words[end + 1 :]
     try:
         code: int = options.command(options)
         sys.stdout.flush()
@@ -192,10 +195,10 @@ def _add_use(commands: Any) -> None:
     command.set_defaults(command=_chat)
 
     what = "serve a model with vLLM as an OpenAI API, with the prompt that it was trained on"
-    command = commands.add_parser("serve", help=what, parents=[shared])
+    more = "Options after `--` are handed on to vLLM: serve MODEL --port 8001 -- --max-model-len 512"
+    command = commands.add_parser("serve", help=what, parents=[shared], epilog=more)
     command.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
     command.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
-    command.add_argument("options", nargs="*", metavar="-- VLLM OPTION", help="more options, handed on to vLLM")
     command.set_defaults(command=_serve)
 
     what = "push a model, with the card of its version, to the Hugging Face hub (HF_TOKEN, or `hf auth login`)"
@@ -207,7 +210,7 @@ def _add_use(commands: Any) -> None:
 
 def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", params: argparse.ArgumentParser) -> None:
     command = commands.add_parser("plan", help="predict memory and time of training on given GPUs", parents=[params])
-    command.add_argument("--gpus", type=int, required=True, metavar="N", help="how many")
+    command.add_argument("--gpus", type=int, default=1, metavar="N", help="how many (default: %(default)s)")
     command.add_argument("--gpu", required=True, metavar="NAME", help="h100, a100, l40s, rtx-4090 ...")
     command.add_argument("--completion-tokens", type=float, metavar="N", help="mean length of a completion, if known")
     command.add_argument("--disk", type=float, default=1.0, metavar="GB/S", help="for checkpoints (default: 1)")

@@ -108,7 +108,7 @@ def serve(options: argparse.Namespace) -> int:
             *(f"--host={options.host}", f"--port={options.port}", "--max-model-len=-1", f"--dtype={_dtype(folder)}"),
             *((f"--kv-cache-memory-bytes={_CPU_CACHE_BYTES}", "--enforce-eager") if on_cpu else ()),
             *((f"--chat-template={template}",) if write_template(folder, template) else ()),
-            *options.options,
+            *options.handed_on,
         ]
         print(_EXAMPLE.format(host=options.host, port=options.port, model=options.model), flush=True)
         variables = environment(VllmConfig(compile=not on_cpu), scratch)

@@ -153,7 +153,9 @@ def _read_layer(path: Path) -> _Layer:
         lines = _lines_of(root)  # before values are made of the nodes, which moves merged keys into their mappings
         content = loader.construct_document(root) if root else None
     except FileNotFoundError:
-        raise PipelineError(f"{path}: no such params file") from None
+        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.yaml")], n=1, cutoff=0.8)
+        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+        raise PipelineError(f"{path}: no such params file{hint}") from None
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, RecursionError) as error:

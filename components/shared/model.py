@@ -217,6 +217,8 @@ def model_file(base: str, name: str) -> Path:
 def _not_fetched(base: str, error: Exception) -> PipelineError:
     from huggingface_hub import constants
 
+    if base.startswith(("/", "./", "../", "~")):
+        return PipelineError(f"{base}: no such folder")
     remedy = "a gated model needs HF_TOKEN"
     if constants.HF_HUB_OFFLINE:
         remedy = "HF_HUB_OFFLINE is set, so only models in a folder or in the hub's cache can be used"

@@ -103,7 +103,8 @@ def run(request: Request) -> int:
     screen = Screen(sys.stdout, sys.stderr)
     if request.dry or before:
         asked = "--fresh" if request.fresh else f"--from {request.start}"
-        expected = preview.expectations(params, earlier, offered, asked=asked if request.fresh or request.start else "")
+        like = [before] if before else [run for run in earlier if run.params == name]
+        expected = preview.expectations(params, like, offered, asked=asked if request.fresh or request.start else "")
         _show_expected(expected, screen, every=request.dry)
     if request.dry:
         return 0

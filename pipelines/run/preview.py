@@ -57,24 +57,35 @@ def _finished(runs: Sequence[Run], name: str) -> list[Finished]:
 
 
 def expectations(
-    params: Params, runs: Sequence[Run], offered: Mapping[str, Sequence[Finished]], *, asked: str = ""
+    params: Params,
+    like: Sequence[Run],
+    offered: Mapping[str, Sequence[Finished]],
+    *,
+    asked: str = "",
 ) -> list[Expectation]:
-    """Return what a run is expected to do at each stage; `asked` says why stages without an offer are computed."""
+    """Return what a run is expected to do at each stage; `asked` says why stages without an offer are computed.
+
+    Reasons and times are those of the runs `like` it, of the same params file: what differs from any other run, and how
+    long that took, says nothing. Outputs are taken from whichever run offers them.
+    """
+    known = {run.name for run in like}
     taken: dict[str, Finished] = {}
     expected = []
     for stage in STAGES:
         config: Config = getattr(params, stage)
         reasons: list[str] = []
         for earlier in offered.get(stage, ()):
-            reasons.append(_difference(stage, config, earlier, taken))
-            if not reasons[-1]:
+            difference = _difference(stage, config, earlier, taken)
+            if not difference:
                 taken[stage] = earlier
                 break
+            if earlier.run in known:
+                reasons.append(difference)
         reasons += [_NEVER_REUSED.get(stage) or ("" if stage in offered else asked) or "no earlier run has finished it"]
         if stage in taken:
             expected.append(Expectation(stage, taken[stage].run, ""))
             continue
-        before = next((each.seconds for each in _finished(runs, stage)), None)
+        before = next((each.seconds for each in _finished(like, stage)), None)
         expected.append(Expectation(stage, None, reasons[0], before, _saved_step(stage, config, taken)))
     return expected
 

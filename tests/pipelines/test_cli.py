@@ -1,3 +1,4 @@
+import argparse
 import os
 import signal
 import subprocess
@@ -83,7 +84,7 @@ def test_what_is_missing_is_named_in_one_line(
     [
         ("report.gate.target=[gsm8k]", 'report.gate.target: no test problem comes from "gsm8k"; sources with'),
         ("train_grpo.reward.weights={nope:f: 1}", "train_grpo.reward.weights.nope:f: module nope cannot be imported"),
-        ("train_sft.model.base=./nowhere", "train_sft.model.base: ./nowhere: neither a folder nor a model that can"),
+        ("train_sft.model.base=./nowhere", "train_sft.model.base: ./nowhere: no such folder"),
         ("register.registry=a.file", "register.registry: a.file is not a folder"),
         ("register.registry=a.file/registry", "register.registry: a.file/registry is not a folder"),
         ("train_grpo.num_stepz=3", "--set train_grpo.num_stepz: unknown key; did you mean `num_steps`?"),
@@ -158,3 +159,18 @@ def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> 
     (log,) = tmp_path.glob("outputs/runs/*-malformed/kfp.log")
     assert str(log.relative_to(tmp_path)) in run.printed
     assert not (tmp_path / "outputs/latest").exists()
+
+
+@pytest.mark.parametrize("words", [["MODEL", "--port", "8001"], ["--port", "8001", "MODEL"]])
+def test_what_follows_two_dashes_is_handed_on_to_vllm(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    """Wherever the model stands among the options before them."""
+    asked: list[argparse.Namespace] = []
+
+    def serve(options: argparse.Namespace) -> int:
+        asked.append(options)
+        return 0
+
+    monkeypatch.setattr("pipelines.use.serve", serve)
+    assert main(["serve", *words, "--", "--max-model-len", "512"]) == 0
+    (options,) = asked
+    assert (options.port, options.handed_on) == (8001, ["--max-model-len", "512"])

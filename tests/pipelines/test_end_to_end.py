@@ -113,6 +113,9 @@ def test_a_second_run_takes_what_is_unchanged(smoke_run: FinishedRun, tmp_path: 
     again = Project(tmp_path / "again").pipeline(*SMOKE, "--set", "report.num_examples=2")
     assert again.exit_code == 0, again.printed + again.errors
     assert again.printed.count(f"      unchanged: from {smoke_run.folder.resolve().name}\n") == len(BEFORE)
+    other = Project(tmp_path / "again").pipeline("run", "--dry-run", "--set", "prepare_data.seed=9").printed
+    assert "[3/7] train_sft     runs: no earlier run has finished it\n" in other
+    assert "stages would run; nothing was run" in other
     for stage in BEFORE:
         for name, folder in again.outputs[stage].items():
             for path in filter(Path.is_file, folder.rglob("*")):

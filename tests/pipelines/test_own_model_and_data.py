@@ -73,7 +73,7 @@ def test_five_keys_lead_from_a_csv_and_a_model_to_the_report(project: Project) -
             "# dev_fraction: ",
             "train_grpo.validation: no source has dev problems; hold some out, such as",
         ),
-        ("base: my-model", "base: ./my-modle", "train_sft.model.base: ./my-modle: neither a folder nor a model that"),
+        ("base: my-model", "base: ./my-modle", "train_sft.model.base: ./my-modle: no such folder"),
         ("base: my-model", "base: my-model, chat: null, thinking: false", "thinking"),
         ("my_rewards:brevity", "my_reward:brevity", "train_grpo.reward.weights.my_reward:brevity: module my_reward "),
         ("my_rewards:brevity", "my_rewards:shortness", "has no function `shortness`"),

@@ -162,6 +162,8 @@ def test_a_file_that_is_no_params_file_is_refused_with_its_line(tmp_path: Path, 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """Neither a missing file nor a folder nor Latin-1 gets a traceback."""
     assert _refusal(tmp_path / "nope.yaml") == " no such params file"
+    (tmp_path / "qwen-1.5b.yaml").touch()
+    assert _refusal(tmp_path / "qwen-1.5.yaml") == f" no such params file; did you mean {tmp_path}/qwen-1.5b.yaml?"
     assert _refusal(tmp_path) == " cannot be read (Is a directory)"
     path = tmp_path / "params.yaml"
     path.write_bytes(b"a:\n  b: caf\xe9\n")
