@@ -38,6 +38,7 @@ from components.rollout.vllm.config import (
 )
 from components.rollout.vllm.sampler import Request
 from components.rollout.vllm.servers import INITIAL_VERSION, UNIX, RequireKey, ServerLostError, VllmClient, connections
+from components.shared import durable
 from components.shared.config import validate
 from components.shared.environment import JOB_VARIABLE, ON_LOOPBACK
 from components.shared.errors import PipelineError, RetryableError
@@ -205,7 +206,7 @@ class ServerProcess:
 
     def tail(self) -> str:
         """Return the end of the server's output, with the name of its log."""
-        text = self.log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+        text = durable.tail(self.log, max_bytes=_TAIL_BYTES)
         return f"the end of {self.log}:\n{text}"
 
     def close(self) -> None:

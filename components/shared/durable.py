@@ -102,6 +102,13 @@ def size(folder: Path) -> int:
     return sum(status.st_size for _, status in walk(folder) if stat.S_ISREG(status.st_mode))
 
 
+def tail(path: Path, *, max_bytes: int) -> str:
+    """Return the last bytes of a file as text: logs grow without a limit."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
+        return file.read().decode("utf-8", errors="replace")
+
+
 def touch(folder: Path) -> None:
     """Have a folder count as changed now, where this process may say so."""
     with suppress(OSError):

@@ -46,6 +46,7 @@ from pipelines.run.stage_server import forked_stages
 
 _LINES_SHOWN = 20
 _FILES_SHOWN = 5
+_TAIL_BYTES = 1 << 20
 _MARGIN_S = 5.0
 _KFP_INDENT = " " * 4
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -252,7 +253,7 @@ def _exit_code(tracker: Tracker, status: int, folder: Path, screen: Screen) -> i
 
 def _last_lines(log: Path, *, of_stage: bool) -> list[str]:
     """The end of the log; with `of_stage`, of the output of the last stage, which KFP indents, without KFP's own."""
-    text = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    text = [line.rstrip() for line in durable.tail(log, max_bytes=_TAIL_BYTES).splitlines()]
     if of_stage:
         text = [line.removeprefix(_KFP_INDENT) for line in text if line.startswith(_KFP_INDENT)]
         # A task begins by printing its inputs, as a JSON object.

@@ -124,3 +124,10 @@ def test_a_waiting_process_gets_the_lock_of_a_removed_folder(tmp_path: Path) -> 
     thread.join(30)
     assert waited == [path]
     assert path.exists()
+
+
+def test_the_tail_of_a_file_is_read_alone(tmp_path: Path) -> None:
+    """Of one shorter than that all; half a character at its beginning is replaced."""
+    (tmp_path / "log").write_text("one\ntwo: \u00e4\n", encoding="utf-8")
+    assert durable.tail(tmp_path / "log", max_bytes=100) == "one\ntwo: \u00e4\n"
+    assert durable.tail(tmp_path / "log", max_bytes=2) == "\ufffd\n"
