@@ -62,14 +62,24 @@ class Facts:
         return {"problems": next(problems, "unknown"), **named}
 
 
-def facts_of(snapshot: Snapshot, version: Version) -> Facts:
-    """Return what a version's files in git say; they are not verified."""
-    aliases = (alias.partition("@")[2] for alias, tag in snapshot.aliases().items() if tag == version.tag)
-    registration, verdict, summary, made_by = (
-        json.loads(snapshot.read(version.tag, f"{name}.json")) for name in ("version", "verdict", "summary", "lineage")
-    )
-    storage = storage_url(snapshot.read(version.tag, ".dvc/config"), snapshot.location, snapshot.origin)
-    return Facts(version, tuple(sorted(aliases)), registration, verdict, summary, made_by, storage)
+def facts_of(snapshot: Snapshot, *versions: Version) -> list[Facts]:
+    """Return what the files of versions in git say; they are not verified."""
+    aliases: dict[str, list[str]] = {}
+    for alias, tag in sorted(snapshot.aliases().items()):
+        aliases.setdefault(tag, []).append(alias.partition("@")[2])
+    paths = (*(f"{name}.json" for name in ("version", "verdict", "summary", "lineage")), ".dvc/config")
+    facts = []
+    for version, contents in zip(versions, snapshot.read_each(versions, *paths), strict=True):
+        *described, config = (_required(version, *pair) for pair in zip(paths, contents, strict=True))
+        storage = storage_url(config, snapshot.location, snapshot.origin)
+        facts.append(Facts(version, tuple(aliases.get(version.tag, ())), *map(json.loads, described), storage))
+    return facts
+
+
+def _required(version: Version, path: str, content: bytes | None) -> str:
+    if content is None:
+        raise PipelineError(f"{version.tag}: has no {path}")
+    return content.decode("utf-8")
 
 
 def evaluations_of(snapshot: Snapshot, *versions: Version) -> list[Evaluation]:

@@ -107,7 +107,7 @@ def _list(options: argparse.Namespace) -> int:
 
     with read_registry(options.registry) as snapshot:
         names = snapshot.names(options.name)
-        every = [facts_of(snapshot, version) for name in names for version in snapshot.versions(name)]
+        every = facts_of(snapshot, *(version for version in snapshot.versions() if version.name in names))
     if options.json:
         print_json([_summary(facts) for facts in every])
     elif not every:
@@ -163,7 +163,7 @@ def _show(options: argparse.Namespace) -> int:
     from pipelines.comparison import facts_of
 
     with read_registry(options.registry) as snapshot:
-        facts = facts_of(snapshot, snapshot.version(options.version))
+        (facts,) = facts_of(snapshot, snapshot.version(options.version))
     if options.json:
         files = {"registration": facts.registration, "lineage": facts.made_by.model_dump(mode="json")}
         print_json({**_summary(facts), **files})
@@ -179,7 +179,7 @@ def _compare(options: argparse.Namespace) -> int:
     from pipelines.comparison import compare, facts_of
 
     with read_registry(options.registry) as snapshot:
-        first, second = (facts_of(snapshot, snapshot.version(spec)) for spec in options.versions)
+        first, second = facts_of(snapshot, *map(snapshot.version, options.versions))
         comparison = compare(snapshot, first, second)
     if options.json:
         print_json({"first": first.version.tag, "second": second.version.tag, **vars(comparison)})

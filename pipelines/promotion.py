@@ -67,7 +67,7 @@ def promote(
         recorded = {"Verified": _verified(snapshot, version)}
         show("Verified", recorded["Verified"])
         failed = []
-        checks = _checks(snapshot, facts_of(snapshot, version), current, evaluation) if alias == CHAMPION else ()
+        checks = _checks(snapshot, facts_of(snapshot, version)[0], current, evaluation) if alias == CHAMPION else ()
         for check in checks:
             show(check.name, check.line if check.passed else f"FAILED: {check.line}")
             if not check.passed:
@@ -130,7 +130,7 @@ def _checks(snapshot: Snapshot, facts: Facts, champion: str | None, evaluation: 
     missed = "it missed the gate: " + "; ".join(verdict["reasons"])
     yield Check("Gate", verdict["passed"], "passed" if verdict["passed"] else missed)
     if champion:
-        yield _compared(snapshot, facts, facts_of(snapshot, snapshot.version(champion)), evaluation)
+        yield _compared(snapshot, facts, facts_of(snapshot, snapshot.version(champion))[0], evaluation)
     yield _served(snapshot, facts.version)
 
 

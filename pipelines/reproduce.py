@@ -52,7 +52,7 @@ def reproduce(location: str, spec: str, into: Path | None) -> int:
         PipelineError: Code, data or a model that it was made from cannot be found, or the run failed.
     """
     with read_registry(location) as snapshot:
-        facts = facts_of(snapshot, snapshot.version(spec))
+        (facts,) = facts_of(snapshot, snapshot.version(spec))
     folder = (into or Path("outputs/reproductions") / facts.version.tag).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PipelineError(f"{folder}: is not empty; choose a new folder with --into")

@@ -105,11 +105,12 @@ def _versions(location: str, runs: Sequence[Run]) -> Iterator[Listed]:
         aliases = registry.aliases()
         # The newest first: of several runs with equal weights the first one registered them.
         registered_by = {(run.version.get("tag"), run.version.get("registry")): run.name for run in runs}
-        for version in reversed(registry.versions()):
+        versions = registry.versions()[::-1]
+        for version, contents in zip(versions, registry.read_each(versions, "verdict.json", VERSION_FILE), strict=True):
             target, by = None, version.by
-            with suppress(PipelineError, ValueError, KeyError):
-                target = json.loads(registry.read(version.tag, "verdict.json"))["target"]
-                by = json.loads(registry.read(version.tag, VERSION_FILE))["registered"]["by"]
+            with suppress(ValueError, KeyError):
+                verdict, registration = (json.loads(content or "{}") for content in contents)
+                target, by = verdict["target"], registration["registered"]["by"]
             yield Listed(
                 tag=version.tag,
                 at=version.at,

@@ -25,6 +25,8 @@ from components.register.aliases import (
 )
 from components.register.snapshot import read_registry
 from components.shared.errors import PipelineError
+from components.shared.versioning import Workspace
+from pipelines.comparison import facts_of
 from tests.register.conftest import Registered
 from tests.register.registrations import git
 
@@ -213,3 +215,21 @@ def test_candidates_are_counted_apart_from_champions(registry: str) -> None:
         tag, message = candidate(snapshot, NAME, f"{NAME}@v0.0.3", "passed the gate")
     assert tag == f"{NAME}#candidate#2"
     assert message.startswith(f"Register candidate: {NAME}@v0.0.3\n\npassed the gate\n\nAction: register\nBy: ")
+
+
+def test_facts_of_all_versions_are_read_at_once(registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry of a thousand versions is listed by as many processes of git as one of three."""
+    calls: list[tuple[str, ...]] = []
+    run = Workspace.git_bytes
+
+    def counted(workspace: Workspace, *arguments: str, data: bytes | None = None) -> bytes:
+        calls.append(arguments)
+        return run(workspace, *arguments, data=data)
+
+    with read_registry(registry) as snapshot:
+        versions = snapshot.versions()
+        monkeypatch.setattr(Workspace, "git_bytes", counted)
+        facts = facts_of(snapshot, *versions)
+    assert [each.version for each in facts] == versions
+    assert len(versions) == 3
+    assert len(calls) <= 3
