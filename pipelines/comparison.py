@@ -72,7 +72,9 @@ def facts_of(snapshot: Snapshot, *versions: Version) -> list[Facts]:
     for version, contents in zip(versions, snapshot.read_each(versions, *paths), strict=True):
         *described, config = (_required(version, *pair) for pair in zip(paths, contents, strict=True))
         storage = storage_url(config, snapshot.location, snapshot.origin)
-        facts.append(Facts(version, tuple(aliases.get(version.tag, ())), *map(json.loads, described), storage))
+        registration, verdict, summary, made_by = map(json.loads, described)
+        names = tuple(aliases.get(version.tag, ()))
+        facts.append(Facts(version, names, registration, verdict, summary, made_by, storage))
     return facts
 
 
