@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from components.policy.checkpoint import Checkpoint, create, load
 from components.policy.compatibility import require_supported_model
@@ -95,8 +103,10 @@ def _create(folder: Path) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    """The tokenizer of a tiny model."""
-    return tiny.checkpoint().tokenizer
+    """One with as many tokens as the models have rows."""
+    words = {f"w{number}": number for number in range(plain.VOCABULARY_SIZE)}
+    built = Tokenizer(WordLevel(words, unk_token="w0"))
+    return PreTrainedTokenizerFast(tokenizer_object=built, unk_token="w0", eos_token="w1", pad_token="w2")
 
 
 @pytest.mark.parametrize("family", ACCEPTED)
