@@ -312,7 +312,7 @@ def commit_of(url: str, revision: str) -> str:
 def references(url: str) -> dict[str, str]:
     """Return the commit behind each name in a repository; PipelineError if it does not answer."""
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-git-") as scratch:
-        listed = Workspace(Path(scratch), Path(scratch)).git("ls-remote", url)
+        listed = Workspace(Path(scratch), Path(scratch)).git("ls-remote", "--", url)
     return {name: commit for commit, name in (line.split("\t") for line in listed.splitlines())}
 
 

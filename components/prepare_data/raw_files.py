@@ -50,7 +50,7 @@ def raw_folder(config: PrepareConfig) -> Iterator[RawFolder]:
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-data-") as scratch:
         workspace = Workspace(Path(scratch), Path(scratch))
         clone, files = workspace.folder / "clone", workspace.folder / "files"
-        workspace.git("clone", "--quiet", "--no-checkout", "--no-local", url, str(clone))
+        workspace.git("clone", "--quiet", "--no-checkout", "--no-local", "--", url, str(clone))
         if workspace.try_git("-C", str(clone), "cat-file", "-e", f"{commit}^{{commit}}") is None:
             raise PipelineError(f"prepare_data.repository: {url} has no commit {commit}")
         at_hub = {path for path in config.hub_ids if not _is_in(workspace, clone, commit, path)}

@@ -8,6 +8,7 @@ version and whether it was withdrawn, is brought up to date for all versions of 
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _PORTS = {"http": 8080, "https": 443}
+_NEAR = re.compile(r"localhost|127(\.\d+){3}|::1|[^.]+|.*\.svc(\..*)?")
+"""Hosts to which a token may go unencrypted: this one, and services of the cluster."""
 _CLIENT_VERSION = "v1"
 """Version of the API in every path of the client; servers of other releases have another one."""
 _SUPPORTED = (_CLIENT_VERSION, "v1alpha3")
@@ -96,6 +99,10 @@ class Catalogue:
             )
         self._address = f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}"
         self._environment = environment
+        if parts.scheme == "http" and not _NEAR.fullmatch(parts.hostname) and self._token()[0]:
+            raise PipelineError(
+                f"register.model_registry: {address} would get this process's token unencrypted; use https://"
+            )
         self._api_version = asyncio.run(self._explain_errors(self._find_api_version()))
 
     def announce(self, entry: Entry) -> bool:

@@ -374,5 +374,5 @@ def _ensure_repository(folder: Path, workspace: Workspace) -> None:
 
 def _clone(location: str, origin: str, workspace: Workspace) -> Registry:
     clone = Workspace(workspace.folder / "clone", workspace.scratch, workspace.locks)
-    workspace.git("clone", "--quiet", "--no-local", origin, str(clone.folder))
+    workspace.git("clone", "--quiet", "--no-local", "--", origin, str(clone.folder))
     return Registry(location, clone, origin, None)

@@ -397,7 +397,7 @@ def read_registry(location: str) -> Iterator[Snapshot]:
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-registry-") as scratch:
         folder = Path(scratch)
         if is_url(location):
-            Workspace(folder, folder).git("clone", "--quiet", "--bare", location, "registry")
+            Workspace(folder, folder).git("clone", "--quiet", "--bare", "--", location, "registry")
             yield Snapshot(location, Workspace(folder / "registry", folder), location)
         else:
             origin = Path(location).resolve()

@@ -88,14 +88,20 @@ def curve_chart(
             style = {"linestyle": (0, (3, 2)), "linewidth": 1.3} if place else {"linewidth": 1.6}
             marker = "o" if len(values) == 1 else None
             axes.plot(curve.steps, values, color=color, marker=marker, markersize=4, **style)
-        axes.set_ylim(bottom=0)
+        _fit(axes, *((-4, 104) if fraction else (0, 0)))
         if fraction:
-            axes.set_ylim(-4, 104)
             _label_percent(axes)
         _label_steps(axes)
         axes.grid(axis="y")
         legend = [(curve.name, color) for curve, color in zip(curves, _SERIES_COLORS, strict=False)]
         return _svg(figure, title, curves, percent=fraction), legend if len(names) > 1 else []
+
+
+def _fit(axes: Any, low: float, high: float) -> None:
+    """Have the y axis show from `low` to `high`, and all data with a margin where they go beyond."""
+    least, most = axes.dataLim.intervaly
+    margin = 0.05 * (max(most, high) - min(least, low)) or 1.0
+    axes.set_ylim(least - margin if least < low else low, most + margin if most >= high else high)
 
 
 def validation_chart(rows: Sequence[Mapping[str, Any]], title: str, policy_step: int) -> Markup:
@@ -130,7 +136,7 @@ def phase_chart(timings: Path) -> dict[str, Any]:
     with _figure() as (figure, axes):
         values = [curve.smoothed or curve.values for curve in curves]
         axes.stackplot(curves[0].steps, values, colors=_PHASE_COLORS[: len(curves)], alpha=0.85, linewidth=0)
-        axes.set_ylim(bottom=0)
+        _fit(axes, 0, 0)
         _label_steps(axes)
         axes.set_ylabel("seconds")
         axes.margins(x=0)

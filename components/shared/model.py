@@ -218,7 +218,9 @@ def _not_fetched(base: str, error: Exception) -> PipelineError:
     from huggingface_hub import constants
 
     if base.startswith(("/", "./", "../", "~")):
-        return PipelineError(f"{base}: no such folder")
+        return PipelineError(f"{base}: no such folder{' (~ is not expanded)' if base.startswith('~') else ''}")
+    if type(error).__name__ == "LocalEntryNotFoundError" and not constants.HF_HUB_OFFLINE:
+        return PipelineError(f"{base}: no such folder, and the hub cannot be reached")
     remedy = "a gated model needs HF_TOKEN"
     if constants.HF_HUB_OFFLINE:
         remedy = "HF_HUB_OFFLINE is set, so only models in a folder or in the hub's cache can be used"

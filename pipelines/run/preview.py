@@ -68,7 +68,7 @@ def expectations(
     Reasons and times are those of the runs `like` it, of the same params file: what differs from any other run, and how
     long that took, says nothing. Outputs are taken from whichever run offers them.
     """
-    known = {run.name for run in like}
+    known = {name for run in like for name in (run.name, *(stage.reused_from for stage in run.stages.values()))}
     taken: dict[str, Finished] = {}
     expected = []
     for stage in STAGES:

@@ -13,7 +13,7 @@ from kfp import dsl
 from components.register import component
 from components.register.catalogue import Catalogue, Entry, Status, scores
 from components.shared import jsonl, lineage
-from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
+from components.shared.environment import CATALOGUE_TOKEN_VARIABLE, RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from tests.fake_cluster import AFTER, BEFORE, ApiServer, Fault, self_signed
 from tests.register.registrations import inputs_of, inputs_of_task, make_config, make_policy, run_register
@@ -206,6 +206,12 @@ def test_private_certificate_is_trusted_if_it_is_named(tmp_path: Path) -> None:
         with pytest.raises(RetryableError, match="certificate"):
             announce(server)
         assert announce(server, MODEL_REGISTRY_CA_FILE=str(certificate))
+
+
+def test_a_token_goes_to_no_other_network_unencrypted() -> None:
+    """Whoever names the address in a params file does not get the token of the pod."""
+    with pytest.raises(PipelineError, match=r"this process's token unencrypted; use https"):
+        Catalogue("http://registry.example.com", {CATALOGUE_TOKEN_VARIABLE: "secret"})
 
 
 @pytest.mark.parametrize("address", ["model-registry:8080", "http://user:secret@host", "ftp://host", ""])
