@@ -134,6 +134,14 @@ def test_the_makefile_offers_the_presets_that_exist() -> None:
     assert set(offered[1].split("|")) == {"laptop", *(path.stem for path in FILES[1:])}
 
 
+def test_actions_are_pinned_by_commit() -> None:
+    """Whoever moves the tag of an action changes nothing here; the tag is a comment, which Dependabot keeps."""
+    text = "".join(path.read_text() for path in ROOT.glob(".github/workflows/*.yml"))
+    used = re.findall(r"uses: (.*)", text)
+    assert used
+    assert [each for each in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", each)] == []
+
+
 def test_kfp_is_only_in_components_and_pipelines() -> None:
     """A stage's logic knows nothing of the runner: only component.py files and pipelines/ import kfp."""
     importing = {
