@@ -99,7 +99,9 @@ format: setup  ## Rewrite the code in the project's style
 
 repro: preset setup  ## Run the same stages under DVC: only what changed is computed (PRESET=... writes repro.yaml)
 	@$(if $(filter-out file,$(origin PRESET)),sed -i 's|^params:.*|params: $(PARAMS)|' repro.yaml)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro
+	@# DVC unpickles what it keeps in this folder, and lets all users write to it wherever it is.
+	@install -d -m 700 .dvc/tmp/private
+	@DVC_SITE_CACHE_DIR="$(CURDIR)/.dvc/tmp/private/site" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro
 
 cluster-check: setup  ## Try on the cluster of kubectl what the docs promise (PARAMS=FILE KEEP=1; docs/how-to/cluster-check.md)
 	@$(BIN)/python -m tests.pipelines.cluster.cluster_check --params "$(PARAMS)" $(KEEP:%=--keep)
