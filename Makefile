@@ -59,7 +59,8 @@ $(VENV)/.ready: requirements.lock pyproject.toml
 	@# What another build of torch left, or a set-up that did not come to its end, is not built upon.
 	@test -e $@ -a "$(TORCH_BACKEND)" = "$(INSTALLED_BACKEND)" || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $@; echo "$(TORCH_BACKEND)" > $(VENV)/.backend
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep -oE '^uv==[0-9.]+' requirements.lock)"
+	@awk '/^[^ ]/ {of_uv = /^uv==/} of_uv' requirements.lock > $(VENV)/uv.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --requirement $(VENV)/uv.txt
 	@$(BIN)/python images/packages.py setup --backend "$(TORCH_BACKEND)"
 	@$(BIN)/python -m pipelines.dvc_plots $(VENV)/dvc_plots.html
 	@touch $@

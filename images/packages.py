@@ -165,12 +165,16 @@ def _setup(options: argparse.Namespace) -> None:
     # the same version, and what it asks for besides comes with it.
     light = options.backend == "cpu" or torch.requirement.endswith("+cpu")
     _, lock = ("", lock) if light else for_cuda("", lock)
-    requirements.write_text("".join({**lock, "torch": f"{torch.requirement}\n"}.values()), encoding="utf-8")
+    # Where hashes are required, all that is in a file needs one, and the lock has none of torch, whose build differs.
+    lock = {name: entry for name, entry in lock.items() if name != "torch"}
+    wanted = lock if light else {**lock, "torch": f"{torch.requirement}\n"}
+    requirements.write_text("".join(wanted.values()), encoding="utf-8")
     install: list[str | Path] = [uv, "pip", "install", "--quiet", "--python", sys.executable]
     # Compiled once here: every stage is a process of its own, and not everywhere may Python keep what it compiles.
-    held = [*install, "--compile-bytecode", *torch.options, "--constraint", requirements]
-    _uv(*held, *(["--no-deps"] if light else []), "--requirement", requirements)
-    _uv(*held, torch.requirement)
+    held = [*install, "--compile-bytecode", *torch.options]
+    locked = ["--no-deps", "--require-hashes"] if light else ["--constraint", requirements]
+    _uv(*held, *locked, "--requirement", requirements)
+    _uv(*held, "--constraint", requirements, torch.requirement)
     _uv(*install, "--no-deps", "--no-build-isolation", "--editable", _ROOT)
     if problem := trial(sys.executable, options.backend):
         sys.exit(f"error: models cannot run in {venv}: {problem}")
@@ -205,7 +209,8 @@ def _uv(*command: str | Path) -> None:
 def _bootstrap(options: argparse.Namespace) -> None:
     _write("uv", {"uv": _lock()["uv"]})
     _run(sys.executable, "-m", "venv", _BUILD / "uv")
-    _run(_BUILD / "uv/bin/pip", "install", "--quiet", "--no-deps", "--no-cache-dir", "--requirement", "uv.txt")
+    install: list[str | Path] = [_BUILD / "uv/bin/pip", "install", "--quiet", "--no-deps", "--no-cache-dir"]
+    _run(*install, "--require-hashes", "--requirement", "uv.txt")
 
 
 def _choose(options: argparse.Namespace) -> None:
@@ -243,6 +248,8 @@ def _install(options: argparse.Namespace) -> None:
     if not _VENV.exists():
         _run(_UV, "venv", "--quiet", "--python", sys.executable, _VENV)
     command: list[str | Path] = [_UV, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode"]
+    # uv records no hash of a wheel of torch that lies in a folder.
+    command += [] if Path(options.file).name == "torch.txt" else ["--require-hashes"]
     command += ["--python", _VENV / "bin/python"]
     # The cache is another file system, which cannot be linked to.
     command += ["--link-mode", "copy", *_source(Path(options.file)), "--requirement", options.file]

@@ -5,6 +5,7 @@ import sys
 import threading
 import tomllib
 import zipfile
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,29 @@ def test_an_image_has_the_versions_and_hashes_of_the_lock() -> None:
     assert chosen["contourpy"].count("--hash=sha256:a") == 3
     assert "sha256:bb" in chosen["torch"]  # the lock is for every build of torch and has none
     assert "sha256:bc" in choose(by_package(LOCK), by_package(RESOLVED), beyond_lock=True)["triton"]
+
+
+def test_nothing_of_the_lock_is_installed_without_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is: uv, the packages of an image and those of .venv; of torch alone the lock has no hash."""
+    commands: list[list[str]] = []
+    for name in ("_run", "_uv"):
+        monkeypatch.setattr(packages, name, lambda *command, **_: commands.append([str(part) for part in command]))
+    monkeypatch.setattr(packages, "_BUILD", tmp_path)
+    monkeypatch.setattr(packages, "_VENV", tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(packages, "find_torch", lambda *_: Torch("torch==2.13.0+cpu", []))
+    monkeypatch.setattr(packages, "trial", lambda *_: "")
+    (tmp_path / "requirements.lock").write_text("uv==0.13.8 \\\n    --hash=sha256:aa\n")
+    (tmp_path / "light.txt").write_text(LOCK)
+    packages._bootstrap(Namespace())
+    packages._install(Namespace(file=str(tmp_path / "light.txt")))
+    packages._setup(Namespace(backend="cpu"))
+    from_files = [command for command in commands if "--requirement" in command]
+    assert len(from_files) == 3
+    assert all("--require-hashes" in command for command in from_files), from_files
+    installed = by_package((tmp_path / "requirements.txt").read_text())
+    assert "torch" not in installed
+    assert all("--hash=sha256:" in entry for entry in installed.values())
 
 
 def test_vllm_replaces_its_cpu_build() -> None:
