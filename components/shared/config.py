@@ -28,7 +28,7 @@ _EXTENDS = "extends"
 _FIRST_KEYS = re.compile(r"\w+(\.\w+)*")
 HOLDS_SECRET = "contains a password or a token; revoke it, and set credentials in the environment or a secret"
 """What is wrong with a key of `keys_with_secrets`."""
-_SECRET_FIELD = re.compile("key|secret|signature|token|password|^sig$", re.IGNORECASE)
+_SECRET_FIELD = re.compile("key$|credential|secret|signature|token|passw|^sig$", re.IGNORECASE)
 _MAX_KEYS = 100_000
 _EXPECTED = "expected one mapping per stage, such as `train_grpo:` with its keys below it"
 

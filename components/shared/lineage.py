@@ -24,6 +24,7 @@ from components.shared.execution import (
     Run,
     current_revision,
     current_run,
+    keys_in,
     place_of,
 )
 
@@ -268,6 +269,8 @@ def complete(
     """Return a lineage from `describe` with the run of the stage, which has just ended, and what else it has read."""
     work = described.work.model_copy(update={"materials": dict(sorted(materials.items()))})
     place, revision = place_of(work_folder), current_revision()
+    if revision.patch and any(keys_in(revision.patch)):  # `grpo-pipeline run` has refused it; other runners have not
+        revision = revision.model_copy(update={"patch": None})
     environment = place.environment
     run = current_run(_key(work), _key(environment), _key(revision), started, place.threads)
     others = {key: each for key, each in described.stages.items() if key != described.made_by}

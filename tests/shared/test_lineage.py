@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ import pytest
 from components.shared import lineage
 from components.shared.config import Config, Operational
 from components.shared.errors import PipelineError
+from components.shared.execution import Revision
 from tests.lineages import made
 
 _ROOT = Path(__file__).parents[2]
@@ -137,6 +139,19 @@ def test_every_stage_and_environment_is_in_a_lineage_once() -> None:
     assert report.stage("left") == left.work
     for part in (report.stage, report.run, report.environment, report.revision):
         assert part("other") is None
+
+
+@pytest.mark.parametrize(("added", "is_kept"), [("rate = 1", True), ('token = "q8Zr2LxV0bTn5KpW"', False)])
+def test_a_patch_with_a_key_is_recorded_by_its_digest(
+    monkeypatch: pytest.MonkeyPatch, added: str, is_kept: bool
+) -> None:
+    """Under every runner: lineage goes into the registry with every version."""
+    patch = f"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -0,0 +1 @@\n+{added}\n"
+    revision = Revision(commit="c0ffee", patch_digest="d1", patch=patch)
+    monkeypatch.setattr(lineage, "current_revision", lambda: revision)
+    described = lineage.describe("x", {}, {})
+    recorded = lineage.complete(described, {}, datetime.now(UTC)).revision("x")
+    assert recorded == revision.model_copy(update={} if is_kept else {"patch": None})
 
 
 @pytest.mark.parametrize("place", ["stages", "environments", "revisions"])
