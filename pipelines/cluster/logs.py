@@ -1,7 +1,7 @@
-"""What the stages of a run print, as long as Kubeflow keeps it: from their pods, or from its archive after them.
+"""What the stages of a run print: from their pods, and from the object store once Kubeflow has deleted those.
 
-The UI server of Kubeflow Pipelines has the logs and events of pods. Inside a cluster the address is that of the API
-server, which has not: logs then come from Kubernetes.
+The UI server of Kubeflow Pipelines has the logs and events of pods, and the files of the object store. Inside a cluster
+the address is that of the API server, which has none of it: logs then come from Kubernetes, as long as there are pods.
 """
 
 import json
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from datetime import timedelta
 from itertools import count, takewhile
 from typing import Any
 
@@ -48,6 +49,10 @@ _WITH_OUTCOME = ("report", "register")
 """Stages whose messages are the outcome of a run: the gate's figures and the version."""
 _TRY_AGAIN = "this may pass: press Retry on the run's page, which keeps finished stages and resumes from checkpoints"
 _NO_LOG = "Could not get main container logs"
+_STORE = ("minio", "mlpipeline")
+"""Provider and bucket in which Kubeflow's manifests have Argo archive logs."""
+_EXECUTOR_LOGS = re.compile(r'"(\w+)://([^/"\s]+)/([^"\s]+/executor-logs)(?:-\d+)?"')
+"""Address of what a task's attempts printed, in the inputs that each of them prints."""
 _HARMLESS = "FailedToRetrieveImagePullSecret"
 """Reason of an event about a secret that need not exist."""
 _PULLING = re.compile(r'Pulling image "([^"]+)"')
@@ -182,7 +187,7 @@ def _text(kubeflow: Kubeflow, run: Any, stage: Stage) -> tuple[str | None, str]:
     """Return what the last attempt at a stage has printed; without a log None, and why there is none."""
     pod = stage.pods[-1] if stage.pods else ""
     try:
-        text = _log(kubeflow, run, pod) if pod else None
+        text = _log(kubeflow, run, stage, pod) if pod else None
     except PipelineError as error:
         return None, str(error)
     # Of a pod whose image is missing, Kubernetes may give an empty log.
@@ -229,14 +234,14 @@ def _new_lines(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str, num_shown: 
     if not pod or num_shown.get(pod) == _ALL:
         return []
     try:
-        text = _log(kubeflow, run, pod)
+        text = _log(kubeflow, run, stage, pod)
     except RetryableError:
         if run.state in FINISHED:
             raise
         text = None
     if text is None:
         return []
-    is_over = stage.state in FINISHED or run.state in FINISHED
+    is_over = _is_over(run, stage, pod)
     whole = text if is_over else text[: text.rfind("\n") + 1]
     shown = _REPORTS.sub("", whole) or (whole if is_over else "")
     new = shown[num_shown.get(pod, 0) :].splitlines()
@@ -249,7 +254,7 @@ def _why_no_log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str:
     if not pod:
         reasons = {CACHED: "not run: the cache has its outputs", NOT_REACHED: "not reached"}
         return reasons.get(str(stage.state), "no pod of it has begun")
-    events, is_over = _events(kubeflow, pod), stage.state in FINISHED or run.state in FINISHED
+    events, is_over = _events(kubeflow, pod), _is_over(run, stage, pod)
     if problem := _missing_image(events, is_over=is_over):
         return problem
     warnings = [each["message"] for each in events if each["type"] == "Warning" and each["reason"] != _HARMLESS]
@@ -257,8 +262,13 @@ def _why_no_log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str:
         # Kubernetes repeats itself, ever shorter: the longest has the cause.
         return f"its pod printed nothing: {' '.join(max(warnings, key=len).split())[:_LONGEST_REASON]}"
     if is_over:
-        return "its log is gone: Kubeflow has removed the pod, and the log was not archived"
+        return "its log is gone: Kubeflow has removed the pod, and this address has no archived log of it"
     return "its pod has not printed anything yet"
+
+
+def _is_over(run: Any, stage: Stage, pod: str) -> bool:
+    """Tell whether an attempt at a stage has ended: another one has followed it, or its stage or its run has ended."""
+    return pod != stage.pods[-1] or stage.state in FINISHED or run.state in FINISHED
 
 
 def _events(kubeflow: Kubeflow, pod: str) -> list[dict[str, Any]]:
@@ -290,17 +300,41 @@ def _missing_image(events: Iterable[dict[str, Any]], *, is_over: bool = False) -
     return slow if is_over else f"image {pulling[-1]} is being pulled"
 
 
-def _log(kubeflow: Kubeflow, run: Any, pod: str) -> str | None:
-    """Return what a pod has printed so far, from the pod or from the archive after it; None if there is no log."""
-    # The day is part of the archive's path on some installations.
-    query = {"runid": run.run_id, "createdat": run.created_at.strftime("%Y-%m-%d")}
+def _log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
+    """Return what an attempt at a stage has printed so far; None if there is no log of it.
+
+    It may be in the pod, in Argo's archive, or among the artifacts of the stage, whose address another attempt prints.
+    """
     try:
-        status, text = _ask_ui(kubeflow, "/k8s/pod/logs", pod, **query)
+        text = _log_of_pod(kubeflow, run, stage, pod)
     except NotFoundError:
         return _ask_kubernetes(kubeflow, lambda api: api.read_namespaced_pod_log, name=pod, container="main")
+    if text is None and _is_over(run, stage, pod):
+        others = (_log_of_pod(kubeflow, run, stage, each) or "" for each in stage.pods if each != pod)
+        address = next(filter(None, map(_EXECUTOR_LOGS.search, others)), None)
+        text = address and _stored(kubeflow, address[1], address[2], f"{address[3]}-{stage.pods.index(pod)}")
+    return text
+
+
+def _log_of_pod(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
+    # The day is part of the archive's path on some installations.
+    query = {"runid": run.run_id, "createdat": run.created_at.strftime("%Y-%m-%d")}
+    status, text = _ask_ui(kubeflow, "/k8s/pod/logs", pod, **query)
     # The server reports a log that breaks off with a line at its end, under status 200.
     printed, marker, _ = text.partition(_NO_LOG)
-    return printed if status == 200 and (printed or not marker) else None
+    return printed if status == 200 and (printed or not marker) else _archived_log(kubeflow, run, stage, pod)
+
+
+def _archived_log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
+    """Return a log that Argo has archived: the UI server looks for it under another name of the workflow than its own.
+
+    The path has the day on which the workflow was created: after the run itself, perhaps past midnight, or by Retry.
+    """
+    changes = [each.update_time for each in run.state_history or [] if each.update_time]
+    moments = (run.created_at, run.created_at + timedelta(minutes=5), *changes)
+    days = dict.fromkeys(f"{moment:%Y/%m/%d}" for moment in moments)
+    keys = (f"private-artifacts/{kubeflow.namespace}/{stage.workflow}/{day}/{pod}/main.log" for day in days)
+    return next((text for text in (_stored(kubeflow, *_STORE, key) for key in keys) if text is not None), None)
 
 
 def _ask_kubernetes(kubeflow: Kubeflow, method: Callable[[Any], Any], **arguments: str) -> str | None:
@@ -320,13 +354,24 @@ def _ask_kubernetes(kubeflow: Kubeflow, method: Callable[[Any], Any], **argument
     return str(answer.data.decode("utf-8", errors="replace"))
 
 
+def _stored(kubeflow: Kubeflow, provider: str, bucket: str, key: str) -> str | None:
+    """Return a file of the object store, or None if there is none."""
+    query = {"source": provider, "namespace": kubeflow.namespace, "bucket": bucket, "key": key}
+    status, text = _ask(kubeflow, "/artifacts/get", query)
+    return text if status == 200 else None
+
+
 def _ask_ui(kubeflow: Kubeflow, path: str, pod: str, **query: str) -> tuple[int, str]:
-    """Ask the UI server about a pod; return status and text, also of its own refusals, which are text.
+    """Ask the UI server about a pod."""
+    return _ask(kubeflow, path, {"podname": pod, "podnamespace": kubeflow.namespace, **query})
+
+
+def _ask(kubeflow: Kubeflow, path: str, query: dict[str, str]) -> tuple[int, str]:
+    """Ask the UI server; return status and text, also of its own refusals, which are text.
 
     Raises:
         NotFoundError: The address is not that of a UI server.
     """
-    query = {"podname": pod, "podnamespace": kubeflow.namespace, **query}
     options: dict[str, Any] = {"auth_settings": ["Bearer"], "_return_http_data_only": True}
     try:
         api = kubeflow.client._run_api.api_client

@@ -38,6 +38,8 @@ class Stage:
     ended: datetime | None = None
     pods: tuple[str, ...] = ()
     """Pods of its attempts, oldest first; those of its driver, which prepares it, where that failed."""
+    workflow: str = ""
+    """The name of Argo's workflow."""
 
 
 def stages(run: Any) -> list[Stage]:
@@ -122,6 +124,7 @@ class _Graph:
             started=started,
             ended=ended,
             pods=pods,
+            workflow=self._name,
         )
 
     def _template(self, component: Mapping[str, Any], *, is_retried: bool) -> str:

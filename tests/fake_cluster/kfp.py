@@ -16,6 +16,8 @@ from tests.fake_cluster.http import Answer, ApiError, Json, Request, Route, disp
 
 _API, _PODS, _ARTIFACTS = "/apis/v2beta1/", "/k8s/pod", "/artifacts/get"
 _FINISHED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
+_KEPT_S = 3600.0
+"""Time from the end of a run until its workflow and its pods are deleted."""
 _STOPS_S = 5.0
 """Time from the request to stop a run until it has stopped."""
 _PAGE_SIZE = 20
@@ -124,6 +126,8 @@ class KfpApi:
                 history.append({"update_time": self.clock.stamp()})  # of its workflow, which has no phase yet
             history.append({"state": state, "update_time": self.clock.stamp()})
             run["finished_at"] = self.clock.stamp() if state in _FINISHED else _NEVER
+            if state in _FINISHED:
+                self.clock.call_in(_KEPT_S, lambda: self._delete_workflow(run_id))
 
     def fire(self, recurring: Json, workflow: str) -> Json:
         """Start a run of a schedule, as when its time has come."""
@@ -263,11 +267,25 @@ class KfpApi:
     def _delete_recurring(self, _: Request, id_: str) -> Answer:
         """Delete a schedule; its workflows belong to it, and go with their pods, of which its runs learn nothing."""
         _existing(self.recurring_runs, id_)
-        runs = [run_id for run_id, run in self.runs.items() if run.get("recurring_run_id") == id_]
-        gone = tuple(self.workflows.pop(run_id) for run_id in runs)
-        self.pods = {pod: text for pod, text in self.pods.items() if not pod.startswith(gone)}
+        for run_id in [run_id for run_id, run in self.runs.items() if run.get("recurring_run_id") == id_]:
+            self._delete_workflow(run_id)
         del self.recurring_runs[id_]
         return Answer({})
+
+    def _delete_workflow(self, run_id: str) -> None:
+        """Delete the workflow of a run with its pods, whose logs are in Argo's archive; nothing of one that goes on."""
+        run = self.runs.get(run_id, {})
+        is_retried = run.get("state") not in _FINISHED and "recurring_run_id" not in run
+        nodes = (run.get("run_details") or {}).get("task_details", [{}])[0].get("child_tasks", [{}])
+        workflow = self.workflows.pop(run_id, "") or nodes[0].get("pod_name", "").rpartition("-")[0]
+        if is_retried or not workflow:
+            return
+        day = run["created_at"][:10].replace("-", "/")
+        folder = f"private-artifacts/{run.get('namespace') or 'kubeflow'}/{workflow}/{day}"
+        for pod in [pod for pod in self.pods if pod.startswith(workflow)]:
+            text = self.pods.pop(pod)
+            if text is not None:
+                self.artifacts["minio", "mlpipeline", f"{folder}/{pod}/main.log"] = text
 
     def _switch(self, status: str, _: Request, id_: str) -> Answer:
         _existing(self.recurring_runs, id_)["status"] = status

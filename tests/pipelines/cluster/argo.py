@@ -39,7 +39,7 @@ def driver_pod(stage: str) -> str:
     return f"{WORKFLOW}-system-container-driver-{number(f'{_path(stage)}-driver(0)')}"
 
 
-def details(stages: Mapping[str, Stage]) -> list[Json]:
+def details(stages: Mapping[str, Stage], workflow: str = WORKFLOW) -> list[Json]:
     """The tasks of a run, of which the first leads to every node."""
     paths = [f"{WORKFLOW}(0)", _ROOT]
     tasks: list[Json] = []
@@ -52,7 +52,7 @@ def details(stages: Mapping[str, Stage]) -> list[Json]:
         if stage.state:
             executor = f"{_path(name)}(0).executor"
             paths += [f"{_path(name)}(0)", executor, *(f"{executor}({attempt})" for attempt in range(stage.attempts))]
-    nodes = [{"pod_name": f"{WORKFLOW}-{number(path)}"} for path in paths]
+    nodes = [{"pod_name": f"{workflow}-{number(path.replace(WORKFLOW, workflow))}"} for path in paths]
     return [{"display_name": "root", "state": "RUNNING", "child_tasks": nodes}, *tasks]
 
 

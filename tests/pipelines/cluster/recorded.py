@@ -29,6 +29,8 @@ class Recorded:
         exchanges: Requests and answers.
         runs: Every run by its id, as it was each time that it was asked for.
         pods_of: The pods of each run whose workflow was recorded.
+        archived: Where Argo has archived the logs of their pods.
+        after_an_hour: Requests for logs and answers, of a run whose pods and workflow were gone.
     """
 
     def __init__(self) -> None:
@@ -41,6 +43,8 @@ class Recorded:
             self.runs.setdefault(each["run_id"], []).append(each)
         workflows = _objects(folder / "argo-4.0.8" / "workflows.jsonl")
         self.pods_of = {each["metadata"]["labels"]["pipeline/runid"]: set(_pods(each)) for each in workflows}
+        self.archived = {run_id: set(_archived(each)) for run_id, each in zip(self.pods_of, workflows, strict=True)}
+        self.after_an_hour = _objects(folder / "third-trial" / "logs-after-an-hour.jsonl")
         events = [each.get("object", each) for each in _objects(folder / "events.jsonl")]
         self._events = [each for each in events if each["involvedObject"]["kind"] == "Pod"]
         self._logs = {pod: (folder / "logs" / f"{name}.txt").read_text() for name, pod in _PODS_OF_LOGS.items()}
@@ -99,3 +103,11 @@ def _pods(workflow: Json) -> Iterator[str]:
     for id_, node in workflow["status"]["nodes"].items():
         if node["type"] == "Pod":
             yield f"{name}-{node['templateName']}-{id_.rpartition('-')[2]}"
+
+
+def _archived(workflow: Json) -> Iterator[str]:
+    """Yield the keys under which the logs of the pods of a workflow were archived."""
+    for node in workflow["status"]["nodes"].values():
+        for artifact in node.get("outputs", {}).get("artifacts", []):
+            if artifact["name"] == "main-logs":
+                yield artifact["s3"]["key"]

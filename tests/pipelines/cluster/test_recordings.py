@@ -1,16 +1,20 @@
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+import yaml
 
 from pipelines.cluster import logs, runs
 from pipelines.cluster.kubeflow import Kubeflow
-from pipelines.cluster.stages import stages
+from pipelines.cluster.stages import FINISHED, stages
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer
+from tests.pipelines.cluster.argo import Stage, details
 from tests.pipelines.cluster.recorded import RECORDINGS, Recorded
 
 pytestmark = pytest.mark.skipif(
@@ -188,3 +192,36 @@ def test_a_run_whose_workflow_was_removed_is_told_from_one_that_runs(recorded: R
     """Kubeflow calls both running; of one there is no pod left."""
     lost = [run_id for run_id in recorded.runs if logs.is_lost(kubeflow, kubeflow.run(run_id))]
     assert lost == [recorded.id_of(REMOVED)]
+
+
+def test_logs_are_asked_for_where_argo_archived_them(recorded: Recorded, server: ApiServer, kubeflow: Kubeflow) -> None:
+    """For each run whose Workflow was recorded, once its pods are gone."""
+    for run_id in recorded.pods_of.keys() & recorded.runs.keys():
+        run = kubeflow.run(run_id)
+        keys = {key for key in recorded.archived[run_id] if "-system-container-impl-" in key}
+        server.kfp.pods, server.kfp.artifacts = {}, {("minio", "mlpipeline", key): f"{key}\n" for key in keys}
+        if run.state in FINISHED and keys:
+            assert keys < set(logs.logs(kubeflow, [run], None))
+
+
+def test_the_reason_of_a_failure_is_known_after_an_hour(
+    recorded: Recorded, server: ApiServer, kubeflow: Kubeflow, pipeline: Path
+) -> None:
+    """As the address of the UI answered once pods and workflow were gone: from the archive, or from executor logs."""
+    answers = {
+        query["key"]: each["response"]
+        for each in recorded.after_an_hour
+        if "key" in (query := dict(parse_qsl(urlsplit(each["path"]).query)))
+    }
+    archived, executor_logs = answers
+    spec, platform = yaml.safe_load_all(pipeline.read_text())
+    row = server.kfp.new(server.kfp.runs, "run_id", display_name="retrain", created_at="2026-11-26T02:44:00Z")
+    row["pipeline_spec"] = {"pipeline_spec": spec, "platform_spec": platform}
+    failed = details({"preflight": Stage("FAILED", 1)}, archived.split("/")[2])
+    server.kfp.set_state(row["run_id"], "FAILED")
+    row["run_details"] = {"task_details": failed}
+    server.kfp.artifacts = {("minio", "mlpipeline", archived): answers[archived]}
+    reason = "error: preflight: code, data and config are those of team-policy@v0.0.1"
+    assert runs.show(kubeflow, kubeflow.run(row["run_id"]))[-1].startswith(reason)
+    (match,) = {each.group(3) for each in logs._EXECUTOR_LOGS.finditer(answers[archived])}
+    assert f"{match}-0" == executor_logs

@@ -13,7 +13,7 @@ from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.stages import stages
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Fault, Json
-from tests.pipelines.cluster.argo import Stage, details, driver_pod, number, pod
+from tests.pipelines.cluster.argo import WORKFLOW, Stage, details, driver_pod, number, pod
 from tests.pipelines.cluster.conftest import Program
 
 DONE = Stage("SUCCEEDED", 1, ended="2026-11-22T10:01:15Z")
@@ -23,7 +23,7 @@ RUNNING = Stage("RUNNING", 1, "2026-11-22T10:02:00Z")
 CACHED = Stage("SUCCEEDED", ended="2026-11-22T10:00:00Z")
 LEFT_OUT = Stage(None, started="2026-11-22T10:03:00Z", driver=None)
 UNPREPARED = Stage(None, started="2026-11-22T10:03:00Z", driver="FAILED")
-GONE = "its log is gone: Kubeflow has removed the pod, and the log was not archived"
+GONE = "its log is gone: Kubeflow has removed the pod, and this address has no archived log of it"
 REMOVED = "train_sft: stopped by SIGTERM: the training job grpo-1-2 is removed"
 RESUMES = "train_sft: the next run resumes from the checkpoint of step 221"
 STEP = "train_grpo 216/400  reward 0.25  accuracy 0.5  2:19 left"
@@ -262,8 +262,54 @@ def test_logs_are_printed_under_the_title_of_their_stage(run: Run) -> None:
     assert "trian: no such stage; there are" in run.show("logs", run.id, "--stage", "trian", code=2)[1]
 
 
+def test_logs_and_reasons_outlive_pods_and_workflow(run: Run) -> None:
+    """Kubeflow deletes both an hour after the end of a run: every attempt's log is in the archive then."""
+    run.print("preflight", "preflight: 17 checks passed\n")
+    run.print("train-grpo", "one\n", "error: train_grpo: no learning signal\n")
+    run.tell("FAILED", preflight=DONE, train_grpo=FAILED_TWICE)
+    shown = run.show("logs", run.id)[0], run.show("status", run.id)[0]
+    assert {"one", "error: train_grpo: no learning signal"} < set(shown[0])
+    run.server.clock.advance(3600)
+    assert not run.server.kfp.pods
+    assert (run.show("logs", run.id)[0], run.show("status", run.id)[0]) == shown
+
+
+def test_logs_outlive_a_workflow_that_was_deleted_in_mid_run(run: Run) -> None:
+    """As `schedule apply` does to the runs of the schedule that it replaces."""
+    schedule = run.server.kfp.new(run.server.kfp.recurring_runs, "recurring_run_id")["recurring_run_id"]
+    run.row["recurring_run_id"] = schedule
+    run.tell("RUNNING", train_grpo=RUNNING)
+    run.print("train-grpo", f"{STEP}\n")
+    run.kubeflow.client.delete_recurring_run(schedule)
+    assert run.show("logs", run.id)[0] == ["==> train_grpo <==", STEP]
+
+
+def test_the_archive_has_the_day_on_which_the_workflow_was_created(run: Run) -> None:
+    """After the run itself: past midnight, or days later by Retry, which creates the workflow again."""
+    run.tell("FAILED", preflight=DONE)
+    run.row["created_at"] = "2026-02-28T23:58:00Z"
+    run.row["state_history"] = [{"state": "RUNNING", "update_time": "2026-03-07T10:00:00Z"}]
+    run.server.kfp.pods.clear()
+    for day in ("2026/03/01", "2026/03/07"):
+        key = f"private-artifacts/kubeflow/{WORKFLOW}/{day}/{pod('preflight', 0)}/main.log"
+        run.server.kfp.artifacts = {("minio", "mlpipeline", key): f"{day}\n"}
+        assert run.show("logs", run.id)[0] == ["==> preflight <==", day]
+
+
+def test_an_attempt_without_an_archived_log_has_its_executor_logs(run: Run) -> None:
+    """One for each attempt, at an address that every attempt prints with its inputs."""
+    run.tell("RUNNING", train_grpo=replace(RUNNING, attempts=2))
+    run.print("train-grpo", "", '        "uri": "minio://bucket/v2/grpo/1/train-grpo/2/executor-logs-1"\ntwo\n')
+    run.server.kfp.pods[pod("train-grpo", 0)] = None
+    assert f"({GONE})" in run.show("logs", run.id)[0]
+    run.server.kfp.artifacts["minio", "bucket", "v2/grpo/1/train-grpo/2/executor-logs-0"] = "one\n"
+    lines = run.show("logs", run.id, "--stage", "train_grpo")[0]
+    assert lines[:2] == ["==> train_grpo, attempt 1 <==", "one"]
+    assert lines[-1] == "two"
+
+
 def test_logs_without_anything_to_show_fail_and_say_why(run: Run) -> None:
-    """Kubeflow removes a run's pods after an hour; an error of the server alone is no log."""
+    """Of installations that do not archive logs; an error of the server alone is no log."""
     run.tell("FAILED", preflight=CACHED, train_grpo=FAILED, register=LEFT_OUT)
     lines, error = run.show("logs", run.id, code=2)
     cached = ["==> preflight <==", "(not run: the cache has its outputs)"]
