@@ -203,8 +203,8 @@ class AdvantageConfig(Config):
 class ClipConfig(Config):
     """Bounds of the ratio to the sampling policy."""
 
-    low: float = Field(0.2, gt=0, lt=1)
-    """The ratio is held above 1 - low (epsilon in the paper)."""
+    low: float = Field(0.2, gt=0, le=1)
+    """The ratio is held above 1 - low (epsilon in the paper); 1 is no lower bound, as CISPO was run in MiniMax-M1."""
     high: float = Field(0.2, gt=0)
     """The ratio is held below 1 + high; the same as low in the paper, larger in DAPO."""
     dual: float | None = Field(default=None, gt=1)
@@ -217,7 +217,8 @@ class KLConfig(Config):
     coefficient: float = Field(0.04, ge=0)
     """Weight of the KL term (beta; 0.04 in the paper, 0 for no reference model at all)."""
     estimator: KLEstimator = "k3"
-    """What estimates the divergence at a token; `k3` is the paper's, `k3_corrected` has the divergence's gradient."""
+    """What estimates the divergence at a token. `k3` is the paper's; `k3_corrected`, TRL's default, has the gradient of
+    the divergence."""
     placement: Literal["loss", "reward"] = "loss"
     """Whether the term is in the loss, or is subtracted from the reward before normalisation."""
 

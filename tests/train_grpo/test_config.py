@@ -89,7 +89,7 @@ def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
         ({"reward__max_unscorable_fraction": 1.1}, "max_unscorable_fraction"),
         ({"reward__weights": {"accuracy": 1e200}}, "less than or equal to 1000000000000000"),
         ({"group_size": 1}, "group_size"),
-        ({"loss__clip__low": 1.0}, "low"),
+        ({"loss__clip__low": 1.1}, "low"),
         ({"loss__clip__dual": 1.0}, "dual"),
         ({"loss__clip__dual": 3.0, "loss__policy_loss": "cispo"}, r"clip\.dual needs policy_loss: clipped"),
         ({"sampler__max_staleness": -1}, "max_staleness"),

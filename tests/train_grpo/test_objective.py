@@ -295,6 +295,14 @@ def test_cispo_weighs_the_log_probability_by_the_clipped_ratio(ratio: float, adv
     assert gradient_N.tolist() == pytest.approx([weight * advantage], rel=1e-12)
 
 
+def test_cispo_without_a_lower_bound() -> None:
+    """As MiniMax-M1 ran it: with `low` 1 the clip bounds the weight from above alone."""
+    ratio_N, advantages_N, logprobs_N = _tensor(1e-3), _tensor(2.0), _tensor(-0.7)
+    loss = LossConfig(policy_loss="cispo", clip=ClipConfig(low=1.0, high=0.2))
+    objective_N = policy_objective(logprobs_N, ratio_N, advantages_N, loss)
+    assert objective_N.tolist() == pytest.approx([1e-3 * 2 * -0.7], rel=1e-12)
+
+
 # The correction for a sampler that is not the policy before the update ------------------------------------------------
 
 ICEPOP = {"weight": {"max": None}, "mask": {"level": "token", "low": 0.4, "high": 5.0}}
