@@ -112,10 +112,15 @@ def volume(api: client.ApiClient, namespace: str, claim: str) -> Iterator[str]:
         yield f"deployment.volume: {claim} has lost its volume; use another claim"
 
 
-def local_queue(api: client.ApiClient, namespace: str, name: str) -> Iterator[str]:
-    """Check that the queue of Kueue exists, and admits jobs."""
-    request = client.CustomObjectsApi(api).get_namespaced_custom_object
-    queue = read(name, request, kube.KUEUE, kueue_version(api), namespace, "localqueues", name)
+def local_queue(api: client.ApiClient, namespace: str, name: str, *, unchecked: bool = False) -> Iterator[str]:
+    """Check that the queue of Kueue exists, and admits jobs; where it is unchecked, that there is a Kueue at all."""
+    custom, version = client.CustomObjectsApi(api), kueue_version(api)
+    if read("Kueue", custom.get_api_resources, kube.KUEUE, version) is None:
+        yield f"cluster_queue: this cluster has no Kueue and thus no queue {name}; install Kueue, or leave it empty"
+        return
+    if unchecked:
+        return
+    queue = read(name, custom.get_namespaced_custom_object, kube.KUEUE, version, namespace, "localqueues", name)
     if queue is False:
         yield (
             f"cluster_queue: not allowed to read LocalQueue {name} in namespace {namespace}; add k8s/components/kueue "

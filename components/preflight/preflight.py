@@ -207,8 +207,10 @@ def _checks_of_cluster(
     if params:
         checks["training job"] = partial(_lines, cluster.dry_run, api, namespace, params)
         checks["capacity"] = partial(_lines, _capacity, api, namespace, params)
-    if section.get("queue") and not section.get("queue_unchecked"):
-        checks["cluster_queue"] = partial(_lines, cluster.local_queue, api, namespace, str(section["queue"]))
+    if section.get("queue"):
+        unchecked = bool(section.get("queue_unchecked"))
+        queue = partial(cluster.local_queue, unchecked=unchecked)
+        checks["cluster_queue"] = partial(_lines, queue, api, namespace, str(section["queue"]))
     return {name: partial(retries.call, "answer", check) for name, check in checks.items()}
 
 
