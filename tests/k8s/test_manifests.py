@@ -1,12 +1,16 @@
 import copy
+import os
 import re
+import subprocess
 import sys
 from importlib.util import find_spec
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 from components.cluster import collector, kube
 from components.cluster.config import ClusterConfig
@@ -16,13 +20,17 @@ from components.shared import images
 from components.shared.errors import PipelineError
 from tests.fake_cluster import ApiServer, kinds, script
 from tests.fake_cluster.schemas import problems
-from tests.k8s.rendered import K8S, NAMESPACES, OVERLAYS, STEPS, Json, base, one, overlay, pod_templates, render
+from tests.k8s.rendered import K8S, NAMESPACES, OVERLAYS, ROOT, STEPS, Json, base, one, overlay, pod_templates, render
 from tests.presets import FILES
 
 RUNTIMES = ("grpo-torch", "grpo-torch-vllm")
 PODS = pod_templates(base())
 HOUSEKEEPING = ("grpo-pipeline-collector", "grpo-pipeline-reaper")
 """Those that talk to the API server; the others run what a model wrote."""
+STEP_PODS: Json = list(yaml.safe_load_all((ROOT / "pipelines/grpo_post_training.yaml").read_text()))[1]["platforms"][
+    "kubernetes"
+]["deploymentSpec"]["executors"]
+"""What the graph says of the pods of its steps; Kubeflow makes the rest."""
 each_pod = pytest.mark.parametrize("where", PODS)
 each_overlay = pytest.mark.parametrize("name", OVERLAYS)
 each_runtime = pytest.mark.parametrize("runtime", RUNTIMES)
@@ -132,6 +140,18 @@ def test_pods_meet_the_restricted_standard_and_quotas(where: str) -> None:
             assert {"cpu", "memory"} <= set(container["resources"][part])
         assert re.fullmatch(r"grpo-pipeline/python-(light|gpu):(?!latest)[\w.-]+", container["image"])
     assert spec["automountServiceAccountToken"] == (where in HOUSEKEEPING), "training runs what a model wrote"
+
+
+@pytest.mark.parametrize("step", STEP_PODS)
+def test_steps_of_the_graph_are_not_root(step: str) -> None:
+    """All that Kubeflow lets a graph say of the restricted standard; it adds the rest, as in the recorded pods."""
+    assert STEP_PODS[step]["securityContext"] == {"runAsNonRoot": True}
+
+
+def test_no_pod_of_one_machine_prepares_its_volume() -> None:
+    """It would have to run as root."""
+    assert pod_templates(render(K8S / "one-machine")).keys() == PODS.keys()
+    assert "Job" not in {document["kind"] for document in render(K8S / "one-machine")}
 
 
 @each_runtime
@@ -250,31 +270,57 @@ def test_collector_is_called_as_its_program_wants(
     assert calls[0][0] == Path(MOUNT)
 
 
-def test_training_pods_reach_only_one_another() -> None:
-    """And DNS; what several policies allow adds up, so no other policy selects them."""
+def test_network_policies_admit_what_each_kind_of_pod_needs() -> None:
+    """Training pods and DNS; the API server; nobody. What several policies allow adds up, so one selects each pod."""
     policies = {each["metadata"]["name"]: each["spec"] for each in base() if each["kind"] == "NetworkPolicy"}
-    assert set(policies) == {"grpo-pipeline-training", "grpo-pipeline-housekeeping"}
     training, housekeeping = policies["grpo-pipeline-training"], policies["grpo-pipeline-housekeeping"]
-    for where, template in PODS.items():
-        labels = template["metadata"]["labels"]
-        assert _selects(training["podSelector"], labels) == where.startswith("grpo-torch"), where
-        assert _selects(housekeeping["podSelector"], labels) == (where in HOUSEKEEPING), where
-    dns = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+    steps = policies["grpo-pipeline-steps"]
+    expected = {where: training if where.startswith("grpo-torch") else housekeeping for where in PODS}
+    labels = {where: template["metadata"]["labels"] for where, template in PODS.items()}
+    for step, executor in STEP_PODS.items():
+        expected[step], labels[step] = steps, executor["podMetadata"]["labels"]
+    for where, policy in expected.items():
+        assert [each for each in policies.values() if _selects(each["podSelector"], labels[where])] == [policy], where
+    dns = {"ports": [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]}
     among = [{"podSelector": training["podSelector"]}]
     assert training["policyTypes"] == housekeeping["policyTypes"] == ["Ingress", "Egress"]
     assert training["ingress"] == [{"from": among}]
-    assert training["egress"] == [{"to": among}, {"ports": dns}]
-    # An API server may listen on any port, and is in no namespace that could be selected.
-    assert housekeeping.get("ingress", []) == []
-    assert housekeeping["egress"] == [{"ports": [dns[0], {"protocol": "TCP"}]}]
+    assert training["egress"] == [{"to": among}, dns]
+    assert housekeeping.get("ingress", []) == steps.get("ingress", []) == []
+    # The API server is in no namespace that could be selected.
+    ports = [{"port": port, "protocol": "TCP"} for port in (443, 6443, 8443, 16443)]
+    assert housekeeping["egress"] == [dns, {"ports": ports}]
+    assert steps["policyTypes"] == ["Ingress"]
+
+
+def test_hub_access_leaves_out_the_addresses_of_clusters() -> None:
+    """Private, shared and link-local ones, of pods, services, nodes and a cloud's metadata."""
+    (policy,) = yaml.safe_load_all((K8S / "components/hub-access/network-policy.yaml").read_text())
+    (rule,) = policy["spec"]["egress"]
+    assert rule["ports"] == [{"port": 443, "protocol": "TCP"}]
+    blocks = [(ip_network(block["cidr"]), [*map(ip_network, block["except"])]) for block in _blocks(rule)]
+    for address in ("10.96.0.1", "172.18.0.2", "192.168.1.1", "100.64.0.1", "169.254.169.254", "fd00::1", "fe80::1"):
+        assert not any(ip_address(address) in block and not _within(address, left) for block, left in blocks), address
+    for address in ("3.167.112.25", "2600:9000::1"):
+        assert any(ip_address(address) in block and not _within(address, left) for block, left in blocks), address
+
+
+def _blocks(rule: Json) -> list[Json]:
+    return [each["ipBlock"] for each in rule["to"]]
+
+
+def _within(address: str, networks: list[Any]) -> bool:
+    return any(ip_address(address) in network for network in networks)
 
 
 def _selects(selector: Json, labels: Json) -> bool:
     """Tell whether a selector of pods chooses one with these labels."""
     expressions = selector.get("matchExpressions", [])
-    assert {each["operator"] for each in expressions} <= {"In"}
-    is_in = all(labels.get(each["key"]) in each["values"] for each in expressions)
-    return is_in and selector["matchLabels"].items() <= labels.items()
+    assert {each["operator"] for each in expressions} <= {"In", "Exists"}
+    matches = all(
+        each["key"] in labels and labels[each["key"]] in each.get("values", labels.values()) for each in expressions
+    )
+    return matches and selector["matchLabels"].items() <= labels.items()
 
 
 def test_volume_is_the_one_that_runs_ask_for() -> None:
@@ -311,43 +357,41 @@ def test_local_queue_refers_to_the_queue_of_the_cluster(name: str) -> None:
     assert one(render(K8S / "cluster"), "ClusterQueue", local["spec"]["clusterQueue"])
 
 
-def test_site_can_change_namespace_images_storage_and_servers(tmp_path: Path) -> None:
-    """With a kustomization on top of an overlay, which reaches the images in runtimes, too."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (tmp_path / "k8s").symlink_to(K8S)
-    (site / "kustomization.yaml").write_text(_SITE)
-    documents = render(site)
-    assert {document["metadata"]["namespace"] for document in documents} == {"team-a"}
-    assert {subject["namespace"] for each in documents for subject in each.get("subjects", [])} == {"team-a"}
+@pytest.mark.parametrize(
+    ("folder", "namespace", "components"),
+    [
+        (folder, namespace, (*kueue, *hub, *capacity))
+        for folder, namespace, kueue in (
+            ("one-machine", "kubeflow", ()),
+            ("one-machine", "kubeflow", ("kueue",)),
+            *((f"overlays/{name}", "kubeflow" if name.startswith("standalone") else "team-a", ()) for name in OVERLAYS),
+        )
+        for hub in ((), ("hub-access",))
+        for capacity in ((), ("capacity",))
+        if not (capacity and namespace == "kubeflow")  # has it
+    ],
+)
+def test_all_of_a_site_is_in_its_namespace(
+    folder: str, namespace: str, components: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As the guide writes its kustomization, with what the guides say to add; it sets images and storage class."""
+    (clone := tmp_path / "clone").mkdir()
+    (clone / "k8s").symlink_to(K8S)
+    guide = (ROOT / "docs/how-to/kubernetes.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^mkdir.*?^END$", guide, re.DOTALL | re.MULTILINE)
+    settings = {"OVERLAY": f"k8s/{folder}", "NAMESPACE": namespace, "STORAGE_CLASS": "nfs", "VOLUME_SIZE": "1Ti"}
+    built = {"IMAGE_REGISTRY": "registry.example.com", "IMAGE_TAG": "0123abc"}
+    subprocess.run(["bash", "-euc", block], cwd=clone, env=os.environ | settings | built, check=True)
+    with (tmp_path / "grpo-site/kustomization.yaml").open("a") as file:
+        file.write(f"components: [{', '.join(f'../clone/k8s/components/{name}' for name in components)}]\n")
+    documents = render(tmp_path / "grpo-site")
+    of_cluster = ("ClusterRole", "ClusterRoleBinding", "PersistentVolume")
+    assert {each["metadata"].get("namespace") for each in documents if each["kind"] not in of_cluster} == {namespace}
+    assert {subject["namespace"] for each in documents for subject in each.get("subjects", [])} == {namespace}
+    assert [faults(document) for document in documents] == [[]] * len(documents)
+    kinds = [each["kind"] for each in documents]
+    assert kinds.count("LocalQueue") == ("kueue" in folder or "kueue" in components)
+    assert kinds.count("NetworkPolicy") == 3 + ("hub-access" in components)
     images = {each["image"] for pod in pod_templates(documents).values() for each in pod["spec"]["containers"]}
     assert images == {f"registry.example.com/grpo-pipeline/python-{kind}:0123abc" for kind in ("light", "gpu")}
     assert one(documents, "PersistentVolumeClaim", "grpo-pipeline")["spec"]["storageClassName"] == "nfs"
-    runtime = one(documents, "TrainingRuntime", "grpo-torch-vllm")
-    assert runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["replicas"] == 4
-    assert one(documents, "NetworkPolicy", "grpo-pipeline-hub-access")
-    assert [faults(document) for document in documents] == [[]] * len(documents)
-
-
-_SITE = """
-apiVersion: kustomize.config.k8s.io/v1beta1
-kind: Kustomization
-resources: [../k8s/overlays/multi-user]
-components: [../k8s/components/hub-access]
-images:
-  - {name: grpo-pipeline/python-light, newName: registry.example.com/grpo-pipeline/python-light, newTag: 0123abc}
-  - {name: grpo-pipeline/python-gpu, newName: registry.example.com/grpo-pipeline/python-gpu, newTag: 0123abc}
-patches:
-  - target: {kind: PersistentVolumeClaim, name: grpo-pipeline}
-    patch: |
-      - {op: add, path: /spec/storageClassName, value: nfs}
-  - target: {kind: TrainingRuntime, name: grpo-torch-vllm}
-    patch: |
-      - {op: replace, path: /spec/template/spec/replicatedJobs/0/replicas, value: 4}
-transformers:
-  - |-
-    apiVersion: builtin
-    kind: NamespaceTransformer
-    metadata: {name: profile, namespace: team-a}
-    setRoleBindingSubjects: allServiceAccounts
-"""

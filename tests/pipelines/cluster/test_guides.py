@@ -31,7 +31,7 @@ GUIDES = (
     "troubleshooting",
 )
 STANDS_IN = Path(__file__).with_name("commands_run.py")
-PROGRAMS = ("kubectl", "podman", "kind", "make", "grpo-pipeline")
+PROGRAMS = ("kubectl", "podman", "docker", "kind", "make", "grpo-pipeline")
 _HEAD = """apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [../k8s/overlays/multi-user]
