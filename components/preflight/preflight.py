@@ -39,6 +39,8 @@ leaves the rest for pulling the image and starting the pod."""
 _RETRY_S = 60.0
 """Time for which a request is repeated if the cluster, or a webhook, is busy."""
 _REVISION = "data_revision"
+_BASE_MODEL = in_the_form("train_sft.model.base")
+_MEMORY = ("memory_per_node_gib", "evaluate_memory_gib")
 _ANY_COMMIT = "0" * 40
 """In the place of a commit that is not known yet."""
 
@@ -126,7 +128,10 @@ def _evaluation_gpus(cluster: ClusterConfig, evaluate: EvaluateConfig) -> int:
 
 
 def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) -> None:
-    """Raise all that is wrong, which checks answer with; or else that some did not answer."""
+    """Raise all that is wrong, which checks answer with, and what waits for it; or else that some did not answer."""
+    not_checked = [] if params else ["models", "data sets", "rewards", "tools", "storage", "training job", "capacity"]
+    if isinstance(answers.get(_BASE_MODEL), PipelineError) and answers.pop("capacity", None) is not None:
+        not_checked = ["capacity"]  # what a run takes depends on the size of the model
     unanswered = []
     for name, answer in answers.items():
         if isinstance(answer, UnavailableError):
@@ -137,7 +142,8 @@ def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) ->
             wrong += answer
         elif params and isinstance(answer, int):
             wrong += map(in_the_form, exceeded_limits(params, answer))
-    raise_all(wrong + unanswered if wrong else [])
+    note = "not checked until this is right: " + ", ".join(not_checked)
+    raise_all(wrong + unanswered if wrong else [], note if not_checked else "")
     if unanswered:
         trouble = "the cluster does not answer, so this run could not be checked; start it again later"
         raise RetryableError("\n".join([trouble, *unanswered]))
@@ -170,9 +176,9 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
         "secrets": partial(_lines, inputs.missing_secrets, deployment),
     }
     if params:
-        # The shared volume is not mounted here, so models in its folders are assumed to exist.
         models = {
-            key: check for key, (base, check) in inputs.base_models(params).items() if not base.startswith(("/", "."))
+            key: partial(_folder, base, params.cluster) if base.startswith(("/", ".")) else check
+            for key, (base, check) in inputs.base_models(params).items()
         }
         datasets = inputs.hub_datasets(params.prepare_data)
         checks |= {in_the_form(key): check for key, check in (models | datasets).items()}
@@ -228,7 +234,19 @@ def _capacity(api: client.ApiClient, namespace: str, params: Params) -> Iterator
         lines += [*capacity.beyond_quotas(api, namespace, job), *capacity.beyond_quotas(api, own, evaluation)]
     if config.queue:
         lines += capacity.beyond_queue(api, namespace, config.queue, job)
-    return (in_the_form(line) if line.startswith(f"{CLUSTER}.") else line for line in lines)
+    unknown = (
+        f"; {params.train_sft.model.base} cannot be looked into before the run starts: set the memory that it takes"
+    )
+    for line in lines:
+        is_guess = any(f".{key}" in line.partition(":")[0] and getattr(config, key) is None for key in _MEMORY)
+        yield in_the_form(line + unknown * is_guess) if line.startswith(f"{CLUSTER}.") else line
+
+
+def _folder(base: str, config: ClusterConfig) -> list[str]:
+    """Check that a folder can exist: the volume is not mounted here, so those on it are taken to be there."""
+    if not Path(base).is_relative_to(config.mount):
+        raise PipelineError(f"{base}: no such folder in pods, which have the volume at {config.mount}; name one there")
+    return []
 
 
 def _lines(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:

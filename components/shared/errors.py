@@ -81,12 +81,11 @@ class NotEnoughMemoryError(PipelineError):
     """The memory of the host or of a GPU is not enough for the config."""
 
 
-def raise_all(problems: Sequence[str]) -> None:
-    """Raise one PipelineError with a line for each problem; do nothing where there is none."""
-    if len(problems) == 1:
-        raise PipelineError(problems[0])
+def raise_all(problems: Sequence[str], note: str = "") -> None:
+    """Raise one PipelineError with a line for each problem, and the note; do nothing where there is no problem."""
+    heading = [f"{len(problems)} to correct before this run can start"] if len(problems) > 1 else []
     if problems:
-        raise PipelineError("\n".join([f"{len(problems)} to correct before this run can start", *problems]))
+        raise PipelineError("\n".join([*heading, *problems, *([note] if note else [])]))
 
 
 def explain(error: Exception) -> PipelineError | None:

@@ -24,11 +24,15 @@ def fast_clock() -> Clock:
     return Clock(lambda: sum(sleeps_s), sleeps_s.append)
 
 
+_NOT_CHECKED = "not checked until this is right: "
+
+
 def _lines(form: Form, *, deployment: dict[str, Any] | None = None, clock: Clock | None = None) -> list[str]:
     with pytest.raises(PipelineError) as raised:
         preflight(form, DeploymentConfig.model_validate(deployment or {}), deadline_s=20.0, clock=clock)
     assert raised.value.exit_code == 2
-    first, *lines = str(raised.value).splitlines()
+    lines = [line for line in str(raised.value).splitlines() if not line.startswith(_NOT_CHECKED)]
+    first, *lines = lines
     assert not lines or first == f"{len(lines)} to correct before this run can start"
     return lines or [first]
 
@@ -114,6 +118,54 @@ def test_contradictions_and_missing_inputs_are_named_by_parameter(
         "overrides.train_grpo.reward.model.preferences",
         "overrides.train_grpo.reward.weights.no_such_module",
     ]
+
+
+def test_a_base_model_that_does_not_exist_is_the_only_complaint(
+    server: ApiServer, form: Form, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run takes depends on the model, and is not guessed; what was not checked is said."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    _add_small_node(server)
+    for base in ("nobody/no-such-model", "/models/none"):
+        with pytest.raises(PipelineError) as raised:
+            ready(form | {"base_model": base})
+        line, note = str(raised.value).splitlines()
+        assert line.startswith(f"base_model: {base}: ")
+        assert note == f"{_NOT_CHECKED}capacity"
+
+
+def test_memory_for_a_model_that_cannot_be_seen_is_said_to_be_a_guess(server: ApiServer, form: Form) -> None:
+    """The volume is not mounted where preflight runs; what somebody has set is no guess."""
+    _add_small_node(server)
+    form |= {"base_model": "/work/models/large", "cluster_gpus_per_node": 0}
+    training, evaluation = _lines(form)
+    for line in (training, evaluation):
+        assert line.endswith(
+            "; /work/models/large cannot be looked into before the run starts: set the memory that it takes"
+        )
+    training = _line(with_overrides(form, cluster={"memory_per_node_gib": 60, "evaluate_memory_gib": 1}))
+    assert "cannot be looked into" not in training
+
+
+def test_what_waits_for_valid_parameters_is_named(server: ApiServer, form: Form) -> None:
+    """Models and data cannot be looked up for parameters that mean nothing."""
+    with pytest.raises(PipelineError) as raised:
+        ready(with_overrides(form | {"base_model": "/nowhere"}, train_grpo={"group_sise": 4}))
+    *_, line, note = str(raised.value).splitlines()
+    assert line.startswith("overrides.train_grpo.group_sise")
+    assert note.startswith(f"{_NOT_CHECKED}models, data sets, ")
+
+
+def _add_small_node(server: ApiServer) -> None:
+    amounts = {"cpu": "8", "memory": "24Gi", "nvidia.com/gpu": "1", "pods": "100", "ephemeral-storage": "100Gi"}
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "small"},
+        "spec": {},
+        "status": {"allocatable": amounts},
+    }
+    server.cluster.add(node)
 
 
 _LATEST, _UNTAGGED = "registry.example/gpu:latest", "registry.example:5000/ml/gpu"
