@@ -1,5 +1,6 @@
 """The section `prepare_data` of a params file: which datasets, and which of their problems are left out."""
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -26,9 +27,19 @@ class DataRepository(Config):
 
     url: str = Field(min_length=1)
     """URL or folder of the repository."""
-    commit: str = Field(pattern=r"^[0-9a-f]{40}$")
+    commit: str
     """Full hash of a commit: a branch or a tag may point to another one tomorrow. The form of a run on a cluster takes
     a branch or a tag as well, and looks it up once."""
+
+    @field_validator("commit")
+    @classmethod
+    def _check_commit(cls, value: str) -> str:
+        if not re.fullmatch(r"[0-9a-f]{40}", value):
+            raise ValueError(
+                f"not the full hash of a commit: give what `git rev-parse {value}` prints; a run on a cluster takes a "
+                f"branch or a tag instead of this section, by `--set data_repository=... --set data_revision={value}`"
+            )
+        return value
 
 
 class ContaminationConfig(Config):

@@ -111,7 +111,12 @@ def test_dev_problem_close_to_a_test_problem_is_left_out(tmp_path: Path, gsm8k: 
         ({"sources": [_WORDS], "max_malformed_fraction": 1}, "max_malformed_fraction: input should be less than 1"),
         (_FROM_GIT | {"sources": [{"kind": "gsm8k", "train": "/data/train.jsonl"}]}, "not in the repository"),
         (_FROM_GIT | {"sources": [{"kind": "gsm8k", "train": "../train.jsonl"}]}, "not in the repository"),
-        ({"repository": {"url": "data", "commit": "main"}, "sources": [_WORDS]}, "prepare_data.repository.commit"),
+        (
+            {"repository": {"url": "data", "commit": "v1"}, "sources": [_WORDS]},
+            "prepare_data.repository.commit: not the full hash of a commit: give what `git rev-parse v1` prints; a run "
+            "on a cluster takes a branch or a tag instead of this section, by `--set data_repository=... "
+            "--set data_revision=v1`, got 'v1'",
+        ),
     ],
 )
 def test_invalid_section_is_refused_in_one_line(section: dict[str, Any], message: str) -> None:
