@@ -152,18 +152,6 @@ def test_make_has_every_target_and_variable(calls: list[Call]) -> None:
             assert re.search(rf"^{setting.partition('=')[0]} \?=", text, re.MULTILINE), setting
 
 
-def test_kind_knows_every_option(calls: list[Call]) -> None:
-    """Those of version 0.33, of the commands that guides use."""
-    known = {
-        ("create", "cluster"): {"--name", "--image"},
-        ("load", "image-archive"): {"--name"},
-        ("delete", "cluster"): {"--name"},
-    }
-    for call in _of(calls, "kind"):
-        options = {argument for argument in call.command[3:] if argument.startswith("-")}
-        assert options <= known[call.command[1], call.command[2]], call
-
-
 @pytest.mark.parametrize("guide", GUIDES)
 def test_yaml_in_a_guide_is_valid(guide: str, tmp_path: Path) -> None:
     """A params file is loaded; any other example is tried in a kustomization on top of an overlay."""
