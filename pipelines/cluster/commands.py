@@ -103,7 +103,7 @@ def _publish(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
             kubeflow.client.get_kfp_healthz()  # rather than fail after the minutes that a build takes
             images = build(options.base, options.variant, options.registry)
         package = read(compiled(Path(folder), options.params, images))
-        for note in check(package.images, allow_local=options.local_images):
+        for note in () if options.local_images else check(package.images):
             print(f"note: {note}", file=sys.stderr)
         return _print(publish(kubeflow, package, options.params))
 

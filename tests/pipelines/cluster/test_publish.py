@@ -101,7 +101,7 @@ def test_images_that_nodes_cannot_pull_are_not_published(
     assert LIGHT not in error
     assert server.kfp.pipelines == {}
     _, error = program("publish", "--local-images")
-    assert error.count("note: no registry has ") == 2
+    assert "note: " not in error
     assert len(versions(server)) == 1
 
 
