@@ -163,7 +163,9 @@ class Acceptance:
         self._write(
             "smoke", common | {"extends": str(SMOKE), "register": {"registry": f"{MOUNT}/{self.name}/registry"}}
         )
-        grpo = {"num_steps": LONG_STEPS, "checkpoint": {"every_steps": EVERY_STEPS}}
+        # Once all completions are equally short there is nothing left to learn: it trains on all the same.
+        reward = {"max_steps_without_signal": 0}
+        grpo = {"num_steps": LONG_STEPS, "checkpoint": {"every_steps": EVERY_STEPS}, "reward": reward}
         self._write("long", {"extends": str(self._params("smoke")), "train_grpo": grpo})
         here = {"registry": str(self._folder / "registry")}
         self._local.start(self._write("here", {"extends": str(self._params("smoke")), "register": here}))

@@ -245,6 +245,8 @@ def test_what_does_not_hold_is_found_and_nothing_else(
     assert server.kfp.recurring_runs == {}
     assert {run["state"] for run in server.kfp.runs.values()} <= {"SUCCEEDED", "FAILED"}
     assert server.cluster.all(kinds.TRAIN_JOBS) == []
+    long = load_params(tmp_path / "long.yaml")
+    assert long.train_grpo.reward.max_steps_without_signal == 0, "it would end by itself"
     if not missed:
         assert (server.kfp.runs, server.kfp.experiments, server.cluster.all(kinds.PODS)) == ({}, {}, [])
 
