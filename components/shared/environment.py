@@ -53,7 +53,7 @@ _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 _LOAD = Path("/proc/loadavg")
 _SPIN, _SHORT_SPIN = 300_000, 1_000
-"""libgomp's own, some 3 ms; and one that costs 4 to 10 % of a step on idle cores, and little beside other work."""
+"""libgomp's own, some 3 ms; and one that costs 4 to 23 % of a step on idle cores, and little beside other work."""
 
 
 def choose_spin() -> None:

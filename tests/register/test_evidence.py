@@ -165,7 +165,7 @@ def test_inconsistent_report_is_refused(
     "forged", [{"passed": True}, {"passed": True, "reasons": []}, {"reasons": ["too few problems"]}, {"reasons": []}]
 )
 def test_a_missed_verdict_cannot_be_made_a_passed_one(policy: Path, report: Path, forged: dict[str, Any]) -> None:
-    """Nor its reasons others, although both files agree: the conditions stand beside them."""
+    """The conditions in the report contradict a changed `passed` or `reasons`, even where both files agree."""
     set_verdict(report, passed=False, enforced=False)
     rewrite(report / "verdict.json", lambda verdict: verdict.update(forged))
     rewrite(report / "summary.json", lambda summary: summary["verdict"].update(forged))

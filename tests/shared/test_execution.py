@@ -61,7 +61,7 @@ def test_uncommitted_changes_can_be_applied_to_the_commit(project: Path, tmp_pat
 
 
 def test_keys_in_uncommitted_changes_are_found(project: Path) -> None:
-    """Well-known ones, and values that look drawn where the name says what they are; words are none."""
+    """Well-known formats, and random-looking values of variables named like a secret; plain words are not reported."""
     lines = [
         "one",
         'prefix = "AKIAIOSFODNN7EXAMPLE"',
