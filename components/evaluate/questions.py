@@ -59,7 +59,7 @@ def read_questions(config: EvaluateConfig, folder: Path) -> Questions:
         "split": config.split,
         "problems": len(drawn),
         "of": len(problems),
-        "problems_digest": lineage.value_digest([[each.id, each.question, each.answer] for each in drawn]),
+        "problems_digest": lineage.value_digest([[each.id, each.conversation, each.answer] for each in drawn]),
         "subset_seed": None if config.limit is None else config.seed,
         "shots": len(examples),
         "examples_digest": lineage.value_digest(examples) if examples else None,
@@ -147,7 +147,7 @@ def _shorter(tools: ToolsConfig | None, config: EvaluateConfig, room: int) -> st
 
 
 def _longest_prompt(checkpoint: Checkpoint, problems: Sequence[Problem]) -> int:
-    return max(len(checkpoint.prompt_ids(problem.question, problem.source)) for problem in problems)
+    return max(len(checkpoint.prompt_ids(problem.question, problem.source, problem.earlier)) for problem in problems)
 
 
 def dtype_of(checkpoint: Checkpoint, config: EvaluateConfig) -> str:

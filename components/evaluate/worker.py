@@ -121,7 +121,7 @@ class Evaluator:
                 "source": problem.source,
                 "subject": problem.subject,
                 "level": problem.level,
-                "question": problem.question,
+                "question": problem.conversation,
                 "answer": problem.answer,
                 "sample": sample,
                 "response": completion.response,

@@ -92,12 +92,13 @@ class Checkpoint:
         """Return the tokens of a text, without special tokens."""
         return self._encode([text])[0]
 
-    def prompt_ids(self, question: str, source: str = "") -> tuple[int, ...]:
-        """Return the tokens of the prompt that asks a question from a source of problems.
+    def prompt_ids(self, question: str, source: str = "", earlier: Sequence[tuple[str, str]] = ()) -> tuple[int, ...]:
+        """Return the tokens of the prompt that asks a question from a source of problems, after earlier messages.
 
-        They begin with the begin token if the model has one; a chat template sets it, and all special tokens, itself.
+        They begin with the begin token if the model has one; a chat template sets it, and all special tokens, itself:
+        none comes from a question.
         """
-        return (*self._begin, *self.encode(self.format.prompt(question, source)))
+        return self._begun(self.encode(self._prompt(question, source, earlier)))
 
     def read_observation(self, text: str, *, ended: bool) -> ReadObservation:
         """Return what the model reads after a turn: the answer of its environment, up to where the model writes.
@@ -107,10 +108,7 @@ class Checkpoint:
         """
         assert self.config.tools is not None
         limit = self.config.tools.max_observation_tokens
-        # Some tokenizers list only those with a role, such as the end of a text, and not all that frame messages.
-        marked = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        for token in sorted(marked.union(self.tokenizer.all_special_tokens)):
-            text = text.replace(token, f"{token[0]} {token[1:]}" if len(token) > 1 else " ")
+        text = self._without_special_tokens(text)
 
         def first(num_characters: int) -> ReadObservation:
             shown = text if num_characters >= len(text) else text[:num_characters] + CUT
@@ -137,10 +135,10 @@ class Checkpoint:
 
         Every turn and every answer of an environment is tokenised by itself, as it is when a model acts.
         """
-        prompts = self._encode([self.format.prompt(problem.question, problem.source) for problem in problems])
+        prompts = self._encode([self._prompt(each.question, each.source, each.earlier) for each in problems])
         parts_B = [self.format.response_parts(problem) for problem in problems]
         tokens = iter(self._encode([text for parts in parts_B for text, _ in parts]))
-        begin, examples = self._begin, []
+        examples = []
         for prompt, parts in zip(prompts, parts_B, strict=True):
             ids: list[int] = []
             environment: list[tuple[int, int]] = []
@@ -150,7 +148,7 @@ class Checkpoint:
                 if is_of_environment:
                     environment.append((start, len(ids)))
             completion_ids = (*ids, self.end_ids[0])
-            examples.append(TokenSequence((*begin, *prompt), completion_ids, tuple(environment)))
+            examples.append(TokenSequence(self._begun(prompt), completion_ids, tuple(environment)))
         return examples
 
     @property
@@ -158,6 +156,28 @@ class Checkpoint:
         if self.format.template:
             return ()
         return tuple(token for token in self.tokenizer.encode("") if token == self.tokenizer.bos_token_id)
+
+    def _begun(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a prompt with the begin token, which the text of `prompt` may have already."""
+        return ids if ids[:1] == self._begin else (*self._begin, *ids)
+
+    @cached_property
+    def _special_tokens(self) -> list[str]:
+        # Some tokenizers list only those with a role, such as the end of a text, and not all that frame messages.
+        marked = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        return sorted(marked.union(self.tokenizer.all_special_tokens))
+
+    def _without_special_tokens(self, text: str) -> str:
+        """Return a text in which no special token is read."""
+        for token in self._special_tokens:
+            text = text.replace(token, f"{token[0]} {token[1:]}" if len(token) > 1 else " ")
+        return text
+
+    def _prompt(self, question: str, source: str, earlier: Sequence[tuple[str, str]]) -> str:
+        if self.format.template:
+            question = self._without_special_tokens(question)
+            earlier = [(role, self._without_special_tokens(content)) for role, content in earlier]
+        return self.format.prompt(question, source, earlier)
 
     def _encode(self, texts: list[str]) -> list[tuple[int, ...]]:
         """Return the tokens of texts, in one call: each takes longer than most texts."""

@@ -126,7 +126,8 @@ class Dataset(FileSource):
             raise self._missing(columns, "answer")
         if solution and final_answer(solution, AnswerPolicy.DECLARED) is None and "\n" not in answer:
             solution = f"{solution.rstrip()}\n{_MARK} {answer}"
-        return Fields(_question(question_column), solution, answer, self._subject(columns), self._level(columns))
+        question, earlier = _question(question_column)
+        return Fields(question, solution, answer, self._subject(columns), self._level(columns), earlier)
 
     def _column(self, columns: dict[str, Any], field: str) -> dict[str, Any]:
         """Return the name and value of the column that is a field; nothing where it has no value."""
@@ -178,23 +179,26 @@ def _declared(solution: str, column: str) -> str:
     return answer
 
 
-def _question(column: dict[str, Any]) -> str:
-    """Return a question, which may be a conversation of one message, as a list or written as text."""
+def _question(column: dict[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return a question, with the messages before it where it ends a conversation, given as a list or as text.
+
+    A conversation may begin with a message of the system; then users and assistants take turns.
+    """
     ((name, value),) = column.items()
     if isinstance(value, str) and value.lstrip().startswith("[{"):
         with suppress(ValueError):
             value = json.loads(value)
-    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
-        asked = [each.get("content") for each in value if each.get("role") == "user"]
-        if len(asked) != 1:
-            raise MalformedRowError(f"column `{name}` has {len(asked)} user messages, expected one")
-        if others := ", ".join(str(each.get("role")) for each in value if each.get("role") != "user"):
-            raise MalformedRowError(
-                f"column `{name}` has other messages ({others}), without which the question may mean something else; "
-                "put a system message into train_sft.model.chat.system, and remove them from the data"
-            )
-        return text({name: asked[0]}, name)
-    return text(column, name)
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        return text(column, name), ()
+    roles = [each.get("role") for each in value]
+    turns = roles[1:] if roles[:1] == ["system"] else roles
+    if len(turns) % 2 == 0 or turns != [("user", "assistant")[number % 2] for number in range(len(turns))]:
+        raise MalformedRowError(
+            f"column `{name}` has messages of {', '.join(map(str, roles)) or 'nobody'}; accepted: system or none, then "
+            "user and assistant in turns, and the question of a user as the last"
+        )
+    *earlier, question = (text({name: each.get("content")}, name) for each in value)
+    return question, tuple(zip(roles, earlier, strict=False))
 
 
 def _has(columns: dict[str, Any], name: str) -> bool:

@@ -58,6 +58,7 @@ class Fields(NamedTuple):
     answer: str
     subject: str = ""
     level: int | None = None
+    earlier: tuple[tuple[str, str], ...] = ()
 
 
 class FileSource(Config):

@@ -55,7 +55,7 @@ class RolloutContext:
                     f"problem {problem.id}: {len(group)} partial completions, not {self.sampling.num_samples}"
                 )
             if not group:
-                prompt_ids = self.checkpoint.prompt_ids(problem.question, problem.source)
+                prompt_ids = self.checkpoint.prompt_ids(problem.question, problem.source, problem.earlier)
                 groups.append([Trajectory(self, problem, prompt_ids) for _ in range(self.sampling.num_samples)])
             else:
                 groups.append(

@@ -50,7 +50,9 @@ class TransformersSampler:
         self, problems: Sequence[Problem], sampling: Sampling, uniform_PGT: Tensor
     ) -> list[list[Completion]]:
         """Sample completions of one turn."""
-        prompts = [self.checkpoint.prompt_ids(problem.question, problem.source) for problem in problems]
+        prompts = [
+            self.checkpoint.prompt_ids(problem.question, problem.source, problem.earlier) for problem in problems
+        ]
         groups: dict[int, list[Completion]] = {}
         for batch in self._batches(dict(enumerate(prompts)), sampling.num_samples):
             batch_prompts = [prompts[index] for index in batch]

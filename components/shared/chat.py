@@ -110,10 +110,21 @@ class PromptFormat:
     template: ChatTemplate | None
     """None where the text of the prompt alone is put to it."""
 
-    def prompt(self, question: str, source: str = "") -> str:
-        """Return the text of the prompt that asks a question from a source of problems."""
+    def prompt(self, question: str, source: str = "", earlier: Sequence[tuple[str, str]] = ()) -> str:
+        """Return the text of the prompt that asks a question from a source of problems, after earlier messages.
+
+        PipelineError where there are such messages, and no template to write them with.
+        """
         text = self.config.ask(question, source)
-        return text if self.template is None else self._render(self._messages(text), is_prompt=True)
+        if self.template is not None:
+            return self._render(self._messages(text, earlier), is_prompt=True)
+        if earlier:
+            roles = ", ".join(role for role, _ in earlier)
+            raise PipelineError(
+                f"a question follows other messages ({roles}), which need a chat template: set train_sft.model.chat, "
+                "such as `chat: {}`, or a protocol with chat"
+            )
+        return text
 
     def messages(self, question: str, source: str = "") -> list[Message]:
         """Return what asks a question in a conversation; nothing without a template."""
@@ -126,7 +137,7 @@ class PromptFormat:
         """
         if self.template is None:
             return problem.solution
-        return self._turn(self._messages(self.config.ask(problem.question, problem.source)), problem.solution)
+        return self._turn(self._asked(problem), problem.solution)
 
     def response_parts(self, problem: Problem) -> list[tuple[str, bool]]:
         """Return the response to learn from as parts of text, each with whether an environment wrote it.
@@ -141,7 +152,7 @@ class PromptFormat:
 
     def _turns_with_calls(self, problem: Problem) -> list[tuple[str, bool]]:
         assert self.config.tools is not None
-        messages = self._messages(self.config.ask(problem.question, problem.source))
+        messages = self._asked(problem)
         parts = split_outputs(problem.solution)
         turns: list[tuple[str, bool]] = []
         for place, (text, is_output) in enumerate(parts, 1):
@@ -260,10 +271,15 @@ class PromptFormat:
         prompt, whole = self._render(messages, is_prompt=True), self._answered(messages, text)
         return whole.removeprefix(prompt).removesuffix(self.end) if whole.startswith(prompt) else text
 
-    def _messages(self, text: str) -> list[Message]:
+    def _asked(self, problem: Problem) -> list[Message]:
+        return self._messages(self.config.ask(problem.question, problem.source), problem.earlier)
+
+    def _messages(self, text: str, earlier: Sequence[tuple[str, str]] = ()) -> list[Message]:
+        """A message of the system that a problem has replaces that of the config."""
         system = self.config.chat.system if self.config.chat else None
-        before = [] if system is None else [{"role": "system", "content": system}]
-        return [*before, {"role": "user", "content": text.strip()}]
+        if system is not None and not any(role == "system" for role, _ in earlier):
+            earlier = [("system", system), *earlier]
+        return [{"role": role, "content": content} for role, content in (*earlier, ("user", text.strip()))]
 
     def _answered(self, messages: Sequence[Message], answer: str) -> str:
         return self._render([*messages, {"role": "assistant", "content": answer}], is_prompt=False)

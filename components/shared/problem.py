@@ -40,6 +40,13 @@ class Problem(BaseModel):
     """Topic within the source; empty where the source has none."""
     level: int | None
     """Difficulty from 1 (easy); null where the source has none."""
+    earlier: tuple[tuple[str, str], ...] = ()
+    """Messages of the conversation before the question, each with its role: one of the system, earlier turns."""
+
+    @property
+    def conversation(self) -> str:
+        """The question after the messages before it, for people."""
+        return "\n".join([*(f"[{role}] {content}" for role, content in self.earlier), self.question])
 
     @property
     def num_steps(self) -> int | None:
@@ -69,7 +76,9 @@ def read_problems(folder: Path, split: Split) -> list[Problem]:
 
 def write_problems(folder: Path, split: Split, problems: Iterable[Problem]) -> None:
     """Write one split in the order given."""
-    jsonl.write_rows(problems_file(folder, split), (problem.model_dump(mode="json") for problem in problems))
+    jsonl.write_rows(
+        problems_file(folder, split), (problem.model_dump(mode="json", exclude_defaults=True) for problem in problems)
+    )
 
 
 def draw(problems: Sequence[Problem], number: int | None, seed: int) -> list[Problem]:

@@ -33,7 +33,7 @@ def token_lengths(model: ModelConfig, problems: Sequence[Problem]) -> tuple[list
         return [], []
     train = [problem for problem in problems if problem.split == Split.TRAIN]
     tokenizer, form = tokenizer_for(model, train or problems), prompt_format(model)
-    prompts = [form.prompt(problem.question, problem.source) for problem in problems]
+    prompts = [form.prompt(problem.question, problem.source, problem.earlier) for problem in problems]
     responses = [
         "".join(text for text, _ in form.response_parts(problem)) if problem.solution else "" for problem in problems
     ]

@@ -230,7 +230,7 @@ def completion_records(
             "step": step,
             "id": problem.id,
             "sample": number,
-            "question": problem.question,
+            "question": problem.conversation,
             "answer": problem.answer,
             "completion": completion.text,
             **({"turns": completion.turn_records()} if completion.turns else {}),

@@ -52,7 +52,8 @@ def _read_split(path: Path, split: Split) -> Iterator[dict[str, Any]]:
     for number, values in jsonl.read_rows(path):
         name, place = values.get("id"), f"{path.name}:{number}"
         problem, defect = _parse(values)
-        missing, unknown = Problem.model_fields.keys() - values, values.keys() - Problem.model_fields.keys()
+        required = {key for key, field in Problem.model_fields.items() if field.is_required()}
+        missing, unknown = required - values.keys(), values.keys() - Problem.model_fields.keys()
         column_defects = [*(f"lacks {key}" for key in sorted(missing)), *(f"has {key}" for key in sorted(unknown))]
         yield {
             LABEL: name if isinstance(name, str) and name.strip() else place,
@@ -80,7 +81,7 @@ def _parse(values: dict[str, Any]) -> tuple[Problem | None, str]:
 def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> list[dict[str, Any]]:
     ids = defaultdict(list)
     for problem in problems:
-        ids[problem.split, _normalised(problem.question)].append(problem.id)
+        ids[problem.split, _normalised(problem.conversation)].append(problem.id)
     answers = Counter((problem.split, problem.answer) for problem in problems)
     sizes = Counter(problem.split for problem in problems)
     grades = _grades(problems, config.model.answer)
@@ -89,7 +90,7 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
     any_solution = any(problem.solution.strip() for problem in problems if problem.split == Split.TRAIN)
     lines = []
     for index, problem in enumerate(problems):
-        question = _normalised(problem.question)
+        question = _normalised(problem.conversation)
         same = ids[problem.split, question]
         held_out = [each for split in _HELD_OUT[problem.split] for each in ids[split, question]]
         line = {
@@ -159,7 +160,7 @@ def describe(frame: pd.DataFrame) -> dict[str, Any]:
     first_of_source: dict[str, Problem] = {}  # in the train split if it has one
     for problem in sorted(problems, key=lambda problem: problem.split != Split.TRAIN):
         first_of_source.setdefault(problem.source, problem)
-    shown = {"id", "source", "question", "solution", "answer"}
+    shown = {"id", "solution", "answer"}
     return {
         "sources": _counts((each, None) for each in problems),
         "subjects": _counts((each, each.subject) for each in problems if each.subject),
@@ -168,7 +169,10 @@ def describe(frame: pd.DataFrame) -> dict[str, Any]:
         "solution_tokens": _lengths(frame["solution_tokens"]),
         "answers": {str(split): _answers(problems, split) for split in present},
         "worked_fraction": float(worked.mean()) if len(worked) else None,
-        "examples": [each.model_dump(mode="json", include=shown) for _, each in sorted(first_of_source.items())],
+        "examples": [
+            {**each.model_dump(mode="json", include=shown), "source": source, "question": each.conversation}
+            for source, each in sorted(first_of_source.items())
+        ],
     }
 
 

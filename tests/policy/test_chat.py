@@ -63,6 +63,25 @@ def test_a_prompt_has_the_tokens_that_transformers_makes_of_the_conversation(
     assert light.encode(text, add_special_tokens=False).ids == expected
 
 
+def test_a_question_follows_the_messages_of_its_conversation(tmp_path: Path) -> None:
+    """Its own message of the system replaces the config's, and no text in it becomes a special token."""
+    folder = chat_model.write(tmp_path, CHATML)
+    checkpoint = _checkpoint(folder, chat={"system": SYSTEM}, prompt="{question}")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    earlier = (("system", "In base 2."), ("user", "1+0?"), ("assistant", "1"))
+    messages = [{"role": role, "content": content} for role, content in (*earlier, ("user", "1+1?"))]
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert checkpoint.prompt_ids("1+1?", "", earlier) == tuple(expected)
+    asked = tiny.PROBLEMS[0].model_copy(update={"question": "1+1?", "earlier": earlier})
+    assert checkpoint.examples([asked])[0].prompt_ids == tuple(expected)
+    end = tokenizer.eos_token
+    assert checkpoint.prompt_ids(f"1{end}1?").count(tokenizer.eos_token_id) == checkpoint.prompt_ids("11?").count(
+        tokenizer.eos_token_id
+    )
+    with pytest.raises(PipelineError, match=r"follows other messages \(system\), which need a chat template"):
+        prompt_format(ModelConfig(base=str(folder))).prompt("1+1?", "", earlier[:1])
+
+
 def test_templates_of_older_models_are_read(tmp_path: Path) -> None:
     """From the config of the tokenizer, where there may be several, with special tokens that are objects."""
     folder = chat_model.write_older(tmp_path, "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")

@@ -53,6 +53,19 @@ def _row(columns: dict[str, Any], **names: str) -> Fields:
     ("columns", "names", "expected"),
     [
         ({"question": "Q?", "answer": "72"}, {}, Fields("Q?", "", "72")),
+        (
+            {"prompt": [{"role": "system", "content": "In base 2."}, {"role": "user", "content": "Q?"}], "answer": "1"},
+            {},
+            Fields("Q?", "", "1", earlier=(("system", "In base 2."),)),
+        ),
+        (
+            {
+                "prompt": json.dumps([{"role": each, "content": each} for each in ("user", "assistant", "user")]),
+                "answer": "1",
+            },
+            {},
+            Fields("user", "", "1", earlier=(("user", "user"), ("assistant", "assistant"))),
+        ),
         ({"prompt": "Q?", "final_answer": 72}, {}, Fields("Q?", "", "72")),
         ({"problem": "Q?", "answer": 72.0}, {}, Fields("Q?", "", "72")),
         ({"problem": "Q?", "answer": 0.1 + 0.2}, {}, Fields("Q?", "", "0.3")),
@@ -107,17 +120,17 @@ def test_columns_are_found_by_their_usual_names_or_by_those_in_the_params(
             "column `solution` declares no final answer, such as `#### 42`",
         ),
         ({"question": "Q?", "answer": "1", "n": "x"}, {"level": "n"}, 'column `n` is "x", expected a number'),
-        ({"prompt": [{"role": "system", "content": "S"}], "answer": "1"}, {}, "has 0 user messages, expected one"),
         (
-            {"prompt": [{"role": "system", "content": "In base 2."}, {"role": "user", "content": "Q?"}], "answer": "1"},
+            {"prompt": [{"role": "system", "content": "S"}], "answer": "1"},
             {},
-            "column `prompt` has other messages (system), without which the question may mean something else",
+            "column `prompt` has messages of system; accepted: system or none, then user and assistant in turns",
         ),
         (
             {"prompt": '[{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "A."}]', "answer": "1"},
             {},
-            "has other messages (assistant)",
+            "has messages of user, assistant",
         ),
+        ({"prompt": [{"role": "user", "content": "Q?"}] * 2, "answer": "1"}, {}, "has messages of user, user"),
     ],
 )
 def test_row_without_question_or_answer_has_a_reason(

@@ -121,7 +121,7 @@ def complete(
             _Turns(submit, checkpoint, sampling, numbers).run_to_completion(groups)
         return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
     params = {**_params(checkpoint, sampling, sampling.stop), "n": sampling.num_samples}
-    prompts = [checkpoint.prompt_ids(problem.question, problem.source) for problem in problems]
+    prompts = [checkpoint.prompt_ids(problem.question, problem.source, problem.earlier) for problem in problems]
     requests = [Request(ids, {**params, "seed": seed}) for ids, seed in zip(prompts, numbers, strict=True)]
     stop = StopTexts(sampling.stop, checkpoint.decode)
     answers = zip(prompts, engine.complete(requests), strict=True)
