@@ -182,7 +182,7 @@ def _declared(solution: str, column: str) -> str:
 def _question(column: dict[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return a question, with the messages before it where it ends a conversation, given as a list or as text.
 
-    A conversation may begin with a message of the system; then users and assistants take turns.
+    A conversation may begin with a system message; then user and assistant take turns, and the user asks last.
     """
     ((name, value),) = column.items()
     if isinstance(value, str) and value.lstrip().startswith("[{"):
@@ -194,8 +194,8 @@ def _question(column: dict[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]
     turns = roles[1:] if roles[:1] == ["system"] else roles
     if len(turns) % 2 == 0 or turns != [("user", "assistant")[number % 2] for number in range(len(turns))]:
         raise MalformedRowError(
-            f"column `{name}` has messages of {', '.join(map(str, roles)) or 'nobody'}; accepted: system or none, then "
-            "user and assistant in turns, and the question of a user as the last"
+            f"column `{name}` has messages of {', '.join(map(str, roles)) or 'no role'}; accepted: an "
+            "optional system message, then user and assistant in turns, with the user's question last"
         )
     *earlier, question = (text({name: each.get("content")}, name) for each in value)
     return question, tuple(zip(roles, earlier, strict=False))

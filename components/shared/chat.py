@@ -275,7 +275,7 @@ class PromptFormat:
         return self._messages(self.config.ask(problem.question, problem.source), problem.earlier)
 
     def _messages(self, text: str, earlier: Sequence[tuple[str, str]] = ()) -> list[Message]:
-        """A message of the system that a problem has replaces that of the config."""
+        """Return the messages up to the question; a problem's own system message replaces the config's."""
         system = self.config.chat.system if self.config.chat else None
         if system is not None and not any(role == "system" for role, _ in earlier):
             earlier = [("system", system), *earlier]

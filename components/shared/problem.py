@@ -41,7 +41,7 @@ class Problem(BaseModel):
     level: int | None
     """Difficulty from 1 (easy); null where the source has none."""
     earlier: tuple[tuple[str, str], ...] = ()
-    """Messages of the conversation before the question, each with its role: one of the system, earlier turns."""
+    """Messages before the question as (role, content): a system message, earlier turns; empty for most."""
 
     @property
     def conversation(self) -> str:

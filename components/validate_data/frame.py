@@ -49,10 +49,10 @@ def build_frame(folder: Path, config: ValidateConfig) -> pd.DataFrame:
 
 
 def _read_split(path: Path, split: Split) -> Iterator[dict[str, Any]]:
+    required = {key for key, field in Problem.model_fields.items() if field.is_required()}
     for number, values in jsonl.read_rows(path):
         name, place = values.get("id"), f"{path.name}:{number}"
         problem, defect = _parse(values)
-        required = {key for key, field in Problem.model_fields.items() if field.is_required()}
         missing, unknown = required - values.keys(), values.keys() - Problem.model_fields.keys()
         column_defects = [*(f"lacks {key}" for key in sorted(missing)), *(f"has {key}" for key in sorted(unknown))]
         yield {

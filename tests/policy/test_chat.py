@@ -64,7 +64,7 @@ def test_a_prompt_has_the_tokens_that_transformers_makes_of_the_conversation(
 
 
 def test_a_question_follows_the_messages_of_its_conversation(tmp_path: Path) -> None:
-    """Its own message of the system replaces the config's, and no text in it becomes a special token."""
+    """Its own system message replaces the config's, and no text in it becomes a special token."""
     folder = chat_model.write(tmp_path, CHATML)
     checkpoint = _checkpoint(folder, chat={"system": SYSTEM}, prompt="{question}")
     tokenizer = AutoTokenizer.from_pretrained(folder)

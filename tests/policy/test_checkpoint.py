@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,8 @@ def test_a_prompt_starts_with_the_begin_token_of_the_tokenizer() -> None:
         single="<unk> $A <eos>", special_tokens=[("<unk>", 2), ("<eos>", 1)]
     )
     assert checkpoint.prompt_ids("Tom has 3?") == (2, *plain)
+    written = replace(checkpoint, config=checkpoint.config.model_copy(update={"prompt": "<unk>{question}\n"}))
+    assert written.prompt_ids("Tom has 3?") == (2, *plain)
     assert (
         checkpoint.examples([tiny.PROBLEMS[0]])[0].completion_ids
         == tiny.checkpoint().examples([tiny.PROBLEMS[0]])[0].completion_ids

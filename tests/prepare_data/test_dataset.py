@@ -123,7 +123,7 @@ def test_columns_are_found_by_their_usual_names_or_by_those_in_the_params(
         (
             {"prompt": [{"role": "system", "content": "S"}], "answer": "1"},
             {},
-            "column `prompt` has messages of system; accepted: system or none, then user and assistant in turns",
+            "column `prompt` has messages of system; accepted: an optional system message, then user",
         ),
         (
             {"prompt": '[{"role": "user", "content": "Q?"}, {"role": "assistant", "content": "A."}]', "answer": "1"},
