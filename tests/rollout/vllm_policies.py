@@ -54,7 +54,7 @@ class Words:
     end_ids = (1,)
     device = torch.device("cpu")
 
-    def prompt_ids(self, question: str, source: str) -> tuple[int, ...]:
+    def prompt_ids(self, question: str, source: str, earlier: object) -> tuple[int, ...]:
         """See `Checkpoint`."""
         return tuple(question.encode())
 
