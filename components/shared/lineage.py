@@ -273,6 +273,22 @@ def complete(
         revision = revision.model_copy(update={"patch": None})
     environment = place.environment
     run = current_run(_key(work), _key(environment), _key(revision), started, place.threads)
+    return _by_run(described, work, run, environment, revision)
+
+
+def taken(described: Lineage, earlier: Lineage) -> Lineage:
+    """Return the lineage of what another run has made from equal inputs and this one takes: its work, of these inputs.
+
+    Equal inputs can have lineages of their own, as the stages behind them may have run again.
+    """
+    work = earlier.work.model_copy(update={"inputs": described.work.inputs})
+    run = next(run for run in earlier.runs if run.of == earlier.made_by)
+    environment, revision = earlier.environments[run.environment], earlier.revisions[run.revision]
+    return _by_run(described, work, run.model_copy(update={"of": _key(work)}), environment, revision)
+
+
+def _by_run(described: Lineage, work: Work, run: Run, environment: Environment, revision: Revision) -> Lineage:
+    """The lineage of what a stage made in a run, with all that is behind what `described` describes."""
     others = {key: each for key, each in described.stages.items() if key != described.made_by}
     own = Lineage(
         made_by=run.of,

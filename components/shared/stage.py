@@ -118,7 +118,7 @@ def run(
     made_by = _described(stage, config, folders, inputs)
     earlier = reuse.find(stage.name, config, made_by, outputs)
     if earlier:
-        return _take(earlier, stage, outputs, before_publish)
+        return _take(earlier, stage, outputs, made_by, before_publish)
     verdict = None
     root = work_root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")
     sources = stage.sources(config)
@@ -128,7 +128,9 @@ def run(
         work_folder = {"work": _begin(work, made_by)} if work else {}
         with _partial_outputs(outputs, *work_folder.values()) as partial:
             metrics = work.copy_result(partial) if work else None
-            if metrics is None:
+            if metrics is not None:
+                _describe_taken(partial, made_by)
+            else:
                 try:
                     metrics = stage.function(config, **inputs, **partial, **work_folder)
                 except PipelineError as error:
@@ -165,15 +167,29 @@ def _described(stage: Stage, config: Config, folders: Mapping[str, Path], inputs
 
 
 def _take(
-    earlier: Finished, stage: Stage, outputs: Mapping[str, Path], before_publish: Callable[[dict[str, float]], object]
+    earlier: Finished,
+    stage: Stage,
+    outputs: Mapping[str, Path],
+    made_by: Lineage,
+    before_publish: Callable[[dict[str, float]], object],
 ) -> dict[str, float]:
     """Publish the outputs of an earlier run as those of this one, and return their metrics."""
     with _partial_outputs(outputs) as partial:
         reuse.link(earlier, partial)
+        _describe_taken(partial, made_by)
         before_publish(earlier.metrics)
     recorded = earlier.model_dump(include={"seconds", "metrics", "digests", "code"})
     _log_event(stage.name, "finished", reused_from=earlier.run, **recorded)
     return earlier.metrics
+
+
+def _describe_taken(outputs: Mapping[str, Path], described: Lineage) -> None:
+    """Write this run's lineage into outputs that another run has made, whose files may be links to its own."""
+    for folder in outputs.values():
+        earlier = lineage.read(folder)
+        assert earlier is not None
+        (folder / lineage.FILE_NAME).unlink()
+        lineage.write(folder, lineage.taken(described, earlier))
 
 
 def _log_finished(stage: Stage, outputs: Mapping[str, Path], metrics: Mapping[str, float], *, seconds: float) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from components.shared import environment, lineage, reuse
 from components.shared.config import Config, Operational
-from components.shared.execution import current_environment
+from components.shared.execution import Revision, current_environment
 from components.shared.lineage import Material
 from components.shared.reuse import Finished
 from components.shared.stage import Stage, run
+from tests.lineages import made
 
 
 class _Config(Config):
@@ -84,9 +85,24 @@ def test_unchanged_work_is_taken_from_the_earlier_run(runs: _Runs) -> None:
     first, before = runs.output, runs.event()
     assert runs.run(num_processes=8) == {"files": 1.0}
     assert runs.computed == 1
-    for name in ("text.txt", lineage.FILE_NAME):
-        assert (runs.output / name).samefile(first / name)
+    assert (runs.output / "text.txt").samefile(first / "text.txt")
+    assert lineage.read(runs.output) == lineage.read(first)
     assert runs.event() == {**before, "reused_from": "run-1"}
+
+
+def test_what_is_taken_has_the_lineage_of_this_runs_inputs(runs: _Runs) -> None:
+    """A stage before it may have run again, to the same bytes; the earlier run's own lineage is left as it was."""
+    first, before = runs.output, lineage.read(runs.output)
+    again = made("draw", revision=Revision(commit="ab" * 20))
+    lineage.write(runs.folder / "source", again)
+    runs.run()
+    assert runs.computed == 1
+    taken = lineage.read(runs.output)
+    assert taken is not None
+    assert before is not None
+    assert taken.contains(again)
+    assert taken.run() == before.runs[0].model_copy(update={"of": taken.made_by})
+    assert lineage.read(first) == before
 
 
 @pytest.mark.parametrize(

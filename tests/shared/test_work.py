@@ -18,6 +18,7 @@ from components.shared import durable, lineage, work
 from components.shared.config import Config, Operational
 from components.shared.environment import JOURNAL_VARIABLE, WORK_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.execution import Revision
 from components.shared.lineage import Material
 from components.shared.stage import Stage, run
 from components.shared.work import WorkFolder
@@ -219,19 +220,31 @@ class _First:
 def test_a_run_waits_for_another_of_the_same_work(
     training: _Training, monkeypatch: pytest.MonkeyPatch, failure: BaseException | None
 ) -> None:
-    """It copies that one's result with its metrics, or resumes what it left unfinished; earlier runs do not matter."""
+    """It copies that one's result with its metrics, or resumes what it left unfinished; earlier runs do not matter.
+
+    Equal inputs can be of another run: what is copied has the lineage of its own.
+    """
     training.run(output="earlier")
     training.calls.clear()
+    own = made("draw", revision=Revision(commit="ab" * 20))
+    shutil.copytree(training.folder / "source", training.folder / "again")
+    lineage.write(training.folder / "again", own)
     first = _First(training, monkeypatch, failure)
-    assert training.run(output="deep/another") == (0 if failure is None else 3)
+    assert training.run(source="again", output="deep/another") == (0 if failure is None else 3)
     first.end()
     owner = rf"run 0f1e2d3c \(process {os.getpid()} on \S+\)"
     message = rf"waiting for the result of {owner}, which does the same work in {training.calls[0]}"
     assert re.fullmatch(message, first.output[0])
     assert len(training.calls) == (1 if failure is None else 2)
     assert (training.folder / "deep/another/weights.txt").read_text() == "trained"
+    copied = lineage.read(training.folder / "deep/another")
+    assert copied is not None
+    assert copied.contains(own)
+    assert copied.maker(copied.work.inputs["source"]) == own.work
     if failure is None:
-        assert lineage.read(training.folder / "deep/another") == lineage.read(training.folder / "out/model")
+        first_run = lineage.read(training.folder / "out/model")
+        assert first_run is not None
+        assert copied.run() == first_run.runs[0].model_copy(update={"of": copied.made_by})
     assert training.unfinished() == []
 
 
