@@ -19,6 +19,7 @@ from components.shared.errors import PipelineError
 from components.shared.model import context_tokens
 from components.shared.problem import Problem, Split, read_problems, splits_in
 from components.shared.tokenizer import token_lengths
+from components.validate_data.gradable import ungradable
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99, 1.0)
 _STEP = 16
@@ -58,6 +59,8 @@ def limits(path: Path) -> None:
     lengths = measure(params, problems)
     reads = "" if context is None else f", which reads {context:,} tokens"
     print(f"\nby the tokenizer of {model.base}{reads}\n\n{table(lengths)}\n")
+    if defect := ungradable(problems, model.answer):
+        print(f"warning: {defect}\n")
     values = proposals(params, lengths, context)
     print(overlay(params, values, path), end="")
     wanted = wanted_completion(params, lengths)

@@ -46,6 +46,7 @@ from components.train_grpo.custom_rewards import import_errors, is_custom
 from components.train_grpo.preferences import KEY as PREFERENCES
 from components.train_grpo.preferences import read_preferences
 from components.train_sft.config import TrainSFTConfig
+from components.validate_data.gradable import ungradable
 
 Check = Callable[[], Any]
 
@@ -87,6 +88,7 @@ def missing_here(params: Params, *, containers: bool = False) -> list[str]:
     context = answers[_BASE_MODEL]
     lines = [
         *_files(params),
+        *_ungradable(params),
         *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
         *(exceeded_limits(params, context) if isinstance(context, int) else []),
         *([] if isinstance(context, PipelineError) else list(wrong_tools(params)) or _exceeded_by_data(params)),
@@ -157,6 +159,15 @@ def _exceeded_by_data(params: Params) -> Iterator[str]:
         if 2 * num_longer > len(tokens):
             what = "prompts" if key.startswith("validate") else "prompts with their solutions"
             yield f"{key}: is {limit:,}, and {num_longer} of the first {len(tokens)} {what} have up to {max(tokens):,}"
+
+
+def _ungradable(params: Params) -> Iterator[str]:
+    """Say which answers of the user's own data validation would refuse, as far as their first rows show."""
+    own = [source for source in params.prepare_data.sources if isinstance(source, Dataset)]
+    if own and not params.prepare_data.repository:
+        problems = [*_first_problems(params.prepare_data.model_copy(update={"sources": own}))]
+        if defect := ungradable(problems, params.train_sft.model.answer):
+            yield f"prepare_data.sources: among the first rows, {defect}"
 
 
 def _first_problems(config: PrepareConfig) -> Iterator[Problem]:

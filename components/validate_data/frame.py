@@ -5,7 +5,6 @@ rows out of the count.
 """
 
 import json
-import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,12 +14,12 @@ from typing import Any
 import pandas as pd
 from pydantic import ValidationError
 
-from components.grading.verifier import Submission, Verdict, Verifier, has_reasoning
+from components.grading.verifier import has_reasoning
 from components.shared import jsonl
-from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem, Split, problems_file, splits_in
 from components.shared.tokenizer import token_lengths
 from components.validate_data.config import ValidateConfig
+from components.validate_data.gradable import grades
 
 LABEL = "row"
 _COLUMNS = [
@@ -31,9 +30,6 @@ _COLUMNS = [
 _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'})
 _QUANTILES = {"min": 0.0, "median": 0.5, "p95": 0.95, "max": 1.0}
 _MAX_BINS = 30
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-_SENTENCE = re.compile(r"[^\W\d_]{2,}\W+[^\W\d_]{2,}.*\d|\d.*[^\W\d_]{2,}\W+[^\W\d_]{2,}\W+[^\W\d_]{2,}")
-"""Words around a number: more than a unit of measure."""
 _HELD_OUT = {Split.TRAIN: (Split.TEST, Split.DEV), Split.DEV: (Split.TEST,), Split.TEST: ()}
 """Splits whose questions must not occur in a split."""
 _NUM_ANSWERS = 6
@@ -84,7 +80,7 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
         ids[problem.split, _normalised(problem.conversation)].append(problem.id)
     answers = Counter((problem.split, problem.answer) for problem in problems)
     sizes = Counter(problem.split for problem in problems)
-    grades = _grades(problems, config.model.answer)
+    verdicts = grades(problems, config.model.answer)
     prompt_tokens, solution_tokens = token_lengths(config.model, problems)
     # Where no problem has one, nothing is to be imitated, and none is missing.
     any_solution = any(problem.solution.strip() for problem in problems if problem.split == Split.TRAIN)
@@ -95,7 +91,7 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
         held_out = [each for split in _HELD_OUT[problem.split] for each in ids[split, question]]
         line = {
             "answer": problem.answer,
-            "grade": grades[index],
+            "grade": verdicts[index],
             "copies": len(same),
             "twin": next((each for each in same if each != problem.id), None),
             "answer_share": answers[problem.split, problem.answer] / sizes[problem.split],
@@ -117,38 +113,6 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
 def _normalised(question: str) -> str:
     """Return a question without differences in white space, case and kinds of quotation mark."""
     return "".join(unicodedata.normalize("NFKC", question).translate(_QUOTES).casefold().split())
-
-
-def _grades(problems: Sequence[Problem], policy: AnswerPolicy) -> list[str]:
-    """Return the verdict on each problem's own solution, or on its boxed answer if it has none.
-
-    An answer that cannot be read is "unscorable", though it equals itself, and a sentence that the number in it does
-    not answer is "wrong": no other answer would be right.
-    """
-    submissions = [
-        Submission(problem.answer, problem.solution, policy, problem.question)
-        if problem.solution.strip()
-        else Submission(problem.answer, rf"\boxed{{{problem.answer}}}", AnswerPolicy.BOXED, problem.question)
-        for problem in problems
-    ]
-    others = [
-        Submission(problem.answer, rf"\boxed{{{_number_in(problem.answer)}}}", AnswerPolicy.BOXED, problem.question)
-        for problem in problems
-    ]
-    with Verifier() as verify:
-        own, other = (verify(each) for each in (submissions, others))
-    verdicts = []
-    for problem, first, second in zip(problems, own, other, strict=True):
-        is_sentence = _SENTENCE.search(problem.answer) is not None and second.verdict is Verdict.WRONG
-        is_itself_alone = is_sentence or second.verdict is Verdict.UNSCORABLE
-        verdicts.append(str(second.verdict if is_itself_alone else first.verdict))
-    return verdicts
-
-
-def _number_in(answer: str) -> str:
-    """Return the only number in an answer, or else one that hardly any problem asks for."""
-    numbers = _NUMBER.findall(answer)
-    return numbers[0] if len(numbers) == 1 else "-31415.9"
 
 
 def describe(frame: pd.DataFrame) -> dict[str, Any]:

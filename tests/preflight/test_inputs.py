@@ -320,6 +320,20 @@ def test_dataset_is_refused_before_anything_runs(
     assert line is None or line in lines[0]
 
 
+@pytest.mark.parametrize(("answer", "num"), [("He has {} apples.", 20), ("{} apples", 0), ("${}.00", 0)])
+def test_answers_that_cannot_be_graded_are_named_before_anything_runs(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, num: int
+) -> None:
+    """Validation would refuse them; a unit or a currency is no reason."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{number} and 1 apples?,{answer.format(number + 1)}" for number in range(100)]
+    (tmp_path / "sums.csv").write_text("\n".join(["q,a", *rows]))
+    without = {"train_sft.num_steps": 0, "train_sft.warmup_steps": 0}
+    lines = missing_here(_put(values, {"prepare_data.sources": [SUMS], **without}))
+    named = '20 of 20 answers cannot be graded: "He has 1 apples." (wrong), "He has 2 apples." (wrong), "He has 3'
+    assert [named in line for line in lines] == [True] * bool(num)
+
+
 def test_sizes_of_files_are_known_before_anything_runs(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
