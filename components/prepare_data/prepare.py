@@ -98,10 +98,10 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
                     splits[problem.split].append(problem)
                 continue
             for split in Split:
-                if path := source.path(split):
+                if source.path(split):
                     rows = list(source.read(split, raw.path, verify, seed=config.seed))
                     malformed = [row for row in rows if isinstance(row, MalformedRow)]
-                    _check_malformed(path, split, malformed, len(rows), config.max_malformed_fraction)
+                    _check_rows(source, split, len(rows), malformed, config.max_malformed_fraction)
                     splits[split] += [row for row in rows if isinstance(row, Problem)]
                     quarantine += [{**row._asdict(), "file": row.file.as_posix()} for row in malformed]
                     name, material = _material(config, raw, source, split)
@@ -160,11 +160,14 @@ def _check_what_is_left(
         )
 
 
-def _check_malformed(
-    path: Path, split: Split, malformed: list[MalformedRow], num_rows: int, max_fraction: float
+def _check_rows(
+    source: FileSource, split: Split, num_rows: int, malformed: list[MalformedRow], max_fraction: float
 ) -> None:
+    path = source.path(split)
     if not num_rows:
-        raise PipelineError(f"{path}: contains no row for the {split} split")
+        same = "; rows with the same question stay in one split: does the file have different questions?"
+        is_divided = source.test_fraction or source.dev_fraction
+        raise PipelineError(f"{path}: contains no row for the {split} split{same if is_divided else ''}")
     if len(malformed) > max_fraction * num_rows:
         first = malformed[0]
         raise PipelineError(

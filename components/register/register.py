@@ -66,10 +66,10 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
     verdict = evidence["verdict"]
     count_look(config.registry, config.name, digests["policy"], verdict)
     if not verdict["passed"]:
-        reasons = "; ".join(verdict["reasons"])
         if verdict["enforced"]:
+            reasons = "; ".join(verdict["reasons"])
             raise GateMissedError(f"the policy missed the gate and was not registered: {reasons}")
-        say("register", f"the policy missed the gate, which is not enforced: {reasons}")
+        say("register", "the policy missed the gate, which is not enforced")
     if not evidence["summary"].get("learned", True):
         say("register", "warning: GRPO learned nothing: the policy has the weights of its reference")
     # Connected before anything is registered: a wrong address is an error while there is nothing to undo.

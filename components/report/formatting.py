@@ -40,7 +40,7 @@ def looks(counted: Mapping[str, Any]) -> str:
     """Return how often the test problems were looked at, and what that means for a gate that is passed."""
     number, chance = counted["number"], f"{100 * counted['false_promotion']:.3g}"
     if number == 1:
-        return "first look at these test problems"
+        return "no other policy was judged on these test problems before"
     others = "one other policy was" if number == 2 else f"{number - 1:,} other policies were"
     return (
         f"{others} judged on these test problems before: the chance that one of {number:,} that are not better passes "

@@ -39,8 +39,8 @@ def weakness(gate: GateConfig, sizes: Mapping[str, int]) -> str | None:
     if probability >= MIN_POWER:
         return None
     needed = enough_problems(gate, sizes)
-    enough = ", ".join(f"{source} {size:,}" for source, size in needed.items())
-    remedy = f"enough test problems would be {enough}" if enough else "no number of test problems would do"
+    enough = " and ".join(f"{size:,} test problems in `{source}`" for source, size in needed.items())
+    remedy = f"{enough} would be enough" if enough else "no number of test problems would do"
     return (
         f"report.gate: a policy that gains {points(gained)} points (expected_gain) would pass with a probability of "
         f"{percent(probability, 0)} only, {percent(MIN_POWER, 0)} is required; {remedy}; or change margin, min_gain, "

@@ -206,23 +206,25 @@ def costs(run: RunFacts, findings: Findings) -> list[tuple[str, str, str, str]]:
 
 
 def _choose_examples(pairs: Sequence[Pair], number: int) -> list[dict[str, Any]]:
-    """Return about `number` examples: half newly right, a quarter newly wrong, the rest the same before and after.
+    """Return `number` examples: half newly right, a quarter newly wrong, the rest the same before and after.
 
-    Chosen by the digest of the problem's id: the same in every run, and not hand-picked.
+    Where a group has fewer, others have more. Chosen by the digest of the problem's id: the same in every run, and not
+    hand-picked.
     """
     shuffled = sorted(pairs, key=lambda pair: value_digest(pair.first.id))
     newly_right, newly_wrong = -(-number // 2), number // 4
     same = number - newly_right - newly_wrong
-    groups = []
-    for title, right, share in (
-        ("SFT wrong, GRPO right", (False, True), newly_right),
-        ("SFT right, GRPO wrong", (True, False), newly_wrong),
-        ("Both right", (True, True), same - same // 2),
-        ("Both wrong", (False, False), same // 2),
-    ):
-        members = [pair for pair in shuffled if pair.right == right]
-        groups.append({"title": title, "total": len(members), "pairs": members[:share]})
-    return groups
+    shares = {
+        "SFT wrong, GRPO right": ((False, True), newly_right),
+        "SFT right, GRPO wrong": ((True, False), newly_wrong),
+        "Both right": ((True, True), same - same // 2),
+        "Both wrong": ((False, False), same // 2),
+    }
+    members = {title: [pair for pair in shuffled if pair.right == right] for title, (right, _) in shares.items()}
+    shown = {title: min(share, len(members[title])) for title, (_, share) in shares.items()}
+    for title, each in members.items():
+        shown[title] += min(number - sum(shown.values()), len(each) - shown[title])
+    return [{"title": title, "total": len(each), "pairs": each[: shown[title]]} for title, each in members.items()]
 
 
 def _validation_panel(training: Mapping[str, Any] | None) -> Iterator[tuple[str, Any, Markup]]:

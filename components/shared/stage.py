@@ -188,8 +188,10 @@ def _describe_taken(outputs: Mapping[str, Path], described: Lineage) -> None:
     for folder in outputs.values():
         earlier = lineage.read(folder)
         assert earlier is not None
-        (folder / lineage.FILE_NAME).unlink()
-        lineage.write(folder, lineage.taken(described, earlier))
+        taken = lineage.taken(described, earlier)
+        if taken != earlier:
+            (folder / lineage.FILE_NAME).unlink()
+            lineage.write(folder, taken)
 
 
 def _log_finished(stage: Stage, outputs: Mapping[str, Path], metrics: Mapping[str, float], *, seconds: float) -> None:

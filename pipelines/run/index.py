@@ -14,8 +14,9 @@ from components.register.snapshot import VERSION_FILE, read_registry
 from components.report.formatting import points
 from components.shared import jsonl, page
 from components.shared.errors import PipelineError
+from components.shared.live import LIVE, STEPS
 from components.shared.versioning import is_url
-from pipelines.run.history import PAGE, Run, runs
+from pipelines.run.history import LOG, PAGE, PARAMS, Run, runs
 
 INDEX = "index.html"
 _REGISTRY = "registry"
@@ -70,6 +71,7 @@ def _row(run: Run, outputs: Path) -> dict[str, Any]:
         "status": _status(run),
         "passed": run.verdict.get("passed"),
         "page": report.relative_to(outputs).as_posix() if report.is_file() else None,
+        "files": {name: f"runs/{run.name}/{name}" for name in (PARAMS, LOG) if (run.folder / name).is_file()},
         "target": run.verdict.get("target"),
         "version": run.version.get("tag"),
         "curves": _curves(run),
@@ -83,13 +85,14 @@ def _status(run: Run) -> str:
     last = run.events[-1] if run.events else {}
     if last.get("event") == "failed":
         return f"failed in {last['stage']}: {last['error']}"
-    return f"not finished: {last['stage']} {last['event']}" if "stage" in last else "not begun"
+    return run.state
 
 
 def _curves(run: Run) -> dict[str, list[float]]:
-    """The curves of GRPO, thinned; none where it was not finished."""
+    """The curves of GRPO as far as it has come, thinned."""
     trained = run.stages.get("train_grpo")
-    path = trained.outputs.get("training", Path()) / "steps.jsonl" if trained else Path()
+    folders = [trained.outputs.get("training", Path()), (trained.work or Path()) / LIVE] if trained else []
+    path = next((folder / STEPS for folder in folders if (folder / STEPS).is_file()), Path())
     rows: list[Mapping[str, Any]] = []
     if path.is_file():
         with suppress(PipelineError):

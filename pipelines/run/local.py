@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -115,6 +116,8 @@ def run(request: Request) -> int:
     (folder / PARAMS).write_text(f"# {path} with all defaults\n{changes}{as_yaml(params)}", encoding="utf-8")
     offer(folder / JOURNAL, offered)
     screen.show(f"{path} -> {folder}/", Style.DIM)
+    if not before and (purpose := _purpose(path)):
+        screen.show(purpose, Style.DIM)
     if files := uncommitted_files(patch):
         shown = ", ".join(files[:_FILES_SHOWN]) + (" ..." if len(files) > _FILES_SHOWN else "")
         screen.show(f"uncommitted changes are recorded with all that is made: {shown}", Style.DIM)
@@ -124,6 +127,12 @@ def run(request: Request) -> int:
     exit_code = _run(folder, params, screen, engine, verbose=request.verbose)
     lock.release()
     return exit_code
+
+
+def _purpose(path: Path) -> str:
+    """The first sentence of the comment that a params file begins with."""
+    comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.lstrip("# ") for line in comment).partition(". ")[0]
 
 
 def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None, *, verbose: bool) -> int:
@@ -159,8 +168,8 @@ def _show_expected(expected: Sequence[preview.Expectation], screen: Screen, *, e
         screen.show(f"[{expected.index(each) + 1}/{len(expected)}] {each.stage:<14}{each}")
     if every:
         seconds = [each.seconds for each in computed]
-        known = f", about {duration(sum(map(float, filter(None, seconds))))}" if None not in seconds else ""
-        screen.show(f"{len(computed)} of {len(expected)} stages would run{known}; nothing was run", Style.DIM)
+        known = "no estimate: no run like it" if None in seconds else f"about {duration(sum(filter(None, seconds)))}"
+        screen.show(f"{len(computed)} of {len(expected)} stages would run ({known}); nothing was run", Style.DIM)
 
 
 def _end_of(folder: Path, params: Params) -> str:

@@ -14,6 +14,7 @@ from pipelines.run.history import Run
 from pipelines.run.screen import duration
 
 _NEVER_REUSED = {"report": "reads the registry", "register": "writes to the registry"}
+_NEVER_FINISHED = "no earlier run of this file has finished it"
 _NUM_OFFERED = 20
 """Finished stages of earlier runs that are looked at, the newest first."""
 _WORK = Path("outputs/work")
@@ -32,12 +33,15 @@ class Expectation:
     """What it took the last time; None where it has never been finished."""
     step: int | None = None
     """Step of unfinished work after which it goes on; None where it starts afresh."""
+    num_steps: int | None = None
+    """Steps that it takes in all; None for a stage without steps."""
 
     def __str__(self) -> str:
         if self.reused_from:
             return f"unchanged: from {self.reused_from}"
         before = f"; took {duration(self.seconds)} before" if self.seconds is not None else ""
-        step = f"; goes on after step {self.step}" if self.step is not None else ""
+        of = f" of {self.num_steps}" if self.num_steps else ""
+        step = f"; goes on after step {self.step}{of}" if self.step is not None else ""
         return f"runs: {self.reason}{step}{before}"
 
 
@@ -81,12 +85,13 @@ def expectations(
                 break
             if earlier.run in known:
                 reasons.append(difference)
-        reasons += [_NEVER_REUSED.get(stage) or ("" if stage in offered else asked) or "no earlier run has finished it"]
+        reasons += [_NEVER_REUSED.get(stage) or ("" if stage in offered else asked) or _NEVER_FINISHED]
         if stage in taken:
             expected.append(Expectation(stage, taken[stage].run, ""))
             continue
         before = next((each.seconds for each in _finished(like, stage)), None)
-        expected.append(Expectation(stage, None, reasons[0], before, _saved_step(stage, config, taken)))
+        step, num_steps = _saved_step(stage, config, taken), getattr(config, "num_steps", None)
+        expected.append(Expectation(stage, None, reasons[0], before, step, num_steps))
     return expected
 
 

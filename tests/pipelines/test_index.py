@@ -56,8 +56,8 @@ def test_every_run_and_version_is_listed(tmp_path: Path) -> None:
     assert [name for name, _ in rows] == sorted((path.name for path in outputs.glob("runs/2*")), reverse=True)
     by_name = dict(rows)
     for name, status in (
-        ("20260105T030405Z-empty", "not begun"),
-        ("20260104T030405Z-smoke-2", "not finished: prepare_data started"),
+        ("20260105T030405Z-empty", "stopped"),
+        ("20260104T030405Z-smoke-2", "stopped at prepare_data"),
         ("20260103T030405Z-smoke", "failed in evaluate: &lt;b&gt;no memory&lt;/b&gt;"),
         ("20260102T030405Z-params", "finished"),
     ):

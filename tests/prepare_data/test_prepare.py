@@ -212,6 +212,13 @@ def test_file_with_too_few_usable_rows_is_an_error(
     assert str(refused.value).startswith(f"{file}: {message.format(file=file)}")
 
 
+def test_a_file_with_one_question_cannot_be_divided(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
+    """Rows with the same question stay together, and the error says so."""
+    file = _write(tmp_path / "same.jsonl", [_gsm8k(1)] * 20)
+    with pytest.raises(PipelineError, match="contains no row for the test split; rows with the same question stay in"):
+        _prepare(tmp_path / "out", {"kind": "gsm8k", "train": file, "test_fraction": 0.001})
+
+
 @pytest.mark.parametrize("missing", ["train", "test"])
 def test_split_without_problems_is_an_error(tmp_path: Path, gsm8k: dict[str, Any], missing: str) -> None:
     """There is nothing to learn from, or nothing to measure with."""

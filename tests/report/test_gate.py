@@ -388,7 +388,7 @@ def test_enough_problems_are_enough_and_hardly_more() -> None:
     assert power(config, {source: int(0.9 * size) for source, size in enough.items()}) < MIN_POWER
     message = weakness(config, sizes)
     assert message is not None
-    assert f"gsm8k {enough['gsm8k']:,}, math {enough['math']:,}" in message
+    assert f"{enough['gsm8k']:,} test problems in `gsm8k` and {enough['math']:,} test problems in `math`" in message
     assert weakness(config, enough) is None
 
 

@@ -189,6 +189,13 @@ def test_examples_by_outcome(written: Path) -> None:
     assert text.count('class="example"') == 8
 
 
+def test_a_report_shows_as_many_examples_as_it_may(tmp_path: Path) -> None:
+    """Where all answers are of one outcome they are of that one."""
+    folders = make_run(tmp_path / "run", skill={key: {"words": 0.0, "gsm8k": 0.0} for key in SKILL}, problems=60)
+    text = render_report(CONFIG, folders)
+    assert re.findall(r"<h3>(\w[\w ,]+) <span[^>]*>(\d+) of", text) == [("Both wrong", "8")]
+
+
 def test_missed_gate_is_reported_and_does_not_fail_the_stage(tmp_path: Path) -> None:
     """The page and the verdict are written; `register` enforces the gate."""
     folders = make_run(tmp_path / "run", skill={**SKILL, "grpo": SKILL["sft"]}, problems=60)
