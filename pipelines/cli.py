@@ -18,6 +18,7 @@ from pipelines.run.screen import printable
 from pipelines.runs import add_runs_commands
 
 COMPILED = Path(__file__).with_name("grpo_post_training.yaml")
+_SET = "a key and its value in YAML, before that of the file: train_grpo.num_steps=10; may be repeated"
 _CHECKOUT = Path(__file__).parents[1]
 
 
@@ -54,12 +55,22 @@ def _say(message: str, exit_code: int) -> int:
     return exit_code
 
 
+class _Command(argparse.ArgumentParser):
+    """Refuses options that it does not know by its own usage, not by that of the whole program."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
+
 def parser() -> argparse.ArgumentParser:
     """Return what the command line is read with."""
     parser = argparse.ArgumentParser(prog="grpo-pipeline", description="Post-train a language model with GRPO.")
     version = f"%(prog)s {metadata.version('grpo-pipeline')}"
     parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Command)
     params = argparse.ArgumentParser(add_help=False)
     params.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
 
@@ -106,13 +117,12 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_config(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", params: argparse.ArgumentParser
-) -> None:
+def _add_config(commands: Any, params: argparse.ArgumentParser) -> None:
     with_defaults = "print a params file with what it extends and all defaults"
     command = commands.add_parser("config", help=with_defaults, parents=[params])
     per_stage = "write the section of each stage to DIR/<stage>.yaml instead, as dvc.yaml does"
     command.add_argument("--sections", type=Path, metavar="DIR", help=per_stage)
+    command.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=_SET)
     command.set_defaults(command=_config)
 
     command = commands.add_parser("compile", help="write the graph that Kubeflow runs")
@@ -123,8 +133,7 @@ def _add_config(
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    what = "a key and its value in YAML, before that of the file: train_grpo.num_steps=10; may be repeated"
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help=what)
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help=_SET)
     what = "go on with a run that was stopped or failed, with its params (`latest`, a name or a part of it)"
     add("--resume", metavar="RUN", help=what)
     add("--from", dest="start", default="", metavar="STAGE", help="compute this stage and those after it in any case")
@@ -145,9 +154,8 @@ def _add_evaluate(commands: Any) -> None:
     add(
         "--data",
         type=Path,
-        default=Path("data/raw"),
         metavar="DIR",
-        help="raw files or problems (default: %(default)s)",
+        help="raw files or problems (default: those of MODEL, where it is a run, or data/raw)",
     )
     add("--examples", type=Path, metavar="FILE", help="solved examples in place of those of the training split")
     add("--output", type=Path, metavar="DIR", help="(default: outputs/evaluations/NAME-OF-MODEL)")
@@ -173,9 +181,7 @@ def _add_evaluate(commands: Any) -> None:
     command.set_defaults(command=_evaluate)
 
 
-def _add_limits(
-    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", params: argparse.ArgumentParser
-) -> None:
+def _add_limits(commands: Any, params: argparse.ArgumentParser) -> None:
     proposed = "propose limits in tokens that fit the data and the model"
     commands.add_parser("limits", help=proposed, parents=[params]).set_defaults(command=_limits)
 
@@ -208,7 +214,7 @@ def _add_use(commands: Any) -> None:
     command.set_defaults(command=_push)
 
 
-def _add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", params: argparse.ArgumentParser) -> None:
+def _add_plan(commands: Any, params: argparse.ArgumentParser) -> None:
     command = commands.add_parser("plan", help="predict memory and time of training on given GPUs", parents=[params])
     command.add_argument("--gpus", type=int, default=1, metavar="N", help="how many (default: %(default)s)")
     command.add_argument("--gpu", required=True, metavar="NAME", help="h100, a100, l40s, rtx-4090 ...")
@@ -254,9 +260,10 @@ def _index(_: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> int:
-    from components.preflight.config import as_yaml, load_params, write_sections
+    from components.preflight.config import as_yaml, write_sections
+    from pipelines.run.settings import load
 
-    params = load_params(options.params)
+    params = load(options.params, options.set)
     if options.sections:
         write_sections(params, options.sections)
     else:

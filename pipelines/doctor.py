@@ -14,10 +14,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from components.shared.environment import ENDPOINT_VARIABLES, available_cores
 from components.shared.errors import PipelineError
+
+if TYPE_CHECKING:
+    from components.preflight.config import Params
 
 State = Literal["ok", "warning", "error"]
 
@@ -32,6 +35,7 @@ _SMI = "name,memory.total,memory.used,driver_version"
 _CUDA_VERSION = re.compile(r"CUDA Version: (\d+\.\d+)")
 _PINNED = re.compile(r"^([a-z0-9-]+)==([^\s;]+)", re.MULTILINE)
 _NUM_NAMED = 5
+_LARGE = 100_000_000
 _TORCH = """
 import json, torch
 has_gpu = torch.cuda.is_available()
@@ -72,6 +76,16 @@ def unused_gpu() -> str:
         return torch
     finding = _torch_for(torch, gpus, driver_cuda)
     return f"torch {finding.text}; {finding.remedy}" if finding.state == "error" else ""
+
+
+def slow_here(params: "Params") -> str:
+    """Return a warning where a model of 100 M parameters or more would be trained without a GPU; else nothing."""
+    from components.preflight.resources import shape_of_base
+
+    shape = shape_of_base(params)
+    if shape is None or shape.num_parameters < _LARGE or _nvidia()[0]:
+        return ""
+    return f"{params.train_sft.model.base}: trains {shape.num_parameters / 1e6:,.0f} M parameters without a GPU, slowly"
 
 
 def add_doctor_command(commands: Any) -> None:
@@ -282,10 +296,10 @@ def _run(path: Path) -> Iterator[Finding]:
             yield Finding("params", "error", line)
         return
     data = None if params.prepare_data.repository else Path()
-    wrong = contradictions(params, data) + missing_here(params)
+    wrong = missing_here(params) + contradictions(params, data)
     for line in wrong:
         yield Finding("params", "error", line)
-    for line in doubts(params, data):
+    for line in filter(None, [*doubts(params, data), slow_here(params)]):
         yield Finding("params", "warning", line)
     if not wrong:
         yield Finding("params", "ok", f"{path}: nothing is missing")

@@ -21,8 +21,9 @@ from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, problems_file, read_problems, write_problems
 from components.shared.progress import say
 from components.shared.stage import run
-from pipelines.use import model_folder
+from pipelines.use import model_folder, problems_of
 
+_RAW = Path("data/raw")
 _GSM8K, _MATH = Path("gsm8k_train.jsonl"), Path("MATH/train")
 _SOURCES: dict[Dataset, FileSource] = {
     "gsm8k": GSM8K(kind="gsm8k", train=_GSM8K, test=Path("gsm8k_test.jsonl")),
@@ -38,7 +39,7 @@ def evaluate(
     protocols: Sequence[str],
     settings: Mapping[str, Any],
     *,
-    data: Path,
+    data: Path | None,
     output: Path | None,
     examples: Path | None = None,
     registry: str = "registry",
@@ -49,7 +50,8 @@ def evaluate(
         model: See `model_folder`.
         protocols: Names; the results of each are in a folder of its name.
         settings: Keys of the section `evaluate`; the tokens of an answer are the protocol's where they are not set.
-        data: Folder of raw files, or of problems as prepare_data writes them.
+        data: Folder of raw files, or of problems as prepare_data writes them; None for the problems of the run that
+            `model` names where a protocol asks them, and data/raw elsewhere.
         output: Folder for the results; None for one below outputs/evaluations.
         examples: File with solved examples that replace those drawn from the training split.
         registry: Folder or URL.
@@ -64,7 +66,9 @@ def evaluate(
         for name in dict.fromkeys(protocols):
             values = {"max_new_tokens": PROTOCOLS[name].max_new_tokens, **settings, "protocol": name}
             config = validate(EvaluateConfig, values, name=MODEL_STAGE.name)
-            problems = stack.enter_context(_problems(PROTOCOLS[name], data, examples))
+            protocol = PROTOCOLS[name]
+            own = problems_of(model) if protocol.dataset is None else None
+            problems = stack.enter_context(_problems(protocol, data or own or _RAW, examples))
             asked_model(folder, config, read_questions(config, problems))
             work.append((config, problems))
         for config, problems in work:

@@ -44,8 +44,7 @@ def model_folder(model: str, registry: str) -> Iterator[Path]:
     Raises:
         PipelineError: There is no such model.
     """
-    run = OUTPUTS / "runs" / model
-    path = run if run.is_dir() else Path(model)
+    path = _named(model)
     if path.is_dir():
         yield _policy_of(path) or path
     elif _HUB_ID.fullmatch(model):
@@ -57,6 +56,18 @@ def model_folder(model: str, registry: str) -> Iterator[Path]:
             folder = Path(scratch) / model
             _from_registry(model, registry, folder)
             yield folder
+
+
+def problems_of(model: str) -> Path | None:
+    """Return the folder of the problems of a run, by its folder or name; None where `model` is no run that has any."""
+    run = read_run(_named(model).resolve())
+    prepared = run.stages.get("prepare_data") if run else None
+    return prepared.outputs.get("problems") if prepared and prepared.finished else None
+
+
+def _named(model: str) -> Path:
+    run = OUTPUTS / "runs" / model
+    return run if run.is_dir() else Path(model)
 
 
 def _policy_of(folder: Path) -> Path | None:

@@ -95,7 +95,7 @@ class RewardModelConfig(Config):
     the score, without bounds."""
     initial_rollouts: int = Field(20, ge=0)
     """Rollouts of the reference that it is trained on before the first iteration."""
-    learning_rate: float = Field(2e-5, gt=0)
+    learning_rate: float = Field(2e-5, gt=0, le=1)
     epochs: int = Field(1, gt=0)
     """Passes over the rollouts of an iteration."""
     replay_fraction: float = Field(0.1, ge=0, lt=1)
@@ -408,7 +408,7 @@ class TrainGRPOConfig(Config):
     """Parts of a rollout, each with an optimizer step of its own."""
     updates_per_rollout: int = Field(1, gt=0)
     """Passes over each rollout (mu in the paper, which uses 1)."""
-    learning_rate: float = Field(1e-6, gt=0)
+    learning_rate: float = Field(1e-6, gt=0, le=1)
     """Peak of the schedule."""
     warmup_steps: int = Field(0, ge=0)
     """Rollouts in which the rate rises to its peak."""

@@ -20,7 +20,7 @@ class TrainSFTConfig(Config):
     """Optimizer steps; 0 for no fine-tuning: the base model is the reference."""
     examples_per_step: int = Field(64, gt=0)
     """Problems with their solutions per optimizer step."""
-    learning_rate: float = Field(5e-6, gt=0)
+    learning_rate: float = Field(5e-6, gt=0, le=1)
     """Peak of the schedule."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps in which the rate rises to its peak."""

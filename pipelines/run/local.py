@@ -38,7 +38,7 @@ from components.shared.errors import PipelineError, raise_all
 from components.shared.execution import current_revision, keys_in, uncommitted_files
 from components.shared.reuse import offer
 from components.shared.work import last_step
-from pipelines.doctor import unused_gpu
+from pipelines.doctor import slow_here, unused_gpu
 from pipelines.run import index, preview, settings, summary
 from pipelines.run.history import ARTIFACTS, JOURNAL, LOCK, LOG, OUTPUTS, PARAMS, read_run, resolve, runs
 from pipelines.run.journal import Tracker
@@ -88,7 +88,7 @@ def run(request: Request) -> int:
     path, name = (before.folder / PARAMS, before.params) if before else (request.params, request.params.stem)
     params = settings.load(path, request.settings)
     data = None if params.prepare_data.repository else Path()
-    wrong = contradictions(params, data) + missing_here(params, containers=request.containers)
+    wrong = missing_here(params, containers=request.containers) + contradictions(params, data)
     if any(map(is_about_limits, wrong)):
         wrong.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
     wrong = [f"{path}: {line}" for line in wrong]
@@ -122,7 +122,7 @@ def run(request: Request) -> int:
         shown = ", ".join(files[:_FILES_SHOWN]) + (" ..." if len(files) > _FILES_SHOWN else "")
         screen.show(f"uncommitted changes are recorded with all that is made: {shown}", Style.DIM)
     idle = "" if request.containers else unused_gpu()
-    for line in [*doubts(params, data), *filter(None, [full, idle])]:
+    for line in filter(None, [*doubts(params, data), slow_here(params), full, idle]):
         screen.show(f"warning: {line}")
     exit_code = _run(folder, params, screen, engine, verbose=request.verbose)
     lock.release()

@@ -10,6 +10,7 @@ import pytest
 from components.preflight.config import load_params
 from components.shared.environment import ENDPOINT_VARIABLES
 from pipelines.cli import main
+from pipelines.run.settings import load
 from tests.pipelines.project import Project
 from tests.presets import ROOT, preset, write_params
 
@@ -24,6 +25,7 @@ from tests.presets import ROOT, preset, write_params
             "kl: {coefficient: -",
             "train_grpo.loss.kl.coefficient: input should be greater than or",
         ),
+        ("learning_rate: 3.0e-4", "learning_rate: 10", "train_grpo.learning_rate: input should be less than or equal"),
     ],
 )
 def test_a_wrong_key_or_value_stops_before_anything_runs(
@@ -48,9 +50,24 @@ def test_a_wrong_key_or_value_stops_before_anything_runs(
 
 def test_a_params_file_can_be_printed_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With what it extends and all defaults, as a params file that means the same."""
-    assert main(["config", "--params", str(ROOT / "params/smoke.yaml")]) == 0
-    (tmp_path / "full.yaml").write_text(capsys.readouterr().out)
-    assert load_params(tmp_path / "full.yaml") == load_params(ROOT / "params/smoke.yaml")
+    for settings in ([], ["train_grpo.num_steps=7"]):
+        options = [word for setting in settings for word in ("--set", setting)]
+        assert main(["config", "--params", str(ROOT / "params/smoke.yaml"), *options]) == 0
+        (tmp_path / "full.yaml").write_text(capsys.readouterr().out)
+        assert load_params(tmp_path / "full.yaml") == load(ROOT / "params/smoke.yaml", settings)
+
+
+@pytest.mark.parametrize("command", ["run", "models show v0.0.1"])
+def test_an_unknown_option_is_answered_with_the_usage_of_its_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not with that of the whole program."""
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--parms", "x"])
+    name = command.removesuffix(" v0.0.1")
+    error = capsys.readouterr().err
+    assert error.startswith(f"usage: grpo-pipeline {name} ")
+    assert error.endswith(f"grpo-pipeline {name}: error: unrecognized arguments: --parms x\n")
 
 
 @pytest.mark.parametrize(

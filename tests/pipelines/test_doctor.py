@@ -143,15 +143,23 @@ def test_what_a_run_would_miss_is_part_of_the_diagnosis(
     """And the exit code says that something is wrong."""
     monkeypatch.setattr(doctor, "_imports", lambda: iter(()))
     monkeypatch.setattr(doctor, "_hub", lambda: iter(()))
+    monkeypatch.setattr(doctor, "_nvidia", lambda: ([], None))
     params = tmp_path / "params.yaml"
     root = Path(doctor.__file__).parents[1]
-    params.write_text(f"extends: {root / 'params/smoke.yaml'}\nreport: {{gate: {{target: [gsm8k]}}}}\n")
+    params.write_text(
+        f"extends: {root / 'params/smoke.yaml'}\nreport: {{gate: {{target: [gsm8k]}}}}\n"
+        f"train_sft: {{model: {{base: {tmp_path}}}}}\n"
+    )
+    sizes = {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+    sizes |= {"intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
     assert main(["doctor", "--json", "--params", str(params)]) == 2
     findings = json.loads(capsys.readouterr().out)
     wrong = [finding for finding in findings if finding["name"] == "params"]
     assert wrong
     assert wrong[0]["state"] == "error"
-    assert "report.gate.target" in wrong[0]["text"]
+    assert any("report.gate.target" in each["text"] for each in wrong)
+    assert wrong[-1]["text"] == f"{tmp_path}: trains 135 M parameters without a GPU, slowly"
     assert {"python", "cores", "memory", "disk", "gpu", "torch", "packages", "git"} <= {
         each["name"] for each in findings
     }

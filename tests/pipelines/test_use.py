@@ -20,7 +20,7 @@ from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.chat import ChatTemplate, Message
 from components.shared.errors import PipelineError
 from pipelines.run.screen import printable
-from pipelines.use import model_folder, write_template
+from pipelines.use import model_folder, problems_of, write_template
 from tests import chat_model, tiny
 from tests.fake_cluster.processes import free_port
 from tests.rollout.vllm_policies import QUESTIONS, policy
@@ -138,7 +138,7 @@ def _listens(port: int) -> bool:
 
 
 def test_the_policy_of_a_run_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the path or the name of the run; one that is not trained to its end is none."""
+    """By the path or the name of the run, whose problems it can be asked; one not trained to its end is none."""
     monkeypatch.chdir(tmp_path)
     run = Path("outputs/runs/20261123T120000Z-params")
     policy_folder = run / "artifacts" / "policy"
@@ -147,14 +147,18 @@ def test_the_policy_of_a_run_is_a_model(tmp_path: Path, monkeypatch: pytest.Monk
         {"event": "planned", "tasks": []},
         {"stage": "train_grpo", "event": "started", "outputs": {"policy": str(policy_folder)}},
         {"stage": "train_grpo", "event": "finished", "seconds": 1, "metrics": {}},
+        {"stage": "prepare_data", "event": "started", "outputs": {"problems": str(run / "problems")}},
+        {"stage": "prepare_data", "event": "finished", "seconds": 1, "metrics": {}},
     ]
-    for number, complete in ((2, False), (3, True)):
+    for number, complete in ((2, False), (5, True)):
         (run / "journal.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events[:number]))
         if complete:
             for name in (str(run), run.name):
                 with model_folder(name, "registry") as folder:
                     assert folder == policy_folder
+                assert problems_of(name) == run / "problems"
         else:
+            assert problems_of(run.name) is None
             with pytest.raises(PipelineError, match="has not trained a policy"), model_folder(str(run), "registry"):
                 pass
 
