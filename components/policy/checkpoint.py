@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import NamedTuple
 
 import torch
@@ -266,6 +267,11 @@ def _explained(base: str) -> Iterator[None]:
     """Turn what transformers raises while it reads a model, for want of memory apart, into a PipelineError."""
     try:
         yield
+    except UnpicklingError:
+        reason = "its weights are a pickle that holds more than tensors, and no code of a model is run"
+        raise PipelineError(f"model {base}: cannot be loaded ({reason}); convert them to safetensors") from None
+    except LookupError as error:
+        raise PipelineError(f"model {base}: cannot be loaded (its files do not fit together: {error})") from None
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         if out_of_memory(error) is not None:
             raise

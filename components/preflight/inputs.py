@@ -6,6 +6,8 @@ import re
 import tempfile
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -14,6 +16,7 @@ from typing import Any
 
 from components.environments.pool import environment_error
 from components.grading.verifier import Verifier, require_sandbox
+from components.policy.config import TrackingConfig
 from components.preflight.config import (
     MOUNT,
     OPTIONAL_SECRET_KEYS,
@@ -51,7 +54,7 @@ from components.validate_data.gradable import ungradable
 Check = Callable[[], Any]
 
 _BASE_MODEL = "train_sft.model.base"
-_DEADLINE_S = 30.0
+_DEADLINE_S, _ANSWER_S = 30.0, 10.0
 _NUM_ROWS_TRIED = 20
 """From the beginning of each file: enough to see that it is of another format."""
 
@@ -80,6 +83,11 @@ def missing_here(params: Params, *, containers: bool = False) -> list[str]:
     if is_url(register.registry):
         lookups["register.registry"] = partial(references, register.registry)
     lookups |= hub_datasets(params.prepare_data)
+    lookups |= {
+        f"{stage}.tracking.mlflow.uri": partial(_require_server, tracking.mlflow.uri)
+        for stage, tracking in _trackings(params).items()
+        if tracking.mlflow and tracking.mlflow.uri.startswith("http")
+    }
     if register.model_registry:
         lookups["register.model_registry"] = partial(Catalogue, register.model_registry)
     if register.storage:
@@ -116,8 +124,22 @@ def _unusable_folder(registry: str) -> Iterator[str]:
         yield f"register.registry: {registry}: {existing} cannot be written to by this user"
 
 
+def _require_server(url: str) -> None:
+    """Raise PipelineError unless something answers at a URL, whatever it answers."""
+    try:
+        urllib.request.urlopen(url, timeout=_ANSWER_S).close()
+    except urllib.error.HTTPError:
+        return
+    except OSError as error:
+        raise PipelineError(f"{url} does not answer ({getattr(error, 'reason', error)})") from None
+
+
+def _trackings(params: Params) -> dict[str, TrackingConfig]:
+    return {"train_sft": params.train_sft.tracking, "train_grpo": params.train_grpo.tracking}
+
+
 def _missing_trackers(params: Params) -> Iterator[str]:
-    both = {"train_sft": params.train_sft.tracking, "train_grpo": params.train_grpo.tracking}
+    both = _trackings(params)
     # Each tracker has the name of its package. SFT has those of GRPO where nothing else is set.
     keys = {package: f"{stage}.tracking" for stage, config in both.items() for package, settings in config if settings}
     for package, key in keys.items():

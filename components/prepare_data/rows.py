@@ -23,6 +23,8 @@ ACCEPTED = "JSON lines (.jsonl), JSON (.json), CSV (.csv), TSV (.tsv) and parque
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _HINT = re.compile(r"^: |; is the file truncated\?$")
+_MAX_RATIO, _MIN_DECOMPRESSED_BYTES = 100, 2**26
+"""Of the content of a gzip file to the file: text shrinks to a tenth; and the content that is read in any case."""
 _PARQUET_ROWS = 1024
 """Rows that are in memory at once."""
 
@@ -74,7 +76,7 @@ def read_rows(file: RawFile) -> Iterator[Row]:
             parts = [part for part in (file.prefix, number) if part]
             yield Row(file.label, cell.line, "/".join(parts) or "00000", cell.columns, cell.reason)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise PipelineError(f"{file.label}: not a whole gzip file ({error})") from None
+        raise PipelineError(f"{file.label}: not a gzip file that can be read ({error})") from None
     except UnicodeError as error:
         raise PipelineError(f"{file.label}: not UTF-8 text ({error}); save it as UTF-8") from None
 
@@ -105,8 +107,29 @@ def _is_compressed(path: Path) -> bool:
 
 
 def _open(file: RawFile) -> IO[bytes]:
-    # Gzip's file is one of bytes in all that is used here.
-    return gzip.open(file.path) if _is_compressed(file.path) else file.path.open("rb")  # type: ignore[return-value]
+    return io.BufferedReader(_Decompressed(file.path)) if _is_compressed(file.path) else file.path.open("rb")
+
+
+class _Decompressed(io.RawIOBase):
+    """What a gzip file holds, unless it is far more than data ever shrink by: a small file can fill the memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = gzip.GzipFile(path)
+        self._left = max(_MIN_DECOMPRESSED_BYTES, _MAX_RATIO * path.stat().st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        number = self._file.readinto(buffer)
+        self._left -= number
+        if self._left < 0:
+            raise gzip.BadGzipFile(f"its content is more than {_MAX_RATIO} times as large")
+        return number
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 # JSON -----------------------------------------------------------------------------------------------------------------

@@ -79,8 +79,9 @@ class ChatTemplate:
                 add_generation_prompt=is_prompt,
                 **{**self.special_tokens, **options},
             )
-        except (TemplateError, TypeError, ValueError, LookupError) as error:  # it is code of somebody else
-            reason = str(error).strip().split("\n", 1)[0]
+        # It is code of somebody else.
+        except (TemplateError, TypeError, ValueError, LookupError, RecursionError, MemoryError) as error:
+            reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
             raise PipelineError(f"model {self.model}: its chat template cannot be used ({reason})") from None
 
 

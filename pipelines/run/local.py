@@ -247,6 +247,8 @@ def _execute(
 
 def _exit_code(tracker: Tracker, status: int, folder: Path, screen: Screen) -> int:
     """Return the exit code of the run, and show where to look if something went wrong."""
+    if not folder.is_dir():
+        raise PipelineError(f"{folder}: was removed while the run was at work")
     task = tracker.running
     if tracker.tasks and task is None and status == 0:
         return 0

@@ -97,12 +97,15 @@ class StageServer:
             )
 
     def is_ready(self) -> bool:
-        """Wait until everything is imported; False where that failed, but not where the run is being stopped."""
+        """Wait until everything is imported; False where that failed or it died, but not where the run was stopped."""
         if self._is_ready is None:
             try:
                 self._is_ready = bool(self._connection.recv())
             except (EOFError, ConnectionError):
-                self._is_ready = -self._process.wait() in _STOPS
+                self._is_ready = False
+                self._process.wait()
+        if self._process.poll() is not None:
+            self._is_ready = -self._process.returncode in _STOPS
         return self._is_ready
 
     def run(self, component: str, arguments: Sequence[str], variables: Mapping[str, str]) -> int:

@@ -104,6 +104,15 @@ def test_a_server_that_cannot_import_is_not_used() -> None:
         assert not server.is_ready()
 
 
+def test_a_server_that_has_died_is_not_used() -> None:
+    """A stage is then a process of its own, too."""
+    with closing(StageServer([])) as server:
+        assert server.is_ready()
+        os.kill(server._process.pid, signal.SIGKILL)
+        server._process.wait()
+        assert not server.is_ready()
+
+
 def test_a_server_that_was_stopped_starts_nothing() -> None:
     """Ctrl-C while it imports ends the run: no stage is begun in its place."""
     with closing(StageServer(["torch"])) as server:

@@ -173,6 +173,8 @@ def test_a_response_to_a_prompt_that_opens_a_thought_begins_inside_it(tmp_path: 
         ("{% if %}", r"its chat template cannot be used \(Expected an expression"),
         ("{{ messages.clear() }}", "its chat template cannot be used"),
         ("{{ messages[5].content.x.y }}", "its chat template cannot be used"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", r"cannot be used \(maximum recursion depth"),
+        ("{{ 'a' * 10**15 }}", r"its chat template cannot be used \(MemoryError\)"),
     ],
 )
 def test_a_template_that_is_missing_or_fails_is_named(tmp_path: Path, template: str | None, message: str) -> None:

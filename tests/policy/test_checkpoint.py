@@ -170,22 +170,44 @@ def _drop_a_tensor(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+class _Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("ran",)
+
+
+def _pickle_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": _Evil()}, folder / "pytorch_model.bin")
+
+
+def _name_files_elsewhere(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "../../etc/passwd"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (_pickle_weights, "no code of a model is run"),
+        (_name_files_elsewhere, "cannot be loaded"),
         (lambda folder: (folder / "model.safetensors").unlink(), "holds no weights"),
         (lambda folder: (folder / "config.json").unlink(), "holds no config.json"),
         (_truncate_weights, "cannot be loaded"),
         (_drop_a_tensor, r"lacks 1 of its weights, such as model\.layers\.0\.mlp\.up_proj"),
     ],
 )
-def test_an_incomplete_base_model_is_refused(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
-    """In one line that names it and what is missing, whether a file, half of it, or a tensor."""
+def test_a_damaged_base_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None], message: str
+) -> None:
+    """In one line that names it and what is wrong: a file, half of it, or a tensor is missing, or it holds code."""
+    monkeypatch.chdir(tmp_path)
     save(tiny.checkpoint(), tmp_path)
     damage(tmp_path)
     with pytest.raises(PipelineError, match=f"{tmp_path}.*{message}") as raised:
         _create(str(tmp_path))
     assert "\n" not in str(raised.value)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(tmp_path: Path) -> None:

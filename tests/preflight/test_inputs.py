@@ -286,6 +286,13 @@ def test_a_tracker_whose_package_is_missing_is_named(values: dict[str, Any], mon
     assert missing_here(_put(values, both)) == missing
 
 
+def test_a_tracking_server_that_does_not_answer_is_named(values: dict[str, Any]) -> None:
+    """Trainings would wait a minute for it at their ends."""
+    address = "http://127.0.0.1:9"
+    (line,) = missing_here(_put(values, {"train_grpo.tracking": {"mlflow": {"uri": address, "experiment": "sums"}}}))
+    assert line.startswith(f"train_grpo.tracking.mlflow.uri: {address} does not answer (")
+
+
 SUMS = {"kind": "dataset", "train": "sums.csv", "test_fraction": 0.2, "columns": {"question": "q", "answer": "a"}}
 
 
