@@ -4,17 +4,21 @@ Everything comes from the version's lineage: the code at its commit with the cha
 files and models by their digests or commits, the settings of every stage, and the variables of numerical libraries.
 """
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from components.prepare_data.prepare import HUB_PREFIX
-from components.register.snapshot import read_registry
+from components.register.snapshot import DIGESTS_FILE, read_registry
 from components.shared import lineage
 from components.shared.environment import WORK_VARIABLE
 from components.shared.errors import PipelineError
@@ -22,6 +26,7 @@ from components.shared.execution import Environment, environment_differences, is
 from components.shared.lineage import Lineage, Material
 from components.shared.versioning import Workspace
 from pipelines.comparison import facts_of
+from pipelines.run.history import LATEST, OUTPUTS, read_run
 from pipelines.run.local import output, process
 
 _CHECKOUT = Path(__file__).parents[1]
@@ -73,7 +78,7 @@ def reproduce(location: str, spec: str, into: Path | None) -> int:
     again = lineage.read(reports[-1]) if reports else None
     if again is None:
         raise PipelineError(f"{run}: the run did not get as far as its report; correct what it says, and try again")
-    return show(facts.version.tag, made_by, again)
+    return show(facts.version.tag, made_by, again, partial(first_difference, location, facts.version.tag, run))
 
 
 def check_out_code(made_by: Lineage, folder: Path) -> Path:
@@ -216,8 +221,47 @@ _OUTPUTS = {("report", "sft_training"): "training", ("report", "grpo_training"):
 """Names of outputs that the stage which reads them knows by another one."""
 
 
-def show(tag: str, recorded: Lineage, again: Lineage) -> int:
-    """Print how the artifacts of a version compare with those of a run that made them again; return the exit code."""
+def first_difference(location: str, tag: str, run: Path, artifact: Artifact) -> str:
+    """Return the first file of an artifact that a run in a folder made otherwise than a version has it, and its key.
+
+    Empty where the version does not hold the artifact.
+    """
+    held = f"sft_{artifact.name}" if (artifact.stage, artifact.name) == ("train_sft", "training") else artifact.name
+    again = read_run((run / OUTPUTS / LATEST).resolve())
+    made = again.stages[artifact.stage].outputs[artifact.name] if again else Path()
+    digests = lineage.file_digests(made)
+    with read_registry(location) as snapshot, tempfile.TemporaryDirectory(prefix="grpo-pipeline-held-") as scratch:
+        every: dict[str, str] = json.loads(snapshot.read(tag, DIGESTS_FILE))
+        before = {path.removeprefix(f"{held}/"): each for path, each in every.items() if path.startswith(f"{held}/")}
+        names = sorted({*before, *digests} - {lineage.FILE_NAME})
+        name = next((name for name in names if before.get(name) != digests.get(name)), "") if before else ""
+        if name not in before or name not in digests:
+            return name and f"{name} {'is missing' if name in before else 'is new'}"
+        snapshot.get(tag, [f"{held}/{name}"], Path(scratch))
+        return f"{name} {_key_that_differs(Path(scratch) / held / name, made / name)}".rstrip()
+
+
+def _key_that_differs(before: Path, after: Path) -> str:
+    """The first key of a JSON file, or of the first line of JSON lines that differs, with both values."""
+    if before.suffix not in (".json", ".jsonl"):
+        return ""
+    old, new = (path.read_text(encoding="utf-8").splitlines() for path in (before, after))
+    if before.suffix == ".json":
+        old, new = ["".join(old)], ["".join(new)]
+    for number, (one, other) in enumerate(zip(old, new, strict=False), start=1):
+        if one != other:
+            olds, news = (dict(lineage.flat(str(number), json.loads(text))) for text in (one, other))
+            key = next(key for key in {**olds, **news} if olds.get(key) != news.get(key))
+            place = "" if before.suffix == ".json" else f"in line {number}, "
+            return f"({place}{key.partition('.')[2]}: {olds.get(key, '(none)'):.60} -> {news.get(key, '(none)'):.60})"
+    return f"({len(old):,} -> {len(new):,} lines)"
+
+
+def show(tag: str, recorded: Lineage, again: Lineage, difference: Callable[[Artifact], str]) -> int:
+    """Print how the artifacts of a version compare with those of a run that made them again; return the exit code.
+
+    `difference` says what is different within an artifact.
+    """
     digests = {(each.stage, each.name): each.digest for each in artifacts(again)}
     compared = [(each, digests.get((each.stage, each.name))) for each in artifacts(recorded)]
     for each, digest in compared:
@@ -227,18 +271,20 @@ def show(tag: str, recorded: Lineage, again: Lineage) -> int:
     if first is None:
         print(f"reproduced: all {len(compared)} artifacts of {tag} have equal bytes")
         return 0
-    cause = _cause(first.stage, recorded, again)
-    print(f"not reproduced: {first.stage} is the first stage of {tag} with other bytes; {cause}")
+    place = difference(first)
+    print(f"not reproduced: {first.stage} is the first stage of {tag} with other bytes{place and f': {place}'}")
+    print(_cause(first.stage, recorded, again, is_computed=not place or ".safetensors" in place))
     return DIFFERENT
 
 
-def _cause(stage: str, recorded: Lineage, again: Lineage) -> str:
-    """How the software or hardware of a stage differs from what was recorded."""
+def _cause(stage: str, recorded: Lineage, again: Lineage, *, is_computed: bool) -> str:
+    """How the software or hardware of a stage differs from what was recorded; whether it is to blame."""
     before, after = (made_by.environment(stage) for made_by in (recorded, again))
     runs = [made_by.run(stage) for made_by in (recorded, again)]
     lines = environment_differences(before, after) if before and after else []
     if runs[0] and runs[1] and runs[0].threads != runs[1].threads:
         lines.append(f"threads: {runs[0].threads} -> {runs[1].threads}")
     if not lines:
-        return "software and hardware are as recorded, so something in it is not deterministic"
+        blame = "something in it is not deterministic" if is_computed else "what is written depends on something else"
+        return f"software and hardware are as recorded, so {blame}"
     return "what differs: " + "; ".join(lines)
