@@ -17,7 +17,7 @@ from components.register.config import RegisterConfig
 from components.register.evidence import check_evidence, require_stored
 from components.register.looks import count_look
 from components.register.registry import POLICY, RefusedError, Registry, open_registry
-from components.register.snapshot import FORMAT, VERSION_FILE, Snapshot
+from components.register.snapshot import DIGESTS_FILE, FORMAT, VERSION_FILE, Snapshot
 from components.shared import jsonl, lineage
 from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import GateMissedError, PipelineError, RetryableError
@@ -81,12 +81,13 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         registered = Registered(known, False) if known else _register(config, registry, report, made, digests, evidence)
         version = registered.version
         _ensure_candidate(registry, version, evidence["verdict"])
-        card = registry.snapshot.read(version["tag"], CARD)
+        card, digests_text = (registry.snapshot.read(version["tag"], name) for name in (CARD, DIGESTS_FILE))
         uri = registry.serve(version) if catalogue and registered.has_tag else ""
         entry = entry_of(registry.snapshot, version, uri) if uri else None
         statuses = Status.of_versions(registry.snapshot, config.name)
     jsonl.write_json(registration / VERSION_FILE, version)
     (registration / CARD).write_text(card, encoding="utf-8")
+    (registration / DIGESTS_FILE).write_text(digests_text, encoding="utf-8")
     if registered.pull_request:
         (registration / _PULL_REQUEST).write_text(registered.pull_request, encoding="utf-8")
         say("register", f"{config.registry} protects its branch: open a pull request from {_branch(version)}")

@@ -30,6 +30,9 @@ from urllib3.exceptions import HTTPError
 from components.cluster import kube
 from components.cluster.kube import Clock, Json, TrainJobs
 from components.preflight.config import MOUNT, DeploymentConfig, Params, load_params
+from components.register.registry import POLICY
+from components.register.snapshot import DIGESTS_FILE
+from components.shared import lineage
 from components.shared.environment import CA_VARIABLE, ENDPOINT_VARIABLES, NAMESPACE_VARIABLE, TOKEN_FILE_VARIABLES
 from components.shared.errors import PipelineError, RetryableError
 from pipelines.cli import main as grpo_pipeline
@@ -107,15 +110,15 @@ class LocalRun:
                 stderr=subprocess.STDOUT,
             )
 
-    def digest(self) -> str | None:
-        """Return the digest of the policy that it registered, or None while it goes on."""
+    def digests(self) -> dict[str, str] | None:
+        """Return the digest of each file of the policy that it registered, or None while it goes on."""
         assert self._process is not None
         if self._process.poll() is None:
             return None
         if self._process.returncode:
             last = (self._folder / "log").read_text(errors="replace").split("\n")[-2:]
             raise MissedError(f"the run on this machine failed: {' '.join(last).strip()}")
-        return str(json.loads((self._folder / "registry/version.json").read_text())["policy_digest"])
+        return of_policy((self._folder / "registry" / DIGESTS_FILE).read_text())
 
     def stop(self) -> None:
         """End it."""
@@ -231,14 +234,14 @@ class Acceptance:
         return ", ".join(sizes)
 
     def _same_bytes(self) -> str:
-        versions = [file for file in self._uploaded("register") if file[2].endswith("/version.json")]
-        if not versions:
-            raise MissedError("register has uploaded no version.json")
-        there = json.loads(self._fetch(versions[0]))["policy_digest"]
-        here = self._until("the run on this machine ends", self._local.digest)
-        if there != here:
-            raise MissedError(f"the cluster registered {there[:12]}, this machine {here[:12]}")
-        return f"policy {here[:12]}"
+        listed = [file for file in self._uploaded("register") if file[2].endswith(f"/{DIGESTS_FILE}")]
+        if not listed:
+            raise MissedError(f"register has uploaded no {DIGESTS_FILE}")
+        there = of_policy(self._fetch(listed[0]))
+        here = self._until("the run on this machine ends", self._local.digests)
+        if differing := sorted(path for path in {**there, **here} if there.get(path) != here.get(path)):
+            raise MissedError(f"{', '.join(differing)} registered by the cluster and by this machine differ")
+        return f"{len(here)} files of the policy"
 
     def _failure(self) -> str:
         run_id = self._submit("failure", "smoke", "--set", f"cluster.queue={NO_QUEUE}")
@@ -476,6 +479,13 @@ class Acceptance:
         api = self._cluster.kubeflow.client._run_api.api_client
         answer = api.call_api(path, "GET", query_params=list(query.items()), _preload_content=False, **options)
         return str(answer.data.decode("utf-8", errors="replace"))
+
+
+def of_policy(text: str) -> dict[str, str]:
+    """Return the digest of each file of a version's policy, without its lineage, from its digests.json."""
+    digests: dict[str, str] = json.loads(text)
+    names = (path for path in digests if path.startswith(f"{POLICY}/") and not path.endswith(f"/{lineage.FILE_NAME}"))
+    return {path: digests[path] for path in names}
 
 
 def cleaning(mount: str, name: str, seed: int, run_ids: list[str]) -> str:

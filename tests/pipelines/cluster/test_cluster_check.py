@@ -49,9 +49,9 @@ class Here(LocalRun):
         """Check that the params can be run here."""
         assert not load_params(params).register.registry.startswith("/work")
 
-    def digest(self) -> str | None:
-        """Return the digest that the cluster should have registered."""
-        return DIGEST
+    def digests(self) -> dict[str, str] | None:
+        """Return the digests that the cluster should have registered."""
+        return {"policy/weights": DIGEST}
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Player:
 
     def _succeed(self, run_id: str) -> None:
         digest = "f" * 64 if self._fault == "other bytes" else DIGEST
-        files = {**FILES, "register": ("registration/version.json", f'{{"policy_digest": "{digest}"}}')}
+        files = {**FILES, "register": ("registration/digests.json", f'{{"policy/weights": "{digest}"}}')}
         if self._fault == "half a page":
             files["report"] = ("report_page", PAGE[:30])
         if self._fault == "a page with a script":
