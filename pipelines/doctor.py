@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from components.shared.environment import ENDPOINT_VARIABLES, available_cores
 from components.shared.errors import PipelineError
+from components.shared.libraries import missing_libraries
 
 if TYPE_CHECKING:
     from components.preflight.config import Params
@@ -36,6 +37,8 @@ _CUDA_VERSION = re.compile(r"CUDA Version: (\d+\.\d+)")
 _PINNED = re.compile(r"^([a-z0-9-]+)==([^\s;]+)", re.MULTILINE)
 _NUM_NAMED = 5
 _LARGE = 100_000_000
+_DEBIAN = {"libnuma.so.1": "libnuma1", "libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1"}
+"""Packages of Debian and Ubuntu by the libraries that vLLM and NVIDIA's packages load."""
 _TORCH = """
 import json, torch
 has_gpu = torch.cuda.is_available()
@@ -60,7 +63,8 @@ class Finding:
 
 def diagnose(params: Path | None = None) -> Iterator[Finding]:
     """Yield what there is to say about this machine, and about a run with a params file on it."""
-    for examine in (_python, _cores, _memory, _disk, _gpu_and_torch, _imports, _lock, _tools, _sandbox, _hub, _cluster):
+    machine = (_python, _cores, _memory, _disk, _gpu_and_torch, _imports, _libraries, _lock, _tools, _sandbox)
+    for examine in (*machine, _hub, _cluster):
         yield from examine()
     if params is not None:
         yield from _run(params)
@@ -219,6 +223,19 @@ def _imports() -> Iterator[Finding]:
             yield Finding(name, state, answer, f"{needed}`make setup`")
         else:
             yield Finding(name, "ok", str(answer))
+
+
+def _libraries() -> Iterator[Finding]:
+    missing = missing_libraries() if shutil.which("ldd") else {}
+    for name, file in missing.items():
+        yield Finding("libraries", "warning", f"{file} needs {name}, which is missing", _remedy_for(name))
+    if not missing:
+        yield Finding("libraries", "ok", "all that installed packages load are there")
+
+
+def _remedy_for(library: str) -> str:
+    package = _DEBIAN.get(library)
+    return f"apt-get install {package}" if package else "install the system's package that holds it"
 
 
 def _lock() -> Iterator[Finding]:

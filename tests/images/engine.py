@@ -102,6 +102,10 @@ class Image:
         code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"
         self.run("python3", "-c", code, user=ANYBODY)
 
+    def missing_libraries(self) -> str:
+        """Shared libraries that packages there need and the loader does not find, with a file that needs each."""
+        return self.run("python3", "-m", "components.shared.libraries").strip()
+
     def unmet_requirements(self) -> list[str]:
         """Each requirement of an installed package that is not met there."""
         return self.run("python3", "-c", _UNMET).splitlines()

@@ -1,5 +1,9 @@
 """The gpu image, in its build for processors, as a cluster would run it."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 
 from tests.images import engine
@@ -32,6 +36,21 @@ def test_its_packages_are_compatible(gpu: Image) -> None:
     """No package asks for what is not there, but for what is left out on purpose."""
     complaints = gpu.unmet_requirements()
     assert {line.partition(":")[0] for line in complaints} <= LEFT_OUT, complaints
+
+
+def test_its_packages_find_their_libraries(gpu: Image) -> None:
+    """Each shared library that an extension loads is there, by the loader: vLLM needs libnuma to start."""
+    assert gpu.missing_libraries() == "{}"
+
+
+def test_vllm_samples_in_it_and_takes_weights(gpu: Image, tmp_path: Path) -> None:
+    """From each policy in turn, with the log-probabilities that its trainer computes."""
+    tests = shutil.copytree(engine.ROOT / "tests/rollout", tmp_path / "tests/rollout").parent
+    shutil.copy(engine.ROOT / "tests/tiny.py", tests)
+    printed = gpu.run("python3", "-m", "tests.rollout.vllm_processes", "engine", str(tmp_path), folder=tmp_path)
+    differences = json.loads(printed.splitlines()[-1])
+    assert len(differences) == 2
+    assert max(differences) < 1e-4
 
 
 def test_it_has_a_compiler(gpu: Image) -> None:

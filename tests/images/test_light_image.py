@@ -66,6 +66,11 @@ def _stage(name: str, **folders: Path) -> list[str]:
     return ["python3", "-m", f"components.{name}", *options]
 
 
+def test_its_packages_find_their_libraries(light: Image) -> None:
+    """Each shared library that an extension loads is there, by the loader."""
+    assert light.missing_libraries() == "{}"
+
+
 def test_data_are_prepared_and_validated(light: Image, folder: Path) -> None:
     """Both stages run with a read-only root, no network and any user, and make what they make outside."""
     problems, outside, validation = folder / "problems", folder / "outside", folder / "validation"

@@ -125,6 +125,25 @@ def test_a_full_disk_is_reported(free_gib: int, state: str, tmp_path: Path, monk
     assert states == {state}
 
 
+def test_a_library_that_a_package_loads_and_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the file that needs it and Debian's package; what another package brings, and plugins, are not missing."""
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    for name in ("_C.abi3.so", "libtorch.so"):
+        (tmp_path / name).touch()
+    needed = [f"  {name} => not found" for name in ("libnuma.so.1", "libtorch.so", "libcuda.so.1")]
+    loader = tmp_path / "bin/ldd"
+    loader.parent.mkdir()
+    loader.write_text("#!/bin/sh\n" + "\n".join(f"echo '{line}'" for line in needed))
+    loader.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{loader.parent}:/usr/bin:/bin")
+    (finding,) = doctor._libraries()
+    assert finding.state == "warning"
+    assert finding.text == "_C.abi3.so needs libnuma.so.1, which is missing"
+    assert finding.remedy == "apt-get install libnuma1"
+
+
 def test_packages_of_other_versions_than_the_lock_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other versions compute other results."""
     assert [finding.state for finding in doctor._lock()] == ["ok"]

@@ -46,6 +46,26 @@ def servers(checkpoint: str, logs: str) -> None:
         time.sleep(600)
 
 
+def engine(path: str) -> None:
+    """Start vLLM for a policy, sample, load another one, and sample again; print how far both are off."""
+    folder, config = Path(path), VllmConfig.model_validate({**VLLM, "start_deadline_s": 300})
+    policies = [policy(seed) for seed in (1, 2)]
+    for number, made in enumerate(policies):
+        checkpoints.save(made, folder / str(number))
+    started = VllmEngine(folder / "0", config, dtype="float32", log=folder / "vllm.log")
+    sampling = Sampling(num_samples=2, temperature=1.0, max_new_tokens=16, seed=1)
+    differences = []
+    for number, made in enumerate(policies):
+        if number:
+            started.set_weights(number, folder / str(number))
+        groups = sampler(started, made).generate(tiny.asked(QUESTIONS), sampling)
+        completions = [completion for group in groups for completion in group]
+        exact = trainer_logprobs(made, [completion.tokens for completion in completions], 1.0)
+        differences.append(largest_difference([list(each.logprobs) for each in completions], exact))
+    started.close()
+    print(json.dumps(differences))
+
+
 def rank(path: str) -> None:
     """Sample with vLLM beside a rank from the folder's policies `old`, `new` and `old` again, until the engine is lost.
 
@@ -172,5 +192,5 @@ def _moved(sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 if __name__ == "__main__":
-    functions: dict[str, Callable[..., None]] = {"servers": servers, "rank": rank, "weights": weights}
+    functions: dict[str, Callable[..., None]] = {"servers": servers, "engine": engine, "rank": rank, "weights": weights}
     functions[sys.argv[1]](*sys.argv[2:])

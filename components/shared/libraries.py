@@ -1,0 +1,36 @@
+"""Shared libraries that installed packages load and that this machine does not have."""
+
+import re
+import subprocess
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+_MISSING = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
+_OPTIONAL = re.compile(r"lib(cuda|nvidia-ml|tbb|mpi|oshmem|pmix|uc[mpst]|fabric|gdrapi)\b")
+"""Of the driver of GPUs, which a container gets from its node, and of plugins that nothing here uses."""
+
+
+def missing_libraries() -> dict[str, str]:
+    """Return each library that an installed package needs and the loader does not find, with a file that needs it.
+
+    One that another package brings counts as found: that package is loaded before.
+    """
+    site = Path(sysconfig.get_path("platlib"))
+    files = sorted(path for path in site.rglob("*.so*") if path.is_file())
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(_ask_loader, files))
+    brought, missing = {path.name for path in files}, dict[str, str]()
+    for path, answer in zip(files, answers, strict=True):
+        for name in _MISSING.findall(answer):
+            if name not in brought and not _OPTIONAL.match(name):
+                missing.setdefault(name, path.relative_to(site).as_posix())
+    return missing
+
+
+def _ask_loader(path: Path) -> str:
+    return subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
+
+
+if __name__ == "__main__":
+    print(missing_libraries())
