@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -94,3 +94,28 @@ def _imported(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names.add(node.module)
     return {name.partition(".")[0] for name in names} - OWN - sys.stdlib_module_names
+
+
+_PERMISSIVE = re.compile(
+    r"\b(MIT|BSD|0BSD|Apache|ISC|PSF\S*|Python Software Foundation|Unlicense|ZPL|Zope|HPND|Historical Permission|CC0|"
+    r"Zlib|CNRI\S*|Permission is hereby granted, free of charge)\b",
+    re.IGNORECASE,
+)
+_MORE = re.compile(r"\b[AL]?GPL|\b[EM]PL|Mozilla|Proprietary|NVIDIA|Intel\b")
+
+
+def test_licences_that_ask_for_more_than_a_notice_are_listed() -> None:
+    """A package whose metadata name no permissive licence stands in the list, or has the text of one."""
+    listed = (ROOT / "docs/reference/licences.md").read_text()
+    unlisted = []
+    for package in distributions():
+        name, metadata = package.metadata["Name"], package.metadata
+        classifiers = [each for each in metadata.get_all("Classifier") or [] if each.startswith("License ::")]
+        named = metadata["License-Expression"] or " ".join(classifiers) + (metadata["License"] or "")[:80]
+        if not named.strip(" :") or not (_PERMISSIVE.search(named) or _MORE.search(named)):
+            texts = [file.read_text() for file in package.files or () if file.name.startswith("LICENSE")]
+            named = " ".join(text[:2000] for text in texts)
+        is_free = _PERMISSIVE.search(named) and not _MORE.search(named)
+        if not is_free and name.lower() not in listed and not name.startswith(("nvidia-", "grpo-pipeline")):
+            unlisted.append(f"{name}: {named[:80]}")
+    assert unlisted == []
