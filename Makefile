@@ -53,7 +53,7 @@ setup: $(VENV)/.ready  ## Install everything into .venv (done by the other targe
 ifneq ($(TORCH_BACKEND),$(INSTALLED_BACKEND))
 .PHONY: $(VENV)/.ready
 endif
-$(VENV)/.ready: requirements.lock pyproject.toml
+$(VENV)/.ready: requirements.lock requirements-cuda.lock pyproject.toml
 	@echo "setting up $(VENV) (a few minutes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	@# What another build of torch left, or a set-up that did not come to its end, is not built upon.
@@ -117,7 +117,7 @@ compile: setup  ## Write pipelines/grpo_post_training.yaml, the graph that Kubef
 images:  ## Build the container images (BASE=NAME@sha256:... VARIANT=cuda|cpu REGISTRY=PREFIX; images/README.md)
 	@$(PYTHON) -m images.build --base "$(BASE)" --variant "$(VARIANT)" --registry "$(REGISTRY)"
 
-lock:  ## Resolve pyproject.toml into requirements.lock; versions stay, but of UPGRADE="NAME ..." (or all)
+lock:  ## Resolve pyproject.toml into both locks; versions stay, but of UPGRADE="NAME ..." (or all)
 	@$(BIN)/python images/packages.py lock --upgrade $(UPGRADE)
 
 clean:  ## Remove runs, stages and caches; .venv, the registry with its weights and DVC's storage stay

@@ -16,7 +16,7 @@ from pathlib import Path
 from images.packages import pip_setting
 
 ROOT = Path(__file__).parents[1]
-BAKED = (".dockerignore", "components", "images", "pyproject.toml", "requirements.lock")
+BAKED = (".dockerignore", "components", "images", "pyproject.toml", "requirements.lock", "requirements-cuda.lock")
 """What decides what is in an image."""
 _PINNED = re.compile(r"(?:\S+@)?sha256:[0-9a-f]{64}|[0-9a-f]{64}")
 _REVISION_DIGITS = 12

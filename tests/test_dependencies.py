@@ -21,8 +21,9 @@ FOR_MODELS, FOR_DEVELOPMENT = ["models"], ["models", "dev"]
 
 def test_the_lock_is_that_of_pyproject() -> None:
     """A change of the dependencies without `make lock` is noticed."""
-    first = (ROOT / "requirements.lock").read_text().partition("\n")[0]
-    assert first.endswith(f"sha256:{dependencies_digest(PROJECT)}"), "pyproject.toml has changed: run `make lock`"
+    for name in ("requirements.lock", "requirements-cuda.lock"):
+        first = (ROOT / name).read_text().partition("\n")[0]
+        assert first.endswith(f"sha256:{dependencies_digest(PROJECT)}"), "pyproject.toml has changed: run `make lock`"
 
 
 @pytest.mark.parametrize(

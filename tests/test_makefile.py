@@ -24,7 +24,7 @@ esac
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A folder in which `make` can be called, with a Python that fetches nothing."""
-    for name in ("Makefile", "requirements.lock", "pyproject.toml"):
+    for name in ("Makefile", "requirements.lock", "requirements-cuda.lock", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "params", tmp_path / "params")
     shutil.copy(ROOT / "params.yaml", tmp_path)

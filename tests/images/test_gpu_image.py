@@ -47,7 +47,9 @@ def test_vllm_samples_in_it_and_takes_weights(gpu: Image, tmp_path: Path) -> Non
     """From each policy in turn, with the log-probabilities that its trainer computes."""
     tests = shutil.copytree(engine.ROOT / "tests/rollout", tmp_path / "tests/rollout").parent
     shutil.copy(engine.ROOT / "tests/tiny.py", tests)
-    printed = gpu.run("python3", "-m", "tests.rollout.vllm_processes", "engine", str(tmp_path), folder=tmp_path)
+    tmp_path.chmod(0o777)
+    command = ["python3", "-m", "tests.rollout.vllm_processes", "engine", str(tmp_path)]
+    printed = gpu.run("env", f"PYTHONPATH=/opt/grpo-pipeline:{tmp_path}", *command, folder=tmp_path)
     differences = json.loads(printed.splitlines()[-1])
     assert len(differences) == 2
     assert max(differences) < 1e-4

