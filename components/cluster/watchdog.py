@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -51,14 +52,16 @@ def memory_folder(like: Path, otherwise: Path) -> Iterator[Path]:
     """
     for orphan in _MEMORY.glob(f"{_PREFIX}*"):
         try:
-            os.kill(int(orphan.name.removeprefix(_PREFIX)), 0)
+            os.kill(int(orphan.name.removeprefix(_PREFIX).partition("-")[0]), 0)
         except ProcessLookupError:
             shutil.rmtree(orphan, ignore_errors=True)
         except (ValueError, PermissionError):
             continue
     size = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
     fits = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _COPIES * size
-    folder = _MEMORY / f"{_PREFIX}{os.getpid()}" if fits else otherwise
+    if fits:  # a name that nobody can have taken before, in a place where everybody may write
+        otherwise = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_MEMORY))
+    folder = otherwise
     folder.mkdir(parents=True, exist_ok=True)
     pipe, silent = subprocess.PIPE, subprocess.DEVNULL
     try:

@@ -35,7 +35,7 @@ _CODE = ("components", "pipelines", "pyproject.toml", "requirements.lock")
 _SUFFIXES = (".py", ".jinja", ".css")
 """Of new files that are code."""
 _KEYS = re.compile(
-    r"AKIA[0-9A-Z]{16}|\bhf_\w{30,}|\bgh[opusr]_\w{36}|github_pat_\w{30,}|\bsk-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}"
+    r"A[KS]IA[0-9A-Z]{16}|\bhf_\w{30,}|\bgh[opusr]_\w{36}|github_pat_\w{30,}|\bsk-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\."
 )
 """Keys of AWS, Hugging Face, GitHub, OpenAI and Slack, private keys, and JSON web tokens."""

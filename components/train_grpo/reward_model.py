@@ -415,7 +415,7 @@ def _copy(reference: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
     try:
         # All the random weights are replaced: what is drawn after this must not depend on them.
         with torch.random.fork_rng(devices=[]):
-            copy = AutoModelForSequenceClassification.from_config(config, dtype=dtype)
+            copy = AutoModelForSequenceClassification.from_config(config, dtype=dtype, trust_remote_code=False)
     except ValueError:
         problem = f"transformers has no sequence classifier like {type(model).__name__}"
         raise _error("reference", f"{problem}; name a checkpoint of another family with the same tokenizer") from None

@@ -32,6 +32,8 @@ from components.shared.versioning import is_url
 
 _ANY_COMMIT = "0" * 40
 """In the place of that of the data, which preflight looks up."""
+_MAX_CHARACTERS = 10_000
+"""Of all parameters; Kubeflow's API server refuses more: https://github.com/kubeflow/pipelines/issues/12510"""
 _KINDS: dict[str, tuple[Any, str]] = {
     "BOOLEAN": (bool, "true or false"),
     "LIST": (list, "a JSON list"),
@@ -104,6 +106,13 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str], *
     sections, wrong = sections_of(form, DeploymentConfig(), commit=_ANY_COMMIT, secrets={})
     wrong += wrong_sections(sections)
     raise_all(wrong or list(map(in_the_form, contradictions(Params.model_validate(sections)))))
+    sizes = {name: len(json.dumps(value)) for name, value in form.items()}
+    if sum(sizes.values()) > _MAX_CHARACTERS:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise PipelineError(
+            f"{largest}: has {sizes[largest]:,} characters; Kubeflow takes {_MAX_CHARACTERS:,} for all parameters of a "
+            "run: leave out what the params file of the pipeline has, or compile the pipeline with these params"
+        )
     decided = any(setting.startswith(f"{SKIP_IF_UNCHANGED}=") for setting in settings)
     if scheduled and not decided and is_url(form["registry"]):
         form[SKIP_IF_UNCHANGED] = True

@@ -38,7 +38,8 @@ def command(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
 def _folder(command: "subprocess.Popen[str]") -> Path:
     assert command.stdout is not None
     folder = Path(command.stdout.readline().strip())
-    assert folder == Path(f"/dev/shm/grpo-pipeline-{command.pid}")
+    assert folder.match(f"/dev/shm/grpo-pipeline-{command.pid}-*")
+    assert folder.stat().st_mode & 0o777 == 0o700
     assert list(folder.glob("*/*"))
     return folder
 

@@ -71,13 +71,13 @@ def _kill(place: Place, command: "subprocess.Popen[bytes]", name: bytes, after_s
 
 def _kill_during_a_load(place: Place, command: "subprocess.Popen[bytes]", delay_s: float) -> None:
     """Kill the engine while it loads weights: it is suspended while they are written, so it cannot have finished."""
-    folder = Path(f"/dev/shm/grpo-pipeline-{command.pid}")
+    weights = f"grpo-pipeline-{command.pid}-*/.*.partial"
     while True:
-        assert within(TIMEOUT_S, lambda: bool(list(folder.glob(".*.partial"))) or command.poll() is not None)
+        assert within(TIMEOUT_S, lambda: bool(list(Path("/dev/shm").glob(weights))) or command.poll() is not None)
         assert command.poll() is None, place.err
         (engine,) = _processes(place, VICTIMS[1])
         os.kill(engine, signal.SIGSTOP)
-        if partial := list(folder.glob(".*.partial")):
+        if partial := list(Path("/dev/shm").glob(weights)):
             break
         os.kill(engine, signal.SIGCONT)  # too late: they may have been loaded
     assert within(TIMEOUT_S, lambda: not partial[0].exists())

@@ -111,6 +111,10 @@ def test_a_key_without_a_parameter_of_its_own_is_set_in_the_overrides(pipeline: 
         (["cluster_node=8"], ["--set cluster_node: the pipeline has no such parameter; did you mean cluster_nodes?"]),
         (["cluster_nodes=many"], ["error: --set cluster_nodes=many: needs a whole number\n"]),
         (["overrides=gpu"], ["--set overrides=gpu: needs a JSON object"]),
+        (
+            [f"train_sft.model.prompt={{question}}{'x' * 10_000}"],
+            ["overrides: has 1", "Kubeflow takes 10,000 for all parameters of a run"],
+        ),
         (["train_gpro.seed=1"], ["overrides.train_gpro: unknown key; did you mean `train_grpo`?"]),
         (["deployment.volume=x"], ["overrides.deployment: follows from the compiled graph"]),
         (
