@@ -180,7 +180,7 @@ def test_nothing_is_registered_after_a_stop(tmp_path: Path) -> None:
     """Ctrl-C at random moments of whole runs, some of which take most stages from the ones before."""
     project, random = copy_project(tmp_path), Random(int(os.environ.get("GRPO_PIPELINE_TEST_SEED", "1")))
     for number in range(int(os.environ.get("GRPO_PIPELINE_TEST_STOPS", "25"))):
-        fresh = ["--set", f"prepare_data.seed={number}"] if number % 2 else []
+        fresh = ["--fresh"] if number % 2 else []
         with project.start(*SMOKE, *fresh) as run:
             with suppress(subprocess.TimeoutExpired):
                 run.wait(random.uniform(0.5, 25 if fresh else 10))
