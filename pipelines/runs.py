@@ -19,7 +19,7 @@ def add_runs_commands(commands: Any) -> Any:
 
     command = actions.add_parser("list", help="state, accuracies, gate, version and size of each", parents=[as_json])
     command.set_defaults(command=_list)
-    what = "stages with their times, what was reused, changed keys, files and unfinished work"
+    what = "stages with their times, what was reused, keys that were set, files and unfinished work"
     command = actions.add_parser("show", help=what, parents=[run, as_json])
     command.set_defaults(command=_show)
     command = actions.add_parser("watch", help="curves and completions of a training as it goes on", parents=[run])

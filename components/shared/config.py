@@ -109,6 +109,11 @@ def read_params(path: Path) -> Params:
     return {name: _without_nulls(section) for name, section in merged.items() if section is not None}
 
 
+def own_sections(path: Path) -> Params:
+    """Return the sections of a params file alone, without those of the file that it extends."""
+    return _layers(path)[0].sections
+
+
 def keys_with_secrets(value: Any, keys: KeyPath = ()) -> Iterator[KeyPath]:
     """Yield the keys of URLs that hold a password or a token: what a run records and shows has all of its params."""
     if isinstance(value, dict | list):

@@ -18,7 +18,8 @@ from components.shared.page import percent
 from components.shared.work import last_step
 from pipelines.run.history import FIGURES, JOURNAL, LOG, OUTPUTS, PAGE, PARAMS, Run, StageRun, read_run, resolve, runs
 from pipelines.run.screen import duration
-from pipelines.tables import changed_settings, print_json, print_labelled, print_table
+from pipelines.run.settings import own_keys
+from pipelines.tables import print_json, print_labelled, print_table
 
 _MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
 
@@ -60,7 +61,7 @@ def show(options: argparse.Namespace) -> int:
     for stage in run.stages.values():
         print_labelled(stage.name, _told(stage))
     print_labelled("accuracy", _accuracies(run))
-    print_labelled("changed keys", (f"{key}: {value}" for key, value in changed_settings(_settings(run)).items()))
+    print_labelled("set keys", own_keys(run.folder / PARAMS))
     print_labelled("disk", [f"{size(facts['bytes'])}, of which rm frees {size(facts['bytes_freed'])}"])
     print_labelled("files", _files(run).values())
     return 0

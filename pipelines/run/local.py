@@ -112,8 +112,8 @@ def run(request: Request) -> int:
         return 0
     folder = _new_folder(name)
     lock = durable.lock_folder(folder / LOCK)  # while it is locked the run goes on
-    changes = "".join(f"# --set {setting}\n" for setting in request.settings)
-    (folder / PARAMS).write_text(f"# {path} with all defaults\n{changes}{as_yaml(params)}", encoding="utf-8")
+    heading = settings.heading(path, request.settings)
+    (folder / PARAMS).write_text(f"{heading}{as_yaml(params)}", encoding="utf-8")
     offer(folder / JOURNAL, offered)
     screen.show(f"{path} -> {folder}/", Style.DIM)
     if not before and (purpose := _purpose(path)):

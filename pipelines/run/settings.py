@@ -7,8 +7,11 @@ from typing import Any
 import yaml
 
 from components.preflight.config import Params, wrong_params
-from components.shared.config import read_params
+from components.shared.config import own_sections, read_params
 from components.shared.errors import PipelineError, raise_all
+from components.shared.lineage import flat
+
+_OWN = "set: "
 
 
 def load(path: Path, settings: Sequence[str] = ()) -> Params:
@@ -22,6 +25,24 @@ def load(path: Path, settings: Sequence[str] = ()) -> Params:
     wrong = zip(wrong_params(values, path), wrong_params(values), strict=True)
     raise_all([f"--set {line}" if _is_about(line, keys) else placed for placed, line in wrong])
     return Params.model_validate(values)
+
+
+def heading(path: Path, settings: Sequence[str]) -> str:
+    """Return the comment that the params of a run begin with: their file, and the keys that it and the user set."""
+    own = own_keys(path)  # of a run that is resumed
+    if not own:
+        keys = (each for name, section in own_sections(path).items() for each in flat(name, section))
+        own = [f"{key}: {value}" for key, value in keys]
+    set_here = [setting.replace("=", ": ", 1) for setting in settings]
+    return "".join(
+        f"# {line}\n" for line in (f"{path} with all defaults", *(f"{_OWN}{each}" for each in own + set_here))
+    )
+
+
+def own_keys(path: Path) -> list[str]:
+    """Return the keys with their values that the heading of a run's params names."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [line.removeprefix(f"# {_OWN}") for line in lines if line.startswith(f"# {_OWN}")]
 
 
 def _is_about(line: str, keys: Sequence[str]) -> bool:

@@ -88,10 +88,22 @@ class Image:
     def run(self, *command: str, folder: Path | None = None, user: str = "") -> str:
         """Run a command as a cluster would that trusts nobody, and return what it prints.
 
-        The root is read-only, /tmp is all there is to write to, there is no network, and the user is nobody's.
+        The root is read-only, /tmp and memory are all there is to write to, there is no network, and the user is
+        nobody's.
         `folder` is where the command works, with the same path as outside.
         """
-        options = ["--rm", "--read-only", "--tmpfs", "/tmp", "--network", "none", "--cap-drop", "all"]
+        options = [
+            "--rm",
+            "--read-only",
+            "--tmpfs",
+            "/tmp",
+            "--shm-size",
+            "1g",
+            "--network",
+            "none",
+            "--cap-drop",
+            "all",
+        ]
         options += ["--security-opt", "no-new-privileges"]
         options += ["--user", user] if user else []
         options += ["--volume", f"{folder}:{folder}", "--workdir", str(folder)] if folder else []

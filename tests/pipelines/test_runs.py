@@ -12,6 +12,7 @@ from components.shared.page import percent
 from pipelines.cli import main
 from pipelines.run.history import LOCK, resolve
 from pipelines.run.listing import disk
+from pipelines.run.settings import heading
 from tests.pipelines.test_index import make_outputs
 
 FINISHED, FAILED = "20260102T030405Z-params", "20260103T030405Z-smoke"
@@ -71,7 +72,12 @@ def test_a_run_is_shown_with_its_stages(outputs: Path, capsys: pytest.CaptureFix
     ]
     (outputs / "work/checkpoints/step-000040").mkdir(parents=True)
     (outputs / "runs" / FAILED / "journal.jsonl").write_text("\n".join(map(json.dumps, events)))
-    (outputs / "runs" / FAILED / "params.yaml").write_text("train_grpo: {num_steps: 7, group_size: 8}")
+    base, own = outputs / "base.yaml", outputs / "own.yaml"
+    base.write_text("train_grpo: {num_steps: 9, group_size: 8}")
+    own.write_text("extends: base.yaml\ntrain_grpo: {num_steps: 7}")
+    first = outputs / "first.yaml"
+    first.write_text(heading(own, ["train_sft.seed=2"]) + base.read_text())
+    (outputs / "runs" / FAILED / "params.yaml").write_text(heading(first, ["evaluate.limit=5"]) + base.read_text())
     assert main(["runs", "show", FAILED]) == 0
     shown = capsys.readouterr().out
     for line in (
@@ -79,7 +85,7 @@ def test_a_run_is_shown_with_its_stages(outputs: Path, capsys: pytest.CaptureFix
         "train_sft    unchanged: from earlier",
         "train_grpo   failed: no memory",
         f"step 40 is saved in {outputs / 'work'}",
-        "changed keys train_grpo.num_steps: 7",
+        "set keys     train_grpo.num_steps: 7\n             train_sft.seed: 2\n             evaluate.limit: 5\ndisk",
     ):
         assert line in shown
     assert main(["runs", "show", FAILED, "--json"]) == 0
