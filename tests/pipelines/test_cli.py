@@ -150,6 +150,17 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
+def test_ctrl_c_is_answered_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also while a command still imports and checks what it needs."""
+
+    def interrupt(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipelines.limits.limits", interrupt)
+    assert main(["limits"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "error: stopped\n"
+
+
 def test_outside_a_checkout_the_command_says_so_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
