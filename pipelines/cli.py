@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PipelineError as error:
         return _say(str(error), error.exit_code)
     except KeyboardInterrupt:  # before there is anything to end in good order
-        return _say("stopped", 128 + signal.SIGINT)
+        print("stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # who reads the output has seen enough: `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE

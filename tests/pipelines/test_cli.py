@@ -158,7 +158,7 @@ def test_ctrl_c_is_answered_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
 
     monkeypatch.setattr("pipelines.limits.limits", interrupt)
     assert main(["limits"]) == 128 + signal.SIGINT
-    assert capsys.readouterr().err == "error: stopped\n"
+    assert capsys.readouterr().err == "stopped\n"
 
 
 def test_outside_a_checkout_the_command_says_so_in_one_line(
