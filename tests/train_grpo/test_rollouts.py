@@ -332,15 +332,15 @@ def test_the_sampler_gets_the_weights_of_every_update(make: Make, tmp_path: Path
 
 
 def test_the_reference_follows_the_policy_after_every_step(make: Make) -> None:
-    """Halfway from the first weights to the first update, and from there halfway to the second, adapters merged."""
-    trainer, _ = make(reference_decay=0.5, engine__lora={"rank": 4, "alpha": 8.0}, num_steps=2, learning_rate=0.01)
+    """A quarter of the way to the first update, and from there a quarter to the second, adapters merged."""
+    trainer, _ = make(reference_decay=0.75, engine__lora={"rank": 4, "alpha": 8.0}, num_steps=2, learning_rate=0.01)
     expected = {name: weight.clone() for name, weight in merged_state_dict(trainer.checkpoint.model).items()}
     start = {name: weight.clone() for name, weight in expected.items()}
 
     def follow(step: int) -> None:
         del step
         for name, weight in merged_state_dict(trainer.checkpoint.model).items():
-            expected[name] = (expected[name] + weight) / 2
+            expected[name] = 0.75 * expected[name] + 0.25 * weight
 
     _run(trainer, after_step=follow)
     state = (trainer.reference and trainer.reference.state(main=True)) or {}
