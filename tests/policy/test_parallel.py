@@ -3,12 +3,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import HashStore
 
 from components.cluster.launch import run_ranks
 from components.policy.config import EngineConfig
@@ -38,6 +40,18 @@ def test_another_number_of_processes_than_configured_is_refused(
     monkeypatch.setenv("WORLD_SIZE", str(launched))
     with pytest.raises(PipelineError, match=f"num_processes is {configured}, but {launched} w"):
         init_ranks(tiny.engine_config(num_processes=configured))
+
+
+def test_every_barrier_waits() -> None:
+    """Not the first one alone: who has passed it has not reached the next."""
+    store = HashStore()
+    for rank in (0, 1):
+        store.set(f"name/{rank}", f"host {rank}")
+    here, other = (Ranks(rank, 2, deadline_s=0.2, store=store) for rank in (0, 1))
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda ranks: ranks.barrier("the start"), (here, other)))
+    with pytest.raises(RetryableError, match=r"rank 1 \(host 1\) of 2 did not reach the next within"):
+        here.barrier("the next")
 
 
 def _exchange(config: EngineConfig, *, folder: Path) -> dict[str, float]:

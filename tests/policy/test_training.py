@@ -1,14 +1,19 @@
+import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from components.policy.engine import load_parameters
-from components.policy.training import TrainingCheckpoint, learning_rate
+from components.policy.config import CheckpointConfig
+from components.policy.engine import Policy, load_parameters
+from components.policy.parallel import SINGLE_PROCESS
+from components.policy.shutdown import StopRequest
+from components.policy.training import Resumption, TrainingCheckpoint, learning_rate
 from components.shared.errors import PipelineError
+from tests import tiny
 
 _STATE: dict[str, Tensor] = {
     **{f"weight/{key}": torch.ones(3, 2) for key in ("weight", "exp_avg", "exp_avg_sq")},
@@ -46,6 +51,31 @@ def test_a_checkpoint_is_read_to_the_cpu_whatever_gpu_wrote_it(tmp_path: Path, m
         torch.save({"reward_model": {"weight": torch.arange(3)}}, tmp_path / "values.pt")
     weight = TrainingCheckpoint(tmp_path).values["reward_model"]["weight"]
     assert (weight.device.type, weight.tolist()) == ("cpu", [0, 1, 2])
+
+
+class _Policy:
+    """What a checkpoint is made of, without a model."""
+
+    def state(self) -> dict[str, Tensor]:
+        return {"num_steps": torch.tensor(1.0)}
+
+
+def test_the_last_step_is_saved_and_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+    """Also where none is due: who resumes a finished training finds its end."""
+    config, policy = CheckpointConfig.model_validate(tiny.CHECKPOINT), cast(Policy, _Policy())
+    first = Resumption(SINGLE_PROCESS, tmp_path, config, stage="train", num_steps=3)
+    for step in (1, 2, 3):
+        first.after_step(step, policy, dict, stop=StopRequest())
+    expected = torch.rand(3), random.random()
+    del first  # and with it the lock of the folder
+    again = Resumption(SINGLE_PROCESS, tmp_path, config, stage="train", num_steps=3)
+    assert again.steps_done == 3
+    again.load()
+    torch.manual_seed(0)
+    random.seed(0)
+    again.restore_random_state()
+    assert torch.equal(torch.rand(3), expected[0])
+    assert random.random() == expected[1]
 
 
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_end() -> None:

@@ -107,7 +107,8 @@ def test_rollback_does_not_go_back_past_a_removal(registry: str) -> None:
     """Whoever took the alias away meant all that had it before."""
     assign(registry, "v0.0.1")
     assign(registry, "v0.0.2")
-    assign(registry, "v0.0.2", "remove")
+    git(Path(registry), "tag", "-a", "-m", "as gto does", f"{NAME}#{CHAMPION}!#3", f"{NAME}@v0.0.2^{{}}")
+    assert champion(registry) is None
     assert back(registry) is None
     assign(registry, "v0.0.3")
     assert back(registry) is None

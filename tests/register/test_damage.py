@@ -1,5 +1,6 @@
 """Damage to a registry or its storage: each is found, named and never passed on."""
 
+import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,6 +91,32 @@ def test_damage_to_a_stored_object_is_named_and_nothing_is_served(registered: Re
         fetch(str(registry), TAG, tmp_path / "problems", path="problems")
     assert lineage.digest(tmp_path / "problems") == lineage.digest(tmp_path / "policy-problems")
     assert verify_all(registry).faults == []
+
+
+_COLLIDING = (
+    "d131dd02c5e6eec4693d9a0698aff95c2fcab58712467eab4004583eb8fb7f8955ad340609f4b30283e488832571415a085125e8f7cdc99f"
+    "d91dbdf280373c5bd8823e3156348f5bae6dacd436c919c6dd53e2b487da03fd02396306d248cda0e99f33420f577ee8ce54b67080a80d1e"
+    "c69821bcb6a8839396f9652b6ff72a70"
+)
+"""Of X. Wang and others, 2004: 128 bytes, of which the top bits of six can be flipped without another MD5."""
+
+
+def test_damage_that_keeps_the_md5_of_dvc_is_found(passed: Path, tmp_path: Path) -> None:
+    """By the SHA-256 of the content, the second lock."""
+    content = bytes.fromhex(_COLLIDING)
+    flipped = bytearray(content)
+    for place in (19, 45, 59, 83, 109, 123):
+        flipped[place] ^= 0x80
+    assert hashlib.md5(content).digest() == hashlib.md5(flipped).digest()
+    policy = make_policy(tmp_path / "policy")
+    (policy / "extra/colliding.bin").write_bytes(content)
+    run_register(make_config(tmp_path), policy, passed, tmp_path / "registration")
+    (path,) = (each for each in stored(tmp_path / "registry-storage") if each.read_bytes() == content)
+    path.chmod(0o644)
+    path.write_bytes(flipped)
+    fault = "policy/extra/colliding.bin in the storage has other content than was registered"
+    assert verify_all(tmp_path / "registry").faults == [f"{TAG}: {fault}"]
+    assert fault in refusal(tmp_path / "registry", "policy")
 
 
 @pytest.mark.long(minutes=4)

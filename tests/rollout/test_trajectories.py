@@ -251,6 +251,21 @@ def test_the_first_end_is_found_without_reading_the_completion_again_for_each_to
     assert ids.num_read < 10 * 7000
 
 
+def test_a_text_is_cut_before_the_first_of_the_texts_that_stop_it() -> None:
+    """Whichever of them stands first in the list."""
+    for texts in (["end", "stop"], ["stop", "end"]):
+        assert StopTexts(texts, _Letters().decode).before("so stop here: end") == "so "
+        assert StopTexts(texts, _Letters().decode).before("so end here: stop") == "so "
+    assert StopTexts(["end"], _Letters().decode).before("so on") == "so on"
+
+
+def test_a_text_of_characters_that_take_several_tokens_is_found() -> None:
+    """As the bytes of other scripts and of pictures do."""
+    text = "halt \N{OCTAGONAL SIGN}\N{OCTAGONAL SIGN}"
+    stop = StopTexts([text[-2:]], lambda ids: bytes(ids).decode("utf-8", errors="replace"))
+    assert stop.first_end(list(f"{text} more".encode())) == len(text.encode())
+
+
 _CALL = "```python\n1\n```\n"
 
 
