@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from components.shared import durable
-from components.shared.durable import InUseError, is_locked, lock_folder
+from components.shared.durable import InUseError, is_locked, lock_folder, new_folder
 
 
 @pytest.fixture
@@ -72,6 +72,18 @@ def test_a_folder_is_renamed_before_it_is_removed(
     durable.discard(tmp_path / "work")
     assert done[:2] == ["remove .work.removed", "rename work .work.removed"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    """Nor is anything left beside it where its making fails."""
+    with pytest.raises(OSError, match="no more space"), new_folder(tmp_path / "deep/new") as partial:
+        partial.mkdir()
+        (partial / "half").touch()
+        raise OSError("no more space")
+    assert list((tmp_path / "deep").iterdir()) == []
+    with new_folder(tmp_path / "deep/new") as partial:
+        partial.mkdir()
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["new"]
 
 
 def test_a_lock_names_its_owner(tmp_path: Path) -> None:

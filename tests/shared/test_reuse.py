@@ -26,6 +26,7 @@ class _Runs:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.number, self.computed, self._monkeypatch = folder, 0, 0, monkeypatch
+        self.raw: Material | None = None
         (folder / "source").mkdir()
         (folder / "source/text.txt").write_text("text")
         (folder / "raw.jsonl").write_text("{}")
@@ -66,7 +67,7 @@ class _Runs:
             (copy / "text.txt").write_text((source / "text.txt").read_text())
             return {"files": 1.0}
 
-        raw = Material(sha256=lineage.file_digest(self.folder / "raw.jsonl"))
+        raw = self.raw or Material(sha256=lineage.file_digest(self.folder / "raw.jsonl"))
         return Stage(
             "copy", copy, _Config, ("source",), ("copy",), materials=lambda config, outputs: {"raw.jsonl": raw}
         )
@@ -125,6 +126,14 @@ def test_what_has_changed_is_computed_again(runs: _Runs, change: Callable[[Path]
     runs.run()
     assert runs.computed == 2
     assert "reused_from" not in runs.event()
+
+
+def test_data_of_another_repository_are_fetched_anew(runs: _Runs) -> None:
+    """What is made of them decides about the stages that follow."""
+    runs.raw = Material(sha256=lineage.file_digest(runs.folder / "raw.jsonl"), repository="https://git.example/data")
+    runs.run(seed=3)
+    runs.run(seed=3)
+    assert runs.computed == 3
 
 
 def test_other_settings_code_or_packages_are_other_work(runs: _Runs, monkeypatch: pytest.MonkeyPatch) -> None:
