@@ -76,10 +76,15 @@ def test_a_folder_is_renamed_before_it_is_removed(
 
 def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     """Nor is anything left beside it where its making fails."""
-    with pytest.raises(OSError, match="no more space"), new_folder(tmp_path / "deep/new") as partial:
-        partial.mkdir()
-        (partial / "half").touch()
-        raise OSError("no more space")
+
+    def fail() -> None:
+        with new_folder(tmp_path / "deep/new") as partial:
+            partial.mkdir()
+            (partial / "half").touch()
+            raise OSError("no more space")
+
+    with pytest.raises(OSError, match="no more space"):
+        fail()
     assert list((tmp_path / "deep").iterdir()) == []
     with new_folder(tmp_path / "deep/new") as partial:
         partial.mkdir()
