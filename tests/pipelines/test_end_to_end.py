@@ -187,8 +187,9 @@ def test_nothing_is_registered_after_a_stop(tmp_path: Path) -> None:
             registered = _registered(project)
             run.send_signal(signal.SIGINT)
             ended = FinishedRun.of(project, run)
-        assert ended.exit_code in (0, 128 + signal.SIGINT), ended.errors
-        assert ended.exit_code == 0 or _registered(project) == registered, ended.errors
+        was_done = ended.exit_code == -signal.SIGINT and "7 of 7 stages" in ended.printed  # Python itself was ending
+        assert was_done or ended.exit_code in (0, 128 + signal.SIGINT), ended.errors
+        assert was_done or ended.exit_code == 0 or _registered(project) == registered, ended.errors
         assert project.processes() == []
         assert not list(project.folder.glob("outputs/runs/**/*.partial"))
 
