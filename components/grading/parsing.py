@@ -8,7 +8,7 @@ from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 
-from components.grading.answer import find_boxes
+from components.grading.extract import find_boxes
 from components.grading.quantities import Number, parse_number, parse_number_in_words
 from components.grading.units import NO_CONTEXT, Context, Unit, split_unit, with_symbols_apart
 from components.grading.vocabulary import LETTER_STYLES, TEXT_STYLES

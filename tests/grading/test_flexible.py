@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.grading.answer import final_answer
+from components.grading.extract import final_answer
 from components.grading.flexible import flexible_answer, grade_flexibly
 from components.grading.verifier import Grade, Reason, Submission, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
