@@ -126,8 +126,8 @@ def _boxed(text: str) -> FinalAnswer | None:
     before, after = text[: group[0].start].rstrip()[-1:], text[group[-1].end :].lstrip()[:1]
     if len(group) > 1 and before and before in "([" and after and after in ")]":
         answer = f"{before}{answer}{after}"
-    form = _OTHER_FORM.match(text, _DELIMITER_BEHIND.match(text, group[-1].end).end())  # type: ignore[union-attr]
-    others = () if not form else (form["formula"] or form["number"] or form["words"],)
+    form = _OTHER_FORM.match(text, group[-1].end)
+    others: tuple[str, ...] = (form["formula"] or form["number"] or form["words"],) if form else ()
     if form and form["about"]:
         others = (rf"{answer} \approx {others[0]}",)
     return FinalAnswer(answer, others, group[0].start)
@@ -149,7 +149,6 @@ _UNIT_BEHIND_BOX = re.compile(
     rf"|\s*(?:\\[,;: ]|~)*\s*(?P<text>\\(?:{'|'.join(TEXT_STYLES)})\s*\{{[^{{}}\n]{{1,40}}\}}(?:\^\{{?[23]\}}?)?)"
 )
 _RESULT_BEHIND_BOX = re.compile(r"\s*=\s*(-?[0-9][0-9.,/]*[0-9]|-?[0-9])(?=[\s$.,;]|\\[)\]]|$)")
-_DELIMITER_BEHIND = re.compile(r"[\s$]*(?:\\[)\]])?")
 _SIMPLE = re.compile(r"[^=<>,;&]+")
 
 
@@ -361,7 +360,7 @@ _NUMBER = (
 )
 _NUMBER_WORD = rf"(?:{'|'.join(sorted(NUMBER_WORDS))})"
 _OTHER_FORM = re.compile(
-    r"[\s,(]*or (?:(?P<about>approximately |about |roughly )?"
+    r"[\s$]*(?:\\[)\]])?[\s,(]*or (?:(?P<about>approximately |about |roughly )?"
     rf"(?:(?:\$|\\\()(?P<formula>[^$\n]{{1,60}}?)(?:\$|\\\))|(?P<number>{_NUMBER}))"
     rf"|(?P<words>(?i:{_NUMBER_WORD}\b(?:[ -](?:and|a|{_NUMBER_WORD})\b){{0,12}})(?: [a-z]+){{0,2}}))"
     r"(?=[\s)]*(?:[.,;](?!\d)|\n|$))"
@@ -424,7 +423,7 @@ _CONDITION = re.compile(
 _DENIAL = re.compile(r"(?:not|never|neither|unknown|unclear|wrong|incorrect|either)\b", re.IGNORECASE)
 _LAST_SENTENCE_BREAK = re.compile(r"[.!?;\u3002\n]")
 _NOT_ASSERTED = re.compile(
-    r"\b(?:not|cannot|neither|nor|never|wrong|incorrect|impossible|false|fails|reject|perhaps|maybe|might|mistake"
+    r"\b(?:not(?!\s+[-$]?\d)|cannot|neither|nor|never|wrong|incorrect|impossible|false|fails|reject|perhaps|maybe|might|mistake"
     r"|ruled out|too (?:large|small|big)|either|different from|other than)\b|n't\b|\bor\b(?!\s+(?:equal|about))"
     r"|\b(?:if|suppose|supposing|assume|assuming|unless|whether|let)\b(?=[^,:;]*\.\.\. )",
     re.IGNORECASE,
