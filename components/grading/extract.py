@@ -116,7 +116,7 @@ def _boxed(text: str) -> FinalAnswer | None:
     )
     contents = [
         _with_neighbors(
-            text[: box.start][max(begin, box.start - _MAX_BESIDE_CHARACTERS) :],
+            text[max(begin, box.start - _MAX_BESIDE_CHARACTERS) : box.start],
             box.content,
             text[box.end : min(end, box.end + _MAX_BESIDE_CHARACTERS)],
         )
@@ -126,7 +126,7 @@ def _boxed(text: str) -> FinalAnswer | None:
     before, after = text[: group[0].start].rstrip()[-1:], text[group[-1].end :].lstrip()[:1]
     if len(group) > 1 and before and before in "([" and after and after in ")]":
         answer = f"{before}{answer}{after}"
-    form = _OTHER_FORM.match(text, group[-1].end)
+    form = _OTHER_FORM.match(text[group[-1].end : group[-1].end + 2 * _MAX_BESIDE_CHARACTERS])
     others: tuple[str, ...] = (form["formula"] or form["number"] or form["words"],) if form else ()
     if form and form["about"]:
         others = (rf"{answer} \approx {others[0]}",)
