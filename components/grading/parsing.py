@@ -61,7 +61,7 @@ _STYLES = rf"\\(?:{'|'.join(TEXT_STYLES + LETTER_STYLES)})\*?\s*"
 _STYLE = re.compile(_STYLES + r"(?=\{)")
 _STYLED = re.compile(_STYLES + r"\{([^{}]*)\}")
 _SIGNS = str.maketrans(
-    dict.fromkeys("\u2212\u2013", "-")
+    dict.fromkeys("\u2010\u2011\u2212\u2013\uff0d", "-")
     | dict.fromkeys("\u00b7\u22c5", r"\cdot ")
     | dict.fromkeys("\u00f7\u2044", "/")
     | dict.fromkeys("\u00a0\u2009\u202f", " ")
@@ -87,7 +87,10 @@ _REWRITES: list[_Rewrite] = [
         ("US", r"US\s*\\?\$", r"\\$"),
         ("color", r"\\(?:text)?color\s*\{[a-zA-Z]+\}\s*", ""),
         ("", rf"\\q?quad{_END}|(?<!\\)\\[,;:> ]|(?<!~)~(?!~)|\s", " "),
-        ("frac", rf"\\[dtc]frac{_END}", r"\\frac"),
+        ("frac", rf"\\(?:[dtc]|nice)frac{_END}", r"\\frac"),
+        ("brack", rf"\\lbrack{_END}\s*", "["),
+        ("brack", rf"\\rbrack{_END}\s*", "]"),
+        ("{:} colon", rf"(?<=[0-9])(?:\{{:\}}|\s*\\colon{_END})\s*(?=[0-9])", ":"),
         ("brace", rf"\\(?:lbrace){_END}", r"\\{"),
         ("brace", rf"\\(?:rbrace){_END}", r"\\}"),
         (r"\lt", rf"\\lt{_END}", "<"),

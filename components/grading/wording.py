@@ -188,6 +188,8 @@ def _ratios(gold: Answer, answer: Answer) -> Decision | None:
     for ratio, other in zip(ratios, (answer, gold), strict=True):
         if ratio and ratio[3]:
             return Decision(False, Reason.LONG_RATIO)
+        if ratio and any("clock" in each.unit.kind for each in (gold, answer) if each.unit):
+            return Decision(False, Reason.TIME_OR_RATIO)
         if ratio and other.number and int(ratio[2]):
             return Decision.on("ratio", Fraction(int(ratio[1]), int(ratio[2])) == other.number.value)
     return None
