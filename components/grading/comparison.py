@@ -300,7 +300,7 @@ def _by_name(assignments: Sequence[tuple[str, str]], *, are_named: bool = False)
     """The values, in the order of their names if all sides name them, or if x, y and z are the names."""
     names = [name for name, _ in assignments]
     is_distinct = len(set(names)) == len(names) and "" not in names
-    if is_distinct and (are_named or set(names) <= set("xyz")):
+    if is_distinct and (are_named or any(set(names) <= set(usual) for usual in ("xyz", "abcd"))):
         assignments = sorted(assignments)
     return [value for _, value in assignments]
 

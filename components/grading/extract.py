@@ -143,6 +143,7 @@ _RELATION_BEFORE_BOX = re.compile(
     r"(?:(?<![a-zA-Z\\])(?P<name>[a-zA-Z]))?[\s)}]*(?P<sign>[<>\u2264\u2265\u2260]|!=|\\not\s*(?:=|\\[a-z]+)|\\nmid"
     r"|\\(?:leq?|geq?|neq?|lt|gt|leqslant|geqslant)(?![a-zA-Z]))[\s$]*$"
 )
+_TAG_BEFORE_BOX = re.compile(r"</?[a-z]+>\s*$")
 _BULLET = re.compile(r"(?:^|\n)\s*- $")
 _UNIT_BEHIND_BOX = re.compile(
     r"\s*(?P<sign>\\?%|\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°|\\pi(?![a-zA-Z])|\u03c0)"
@@ -156,6 +157,7 @@ def _with_neighbors(before: str, content: str, after: str) -> str:
     """The content of a box with the sign or relation before it and the unit or scale behind it, if it has any."""
     if not _SIMPLE.fullmatch(content):
         return content
+    before = _TAG_BEFORE_BOX.sub("", before)
     if relation := _RELATION_BEFORE_BOX.search(before):
         return f"{relation['name'] or 'x'} {relation['sign']} {content}"
     if (found := _BEFORE_BOX.search(before)) and not _BULLET.search(before):
@@ -352,6 +354,7 @@ _CONCLUDES = re.compile(
     r"we (?:find|get|have))\b|\u6240\u4ee5|\u56e0\u6b64|\u6545",
     re.IGNORECASE,
 )
+_NO_SOLUTION = re.compile(r"(?:\w+, )?there (?:is|are) no (?:real )?solutions?\.", re.IGNORECASE)
 _FINISHED = re.compile(r"(?:[.!\u3002]|\$|\\\]|\\\))[*\s]*$")
 _NUMBER = (
     r"(?<![a-zA-Z0-9_.,/^{(])[-+\u2212]?(?:\\?[$€£]\s?)?"
@@ -405,12 +408,13 @@ _COURTESY_WORDS = re.compile(
     r"I hope|[Ll]et me know|[Ff]eel free|[Hh]ope (?:this|that|it)|[Hh]appy to help|[Gg]ood luck|[Ii]f you (?:need|have)"
 )
 _COURTESY = re.compile(rf"(?:(?:^|(?<=[.!?)$*\n]))\s*(?:{_COURTESY_WORDS.pattern})[^.!?\n0-9]{{0,120}}[.!?]*\s*)+$")
-_MENTIONS_ANSWER = re.compile("a(?:nswer|:)|\u7b54\u6848", re.IGNORECASE)
+_MENTIONS_ANSWER = re.compile("a(?:nswer|:|ctually)|\u7b54\u6848", re.IGNORECASE)
 _MAX_PHRASES = 8
 _STATES = re.compile(
     r"(?<![a-zA-Z])(?:final answer|answer|answer to [^.\n:]{1,60})[\W_]{0,3}"
     r"(?P<verb>is|:|=|would be|must be)"
     r"(?:\s+(?:therefore|thus|then|exactly|simply|just|now|clearly|indeed))?[\s:*]*"
+    r"|(?<![a-zA-Z])actually,? it(?:'s| is| should be)\s+(?=\$?-?[0-9][0-9.,/]*\$?\s*(?:\n|\Z))"
     r"|^A:\s*|^[#* \t]{0,10}(?:final )?answer[*:]*\n\s*|" + "\u7b54\u6848" + r"(?:\u662f|\u4e3a)?[\s:\uff1a*]*",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -560,6 +564,8 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     last = sentences[-1].strip()
     if len(sentences) > 1 and _FORMULA.fullmatch(last):  # a formula on a line of its own ends the sentence before it
         last = f"{sentences[-2].strip()} {last}"
+    if last_sentence and _NO_SOLUTION.fullmatch(last):
+        return "no solution"
     value = _last_value(last)
     if value is None or not (_FINISHED.search(last) or value.end == len(last)):
         return None

@@ -169,10 +169,10 @@ def _has_words(answer: Answer) -> bool:
     return answer.number is None and any(word.lower() not in _FUNCTIONS for word in words)
 
 
-def _letters_and_numbers(answer: Answer) -> tuple[str, list[str]]:
-    """The words without their article, case, spaces and punctuation, and the numbers."""
+def _letters_and_numbers(answer: Answer) -> tuple[bool, str, list[str]]:
+    """Whether a minus sign comes first; the words without article, case, spaces and punctuation; the numbers."""
     letters = _BETWEEN_WORDS.sub("", _ARTICLE.sub("", unstyled(answer.latex).casefold().strip(" {")))
-    return letters, _NUMBER.findall(answer.latex)
+    return answer.latex.lstrip(" {").startswith("-"), letters, _NUMBER.findall(answer.latex)
 
 
 def _bases(gold: Answer, answer: Answer) -> Decision | None:
