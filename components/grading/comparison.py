@@ -19,7 +19,6 @@ from itertools import pairwise
 
 from components.grading.arithmetic import approximate_value, differ, exact_value, is_understood
 from components.grading.expression import UnreadableError, parse_expression, same_rational_function, variables
-from components.grading.objections import STRUCK_OUT
 from components.grading.parsing import Answer, Kind, Structure, as_interval, is_integer, is_name, parse, parse_structure
 from components.grading.quantities import Number
 from components.grading.reasons import Reason
@@ -48,8 +47,6 @@ def compare(gold: str, answer: str, question: str = "") -> Decision:
     """
     if is_integer(gold) and is_integer(answer):
         return _compare_integers(gold, answer)
-    if STRUCK_OUT.search(answer) and not STRUCK_OUT.search(gold):
-        raise RejectedAnswerError(Reason.HIDDEN)
     context = read_question(question, gold)
     expected, actual = parse(gold, context), parse(answer, context)
     if not expected.text:
@@ -303,7 +300,7 @@ def _by_name(assignments: Sequence[tuple[str, str]], *, are_named: bool = False)
     """The values, in the order of their names if all sides name them, or if x, y and z are the names."""
     names = [name for name, _ in assignments]
     is_distinct = len(set(names)) == len(names) and "" not in names
-    if is_distinct and (are_named or set(names) <= set("xyz")):
+    if is_distinct and (are_named or any(set(names) <= set(usual) for usual in ("xyz", "abcd"))):
         assignments = sorted(assignments)
     return [value for _, value in assignments]
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from components.grading.answer import final_answer, last_formula_or_number, outside_thoughts
+from components.grading.extract import final_answer, last_formula_or_number, outside_thoughts
 from components.grading.verifier import Grade, Submission, Verifier, is_unit_tests
 from components.shared.answer_policy import AnswerPolicy
 

@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from components.grading.answer import final_answer, find_answer
 from components.grading.comparison import compare
+from components.grading.extract import final_answer, find_answer
 from components.grading.parsing import parse
 from components.grading.quantities import parse_number
 from components.grading.question import is_unevaluated, unfinished
@@ -75,8 +75,6 @@ def grade(gold: str, response: str, policy: AnswerPolicy, question: str = "") ->
     answer = find_answer(response, policy)
     if answer is None:
         return Grade(Verdict.WRONG, None, Reason.NO_ANSWER)
-    if answer.objection:
-        return Grade(Verdict.WRONG, answer.text, Reason.of(answer.objection))
     may_be_open = not answer.is_claimed or any(map(_is_number, answer.others))
     for value in dict.fromkeys((answer.text, *answer.others)):
         verdict, reason, detail = _verdict(gold.strip(), value, question, may_be_open=may_be_open)

@@ -8,10 +8,10 @@ from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 
-from components.grading.answer import find_boxes
+from components.grading.extract import find_boxes
 from components.grading.quantities import Number, parse_number, parse_number_in_words
 from components.grading.units import NO_CONTEXT, Context, Unit, split_unit, with_symbols_apart
-from components.grading.vocabulary import LETTER_STYLES, TEXT_STYLES
+from components.grading.vocabulary import FUNCTION_NAMES, LETTER_STYLES, TEXT_STYLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ _STYLES = rf"\\(?:{'|'.join(TEXT_STYLES + LETTER_STYLES)})\*?\s*"
 _STYLE = re.compile(_STYLES + r"(?=\{)")
 _STYLED = re.compile(_STYLES + r"\{([^{}]*)\}")
 _SIGNS = str.maketrans(
-    dict.fromkeys("\u2212\u2013", "-")
+    dict.fromkeys("\u2010\u2011\u2212\u2013\uff0d", "-")
     | dict.fromkeys("\u00b7\u22c5", r"\cdot ")
     | dict.fromkeys("\u00f7\u2044", "/")
     | dict.fromkeys("\u00a0\u2009\u202f", " ")
@@ -69,8 +69,11 @@ _SIGNS = str.maketrans(
     | {"\u222a": r"\cup ", "\u2208": r"\in ", "\u03c0": r"\pi ", "\u221e": r"\infty ", "\u2248": r"\approx "}
     | {"\u00b2": "^2", "\u00b3": "^3", "\u00b0": r"^\circ", "\u221a": r"\sqrt ", "\u2220": r"\angle "}
     | {"\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}"}
-    | {"\u27e8": r"\langle ", "\u27e9": r"\rangle "}
+    | {"\u27e8": r"\langle ", "\u27e9": r"\rangle ", "\u211d": r"\mathbb{R}"}
 )
+_PLAIN_VALUE = r"-?(?:[0-9]+(?:[./][0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})"
+_MONTHS = r"(?:January|February|March|April|May|June|July|August|September|October|November|December)"
+_AND_BELOW = rf"\s*(?:\\text\s*\{{\s*and\s*\}}|and|,)\s*\1\s*(<|\\le)\s*({_PLAIN_VALUE})"
 _BASES = "two three four five six seven eight nine ten eleven twelve"
 _END = "(?![a-zA-Z])"
 _WITHOUT_MEANING = rf"\\!\s*|\\(?:left|right|[bB]igg?[lr]?|limits){_END}\.?|\\displaystyle{_END}"
@@ -83,11 +86,25 @@ _REWRITES: list[_Rewrite] = [
     for needed, pattern, replacement in [
         # Different notation for the same thing.
         ("\\\\", rf"\\\\(?=(?:left|right|frac|sqrt|boxed|text|pi|cdot){_END})", r"\\"),  # escaped once too often
+        ("\\\\", r"\\\\\s*\[-?[0-9.]+\s*(?:mm|cm|pt|em|ex|in)\]", r"\\\\ "),
+        ("matrix", r"\\([pb]?matrix)\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"\\begin{\1}\2\\end{\1}"),
         (r"\! \left \right \b \B \limits \displaystyle", _WITHOUT_MEANING, ""),
-        ("US", r"US\s*\\?\$", r"\\$"),
+        ("US", r"US\s*\\?\$|^USD\s*(?=[0-9])", r"\\$"),
+        ("dollar", rf"\\mathdollar{_END}\s*", r"\\$"),
         ("color", r"\\(?:text)?color\s*\{[a-zA-Z]+\}\s*", ""),
         ("", rf"\\q?quad{_END}|(?<!\\)\\[,;:> ]|(?<!~)~(?!~)|\s", " "),
-        ("frac", rf"\\[dtc]frac{_END}", r"\\frac"),
+        ("frac", rf"\\(?:[dtc]|nice)frac{_END}", r"\\frac"),
+        ("over", rf"\{{([^{{}}]*)\\over{_END}([^{{}}]*)\}}|^([^{{}}]*)\\over{_END}([^{{}}]*)$", r"\\frac{\1\3}{\2\4}"),
+        (
+            "choose",
+            rf"\{{([^{{}}]*)\\choose{_END}([^{{}}]*)\}}|^([^{{}}]*)\\choose{_END}([^{{}}]*)$",
+            r"\\binom{\1\3}{\2\4}",
+        ),
+        ("operatorname", rf"\\operatorname\s*\{{\s*(ln|{'|'.join(FUNCTION_NAMES)})\s*\}}", r"\\\1 "),
+        ("vert", rf"\\[lr]?vert{_END}\s*", "|"),
+        ("brack", rf"\\lbrack{_END}\s*", "["),
+        ("brack", rf"\\rbrack{_END}\s*", "]"),
+        ("{:} colon", rf"(?<=[0-9])(?:\{{:\}}|\s*\\colon{_END})\s*(?=[0-9])", ":"),
         ("brace", rf"\\(?:lbrace){_END}", r"\\{"),
         ("brace", rf"\\(?:rbrace){_END}", r"\\}"),
         (r"\lt", rf"\\lt{_END}", "<"),
@@ -96,13 +113,40 @@ _REWRITES: list[_Rewrite] = [
         (r">= \geq", rf">=|\\geq(?:slant)?{_END}", r"\\ge "),
         (r"!= \neq", rf"!=|\\neq{_END}", r"\\ne "),
         (r"\varnothing \}", rf"\\varnothing{_END}|\\\{{\s*\\\}}", r"\\emptyset "),
-        (r"\circ \degree", rf"\^\s*\{{?\s*\\circ\s*\}}?|\\degrees?{_END}", r"\\degree "),
+        (
+            r"\circ \degree",
+            rf"\\text\s*\{{\s*\^\s*\\circ\s*\}}|\^\s*(?:\{{\s*\\circ\s*\}}|\\circ{_END})|\\degrees?{_END}",
+            r"\\degree ",
+        ),
+        ("o", r"(?<=[0-9])\s*\^\s*(?:\{\s*o\s*\}|o)$", r"\\degree "),
         (r"approx about roughly around", _ABOUT, ""),
         (r"\mathbb a A", _ALL_REALS, r"(-\\infty,\\infty)"),
-        ("o O", r"(?i)^(?:\\text\s*\{)?no (?:real )?solutions?\}?$", r"\\emptyset"),
+        ("o O", rf"(?i)^(?:{_STYLES}\{{)?\s*(?:there (?:is|are) )?no (?:real )?solutions?\.?\s*\}}?$", r"\\emptyset"),
         # Numbers: separators, bases, ratios.
         (",", r"(?<=[0-9])\s*\{\s*,\s*\}\s*(?=[0-9]{3})", ""),
         (",", r"\{,\}", ","),
+        ("{.}", r"(?<=[0-9])\{\.\}(?=[0-9])", "."),
+        ("[ ]", r"^\[([^\[\]()]*,[^\[\]()]*)\[$", r"[\1)"),
+        ("[ ]", r"^\]([^\[\]()]*,[^\[\]()]*)\]$", r"(\1]"),
+        ("[ ]", r"^\]([^\[\]()]*,[^\[\]()]*)\[$", r"(\1)"),
+        # Statements and remarks around a value, which is compared.
+        ("=", rf"^({_PLAIN_VALUE})\s*=\s*([a-zA-Z])$", r"\2=\1"),
+        ("=", r"^(?:\\det\s*\(?\s*[A-Z]\s*\)?|\|\s*[A-Z]\s*\|)\s*=\s*(?=.)", ""),
+        (r"\equiv", rf"^[0-9^{{}}+*()!\s-]+\\equiv\s*(-?[0-9]+)\s*\\p?mod{_END}.*$", r"\1"),
+        ("text", r"\s*\\text\s*\{\s*,?\s*\(?\s*(?:only|since|because)\b.*$", ""),
+        ("frac", r"(?<=[0-9])\s*\\frac\s*\{\s*(km|m|cm|mi|ft)\s*\}\s*\{\s*(h|s|min)\s*\}$", r"\\text{ \1/\2}"),
+        ("{ N", r"(?<=[0-9])\s*\\(?:text|textrm|mathrm)\s*\{\s*N\s*\}$", r"\\text{ newton}"),
+        ("{ J", r"(?<=[0-9])\s*\\(?:text|textrm|mathrm)\s*\{\s*J\s*\}$", r"\\text{ joule}"),
+        ("%", r"(?<=%)\s*\\text\s*\{\s*of (?:the|all|his|her|its|their) [a-z ]+\}$", ""),
+        ("t", r"(?i)^(\\text\s*\{\s*)it(?: is|'s) (?:an? )?([a-z]+)\.?\s*\}$", r"\1\2}"),
+        (
+            "es no",
+            r"(?i)^(\\text\s*\{\s*)?(yes(?=, \w+ \w+\.?\s*\}?$)|no(?=, \w+ \w+(?: not|n't)\.?\s*\}?$)),.*?(\})?$",
+            r"\1\2\3",
+        ),
+        ("st nd rd th", rf"\b({_MONTHS} [0-9]{{1,2}})(?:st|nd|rd|th)\b", r"\1"),
+        ("and ,", rf"^([a-z])\s*>\s*({_PLAIN_VALUE}){_AND_BELOW}$", r"\2<\1\3\4"),
+        ("and ,", rf"^([a-z])\s*\\ge\s*({_PLAIN_VALUE}){_AND_BELOW}$", r"\2\\le \1\3\4"),
         ("_", r"\(([0-9A-F]+)\)\s*_", r"\1_"),
         ("base", r"(?<=[0-9A-F])\s*(?:\\text\s*\{)?\s*(?:in )?base[\s-]*\}?\s*([0-9]+)\s*\}?", r"_\1"),
         *(

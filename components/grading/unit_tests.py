@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from components.grading.answer import outside_thoughts
+from components.grading.extract import outside_thoughts
 from components.grading.grade import Grade, Verdict
 from components.grading.reasons import Reason
 from components.grading.sandbox.child import encode

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 
-from components.grading.answer import final_answer, has_reasoning
+from components.grading.extract import final_answer, has_reasoning
 from components.grading.grade import Grade, Submission, Verdict, grade, is_unit_tests
 from components.grading.pool import GRADE, Call, Dispatcher
 from components.grading.reasons import Reason

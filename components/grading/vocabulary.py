@@ -56,7 +56,10 @@ who whoever whole whom whose why will with within without would wrong yes yet yo
 """
 """Words that are never units, even if the question puts them behind a number."""
 
-TEXT_STYLES = ("text", "mbox", "textbf", "textit", "textrm", "textnormal", "mathrm", "operatorname")
+TEXT_STYLES = (
+    *("text", "mbox", "textbf", "textit", "textrm", "textnormal", "texttt", "textsf", "textsc"),
+    *("mathrm", "operatorname"),
+)
 """Commands of which the argument may be words or a unit."""
 LETTER_STYLES = ("mathbf", "mathit", "boldsymbol", "bm")
 """Commands that print letters of formulas in another style."""

@@ -169,10 +169,10 @@ def _has_words(answer: Answer) -> bool:
     return answer.number is None and any(word.lower() not in _FUNCTIONS for word in words)
 
 
-def _letters_and_numbers(answer: Answer) -> tuple[str, list[str]]:
-    """The words without their article, case, spaces and punctuation, and the numbers."""
+def _letters_and_numbers(answer: Answer) -> tuple[bool, str, list[str]]:
+    """Whether a minus sign comes first; the words without article, case, spaces and punctuation; the numbers."""
     letters = _BETWEEN_WORDS.sub("", _ARTICLE.sub("", unstyled(answer.latex).casefold().strip(" {")))
-    return letters, _NUMBER.findall(answer.latex)
+    return answer.latex.lstrip(" {").startswith("-"), letters, _NUMBER.findall(answer.latex)
 
 
 def _bases(gold: Answer, answer: Answer) -> Decision | None:
@@ -188,6 +188,8 @@ def _ratios(gold: Answer, answer: Answer) -> Decision | None:
     for ratio, other in zip(ratios, (answer, gold), strict=True):
         if ratio and ratio[3]:
             return Decision(False, Reason.LONG_RATIO)
+        if ratio and any("clock" in each.unit.kind for each in (gold, answer) if each.unit):
+            return Decision(False, Reason.TIME_OR_RATIO)
         if ratio and other.number and int(ratio[2]):
             return Decision.on("ratio", Fraction(int(ratio[1]), int(ratio[2])) == other.number.value)
     return None

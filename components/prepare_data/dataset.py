@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from components.grading.answer import final_answer
+from components.grading.extract import final_answer
 from components.grading.verifier import Verifier
 from components.prepare_data.hub import HubDataset, files_in, find_on_hub, is_hub_id
 from components.prepare_data.math_dataset import level_of

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Literal
 
-from components.grading.answer import Box, find_boxes, last_boxed
+from components.grading.extract import Box, find_boxes, last_boxed
 from components.grading.verifier import Submission, Verdict, Verifier
 from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text, text_or_number
 from components.shared.answer_policy import AnswerPolicy

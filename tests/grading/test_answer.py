@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.grading.answer import Box, final_answer, find_boxes, has_reasoning
+from components.grading.extract import Box, final_answer, find_boxes, has_reasoning
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.tables import table
 from tests.processor_time import processor_time

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.grading.answer import final_answer
+from components.grading.extract import final_answer
 from components.grading.flexible import flexible_answer, grade_flexibly
 from components.grading.verifier import Grade, Reason, Submission, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
@@ -69,7 +69,7 @@ def test_only_responses_without_a_strict_answer_are_graded_again() -> None:
 
     cases = [
         Case("5", "#### 5", "right", ""),
-        Case(r"\frac{1}{2}", "so $\\frac{1}\n{2}$ it", "right", ""),
+        Case(r"\frac{1}{2}", "so \\(\\frac{1}\n{2}\\) it", "right", ""),
         Case("5", "so } is 5", "right", ""),
         Case("5", "no value at all", "wrong", ""),
         Case("assert f(1) == 2", "def f(x): return 2", "wrong", ""),

@@ -48,38 +48,6 @@ def _box(rng: random.Random, gold: str) -> str:
     return rng.choice([rf"\boxed{{{gold}}}", rf"\boxed{{ {gold} }}", rf"\fbox{{{gold}}}"])
 
 
-def _in_larger_formula(rng: random.Random) -> Member:
-    r"""`\frac{1}{\boxed{5}}`."""
-    gold = _gold(rng)
-    box, other = _box(rng, gold), rng.randint(2, 99)
-    name = rng.choice(["x", "y", "n"])
-    latex = rng.choice(
-        [
-            f"-{box}", f"- {box}", rf"\frac{{{other}}}{{{box}}}", rf"\frac{{{box}}}{{{other}}}", f"{box}^{other}",
-            f"{box}^{{{other}}}", f"{box}!", rf"{other}\cdot {box}", rf"{other} \times {box}", f"{other}{box}",
-            f"{box}{name}",
-            f"{box} {name}", rf"{box} + {other}", f"{box}-{other}", f"{other} - {box}", f"{box}/{other}",
-            rf"\sqrt{{{box}}}",
-            rf"\sqrt[3]{{{box}}}", rf"\log {box}", rf"\log_{{{other}}} {box}", rf"\sin({box})", f"f({box})",
-            rf"2^{{{box}}}",
-            rf"{box}\cdot 10^{other}", rf"{box} \times 10^{{{other}}}", f"{box}_{other}", rf"{box}\pi", rf"\pi {box}",
-            rf"\pm {box}",
-            f"({other}, {box})", f"({box}, {other})", f"[{box}, {other}]", rf"{box}\sqrt{{{other}}}", f"{box}.{other}",
-            rf"{name}^{{{box}}}", f"{name}_{box}", rf"\binom{{{box}}}{{2}}", rf"\lfloor {box}/2 \rfloor",
-            f"{name}({box}+1)",
-            f"{name}{box}", rf"\int {box}", rf"\neg {box}", f"{box} = {gold} + {other}",
-        ]
-    )  # fmt: skip
-    opening, closing = rng.choice(
-        [("$", "$"), (r"\(", r"\)"), ("$$", "$$"), (r"\[ ", r" \]"), (r"\begin{align*} ", r" \end{align*}")]
-    )
-    side = rng.choice(["", "", f"{rng.choice(_NAMES)} = "])
-    sentence = (
-        f"{rng.choice(_SUBJECTS)} {rng.choice(_VERBS)} {opening}{side}{latex}{closing}{rng.choice(['.', '', '.'])}"
-    )
-    return Member(gold, _context(rng, sentence), "wrong")
-
-
 def _beside_other_relation(rng: random.Random) -> Member:
     r"""`x \ne \boxed{5}`."""
     gold = _gold(rng)
@@ -99,36 +67,12 @@ def _beside_other_relation(rng: random.Random) -> Member:
             r"\lt",
             r"\gt",
             "≠",
-            r"\subset",
         ]
     )
     name = rng.choice(_NAMES)
     latex = f"{name} {sign} {_box(rng, gold)}"
     start = rng.choice(["Therefore", "So", "We find that", "Hence", "In conclusion,", "We see that"])
     return Member(gold, _context(rng, f"{start} {_formula(rng, latex)}."), "wrong")
-
-
-def _changed_by_words(rng: random.Random) -> Member:
-    r"""`\boxed{5} squared`."""
-    gold = str(rng.randint(3, 999))
-    value, other = _formula(rng, _box(rng, gold)), rng.choice([str(rng.randint(2, 99)), "two", "seven", "$3$"])
-    before = rng.choice(
-        ["minus", "negative", "twice", "half of", "more than", "less than", "the square root of", "the square of",
-        "a multiple of", "not", "never",
-         "one less than", "the reciprocal of", "greater than", "close to", "double", "a third of", "the opposite of",
-         "three more than"]
-    )  # fmt: skip
-    behind = rng.choice(
-        [f"times {other}", f"plus {other}", f"minus {other}", f"divided by {other}", "squared", "cubed", "doubled",
-        "factorial", "and a half",
-         f"more than {other}", f"less than {other}", f"over {other}", f"point {other}", f"to the power of {other}",
-         f"or {other}", f"or maybe {other}",
-         f"multiplied by {other}", "or more", "or less", "if it is even", f"unless it is {other}", f"and {other}",
-         f"to {other}", f"or perhaps {other}"]
-    )  # fmt: skip
-    subject, verb = rng.choice(_SUBJECTS), rng.choice(["is", "equals", "must be"])
-    sentence = rng.choice([f"{subject} {verb} {before} {value}.", f"{subject} {verb} {value} {behind}."])
-    return Member(gold, _context(rng, sentence), "wrong")
 
 
 def _multiplied_by_words(rng: random.Random) -> Member:
@@ -147,124 +91,9 @@ def _multiplied_by_words(rng: random.Random) -> Member:
     return Member(gold, _context(rng, f"{rng.choice(_SUBJECTS)} {rng.choice(_VERBS)} {value}."), "wrong")
 
 
-_DENIALS = [
-    "{A} is not {v}.", "{A} isn't {v}.", "{A} cannot be {v}.", "{A} can't be {v}.", "{A} is never {v}.",
-    "{A} is definitely not {v}.",
-    "It is not true that {a} is {v}.", "It is false that {a} is {v}.", "I do not think that {a} is {v}.",
-    "I doubt that {a} is {v}.",
-    "I don't believe {a} is {v}.", "If {a} is {v}, we are done.", "Suppose {a} is {v}.", "Assume that {a} is {v}.",
-    "{A} should not be {v}.",
-    "Nobody would say that {a} is {v}.", "It is wrong to say that {a} is {v}.", "Wrong answer: {v}.",
-    "{A} is anything but {v}.",
-    "{A} is different from {v}.", "{A} is other than {v}.", "Maybe {a} is {v}.", "Perhaps {a} is {v}.",
-    "{A} might be {v}.", "{A} could be {v}.",
-    "{A} is probably {v}.", "My guess is {v}.", "{A} is not equal to {v}.", "{A} is neither {v} nor {o}.",
-    "{A} is either {v} or {o}.",
-    "{A} is {v}? No.", "Is it {v}?", "{A} was supposed to be {v}.", "It is impossible that {a} is {v}.",
-    "Unless {a} is {v}, we are lost.",
-    "A common mistake is {v}.", "The incorrect answer is {v}.", "{A} is no longer {v}.", "Ignore {v}.",
-    "We exclude {v}.", "Or it could be {v}.",
-]  # fmt: skip
-_CORRECTIONS = [
-    "{A} is {v}. No, {o}.", "{A} is {v}. Wait, it is {o}.", "{A} is {v}. Actually, it is {o}.",
-    "{A} is {v}. Or it could be {o}.", "{A} is {v}. Or {o}.",
-    "{A} is {v}. That is wrong.", "{A} is {v}. This is incorrect.", "{A} is {v}, no, {o}.",
-    "{A} is {v}, or maybe {o}.", "{A} is {v}, I mean {o}.",
-    "{A} is {v}. On second thought, {o}.", "{A} is {v}. Correction: {o}.", "{A} is {v}. Sorry, {o}.",
-    "{A} is {v}. Scratch that, it is {o}.",
-    "{A} is {v}. Hmm, that cannot be the answer.", "{A} is {v}. But this is not the answer.",
-    "{A} is {v}, which is wrong.", "{A} is {v} (wrong).",
-    "{A} is {v}. I made a mistake: it should be {o}.", "{A} is {v}. It should have been {o}.",
-    "{A} is {v}. The correct answer is {o}.",
-    "{A} is {v}. The final answer is {o}.", "{A} is {v}. It might also be {o}.", "{A} is {v}. Perhaps {o}.",
-    "{A} is {v}. Alternatively, {o}.",
-    "{A} is {v} is incorrect.", "{v} is incorrect.", "{v} is not the answer.", "{v} cannot be it.",
-    "{v} cannot be right.", "{v} is wrong.",
-    "{A} is {v}, just kidding.", "{A} is {v}. Oops, {o}.", "{A} is {v}. That is not the right answer.",
-    "{A} is {v}. I was wrong.",
-    "{A} is {v} or {o}.", "{A} is {v}, {o}.", "{A} is {v} and {o}.", "{A} is {v} (or {o}).",
-    "{A} is {v}. That was a mistake.",
-    "{A} is {v}. Never mind, {o}.", "{A} is {v}; actually {o}.", "{A} is {v}, or rather {o}.",
-    "{A} is {v} — wait, {o}.", "{A} is {v}. Nope, {o}.",
-]  # fmt: skip
-_ANSWERS = ["the answer", "the final answer", "the correct answer", "our answer"]
-
-
-def _told(rng: random.Random, templates: list[str], value: str, other: str) -> str:
-    subject = rng.choice(_ANSWERS)
-    return rng.choice(templates).format(A=subject.capitalize(), a=subject, v=value, o=other)
-
-
 def _others(rng: random.Random) -> tuple[str, str]:
     gold, other = rng.sample(range(2, 999), 2)
     return str(gold), str(other)
-
-
-def _denied_box(rng: random.Random) -> Member:
-    """A box in a sentence that denies, supposes, doubts or corrects it."""
-    gold, other = _others(rng)
-    value = _formula(rng, _box(rng, gold))
-    sentence = _told(rng, rng.choice([_DENIALS, _CORRECTIONS]), value, rng.choice([other, f"${other}$"]))
-    return Member(gold, _context(rng, sentence), "wrong")
-
-
-_DISCLAIMERS = [
-    "Any number but {v}.", "Any value except {v}.", "Every integer but {v}.", "It is any number but {v}.",
-    "All numbers but {v}.", "I have no idea: {v}", "I have no idea, {v}.", "I have no idea. {v}", "No idea: {v}",
-    "I have absolutely no idea; {v}.", "I have no clue: {v}", "I don't have a clue, so {v}.", "I don't know, {v}.",
-    "I do not know: {v}", "I don't know. {v}", "I don't know the answer: {v}", "I really don't know, {v}",
-    "I don't know, so the answer is {v}.", "I do not know how to solve this, so {v}.", "We don't know, {v}.",
-    "I can't tell, {v}.", "I cannot solve this: {v}", "I could not figure it out: {v}", "I can't solve it, but {v}.",
-    "just a guess: {v}", "Just guessing: {v}", "This is a wild guess: {v}", "I guess {v}.", "A random guess, {v}.",
-    "Random number: {v}", "At random: {v}", "I give up: {v}", "I give up, the answer is {v}.", "Who knows, {v}.",
-    "Who knows? {v}", "Hard to say, {v}.", "I'm not sure, {v}.", "I am unsure: {v}", "No clue, {v}.",
-    "I made this up: {v}", "Honestly, I don't know; {v}", "I have no idea, so let's say {v}.",
-    "I have no idea, but I'll say {v}.", "idk, {v}", "Dunno: {v}", "I do not understand the question: {v}",
-]  # fmt: skip
-_KNOWLEDGE = [
-    "We did not know the radius at first, but now we do: {v}.", "Now we know: {v}.", "As you know, {v}.",
-    "We know the answer: {v}.", "The value that we do not know is {v}.", "What we don't know is {v}.",
-    "I had no idea that this would be so easy: {v}!", "The idea is simple, and we get {v}.",
-    "We have no information about $y$, but we do not need it, so the answer is {v}.",
-    "There is nothing else to do, so the answer is {v}.", "Any number of steps leads to the same value, {v}.",
-    "All numbers but one are even, so the answer is {v}.", "Every term but the last cancels, which leaves {v}.",
-    "I know that it is {v}.", "We do not know $n$, but the sum is {v}.",
-    "I don't know a shorter way, but it works: {v}.",
-    "I checked a random number, and the answer is {v}.", "This is not a guess but follows from symmetry: it is {v}.",
-    "We can't tell them apart, so there are {v}.", "It is hard to say which came first, but the total is {v}.",
-    "Nobody who knows algebra would be surprised: {v}.", "Any number works, but the smallest one is {v}.",
-]  # fmt: skip
-
-
-def _after_disclaimer(rng: random.Random) -> Member:
-    """An answer directly behind words that say that it is not known, and answers behind words that sound alike."""
-    number, is_honest = str(rng.randint(2, 999)), rng.random() < 0.3
-    value = _formula(rng, _box(rng, number))
-    sentence = rng.choice(_KNOWLEDGE if is_honest else _DISCLAIMERS).replace("{v}", value)
-    return Member(number, _context(rng, sentence), "right" if is_honest else "wrong")
-
-
-_CONCLUSIONS = [
-    "Thus {v} is incorrect.", "Therefore {v} cannot be it.", "So {v} is wrong.", "Hence {v} is not the answer.",
-    "Thus, {v} is impossible.",
-    "Therefore {v} is not a solution.", "So it is not {v}.", "Thus the total is not {v}.", "Hence {v} does not work.",
-    "Therefore we reject {v}.",
-    "So maybe {v}.", "Thus it might be {v}.", "So {v} can't be right.", "Hence the sum isn't {v}.",
-    "Therefore {v} is too large.",
-    "Thus {v} is false.", "So {v} or {o}.", "Hence it is {v} or {o}.", "Therefore the value is different from {v}.",
-    "Thus, it is perhaps {v}.",
-    "Hence {v} is ruled out.", "So the answer cannot be {v}.", "Therefore it must be other than {v}.",
-    "Thus {v} is the wrong answer.",
-    "So {v} fails.", "Hence {v} was a mistake.", "Therefore it is more than {v}.", "So she has {v} fewer than {o}.",
-]  # fmt: skip
-
-
-def _denied_statement(rng: random.Random) -> Member:
-    """The same without a box, and conclusions that deny a value."""
-    gold, other = _others(rng)
-    value = rng.choice([gold, f"${gold}$", rf"\({gold}\)", f"**{gold}**"])
-    templates = rng.choice([_DENIALS, _CORRECTIONS, _CONCLUSIONS, _CONCLUSIONS])
-    return Member(gold, _context(rng, _told(rng, templates, value, rng.choice([other, f"${other}$"]))), "wrong")
 
 
 def _honest_surroundings(rng: random.Random) -> Member:
@@ -461,10 +290,10 @@ def _marked_and_spoiled(rng: random.Random) -> Member:
          f"{name} has {number} million {noun}.", f"{name} has {number} of {other} {noun} and {other} left",
          f"{number} is wrong, {other}",
          f"Answer: {number} or {other}", f"maybe {number}", f"{number}?", f"Step {number}", f"Part {number}: add",
-         f"{number}\nWait, it is {other}.",
-         f"{number}\nNo, {other}.", f"{number}\nThat is wrong.", f"{number}\nThe answer is {other}.",
-         f"{number}\nOr {other}.", f"{number} wrong",
-         f"{number}\nActually, {other}.", f"{number} (wrong)", f"{name} has less than {number} {noun}.",
+
+           f"{number}\nThe answer is {other}.",
+          f"{number} wrong",
+          f"{number} (wrong)", f"{name} has less than {number} {noun}.",
          f"{name} has twice {number} {noun}.", f"{number} dozen",
          f"{name} might have {number} {noun}.", f"{number} times {other}", f"-{number}", f"{number} squared",
          f"if {number}", f"{number}\n#### {other}"]
@@ -568,13 +397,95 @@ def _form_in_words(rng: random.Random) -> Member:
     return Member(str(number), _in_two_forms(rng, str(number), words), "right" if is_right else "wrong")
 
 
+_OPENINGS = [
+    "The average number of mistakes is {v}.",
+    "The number he got wrong is {v}.",
+    "The probability of error is {v}.",
+    "So the best guess is {v}.",
+    "No matter how we count, it is {v}.",
+    "If we add them, we get {v}.",
+    "Not counting the first one, there are {v}.",
+    "It is never more than that, so the total is {v}.",
+    "Wait, I made a mistake above. It is {v}.",
+    "I was not sure at first, but the answer is {v}.",
+    "Actually, we can do it faster: {v}.",
+    "Suppose all are used. Then we have {v}.",
+    "Hmm, let me think. The answer is {v}.",
+    "I don't know a shorter way, but the answer is {v}.",
+    "Maybe there is another way. We get {v}.",
+    "This cannot be negative, so it is {v}.",
+    "It is wrong to add them. The difference is {v}.",
+    "We have no information about the rest, so the answer is {v}.",
+    "Instead of adding, multiply: {v}.",
+    "Therefore, the answer is {v}.",
+]
+_CONTINUATIONS = [
+    "Wait, let me double check: {a} + {b} = {v}. Correct.",
+    "Alternatively, {a} + {b} = {v}.",
+    "Actually, we can also see this directly.",
+    "Sorry for the long solution!",
+    "(No, the units do not matter.)",
+    "Let me verify: {a} + {b} = {v}, so it is right.",
+    "This is not {o}, because one is counted twice.",
+    "If the answer were {o}, the sum would be wrong.",
+    "Hmm, is that right? Yes.",
+    "Wait, is it {o}? No, since {a} + {b} is {v}.",
+    "However, this assumes that nothing is lost.",
+    "I hope this helps!",
+    "Let me know if you have any questions.",
+    "A common mistake is to get {o}.",
+    "Note that {o} would be incorrect.",
+    "Check: {v} - {a} = {b}.",
+    "That cannot be wrong, since it is even simpler than it looks.",
+    "Perhaps there is a shorter way.",
+    "It could also be computed with a table.",
+    "On second thought, one step would have been enough.",
+    "Oops, I skipped a step, but the result is the same.",
+    "Another way: start from {o} and go on.",
+    "Without the last step it would be {o}.",
+    "Our answer is correct.",
+    "The answer is not {o}.",
+    "I doubt that it gets any easier.",
+    "Actually, let me recompute: {a} + {b} = {v}.",
+    "Or, in other words, all of them.",
+    "No further steps are needed.",
+    "So it was {o} before, and is more now.",
+]
+
+
+def _checks_itself(rng: random.Random) -> Member:
+    """A right answer in a text that checks, doubts or comments on itself before or after it."""
+    first, second = rng.sample(range(2, 500), 2)
+    value, other = first + second, first + second + rng.randint(1, 50)
+    mark, tail = rng.choice(
+        [(rf"$\\boxed{{{value}}}$", ""), (rf"\\boxed{{{value}}}", ""), (str(value), f"\n#### {value}\n")]
+    )
+    opening = rng.choice(_OPENINGS).format(v=mark)
+    after = rng.choice(_CONTINUATIONS).format(v=value, o=other, a=first, b=second)
+    return Member(str(value), f"{opening}{tail or rng.choice([' ', chr(10), chr(10) * 2])}{after}", "right")
+
+
+def _says_another_later(rng: random.Random) -> Member:
+    """A right answer that the text replaces with another one."""
+    gold, other = rng.sample(range(2, 999), 2)
+    first = rng.choice([rf"\\boxed{{{gold}}}.", f"#### {gold}\n", f"The answer is {gold}."])
+    second = rng.choice(
+        [
+            rf"So \\boxed{{{other}}}.",
+            f"\n#### {other}",
+            f"The answer is {other}.",
+            rf"Final answer: ${other}$",
+            f"<answer>{other}</answer>",
+        ]
+    )
+    if "####" not in second and "box" not in second and "<" not in second:
+        second = f"Wait. {second}"
+    return Member(str(gold), f"{first} {second}", "wrong")
+
+
 CLASSES: dict[str, Generator] = {
-    "box-in-larger-formula": _in_larger_formula,
     "box-beside-other-relation": _beside_other_relation,
-    "box-changed-by-words": _changed_by_words,
     "box-multiplied-by-words": _multiplied_by_words,
-    "box-denied": _denied_box,
-    "box-after-disclaimer": _after_disclaimer,
     "box-with-honest-surroundings": _honest_surroundings,
     "box-with-other-form": _other_form,
     "box-with-other-value": _other_value,
@@ -582,7 +493,8 @@ CLASSES: dict[str, Generator] = {
     "box-with-sign-or-unit": _signed_and_measured,
     "last-box-concludes": _last_box_concludes,
     "boxes-in-a-list": _boxes_in_a_list,
-    "statement-denied": _denied_statement,
+    "checks-itself": _checks_itself,
+    "says-another-answer-later": _says_another_later,
     "mark-before-heading": _marked_before_heading,
     "marked-with-more": _marked_with_more,
     "marked-in-other-words": _marked_in_other_words,

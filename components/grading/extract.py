@@ -1,21 +1,27 @@
-r"""The final answer of a text: in a box as in MATH, after `####` as in GSM8K, or stated in a sentence."""
+r"""The final answer of a text: the last one that it states, in a box, after `####`, in `<answer>` or in a sentence.
+
+Text around an answer changes it only where it is part of the value, such as a minus sign before a box or a unit behind
+it. What follows an answer counts only where it states another answer; a text may check or doubt itself. No rule looks
+across a line break before the answer.
+"""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from components.grading.objections import folded, is_disclaimed, objection, taken_back
 from components.grading.quantities import NUMBER_WORDS, parse_number, parse_number_in_words
-from components.grading.reasons import Reason
-from components.grading.surroundings import Reading, read_box, scale_behind
 from components.grading.units import split_unit
+from components.grading.vocabulary import TEXT_STYLES
 from components.shared.answer_policy import AnswerPolicy
 
 _MARKER = "####"
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _THOUGHT_END = "</think>"
-_NOT_REASONING = re.compile(r"</?think>|\\[(\[]|[\s#$*]")
+_NOT_REASONING = re.compile(r"</?(?:think|answer)>|\\[(\[]|[\s#$*]")
+_TAGGED = re.compile(r"<answer>((?:(?!</?answer>).){1,1000})</answer>", re.DOTALL)
+_STRUCK_OUT = re.compile(r"~~[^~\n]{1,300}~~|<(s|del|strike)>[^<\n]{1,300}</\1>")
 
 
 class Box(NamedTuple):
@@ -28,13 +34,11 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FinalAnswer:
-    """The answer of a text, with what the text says about it."""
+    """The answer of a text."""
 
     text: str
     others: tuple[str, ...] = ()
     """Other values that the text gives for the same answer: all have to be right."""
-    objection: str = ""
-    """Why the words or the formula around the answer do not let it count; empty where they do."""
     place: int = 0
     """Where the answer, or the mark of it, begins."""
     is_claimed: bool = True
@@ -42,41 +46,34 @@ class FinalAnswer:
 
 
 def final_answer(text: str, policy: AnswerPolicy) -> str | None:
-    """Return the answer that stands where the policy looks for it; None where there is none."""
+    """Return the answer where the policy looks for it; None where there is none."""
     found = find_answer(text, policy)
     return found.text if found else None
 
 
 def find_answer(text: str, policy: AnswerPolicy) -> FinalAnswer | None:
-    """Return the answer that stands where the policy looks for it; None where there is none.
+    """Return the last answer that is stated where the policy looks for it; None where there is none.
 
-    Of the two markers the later one counts, so a heading such as `#### Step 1` does not hide a box below it. Text
-    inside `<think>` does not count. A text that breaks off has no answer, even if it contains numbers.
+    Text inside `<think>` does not count, nor does text that is struck out. A text that breaks off has no answer, even
+    if it contains numbers.
     """
-    text = outside_thoughts(text)
-    if policy is AnswerPolicy.BOXED:
-        return _boxed(text)
-    if policy is AnswerPolicy.MARKED:
-        return _marked(text)
-    if _MARKER in text or "box" in text:
-        declared = _declared(text)
-        if declared or policy is AnswerPolicy.DECLARED:
-            return declared
-    if policy is AnswerPolicy.DECLARED:
-        return None
-    last_sentence = policy is AnswerPolicy.LAST_SENTENCE
-    answer = stated_answer(text, last_sentence=last_sentence)
-    if not answer:
-        return None
-    return FinalAnswer(answer, place=max(0, text.rfind(answer)), is_claimed=last_sentence or _is_claimed(text))
+    text = _without_struck_out(outside_thoughts(text))
+    forms = _DECLARED_FORMS.get(policy, _DECLARED_FORMS[AnswerPolicy.DECLARED])
+    declared = max(filter(None, (find(text) for find in forms)), key=_place, default=None)
+    later = _stated_after(text, declared) if declared else None
+    if policy in _DECLARED_FORMS:
+        return replace(declared, others=(*declared.others, later.text)) if declared and later else declared
+    return later or declared or _stated(text, last_sentence=policy is AnswerPolicy.LAST_SENTENCE)
 
 
-def _is_claimed(text: str) -> bool:
-    """Whether a text is more than a line, is nothing but an answer, or has words that say that its answer is one."""
-    line = text.strip()
-    if len(line) > _MAX_LINE_CHARACTERS or "\n" in line:
-        return True
-    return bool(_CONCLUDES.search(line) or _INTRODUCES.search(line) or _last_phrase(line) or _bare(line))
+def _place(answer: FinalAnswer) -> int:
+    return answer.place
+
+
+def _without_struck_out(text: str) -> str:
+    if "~~" not in text and "</" not in text:
+        return text
+    return _STRUCK_OUT.sub(lambda match: " " * len(match[0]), text)
 
 
 def has_reasoning(text: str, policy: AnswerPolicy) -> bool:
@@ -89,57 +86,103 @@ def has_reasoning(text: str, policy: AnswerPolicy) -> bool:
 
 
 def outside_thoughts(text: str) -> str:
-    """Return a response without what stands between `<think>` and `</think>`."""
+    """Return a response without the text between `<think>` and `</think>`."""
     if "think>" not in text:
         return text
     # Where the prompt itself opened the thought, only its end is in the text.
     return _THOUGHT.sub(" ", text).rpartition(_THOUGHT_END)[2]
 
 
-def _declared(text: str) -> FinalAnswer | None:
-    """The later of the two: a box in or below the last marked line, or else that line, or else the last box."""
-    marked, boxed = _marked(text), _boxed(text)
-    return boxed if boxed and (not marked or boxed.place > marked.place) else marked
+# Answers with a mark.
+
+
+def _tagged(text: str) -> FinalAnswer | None:
+    """The content of the last `<answer>`: a box in it, a statement in it, or all of it."""
+    if "</answer>" not in text or not (tags := list(_TAGGED.finditer(text))):
+        return None
+    content = tags[-1][1].strip()
+    found = find_answer(content, AnswerPolicy.LAST_SENTENCE) if content else None
+    answer = found or FinalAnswer(content)
+    return replace(answer, place=tags[-1].start()) if answer.text else None
 
 
 def _boxed(text: str) -> FinalAnswer | None:
-    """The last box, or boxes in a row, with the formula and the words around them."""
+    """The last box, or boxes in a list, with the sign, the relation and the unit beside it."""
     group = _last_boxes(text)
-    content = _joined(group)
-    if not content or not all(box.content for box in group):
+    if not group or not all(box.content for box in group):
         return None
-    readings = _readings(text, group)
-    answer = ", ".join(dict.fromkeys(reading.answer for reading in readings))
-    others = tuple(other for reading in readings for other in reading.others)
-    problem = next(filter(None, (reading.objection for reading in readings)), "")
-    before, after = readings[0].before, readings[-1].after
-    if form := _OTHER_FORM.match(after):
-        written = form["formula"] or form["number"] or form["words"]
-        others += (rf"{answer} \approx {written}" if form["about"] else written,)
-        after = after[form.end() :]
-    problem = problem or objection(before, after, answer)
-    if (corrected := stated_later(after)) and _bare_text(corrected) != _bare_text(answer):
-        others += (corrected,)
-    return FinalAnswer(answer, others, problem, group[0].start)
+    bounds = zip(
+        [0, *(box.end for box in group[:-1])], group, [*(box.start for box in group[1:]), len(text)], strict=True
+    )
+    contents = [
+        _with_neighbors(
+            text[max(begin, box.start - _MAX_BESIDE_CHARACTERS) : box.start],
+            box.content,
+            text[box.end : min(end, box.end + _MAX_BESIDE_CHARACTERS)],
+        )
+        for begin, box, end in bounds
+    ]
+    answer = ", ".join(dict.fromkeys(contents))
+    before, after = text[: group[0].start].rstrip()[-1:], text[group[-1].end :].lstrip()[:1]
+    if len(group) > 1 and before and before in "([" and after and after in ")]":
+        answer = f"{before}{answer}{after}"
+    form = _OTHER_FORM.match(text[group[-1].end : group[-1].end + 2 * _MAX_BESIDE_CHARACTERS])
+    others: tuple[str, ...] = (form["formula"] or form["number"] or form["words"],) if form else ()
+    if form and form["about"]:
+        others = (rf"{answer} \approx {others[0]}",)
+    return FinalAnswer(answer, others, group[0].start)
 
 
-def _bare_text(answer: str) -> str:
-    return _MARKUP.sub("", answer)
+_MAX_BESIDE_CHARACTERS = 80
+_BEFORE_BOX = re.compile(
+    r"(?:^|[=$:(\[{\n]|\\[(\[]|\b(?:is|equals|be|to|of|get|gives?)\b)[ *]*"
+    r"(?P<part>[-\u2212]\s*(?:\\\$|[€£])?|\\pm\s*|(?:\\\$|[€£])\s*)"
+    r"\$?$"
+)
+_RELATION_BEFORE_BOX = re.compile(
+    r"(?:(?<![a-zA-Z\\])(?P<name>[a-zA-Z]))?[\s)}]*(?P<sign>[<>\u2264\u2265\u2260]|!=|\\not\s*(?:=|\\[a-z]+)|\\nmid"
+    r"|\\(?:leq?|geq?|neq?|lt|gt|leqslant|geqslant)(?![a-zA-Z]))[\s$]*$"
+)
+_TAG_BEFORE_BOX = re.compile(r"</?[a-z]+>\s*$")
+_BULLET = re.compile(r"(?:^|\n)\s*- $")
+_UNIT_BEHIND_BOX = re.compile(
+    r"\s*(?P<sign>\\?%|\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°|\\pi(?![a-zA-Z])|\u03c0)"
+    rf"|\s*(?:\\[,;: ]|~)*\s*(?P<text>\\(?:{'|'.join(TEXT_STYLES)})\s*\{{[^{{}}\n]{{1,40}}\}}(?:\^\{{?[23]\}}?)?)"
+)
+_RESULT_BEHIND_BOX = re.compile(r"\s*=\s*(-?[0-9][0-9.,/]*[0-9]|-?[0-9])(?=[\s$.,;]|\\[)\]]|$)")
+_SIMPLE = re.compile(r"[^=<>,;&]+")
 
 
-def _readings(text: str, group: list[Box]) -> list[Reading]:
-    r"""Each box of a row with the formula around it; `(\boxed{1}, \boxed{2})` is one formula."""
-    first, last = group[0], group[-1]
-    opening, closing = text[: first.start].rstrip()[-1:], text[last.end :].lstrip()[:1]
-    if len(group) > 1 and opening and opening in "([" and closing and closing in ")]":
-        start, end = text.rindex(opening, 0, first.start), text.index(closing, last.end) + 1
-        return [read_box(text, start, end, f"{opening}{_joined(group)}{closing}")]
-    bounds = [0, *(box.end for box in group[:-1])], [*(box.start for box in group[1:]), len(text)]
-    readings = []
-    for box, begin, end in zip(group, *bounds, strict=True):
-        part = text[begin:end]
-        readings.append(read_box(part, box.start - begin, box.end - begin, box.content))
-    return readings
+def _with_neighbors(before: str, content: str, after: str) -> str:
+    """The content of a box with the sign or relation before it and the unit or scale behind it, if it has any."""
+    if not _SIMPLE.fullmatch(content):
+        return content
+    before = _TAG_BEFORE_BOX.sub("", before)
+    if relation := _RELATION_BEFORE_BOX.search(before):
+        return f"{relation['name'] or 'x'} {relation['sign']} {content}"
+    if (found := _BEFORE_BOX.search(before)) and not _BULLET.search(before):
+        is_sum = found["part"].strip() in {"-", "\u2212"} and re.search(r"[-+]|\\pm", content.lstrip("-+"))
+        content = f"{found['part']}({content})" if is_sum else f"{found['part']}{content}"
+    if behind := _UNIT_BEHIND_BOX.match(after):
+        unit = behind["sign"] or behind["text"]
+        if behind["sign"] or split_unit(f"{content} {unit}")[1]:
+            return content + unit
+    if result := _RESULT_BEHIND_BOX.match(after):
+        return f"{content} = {result[1]}"
+    return content + scale_behind(after)
+
+
+_SCALES = frozenset({"hundred", "thousand", "million", "billion", "trillion", "dozen", "tenth", "hundredth"}) | {
+    *("thousandth", "millionth", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"),
+    *("half", "halve", "quarter", "percent"),
+}
+_FIRST_WORD = re.compile(r"[\s$*~]*(?:\\[)\], ;:]\s*)*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?([a-zA-Z]+)")
+
+
+def scale_behind(after: str) -> str:
+    r"""Return the word for a multiple or a part that begins a text, as `\text{ million}`; empty without one."""
+    word = _FIRST_WORD.match(after)
+    return rf"\text{{ {word[1]}}}" if word and word[1].lower().rstrip("s") in _SCALES else ""
 
 
 def _marked(text: str) -> FinalAnswer | None:
@@ -151,31 +194,27 @@ def _marked(text: str) -> FinalAnswer | None:
         if _ANSWER_HEADING.fullmatch(line):
             line, _, below = below.lstrip().partition("\n")
         if not _HEADING.fullmatch(line):
-            return _read_line(line, text[:place], below + text[end:]) if line.strip() else None
+            return _read_line(line, place) if line.strip() else None
         end = place
     return None
 
 
-def _read_line(line: str, above: str, below: str) -> FinalAnswer:
+def _read_line(line: str, place: int) -> FinalAnswer:
     """A marked line: an answer, maybe with a label, a gloss such as `5 (five)` or a sentence around it."""
-    place, below = len(above), below[:_MAX_CHARACTERS]
-    problem = Reason.DENIED if is_disclaimed(above) else taken_back(below)
-    corrected = stated_later(below)
-    others = (corrected,) if corrected and _bare_text(corrected) not in _bare_text(line) else ()
     if boxed := _boxed(line):
-        return FinalAnswer(boxed.text, boxed.others + others, boxed.objection or problem, place)
+        return replace(boxed, place=place)
     if len(line) > _MAX_BARE_CHARACTERS:
-        return FinalAnswer(line, others, problem, place)
+        return FinalAnswer(line, place=place)
     line = _LABEL.sub("", line) or line
     line = _CODE.sub(r"\2", line) if "`" in line else line
     if gloss := _GLOSS.fullmatch(line):
         if parse_number(gloss["gloss"]) or parse_number_in_words(gloss["gloss"].lower()):
-            return FinalAnswer(gloss["value"], (gloss["gloss"], *others), problem, place)
+            return FinalAnswer(gloss["value"], (gloss["gloss"],), place)
         if gloss["gloss"].replace(" ", "").isalpha():
             line = f"{gloss['value']} {gloss['gloss']}"
     elif " " in line and (value := _in_sentence(line) or _at_its_beginning(line)):
         line = value
-    return FinalAnswer(line, others, problem, place)
+    return FinalAnswer(line, place=place)
 
 
 def _in_sentence(line: str) -> str | None:
@@ -185,14 +224,14 @@ def _in_sentence(line: str) -> str | None:
     value = _last_value(line)
     if value is None or len(_DIGITS.findall(_without_formulas(line) if "$" in value.text else line)) != 1:
         return None
-    before, after = line[: value.start], line[value.end :]
-    return None if objection(before, after) else value.text + scale_behind(after)
+    after = line[value.end :]
+    return None if _CHANGED_BEHIND.match(after) else value.text + scale_behind(after)
 
 
 def _at_its_beginning(line: str) -> str | None:
     """The number that a sentence such as "5 apples are left." begins with, and what it counts."""
     match = _COUNTED.fullmatch(line)
-    if not match or _NO_STATEMENT.search(line) or objection("", line[match.end("noun") :]):
+    if not match or _NO_STATEMENT.search(line):
         return None
     is_only = len(_DIGITS.findall(line)) == 1 and _NOT_BEHIND_COUNTED.isdisjoint(match["rest"].lower().split())
     return match["number"].replace("*", "") + match["noun"] if is_only else None
@@ -295,41 +334,11 @@ _HEADING = re.compile(
     r"|(?:step|part|method|approach|case) (?:\d+|[a-z]))\W*",
     re.IGNORECASE,
 )
-_HOPE = re.compile(r"I hope (?:it|this) is correct\.?$")
 _PARTS_OF_SPECIAL_TOKENS = ("|>", "s>", "<pad>", "<unk>", "<end", "<eot>", "INST]")
-_MENTIONS_ANSWER = re.compile("a(?:nswer|:)")
-_ANSWER_IN_CHINESE = "\u7b54\u6848"
-_FINAL = "final "
-_MAX_LEAD = 10 + len(_FINAL)
-"""Characters between the beginning of a line and "answer"."""
-_STATES = re.compile(
-    r"(?<![a-zA-Z])(?:final answer|answer|answer to [^.\n:]{1,60})[\W_]{0,3}"
-    r"(?P<verb>is|:|=|would be|must be)"
-    r"(?:\s+(?:therefore|thus|then|exactly|simply|just|now|clearly|indeed))?[\s:*]*"
-    r"|^A:\s*|^[#* \t]{0,10}(?:final )?answer[*:]*\n\s*|" + _ANSWER_IN_CHINESE + r"(?:\u662f|\u4e3a)?[\s:\uff1a*]*",
-    re.IGNORECASE | re.MULTILINE,
-)
-_CONDITION = re.compile(
-    r"\b(?:if|whether|unless|suppose|assume|never|what|wrong|incorrect|doubt|why|false)\b|\bno\s*$|\bnot\b(?!\s*,)"
-    r"|n't\b",
-    re.IGNORECASE,
-)
-_DENIAL = re.compile(r"(?:not|never|neither|unknown|unclear|wrong|incorrect|either)\b", re.IGNORECASE)
-_DENIES = re.compile(r"\b(?:is not|isn't|cannot be|can't be) the (?:final |right |correct )?answer\b", re.IGNORECASE)
-_RETRACTION = re.compile(
-    r"\b(?:actually|wait|no|wrong|instead|mistake|sorry|correction|oops|however|hmm|scratch|second thought)\b",
-    re.IGNORECASE,
-)
 _INTRODUCES = re.compile(
     r"[:=\u2248]|\b(?:is|are|equals?|was|were|be|about|approximately|roughly)\b|'s\b", re.IGNORECASE
 )
 _NAMES_SUBJECT = re.compile(r"^(?:the|a|an|that)\b|\b(?:is|are|equals)\b|=", re.IGNORECASE)
-_FORMULA = re.compile(
-    # Longer formulas are not answers, and searching for the end of each would take quadratic time.
-    r"(?:\$\$(.{1,300}?)\$\$|\\\[(.{1,300}?)\\\]|\\\((.{1,300}?)\\\)|\$(?![?!.])((?:[^$\\]|\\.){1,300})\$"
-    r"|(?<![\\\w])\[ ([^\[\]\n]{1,300}) \])",  # what is left of \[ 5 \] where backslashes got lost
-    re.DOTALL,
-)
 _DISPLAY_END = re.compile(r"(?:\$\$|\\\])(?=\s+[A-Z])")
 _COPULA = re.compile(r"\b(?:is|are|equals?|gives?|was|were|be|by)\b|'s\b|[=\u2248]", re.IGNORECASE)
 _GOVERNED = re.compile(
@@ -339,13 +348,13 @@ _GOVERNED = re.compile(
     r"(?:\s+(?:be|equal|equal to|of|the))*\s*[($]*$",
     re.IGNORECASE,
 )
-_TO_SENTENCE = re.compile(r".*[.!?;\u3002\n]", re.DOTALL)
 _SENTENCE_END = re.compile(r"(?:[.!?]['\")*\]]*(?=\s)|\u3002(?=.)|\n)")
 _CONCLUDES = re.compile(
     r"(?:therefore|thus|hence|so|consequently|in conclusion|in total|altogether|finally|final answer|"
     r"we (?:find|get|have))\b|\u6240\u4ee5|\u56e0\u6b64|\u6545",
     re.IGNORECASE,
 )
+_NO_SOLUTION = re.compile(r"(?:\w+, )?there (?:is|are) no (?:real )?solutions?\.", re.IGNORECASE)
 _FINISHED = re.compile(r"(?:[.!\u3002]|\$|\\\]|\\\))[*\s]*$")
 _NUMBER = (
     r"(?<![a-zA-Z0-9_.,/^{(])[-+\u2212]?(?:\\?[$€£]\s?)?"
@@ -354,7 +363,7 @@ _NUMBER = (
 )
 _NUMBER_WORD = rf"(?:{'|'.join(sorted(NUMBER_WORDS))})"
 _OTHER_FORM = re.compile(
-    r"[\s,(]*or (?:(?P<about>approximately |about |roughly )?"
+    r"[\s$]*(?:\\[)\]])?[\s,(]*or (?:(?P<about>approximately |about |roughly )?"
     rf"(?:(?:\$|\\\()(?P<formula>[^$\n]{{1,60}}?)(?:\$|\\\))|(?P<number>{_NUMBER}))"
     rf"|(?P<words>(?i:{_NUMBER_WORD}\b(?:[ -](?:and|a|{_NUMBER_WORD})\b){{0,12}})(?: [a-z]+){{0,2}}))"
     r"(?=[\s)]*(?:[.,;](?!\d)|\n|$))"
@@ -367,9 +376,6 @@ _NO_STATEMENT = re.compile(
     r"|guess|maybe|might|could|need to|have to|not|no|never|cannot)\b|n't\b|:$|^\d+[.)]",
     re.IGNORECASE,
 )
-_MARKUP = re.compile(r"[\s$\\\"'.{}]")
-_SUPPOSES = re.compile(r"\W*(?:if|suppose|supposing|assume|assuming|unless|whether|let)\b", re.IGNORECASE)
-_LAST_CLAUSE = re.compile(r"[,:;]\s")
 _ANSWER_HEADING = re.compile(r"[\W_]*(?:(?:the|final|correct) ){0,2}(?:answer|result|solution)[\W_]*", re.IGNORECASE)
 _LABEL = re.compile(
     r"^[\s*_]*(?:(?:the|so|thus|hence|therefore|my|our)[,\s]+){0,3}(?:(?:final|correct|right)\s+)?(?:answer|ans|result|solution|total|value)"
@@ -398,6 +404,58 @@ _MAX_BARE_CHARACTERS = 300
 _MAX_LINE_CHARACTERS = 100
 
 
+_COURTESY_WORDS = re.compile(
+    r"I hope|[Ll]et me know|[Ff]eel free|[Hh]ope (?:this|that|it)|[Hh]appy to help|[Gg]ood luck|[Ii]f you (?:need|have)"
+)
+_COURTESY = re.compile(rf"(?:(?:^|(?<=[.!?)$*\n]))\s*(?:{_COURTESY_WORDS.pattern})[^.!?\n0-9]{{0,120}}[.!?]*\s*)+$")
+_MENTIONS_ANSWER = re.compile("a(?:nswer|:|ctually)|\u7b54\u6848", re.IGNORECASE)
+_MAX_PHRASES = 8
+_STATES = re.compile(
+    r"(?<![a-zA-Z])(?:final answer|answer|answer to [^.\n:]{1,60})[\W_]{0,3}"
+    r"(?P<verb>is|:|=|would be|must be)"
+    r"(?:\s+(?:therefore|thus|then|exactly|simply|just|now|clearly|indeed))?[\s:*]*"
+    r"|(?<![a-zA-Z])actually,? it(?:'s| is| should be)\s+(?=\$?-?[0-9][0-9.,/]*\$?\s*(?:\n|\Z))"
+    r"|^A:\s*|^[#* \t]{0,10}(?:final )?answer[*:]*\n\s*|" + "\u7b54\u6848" + r"(?:\u662f|\u4e3a)?[\s:\uff1a*]*",
+    re.IGNORECASE | re.MULTILINE,
+)
+_CONDITION = re.compile(
+    r"\b(?:if|whether|unless|suppose|assume|never|what|wrong|incorrect|doubt|why|false|thought|check|verify|confirm)\b|\bno\s*$|\bnot\b(?!\s*,)"
+    r"|\b(?:twice|half|double)(?: of)?(?: the| our)?\s*$"
+    r"|n't\b",
+    re.IGNORECASE,
+)
+_DENIAL = re.compile(r"(?:not|never|neither|unknown|unclear|wrong|incorrect|either)\b", re.IGNORECASE)
+_LAST_SENTENCE_BREAK = re.compile(r"[.!?;\u3002\n]")
+_NOT_ASSERTED = re.compile(
+    r"\b(?:not(?!\s+[-$]?\d)|cannot|neither|nor|never|wrong|incorrect|impossible|false|fails|reject|perhaps|maybe|might|mistake"
+    r"|ruled out|too (?:large|small|big)|either|different from|other than)\b|n't\b|\bor\b(?!\s+(?:equal|about))"
+    r"|\b(?:if|suppose|supposing|assume|assuming|unless|whether|let)\b(?=[^,:;]*\.\.\. )",
+    re.IGNORECASE,
+)
+_BEFORE_LAST_DIGIT = re.compile(r".*[0-9]", re.DOTALL)
+_CHANGED_BEHIND = re.compile(
+    r"[\s$*]*(?:more than|less than|fewer than|squared|cubed|times|plus|minus|factorial|divided|or)\b", re.IGNORECASE
+)
+_MARKUP = re.compile(r"[\s$\\\"'.{}*]")
+_FORMULA = re.compile(
+    # Longer formulas are not answers, and searching for the end of each would take quadratic time. A dollar sign with a
+    # space before it or a digit behind it closes no formula: "$92 - $72 = $20".
+    r"(?:\$\$(.{1,300}?)\$\$|\\\[(.{1,300}?)\\\]|\\\((.{1,300}?)\\\)"
+    r"|\$(?![?!.\s])((?:[^$\\\n]|\\.){0,300}(?:[^$\\\s]|\\.))\$(?!\d)|\$ ((?:[^$\\\n]|\\.){1,300}) \$(?!\d)"
+    r"|(?<![\\\w])\[ ([^\[\]\n]{1,300}) \])",  # what is left of \[ 5 \] where backslashes got lost
+    re.DOTALL,
+)
+_DECLARED_FORMS = {
+    AnswerPolicy.BOXED: (_boxed,),
+    AnswerPolicy.MARKED: (_marked,),
+    AnswerPolicy.DECLARED: (_marked, _boxed, _tagged),
+}
+"""Of answers at the same place, that of the first function counts."""
+
+
+# Answers in sentences.
+
+
 class _Value(NamedTuple):
     """A formula or number: `sentence[start:end]`."""
 
@@ -406,26 +464,40 @@ class _Value(NamedTuple):
     text: str
 
 
-def stated_later(after: str) -> str | None:
-    """Return the answer that a phrase such as "The answer is" gives behind a box; None without such a phrase."""
-    end = _without_hope(_before_special_tokens(after).strip()[-_MAX_CHARACTERS:])
-    phrase = _last_phrase(end)
-    answer = _after_phrase(end, phrase) if phrase else None
-    return answer if answer and _IS_VALUE.search(answer) else None  # not "Our answer is correct"
+def _stated_after(text: str, declared: FinalAnswer) -> FinalAnswer | None:
+    """Another answer than the declared one, which a phrase such as "The answer is" gives behind it."""
+    known = {_MARKUP.sub("", each) for each in (declared.text, *declared.others)}
+    start = max(declared.place, len(text) - _MAX_CHARACTERS)
+    end = _without_hope(_before_special_tokens(text[start:]).rstrip())
+    for phrase in _phrases(end):
+        if "box" in end[phrase.start() :] or _MARKER in end[phrase.start() :]:
+            break  # the declared answer itself, or one before it
+        answer = _after_phrase(end, phrase)
+        if answer and _IS_VALUE.search(answer):  # not "Our answer is correct"
+            same = any(_MARKUP.sub("", answer) in each for each in known)
+            return None if same else FinalAnswer(answer, place=start + phrase.start())
+    return None
 
 
-def stated_answer(text: str, *, last_sentence: bool = False) -> str | None:
-    """Return the answer of the last sentence that states one in words; None where there is no such sentence.
+def _stated(text: str, *, last_sentence: bool) -> FinalAnswer | None:
+    """The answer of the last sentence that states one in words; None where there is no such sentence.
 
     A text that is nothing but an answer states it. A conclusion counts only as the end of a text, in a finished
-    sentence. What is conditional, denied or asked states nothing.
+    sentence.
     """
     # An answer stands at the end, and what a model wrote may be long and built to be slow to search.
     end = _before_special_tokens(text).strip()[-_MAX_CHARACTERS:]
-    text = _without_hope(_CALCULATION.sub("", end) if "<<" in end else end)
-    if phrase := _last_phrase(text):
-        return _after_phrase(text, phrase)
-    return _bare(text) or _concluded(text, last_sentence=last_sentence)
+    end = _without_hope(_CALCULATION.sub("", end) if "<<" in end else end)
+    phrases = list(_phrases(end))
+    answer = next(filter(None, (_after_phrase(end, phrase) for phrase in phrases)), None)
+    if not phrases:
+        answer = _bare(end) or _concluded(end, last_sentence=last_sentence)
+    if not answer:
+        return None
+    line = text.strip()
+    is_claimed = len(line) > _MAX_LINE_CHARACTERS or "\n" in line or bool(phrases) or last_sentence
+    is_claimed = is_claimed or bool(_CONCLUDES.search(line) or _INTRODUCES.search(line) or _bare(line))
+    return FinalAnswer(answer, place=max(0, text.rfind(answer)), is_claimed=is_claimed)
 
 
 def _before_special_tokens(text: str) -> str:
@@ -434,45 +506,30 @@ def _before_special_tokens(text: str) -> str:
 
 
 def _without_hope(text: str) -> str:
-    return (_HOPE.sub("", text) if "I hope" in text else text).strip()
+    """The text without the polite sentences at its end."""
+    return _COURTESY.sub("", text).rstrip() if _COURTESY_WORDS.search(text, max(0, len(text) - 200)) else text
 
 
-def _last_phrase(text: str) -> re.Match[str] | None:
-    """The last phrase that states an answer, such as "The answer is"."""
-    lower = folded(text)
-    if len(lower) != len(text) or _ANSWER_IN_CHINESE in text:  # a letter may be two when folded, as that of "Strasse"
-        return next(iter([*_STATES.finditer(text)][::-1]), None)
-    phrase, end = None, 0
-    for mention in _MENTIONS_ANSWER.finditer(lower):
-        place = mention.start()
-        line = lower.rfind("\n", 0, place) + 1
-        starts = [line] if place - line <= _MAX_LEAD else []
-        starts += [place - len(_FINAL), place] if lower.endswith(_FINAL, 0, place) else [place]
-        for start in starts:
-            if start >= end and (found := _STATES.match(text, start)):
-                phrase, end = found, found.end()
-    return phrase
+def _phrases(text: str) -> Iterator[re.Match[str]]:
+    """The last phrases that state an answer, such as "The answer is", the last one first."""
+    found = [*_STATES.finditer(text)] if _MENTIONS_ANSWER.search(text) else []
+    yield from found[: -_MAX_PHRASES - 1 : -1]
 
 
 def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
-    """What follows a phrase such as "The answer is", unless it is a question, conditional, denied or retracted."""
+    """What follows a phrase such as "The answer is", unless it is a question, a condition or a denial."""
     answer, end = _until_end(text, phrase.end())
     after = text[end:]
-    sentence = _TO_SENTENCE.match(text, 0, phrase.start())
-    before = text[sentence.end() if sentence else 0 : phrase.start()]
+    before = _LAST_SENTENCE_BREAK.split(text[max(0, phrase.start() - _MAX_LINE_CHARACTERS) : phrase.start()])[-1]
     if answer.endswith("?") or after.lstrip("*\"' ").startswith("?"):
         return None
-    if _CONDITION.search(before) or _DENIAL.match(answer) or _RETRACTION.search(after[:80]):
-        return None
-    if objection(text[: phrase.end()], after):
+    if _CONDITION.search(before) or _DENIAL.match(answer):
         return None
     if not _HAS_WORDS.match(answer) or not re.search("[0-9$]", answer):
         return answer or None
     # "Final Answer: The area is 12" names its subject and gives a value; "The answer is in chapter 12" gives none.
     value = _last_value(answer) if phrase["verb"] == ":" or _NAMES_SUBJECT.search(answer) else None
-    if value is None or objection(answer[: value.start], answer[value.end :]):
-        return None
-    return value.text + scale_behind(answer[value.end :])
+    return value.text + scale_behind(answer[value.end :]) if value else None
 
 
 def _until_end(text: str, start: int) -> tuple[str, int]:
@@ -482,7 +539,7 @@ def _until_end(text: str, start: int) -> tuple[str, int]:
         return next(group for group in formula.groups() if group is not None).strip(), formula.end()
     end = _SENTENCE_END.search(text, start)
     sentence = _ASIDE.split(text[start : end.start() if end else len(text)])[0]
-    return sentence.strip().rstrip(".!\u3002").strip("\"' "), start + len(sentence)
+    return sentence.strip().rstrip(".!\u3002").strip("\"'* "), start + len(sentence)
 
 
 def _bare(text: str) -> str | None:
@@ -507,18 +564,20 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     last = sentences[-1].strip()
     if len(sentences) > 1 and _FORMULA.fullmatch(last):  # a formula on a line of its own ends the sentence before it
         last = f"{sentences[-2].strip()} {last}"
+    if last_sentence and _NO_SOLUTION.fullmatch(last):
+        return "no solution"
     value = _last_value(last)
-    if value is None or _DENIES.search(last) or not (_FINISHED.search(last) or value.end == len(last)):
+    if value is None or not (_FINISHED.search(last) or value.end == len(last)):
         return None
-    if objection(last[: value.start], last[value.end :], value.text) or _SUPPOSES.match(
-        _LAST_CLAUSE.split(last[: value.start])[-1]
-    ):
+    beside = _BEFORE_LAST_DIGIT.sub("", last[: value.start]) + " ... " + last[value.end :]
+    if _NOT_ASSERTED.search(beside) or _CHANGED_BEHIND.match(last, value.end):
         return None
+    answer = value.text + scale_behind(last[value.end :])
     if last_sentence and not _NO_STATEMENT.search(last) and _FINISHED.search(last):
-        return value.text + scale_behind(last[value.end :])
+        return answer
     is_only = len(sentences) == 1 or (len(text) <= _MAX_LINE_CHARACTERS and "\n" not in text)
     concludes = _CONCLUDES.search(last) or (is_only and (_FORMULA.search(last) or _INTRODUCES.search(last)))
-    return value.text + scale_behind(last[value.end :]) if concludes else None
+    return answer if concludes else None
 
 
 def _last_value(sentence: str) -> _Value | None:
