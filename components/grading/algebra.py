@@ -6,7 +6,6 @@ Nothing here has a time limit: compare what a model wrote in a process that can 
 
 import operator
 import random
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fractions import Fraction
@@ -34,11 +33,11 @@ _ZERO = sympy.Integer(0)
 
 
 def is_readable(latex: str) -> bool:
-    """Tell whether a text is a mathematical object of any kind, be it one that compares with nothing but its text."""
-    for read in (_parse, _parse_larger):
-        with suppress(UnreadableError):
-            read(latex)
-            return True
+    """Tell whether a text is a mathematical object of any kind, be it a ratio, which compares with its text alone."""
+    with suppress(UnreadableError):
+        for part in latex.split(":"):
+            _parse(part)
+        return True
     return False
 
 
@@ -103,50 +102,15 @@ def same_inequality(first: Structure, second: Structure) -> bool:
     return _DIRECTIONS[sign] == (1 if ratio.is_positive else -1) * _DIRECTIONS[other_sign]
 
 
-# What only a question asks for: read by a larger grammar, which skips what it does not know.
-_LARGER = re.compile(r"\\(?:sum|prod|int|iint|oint|lim|det|bmod|partial)(?![a-zA-Z])|\\frac\{d\}")
-_LARGER_TOKENS = re.compile(
-    r"(?:[0-9a-zA-Z+\-*/^_=(){}|,.<>\s!&\[\]]"
-    r"|\\(?:sum|prod|int|iint|oint|lim|det|bmod|partial|to|infty|frac|sqrt|binom|pi|cdot|times|begin|end|ldots|cdots|sin|cos"
-    r"|tan|cot|sec|csc|ln|log|exp|le|ge|alpha|beta|theta|,|\\)(?![a-zA-Z]))*"
-)
-
-
 @lru_cache(maxsize=2048)
 def _parse(latex: str) -> Any:
     """The expression, with decimals as the exact numbers they write, and `i` as the imaginary unit."""
-    if _LARGER.search(latex) and _LARGER_TOKENS.fullmatch(latex):
-        return _parse_larger(latex)
     try:
         return _to_sympy(parse_expression(latex))
     except (UnreadableError, MemoryError):
         raise
     except Exception as error:  # a sum of a number and a matrix, for example
         raise UnreadableError from error
-
-
-def _parse_larger(latex: str) -> Any:
-    from latex2sympy2_extended import NormalizationConfig, latex2sympy
-    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
-
-    try:
-        expression = latex2sympy(
-            latex,
-            # Without its own rules for units, boxes and equations: it would drop everything that looks like one.
-            normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="none"),
-            conversion_config=ConversionConfig(lowercase_symbols=False),
-        )
-    except MemoryError:
-        raise
-    except Exception as error:  # the parser may fail in any way on what a model wrote
-        raise UnreadableError from error
-    if expression is None or isinstance(expression, str):
-        raise UnreadableError
-    if not isinstance(expression, sympy.Expr):
-        return expression
-    exact = {decimal: sympy.Rational(str(decimal)) for decimal in expression.atoms(sympy.Float)}
-    exact |= {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
-    return expression.xreplace(exact) if exact else expression
 
 
 def _root(value: Any, index: Any) -> Any:

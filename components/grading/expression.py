@@ -47,6 +47,7 @@ _GREEK = (
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell"
 )
 _NAMES = frozenset(_GREEK.split())
+_SERIES = frozenset({"sum", "prod"})
 _CONSTANTS = {"pi": "pi", "infty": "infinity"}
 _TYPED_FUNCTIONS = (*FUNCTION_NAMES, "arccot", "coth", "ln")
 _UNBRACKETED = frozenset([*_TYPED_FUNCTIONS, "lg"])
@@ -109,6 +110,7 @@ class _Parser:
         self._place = 0
         self._depth = 0
         self._bars = 0
+        self._series_above = 0
         self._brackets: dict[int, tuple[Node, int]] = {}
 
     def parse(self) -> Node:
@@ -385,9 +387,11 @@ class _Parser:
         return self._structure(name)
 
     def _structure(self, name: str) -> Node:
-        """A root or a matrix."""
+        """A root, a matrix, or a sum or product over an index."""
         if name == "begin":
             return self._matrix()
+        if name in _SERIES:
+            return self._series(name)
         if name != "sqrt":
             raise UnreadableError
         index = Node("number", value=Fraction(2))
@@ -396,6 +400,21 @@ class _Parser:
             index = self._sum()
             self._expect("]")
         return Node("root", (self._argument(is_last=True), index))
+
+    def _series(self, name: str) -> Node:
+        r"""`\sum_{k=1}^{n} ...`, which is not computed: it equals a series of equal bounds and terms over its index."""
+        self._expect("_")
+        self._expect("{")
+        index = self._next()
+        self._expect("=")
+        low = self._sum()
+        self._expect("}")
+        self._expect("^")
+        high = self._exponent()
+        self._series_above += 1
+        term = _renamed(self._product(signed=False), index, f"\\index {self._series_above}")
+        self._series_above -= 1
+        return Node("apply", (low, high, term), f"\\{name}")
 
     def _verbatim(self) -> str:
         """The text between two braces, in which there are none."""
@@ -526,6 +545,12 @@ class _Parser:
 
 def _holds(node: Node, part: Node) -> bool:
     return node == part or any(_holds(operand, part) for operand in node.operands)
+
+
+def _renamed(node: Node, name: str, new: str) -> Node:
+    if node.operation in ("name", "constant") and node.value == name:  # `i` may be an index, too
+        return Node("name", value=new)
+    return Node(node.operation, tuple(_renamed(each, name, new) for each in node.operands), node.value)
 
 
 def _grouped(node: Node) -> Node:

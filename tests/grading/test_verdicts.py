@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from components.grading.extract import final_answer
+from components.grading.reasons import Reason
 from components.grading.verifier import Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.tables import ATTACKS, Case, rows, table
@@ -31,10 +32,11 @@ def failures(cases: Sequence[tuple[Submission, str]]) -> list[Any]:
 
 @pytest.mark.parametrize("verdict", ["right", "wrong"])
 def test_two_answers_have_their_verdict_whichever_is_expected(verdict: str) -> None:
-    """Other notations of an answer are right, near misses are wrong, and nothing is unscorable."""
+    """Other notations of an answer are right, near misses wrong; only an expected text may be unreadable."""
     pairs = [(gold, answer) for gold, answer, expected, _ in table("answers.tsv") if expected == verdict]
     submissions = [boxed(*pair) for gold, answer in pairs for pair in ((gold, answer), (answer, gold))]
-    assert failures([(submission, verdict) for submission in submissions]) == []
+    failed = failures([(submission, verdict) for submission in submissions])
+    assert [each for each in failed if verdict == "right" or each[-1].reason is not Reason.UNREADABLE_GOLD] == []
 
 
 def test_every_answer_equals_itself() -> None:

@@ -1,9 +1,8 @@
 r"""A second reader of answers, strict and small, so that a search for wrong answers need not trust the grader.
 
-It reads a subset of LaTeX that has one meaning only, and evaluates it at fixed points to 50 digits with mpmath; sympy,
-latex2sympy and the grader have no part in it. What it does not understand it refuses, and two readings are `different`
-only if nobody could take the one for the other: not for a rounded decimal, for instance, nor for a list in another
-order.
+It reads a subset of LaTeX that has one meaning only, and evaluates it at fixed points to 50 digits with mpmath; sympy
+and the grader have no part in it. What it does not understand it refuses, and two readings are `different` only if
+nobody could take the one for the other: not for a rounded decimal, for instance, nor for a list in another order.
 """
 
 import re
