@@ -207,6 +207,8 @@ def _read_line(line: str, place: int) -> FinalAnswer:
         return FinalAnswer(line, place=place)
     line = _LABEL.sub("", line) or line
     line = _CODE.sub(r"\2", line) if "`" in line else line
+    if remark := _REMARK_BEHIND_NUMBER.match(line):
+        line = remark[1]
     if gloss := _GLOSS.fullmatch(line):
         if parse_number(gloss["gloss"]) or parse_number_in_words(gloss["gloss"].lower()):
             return FinalAnswer(gloss["value"], (gloss["gloss"],), place)
@@ -382,6 +384,8 @@ _LABEL = re.compile(
     r"[\s*]*(?:is\s*[:=]?|=|:|equals)[\s*:]+(?=\S)",
     re.IGNORECASE,
 )
+# A number with a full stop is that of a step.
+_REMARK_BEHIND_NUMBER = re.compile(r"(-?\$?[0-9](?:[0-9.,/]*[0-9])?%?)\s+(?=\(?[A-Z][\w'\u2019-]*[,!:]?\s+\S+\s+\S)")
 _GLOSS = re.compile(r"(?P<value>[^()]*\d[^()]*?)\s+\((?P<gloss>[^()]+)\)\.?")
 _SUBJECT_AND_VERB = re.compile(r"[A-Z][a-z'\u2019]*\s+(?:[a-zA-Z'\u2019-]+\s+)*[a-z]")
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
@@ -525,6 +529,8 @@ def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
         return None
     if _CONDITION.search(before) or _DENIAL.match(answer):
         return None
+    if remark := _REMARK_BEHIND_NUMBER.match(answer):
+        return remark[1]
     if not _HAS_WORDS.match(answer) or not re.search("[0-9$]", answer):
         return answer or None
     # "Final Answer: The area is 12" names its subject and gives a value; "The answer is in chapter 12" gives none.
