@@ -75,9 +75,17 @@ class ModelConfig(Config):
     prompts: dict[str, str] = Field(default_factory=dict)
     """Texts for problems of other sources than most, by the name of the source, in place of `prompt`."""
     answer: AnswerPolicy = AnswerPolicy.DECLARED
-    """Where a response to this prompt has to state its final answer."""
+    """Where a response to this prompt has to state its final answer. Not set, it is `last_sentence` with `chat` and
+    without `tools`: models that chat end in a sentence."""
     tools: ToolsConfig | None = None
     """The environment in which the model answers in several turns; null for one turn without any."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_chat_ends_in_a_sentence(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("chat") is not None and values.get("tools") is None:
+            return {"answer": AnswerPolicy.LAST_SENTENCE, **values}
+        return values
 
     @field_validator("base")
     @classmethod

@@ -205,3 +205,12 @@ def test_a_model_without_conversation_is_described_as_before(tmp_path: Path) -> 
     """The file beside the weights has no new keys."""
     save(tiny.checkpoint(), tmp_path)
     assert json.loads((tmp_path / "pipeline.json").read_text()) == {"prompt": "{question}\n", "answer": "declared"}
+
+
+def test_a_model_that_chats_may_answer_in_a_sentence() -> None:
+    """Unless the config says where the answer has to be, or an environment asks for it."""
+    chat = {"base": "model", "chat": {}}
+    tools = {"tools": {"environment": "calculator"}}
+    given = [chat, chat | {"answer": "boxed"}, chat | tools, {"base": "model"}]
+    answers = ["last_sentence", "boxed", "declared", "declared"]
+    assert [ModelConfig.model_validate(values).answer for values in given] == answers
