@@ -106,6 +106,7 @@ def test_what_a_queued_job_waits_for_is_printed_every_few_minutes_at_most(
 FAILURES: dict[str, tuple[script.Step, type[PipelineError], str]] = {
     "queue": (script.Queued(None), RetryableError, r"not admitted .* within 3600 s \(cluster.queue_timeout_s\)"),
     "no-node": (script.Unschedulable(None), RetryableError, r"not all pods run .* \(cluster.start_timeout_s\): .*gpu"),
+    "one-node": (script.Unschedulable(None, num_running=1), RetryableError, "not all pods run .*gpu"),
     "no-image": (script.PullBackOff(None), PipelineError, "ImagePullBackOff: .*python-gpu:1.*is cluster.image right"),
     "memory": (script.OUT_OF_MEMORY, PipelineError, "ran out of memory.*memory_per_node_gib"),
     "nccl": (script.NCCL_HANGS, RetryableError, "Watchdog caught collective operation"),

@@ -339,9 +339,11 @@ class TrainingRun:
         self._next()
 
     def _wait(self, step: script.Unschedulable | script.PullBackOff, job: Json) -> None:
-        for pod in self._with_pods(job):
+        for number, pod in enumerate(self._with_pods(job)):
             if isinstance(step, script.PullBackOff):
                 self._pods.pull_fails(pod, step.message)
+            elif number < step.num_running:
+                self._pods.start(pod)
             else:
                 self._pods.unschedulable(pod, step.message)
         self._later(step.seconds, self._next)

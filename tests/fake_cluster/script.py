@@ -30,6 +30,8 @@ class Unschedulable:
 
     seconds: float | None = 60
     message: str = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu. preemption: 0/4 nodes are available."
+    num_running: int = 0
+    """Pods that found nodes, and run."""
 
 
 @dataclass(frozen=True)
