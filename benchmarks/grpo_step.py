@@ -30,7 +30,7 @@ _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Has glibc keep what is freed; else every large tensor is new pages, which can cost as much as its arithmetic."""
 _WARM_UP = 2
 """Steps of each trainer that are not measured: it takes two for the allocator to have what a step needs."""
-_NAMES = {"trl": "TRL, default settings", "trl_tuned": "TRL, tuned", "own": "this project"}
+_NAMES = {"trl": "TRL, all in one pass", "trl_tuned": "TRL, tuned", "own": "this project"}
 
 
 def main() -> None:

@@ -23,9 +23,9 @@ _COLUMNS = {
     "ours s": ("own", "seconds"),
     "limit s": ("limit", "seconds"),
     "ours / limit": ("ratios", "own_to_limit"),
-    "TRL default / ours": ("ratios", "trl_to_own_seconds"),
+    "TRL in one pass / ours": ("ratios", "trl_to_own_seconds"),
     "TRL tuned / ours": ("ratios", "trl_tuned_to_own_seconds"),
-    "memory, TRL default / ours": ("ratios", "trl_to_own_memory"),
+    "memory, TRL in one pass / ours": ("ratios", "trl_to_own_memory"),
 }
 """Where the figures of a row of grpo_step.py are."""
 

@@ -28,7 +28,7 @@ _MAX_IDLE = 0.05
 """Share of a core that a waiting trainer may use: it would be taken from the one that is measured."""
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """See grpo_step.py."""
-_NAMES = {"trl": "TRL, default settings", "trl_tuned": "TRL, tuned", "own": "this project"}
+_NAMES = {"trl": "TRL, all in one pass", "trl_tuned": "TRL, tuned", "own": "this project"}
 _TEMPLATE = (
     "{%- for m in messages -%}<{{ m.role }}> {{ m.content }}"
     "{%- for call in m.tool_calls or [] %} {{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}"
