@@ -112,7 +112,8 @@ def test_licences_that_ask_for_more_than_a_notice_are_listed() -> None:
     for package in distributions():
         name, metadata = package.metadata["Name"], package.metadata
         classifiers = [each for each in metadata.get_all("Classifier") or [] if each.startswith("License ::")]
-        named = metadata["License-Expression"] or " ".join(classifiers) + (metadata["License"] or "")[:80]
+        expression, old = (" ".join(metadata.get_all(key) or []) for key in ("License-Expression", "License"))
+        named = expression or " ".join(classifiers) + old[:80]
         if not named.strip(" :") or not (_PERMISSIVE.search(named) or _MORE.search(named)):
             texts = [file.read_text() for file in package.files or () if file.name.startswith("LICENSE")]
             named = " ".join(text[:2000] for text in texts)
