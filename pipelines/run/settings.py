@@ -33,7 +33,7 @@ def heading(path: Path, settings: Sequence[str]) -> str:
     if not own:
         keys = (each for name, section in own_sections(path).items() for each in flat(name, section))
         own = [f"{key}: {value}" for key, value in keys]
-    own += [setting.replace("=", ": ", 1) for setting in settings]
+    own += [" ".join(setting.replace("=", ": ", 1).split()) for setting in settings]
     return "".join(f"# {line}\n" for line in (f"{path} with all defaults", *(f"{_OWN}{each}" for each in own)))
 
 

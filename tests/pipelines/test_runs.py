@@ -76,7 +76,7 @@ def test_a_run_is_shown_with_its_stages(outputs: Path, capsys: pytest.CaptureFix
     base.write_text("train_grpo: {num_steps: 9, group_size: 8}")
     own.write_text("extends: base.yaml\ntrain_grpo: {num_steps: 7}")
     first = outputs / "first.yaml"
-    first.write_text(heading(own, ["train_sft.seed=2"]) + base.read_text())
+    first.write_text(heading(own, ["train_sft.seed=\n2"]) + base.read_text())
     (outputs / "runs" / FAILED / "params.yaml").write_text(heading(first, ["evaluate.limit=5"]) + base.read_text())
     assert main(["runs", "show", FAILED]) == 0
     shown = capsys.readouterr().out
