@@ -78,7 +78,7 @@ def test_a_chat_model_goes_through_all_stages(tmp_path: Path, model: Path, num_s
     question = next(each["question"] for each in _records(outputs, "grpo") if each["id"] == probe["id"])
     assert tokenizer.decode(probe["prompt_ids"]) == _PROMPT.format(question)
     described = jsonl.read_json(outputs["policy"] / "pipeline.json")
-    assert described == {"prompt": "{question}", "answer": "declared", "chat": {"system": "Be exact."}}
+    assert described == {"prompt": "{question}", "answer": "last_sentence", "chat": {"system": "Be exact."}}
     unchanged = _records(outputs, "base") == _records(outputs, "sft")
     assert unchanged == (num_steps == 0)
     weights = sorted(path.name for path in outputs["reference"].glob("*.safetensors"))
