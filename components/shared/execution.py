@@ -46,10 +46,11 @@ _LOCK = "requirements.lock"
 _MAX_PATCH = 200_000
 """Characters of uncommitted changes that are kept; of more only the digest."""
 _VARIABLE = re.compile(
-    "(OMP|MKL|KMP|GOMP|OPENBLAS|BLIS|VECLIB|NUMEXPR|DNNL|ONEDNN|ATEN|TORCH|PYTORCH|CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|VLLM)_.*"
+    "(?!GOMP_SPINCOUNT$)(OMP|MKL|KMP|GOMP|OPENBLAS|BLIS|VECLIB|NUMEXPR|DNNL|ONEDNN|ATEN|TORCH|PYTORCH|CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|VLLM)_.*"
     "|LD_PRELOAD|PYTHONHASHSEED"
 )
-"""Environment variables that change what or how fast numerical libraries compute."""
+"""Environment variables that change what or how fast numerical libraries compute, without the one that a run chooses by
+the load of the moment, on which no result depends."""
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
 _PLACE_FILE = "place.json"
 _CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia")

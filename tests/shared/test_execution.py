@@ -15,6 +15,7 @@ from components.shared.execution import (
     current_environment,
     current_revision,
     environment_differences,
+    is_numerical,
     keys_in,
     uncommitted_files,
 )
@@ -160,3 +161,9 @@ def test_differences_between_environments_are_told_in_words() -> None:
         "CPU cores: 2 -> 8",
         "GPUs: none -> H200, H200",
     ]
+
+
+def test_the_load_of_the_moment_is_no_part_of_an_environment() -> None:
+    """Equal runs would have other lineages beside other work."""
+    assert not is_numerical("GOMP_SPINCOUNT")
+    assert is_numerical("GOMP_CPU_AFFINITY")
