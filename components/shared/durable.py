@@ -146,7 +146,7 @@ def lock_folder(path: Path, *, wait: bool = False, owner: str = "") -> FileLock:
             with suppress(FileNotFoundError):
                 other = path.read_text(encoding="utf-8").strip()
             raise InUseError(path.parent, other or "another process") from None
-        if lock.is_locked and path.exists():
+        if lock.is_locked:
             process = f"process {os.getpid()} on {platform.node()}"
             path.write_text(f"{owner} ({process})\n" if owner else f"{process}\n", encoding="utf-8")
             return lock

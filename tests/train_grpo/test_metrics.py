@@ -187,11 +187,11 @@ def test_records_show_all_rewards_of_all_steps() -> None:
     config = grpo_config(group_size=2, reward__weights={"steps": 1.0, "format": 0.5}, reward__supervision="process")
     rewards: list[dict[str, list[float]]] = [{"steps": [1, 0], "format": [1]}, {"steps": [1, math.nan], "format": [0]}]
     groups = [group(*(scored(each, ends=[1, 3]) for each in rewards))]
-    advantages_M = rollout_advantages(config, groups)
     first, second = _records(config, groups)
     assert (first["reward"], first["rewards"]) == (1.5, {"steps": [1.0, 0.0], "format": [1.0]})
     assert (second["reward"], second["rewards"]) == (None, {"steps": [1.0, None], "format": [0.0]})
-    assert (first["advantage"], second["advantage"]) == (float(advantages_M[0]), float(advantages_M[3]))
+    # The rewards 1, 0.5 (the format counts at the last step) and 1 have the z-scores 1, -2 and 1 over the root of 2.
+    assert (first["advantage"], second["advantage"]) == (pytest.approx(-(0.5**0.5)), pytest.approx(0.5**0.5))
 
 
 # The update -----------------------------------------------------------------------------------------------------------

@@ -62,6 +62,27 @@ def test_the_placement_of_the_reference_does_not_change_its_scores(tmp_path: Pat
     assert abs(result["first_mean"] - result["other_mean"]) > 1e-3
 
 
+def test_a_reference_moves_in_bf16_and_scores_at_the_temperature_of_sampling() -> None:
+    """50 steps of a hundredth, most of which bf16 would round away."""
+    start, target = (tiny.checkpoint(seed=seed, dtype=torch.bfloat16).model for seed in (1, 2))
+    reference = Reference(start, "replicated", temperature=0.7)
+    for _ in range(50):
+        reference.follow(target.state_dict(), 0.99)
+    state = reference.state(main=True)
+    assert state is not None
+    for name, weight in target.state_dict().items():
+        expected = weight + 0.99**50 * (start.state_dict()[name].double() - weight)
+        assert float((state[name] - expected).abs().max()) < 1e-5, name
+
+    batches = tiny.batches(tiny.checkpoint().examples(tiny.PROBLEMS[:2]), 60)
+    num_tokens = max(int(batch.token_N.max()) for batch in batches) + 1
+    at_07, at_1 = (LogprobModel(target, temperature=temperature) for temperature in (0.7, 1.0))
+    reference.load(target.state_dict())
+    scored_M, at_07_M, at_1_M = (completion_logprobs(each, batches, num_tokens) for each in (reference, at_07, at_1))
+    assert torch.equal(scored_M, at_07_M)
+    assert float((scored_M - at_1_M).abs().max()) > 0.01
+
+
 def follow(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
     """Let references in every type and placement follow another model; return the largest differences from the sum."""
     del folder

@@ -302,7 +302,8 @@ def test_kubeflow_component_shows_page_and_metrics(
     assert artifacts["validation"].metadata.get("train_rows") == (None if exit_code else 20)
     page = tmp_path / "data_page"
     assert page.exists() == (exit_code == 0)
-    assert exit_code or page.read_bytes() == (tmp_path / "validation/validation/report.html").read_bytes()
+    if page.exists():
+        assert page.read_bytes() == (tmp_path / "validation/validation/report.html").read_bytes()
 
 
 @pytest.mark.slow
