@@ -12,8 +12,7 @@ from typing import BinaryIO, Never
 from tqdm import tqdm
 
 from components.grading.explain import EXPLAIN
-from components.grading.pool import GRADE
-from components.grading.verifier import Grade, Submission, Verdict, Verifier
+from components.grading.verifier import GRADE, Grade, Submission, Verdict, Verifier
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError

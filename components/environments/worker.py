@@ -1,41 +1,21 @@
-"""The processes of environments: `python -m components.environments.worker SOCKET PARENT CONFIG`.
+"""What the processes of environments do: they make an environment for each trajectory, and step it."""
 
-    pool (pool.py) -> fork server -> supervisors -> workers -> what an environment starts
-
-The fork server imports the environment once, and forks a worker for each socket that it is sent. Between the two stands
-a supervisor: it ends when the worker ends or its parent does, and kills all that the worker has started.
-
-Each line to a worker is a request as JSON, and each line back a reply. A worker keeps the environments of the
-trajectories that it has begun; one that it does not have is replayed from the turns that come with the request.
-"""
-
-import ctypes
-import errno
-import gc
 import importlib
 import inspect
-import json
 import math
-import os
 import re
-import resource
-import signal
-import socket
-import sys
-import time
 from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from components.environments.environment import Environment, Observation
-from components.grading.sandbox.confinement import end_with_parent, limit
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.tools import ToolsConfig, is_own
+from components.workers.service import Service, is_out_of_memory
 
 BUILT_IN = {
     "calculator": "components.environments.calculator:Calculator",
@@ -45,79 +25,75 @@ BUILT_IN = {
 }
 """Classes whose objects are made with the config of tools; a `prepare` method is called with it before. They are not
 imported here: a run uses one of them."""
-READY = b"ready"
-"""Reply of the fork server once the environment is imported, and to `TRY`; in its place comes an error as JSON."""
-TRY, FORK, END = b"try", b"fork", b"end"
-"""Requests to the fork server: make one environment, as a trial; fork a worker at the other end of the socket that
-comes with the request; end the worker whose number follows, and reply with its exit code."""
-HEARTBEAT = b"alive"
-"""Sent by a worker for each past turn that it has replayed."""
-MAX_MESSAGE_BYTES = 2000
+TRIAL = "trial"
+"""Request, without a session, to make one environment; the reply is what is wrong, and whether it is so here alone."""
 _MAX_CHARACTERS = 65_536
 _MAX_SHOWN_CHARACTERS = 300
 _MAX_PARTS, _MAX_NAME_CHARACTERS = 50, 100
 _MAX_REWARD = 1e15
 """Whose square still fits, in float32, into sums over a rollout."""
-
 _SPARE_BYTES = 32 << 20
 """Memory that a worker has to have left before it makes its first environment."""
-_MAX_KILL_S = 5.0
-"""Time in which killed processes end; one of another user cannot be killed."""
-_SIGNAL_EXIT_CODE = 128
-"""Added to the number of the signal that ended a process, as shells do."""
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 """Where an object lies, in the text that objects have by default: it differs in each process."""
-
-_KEY = "train_sft.model.tools"
-_libc = ctypes.CDLL(None, use_errno=True)
-_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36  # options of prctl
+KEY = "train_sft.model.tools"
 
 
-class _UnavailableHereError(PipelineError):
+class UnavailableHereError(PipelineError):
     """An own environment needs a package, file or server that this machine may lack and another one have."""
 
 
-def main(descriptor: str, parent: str, config: str) -> None:
-    """Import the environment and serve requests until the socket is closed at its other end; then end all workers."""
-    end_with_parent(int(parent))  # another process that it forked may hold the other end, and outlive it
-    _adopt_orphans()
-    control = socket.socket(fileno=int(descriptor))
-    tools = ToolsConfig.model_validate_json(config)
-    try:
-        make = _maker(tools)
-    except PipelineError as error:
-        control.sendall(_message(error))
-        return
-    control.sendall(READY)
-    gc.collect()
-    gc.freeze()  # what workers share with this process is not searched for garbage, which would copy it
-    _serve(control, make, tools)
-    _kill_children()
+class EnvironmentService(Service):
+    """Steps environments; a session is a trajectory, begun with its problem, and a request is a turn of the model."""
 
+    def __init__(self, config: dict[str, Any]) -> None:
+        """Import the environment; what is wrong with it is said in the trial."""
+        self._tools = ToolsConfig.model_validate(config)
+        self._error: PipelineError | None = None
+        try:
+            self._make = _maker(self._tools)
+        except PipelineError as error:
+            self._error = error
 
-def _serve(control: socket.socket, make: Callable[[], Environment], tools: ToolsConfig) -> None:
-    supervisors: set[int] = set()
-    while True:
-        request, descriptors, *_ = socket.recv_fds(control, 64, 1, socket.MSG_CMSG_CLOEXEC)
-        if not request:
-            break
-        command, _, number = request.partition(b" ")
-        if command == TRY:
-            control.sendall(_try(make, tools, control))
-        elif command == END:
-            control.sendall(str(_end(int(number), supervisors)).encode("ascii"))
-        elif descriptors:
-            with socket.socket(fileno=descriptors[0]) as channel:
-                supervisors.add(_fork(partial(_work, channel, make, tools), control))
-    for supervisor in supervisors:
-        os.kill(supervisor, signal.SIGTERM)
-    for supervisor in supervisors:
-        os.waitpid(supervisor, 0)
+    def begin(self, start: Any) -> Environment:
+        """Return an environment of a problem."""
+        environment = self._make()
+        environment.reset(Problem.model_validate(start))
+        return environment
 
+    def answer(self, state: Environment | None, request: Any) -> Any:
+        """Return the text of an observation, whether it is the last one, and its rewards."""
+        if state is None:
+            error = self._error or self._tried()
+            return error and [str(error), isinstance(error, UnavailableHereError)]
+        observation = _checked(state.step(request))
+        return [observation.text, observation.done, dict(observation.rewards)]
 
-def _message(error: PipelineError) -> bytes:
-    text = str(error)[: MAX_MESSAGE_BYTES // 6]  # characters become up to six bytes
-    return json.dumps([text, isinstance(error, _UnavailableHereError)]).encode("ascii")
+    def end(self, state: Any) -> None:
+        """Call the method of an environment that frees what it holds, where it has one."""
+        getattr(state, "close", lambda: None)()
+
+    def described(self, error: BaseException) -> str:
+        """Return how an environment failed, and where."""
+        return _described(error)
+
+    def _tried(self) -> PipelineError | None:
+        """Make an environment, and return what is wrong with it."""
+        try:
+            bytearray(_SPARE_BYTES)
+            environment = self._make()
+            _require_methods(environment, self._tools)
+            with suppress(BaseException):  # what people write may fail in any way
+                self.end(environment)
+        except PipelineError as error:
+            return error
+        except BaseException as error:  # what people write may fail in any way
+            if is_out_of_memory(error):
+                gib = f"{self._tools.memory_gib:g} GiB"
+                return PipelineError(f"{KEY}.memory_gib: {gib} do not suffice for one environment; set more")
+            kind = UnavailableHereError if isinstance(error, ImportError | OSError) else PipelineError
+            return kind(f"{KEY}.arguments: {self._tools.environment} cannot be made with them: {_described(error)}")
+        return None
 
 
 def _maker(tools: ToolsConfig) -> Callable[[], Environment]:
@@ -136,13 +112,13 @@ def _attribute(name: str) -> Any:
 
 
 def _own_class(tools: ToolsConfig) -> Callable[..., Environment]:
-    where, (module, _, name) = f"{_KEY}.environment: {tools.environment}", tools.environment.partition(":")
+    where, (module, _, name) = f"{KEY}.environment: {tools.environment}", tools.environment.partition(":")
     try:
         kind = _attribute(tools.environment)
     except (Exception, SystemExit) as error:  # the user's module runs here, and may fail in any way
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         is_elsewhere = missing is not None and not f"{module}.".startswith(f"{missing}.")
-        raise (_UnavailableHereError if is_elsewhere else PipelineError)(
+        raise (UnavailableHereError if is_elsewhere else PipelineError)(
             f"{where}: module {module} cannot be imported ({type(error).__name__}: {error}); "
             "put it into the folder in which the command is run or into PYTHONPATH, or install it"
         ) from None
@@ -165,41 +141,7 @@ def _require_arguments(signature: inspect.Signature, arguments: Mapping[str, Any
         names = [each.name for each in signature.parameters.values() if each.kind in kinds]
         unknown = [name for name in arguments if name not in names]
         key, what = (f"arguments.{unknown[0]}", "no such argument") if unknown else ("arguments", str(error))
-        raise PipelineError(f"{_KEY}.{key}: {what}; accepted: {', '.join(names) or 'none'}") from None
-
-
-def _try(make: Callable[[], Environment], tools: ToolsConfig, control: socket.socket) -> bytes:
-    """Make one environment in a process with the limits of a worker; return READY, or what is wrong as JSON."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
-        with theirs:
-            supervisor = _fork(partial(_try_here, theirs, make, tools), control)
-        message = ours.recv(MAX_MESSAGE_BYTES)
-    code = _end(supervisor, {supervisor})
-    ending = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-    key = f"{_KEY}.environment: {tools.environment}"
-    return message or _message(
-        PipelineError(f"{key}: making one ended its process {ending}; set a larger memory_gib if it needs more memory")
-    )
-
-
-def _try_here(channel: socket.socket, make: Callable[[], Environment], tools: ToolsConfig) -> None:
-    reply, gib = READY, f"{tools.memory_gib:g} GiB"
-    out_of_memory = _message(PipelineError(f"{_KEY}.memory_gib: {gib} do not suffice for one environment; set more"))
-    try:
-        limit(resource.RLIMIT_AS, int(tools.memory_gib * 2**30))
-        bytearray(_SPARE_BYTES)
-        environment = make()
-        _require_methods(environment, tools)
-        _close(environment)
-    except MemoryError:
-        reply = out_of_memory
-    except PipelineError as error:
-        reply = _message(error)
-    except BaseException as error:  # what people write may fail in any way
-        kind = _UnavailableHereError if isinstance(error, ImportError | OSError) else PipelineError
-        reply = _message(kind(f"{_KEY}.arguments: {tools.environment} cannot be made with them: {_described(error)}"))
-    channel.sendall(reply)
+        raise PipelineError(f"{KEY}.{key}: {what}; accepted: {', '.join(names) or 'none'}") from None
 
 
 def _require_methods(environment: Environment, tools: ToolsConfig) -> None:
@@ -209,163 +151,9 @@ def _require_methods(environment: Environment, tools: ToolsConfig) -> None:
                 inspect.signature(getattr(environment, method)).bind(argument)
             except TypeError as error:
                 raise PipelineError(
-                    f"{_KEY}.environment: {tools.environment}: its method `{method}` has to take one argument, "
+                    f"{KEY}.environment: {tools.environment}: its method `{method}` has to take one argument, "
                     f"`{argument}` ({error})"
                 ) from None
-
-
-# Processes and their ends.
-
-
-def _fork(work: Callable[[], object], control: socket.socket) -> int:
-    """Have work done in a process of its own; return the number of its supervisor, which ends with the same code."""
-    server = os.getpid()
-    if supervisor := os.fork():
-        return supervisor
-    try:
-        control.close()
-        _supervise(work, server)
-    finally:
-        os._exit(1)
-
-
-def _supervise(work: Callable[[], object], server: int) -> NoReturn:
-    """Fork a process for some work, kill what it leaves behind, and end with its exit code.
-
-    SIGTERM, which comes when the fork server ends as well, kills it at once.
-    """
-    supervisor, worker = os.getpid(), 0
-
-    def end(*_: object) -> None:
-        if not worker:
-            os._exit(1)
-        _kill(worker)
-
-    signal.signal(signal.SIGTERM, end)
-    _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != server:  # it has ended before
-        os._exit(1)
-    _adopt_orphans()
-    worker = os.fork()
-    if not worker:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        end_with_parent(supervisor)
-        os.setsid()
-        limit(resource.RLIMIT_CORE, 0)
-        work()
-        os._exit(0)  # without what an environment may have registered to run at exit
-    os.closerange(3, 1 << 16)  # its socket is to be closed once the worker ends
-    while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != worker:
-        os.waitpid(ended.si_pid, 0)  # an orphan that it has adopted
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _kill(worker)  # its process group, before its number is free
-    code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
-    _kill_children()
-    os._exit(code if code >= 0 else _SIGNAL_EXIT_CODE - code)
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parent ends."""
-    _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _end(supervisor: int, supervisors: set[int]) -> int:
-    """Kill a worker with all that it has started, and return its exit code: its own, where it had ended before."""
-    if supervisor not in supervisors:
-        return -signal.SIGKILL
-    os.kill(supervisor, signal.SIGTERM)
-    status = os.waitpid(supervisor, 0)[1]
-    supervisors.remove(supervisor)
-    if os.WIFSIGNALED(status):  # it was killed before it could kill what the worker had started
-        _kill_children(but=supervisors)
-        return -os.WTERMSIG(status)
-    code = os.WEXITSTATUS(status)
-    return code if code <= _SIGNAL_EXIT_CODE else _SIGNAL_EXIT_CODE - code
-
-
-def _kill_children(but: AbstractSet[int] = frozenset()) -> None:
-    """Kill all child processes except some; theirs are adopted as they end, and killed too."""
-    until = time.monotonic() + _MAX_KILL_S
-    while (strays := _children() - but) and time.monotonic() < until:
-        for stray in strays:
-            _kill(stray)
-            os.waitpid(stray, os.WNOHANG)
-        time.sleep(0.001)
-
-
-def _children() -> set[int]:
-    return {int(child) for path in Path("/proc/self/task").glob("*/children") for child in path.read_bytes().split()}
-
-
-def _kill(process: int) -> None:
-    """Kill a child process, with its process group where it leads one."""
-    for kill in (os.killpg, os.kill):
-        with suppress(OSError):  # it leads no group, or runs as another user
-            kill(process, signal.SIGKILL)
-
-
-# The worker.
-
-
-def _work(channel: socket.socket, make: Callable[[], Environment], tools: ToolsConfig) -> None:
-    """Serve requests until the socket is closed at its other end, or the memory is used up."""
-    limit(resource.RLIMIT_AS, int(tools.memory_gib * 2**30))
-    worker = os.getpid()
-    channel.sendall(b"%d\n" % os.getppid())
-    episodes: dict[int, Environment] = {}
-    must_exit = False
-
-    def send_heartbeat() -> None:
-        if os.getpid() != worker:  # the environment has forked, in a turn that is replayed
-            os._exit(0)
-        channel.sendall(HEARTBEAT + b"\n")
-
-    with suppress(ConnectionError):
-        for line in channel.makefile("rb"):
-            request = json.loads(line)
-            for ended in request["ended"]:
-                _close(episodes.pop(ended, None))
-            reply: list[Any] = ["", False, {}, None]
-            if "text" in request:
-                reply, must_exit = _answer(request, episodes, make, send_heartbeat)
-            if os.getpid() != worker:  # the environment has forked
-                return
-            channel.sendall(json.dumps([request["number"], must_exit, *reply]).encode("ascii") + b"\n")
-            if must_exit:
-                return
-
-
-def _close(environment: Environment | None) -> None:
-    """Call the method of an environment that frees what it holds, where it has one."""
-    with suppress(BaseException):  # what people write may fail in any way
-        getattr(environment, "close", lambda: None)()
-
-
-def _answer(
-    request: dict[str, Any],
-    episodes: dict[int, Environment],
-    make: Callable[[], Environment],
-    send_heartbeat: Callable[[], None],
-) -> tuple[list[Any], bool]:
-    """Return the text, whether the trajectory is done, its rewards and a failure; and whether memory is used up."""
-    environment = episodes.pop(request["episode"], None)
-    try:
-        if environment is None:
-            environment = make()
-            environment.reset(Problem.model_validate(request["problem"]))
-            for text in request["past"]:
-                environment.step(text)
-                send_heartbeat()
-        observation = _checked(environment.step(request["text"]))
-    except BaseException as error:  # what people write may fail in any way
-        _close(environment)
-        return ["", True, {}, _described(error)], _is_out_of_memory(error)
-    episodes[request["episode"]] = environment
-    return [observation.text, observation.done, dict(observation.rewards), None], False
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 class _NonsenseError(Exception):
@@ -424,7 +212,3 @@ def _described(error: BaseException) -> str:
     except Exception:  # its __str__ is the user's
         message = type(error).__name__
     return f"raised {message} ({Path(file).name}, line {line})" if line else f"raised {message}"
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

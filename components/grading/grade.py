@@ -63,6 +63,14 @@ def is_unit_tests(gold: str) -> bool:
     return _ASSERT.match(gold) is not None
 
 
+def prepare() -> None:
+    """Import the library for algebra, which takes long, and let it build its tables."""
+    from components.grading import algebra
+
+    algebra.same_value(r"\sin{x}\cos{x}", r"\frac{\sin{2x}}{2}")
+    algebra.same_relation(("y", "3-2x"), ("2x+y", "3"))
+
+
 def grade(gold: str, response: str, policy: AnswerPolicy, question: str = "") -> Grade:
     """Return whether the final answer of `response` is `gold`, or its code passes the unit tests that `gold` is.
 

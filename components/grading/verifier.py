@@ -5,18 +5,23 @@ in this process, without limits.
 """
 
 import os
-import socket
-import threading
-from collections import deque
+import signal
+import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
 
 from components.grading.extract import final_answer, has_reasoning
 from components.grading.grade import Grade, Submission, Verdict, grade, is_unit_tests
-from components.grading.pool import GRADE, Call, Dispatcher
 from components.grading.reasons import Reason
+from components.grading.sandbox.confinement import environment
 from components.grading.sandbox.run import require_sandbox
 from components.shared.environment import available_cores
+from components.shared.errors import PipelineError
+from components.workers.fork_server import PoolConfig
+from components.workers.pool import Failure, Pool
 
 __all__ = [
     "Grade",
@@ -31,23 +36,39 @@ __all__ = [
     "require_sandbox",
 ]
 
+GRADE = "components.grading.grade:grade"
 _MAX_WORKERS = 8  # they grade about as fast as this process can hand out
+_MAX_ADDRESS_SPACE = 1 << 30
+_MAX_WAIT_S = 300.0
+"""By the clock, for a list of submissions; the deadline is in processor time, and the sandbox has limits of its own."""
+_MAX_SUBMISSIONS = 16
+_MAX_CHARACTERS = 50_000
+"""Given to a worker at once; a longer response is alone."""
+
+_Outcome = tuple[range, Any, Failure | None]
 
 
 class Verifier(AbstractContextManager["Verifier"]):
     """Grades submissions in worker processes; close it, or use it in a `with` block. Any number of threads may call it.
 
-    A thread of its own serves the workers. Callers share no lock with it: Ctrl-C may interrupt them at any instruction,
-    and a lock of Python's `threading` or `concurrent.futures` could then stay locked for ever.
+    A list of them is given to a worker at once; those of a list that has ended its worker are graded one by one, which
+    tells the one that is to blame.
     """
 
     def __init__(self, *, num_workers: int | None = None, deadline_s: float = 1.0, function: str = GRADE) -> None:
-        self._pid = os.getpid()
-        self._calls: deque[Call] = deque()
-        self._control, theirs = socket.socketpair()
-        dispatcher = Dispatcher(num_workers or _num_workers(), deadline_s, function, self._calls, theirs)
-        self._thread = threading.Thread(target=dispatcher.run, name="grading", daemon=True)
-        self._thread.start()
+        self._pid, self._deadline_s = os.getpid(), deadline_s
+        self._num_workers = num_workers or _num_workers()
+        self._pool = Pool(
+            PoolConfig(
+                service="components.grading.worker:GradingService",
+                arguments=[function, deadline_s],
+                num_workers=self._num_workers,
+                memory_bytes=_MAX_ADDRESS_SPACE,
+                timeout_s=_MAX_WAIT_S,
+                environment=environment(),
+                path=[folder for folder in sys.path if folder],
+            )
+        )
 
     def __call__(self, submissions: Sequence[Submission]) -> list[Grade]:
         """Return the grade of each submission, in their order; nothing in a submission makes it raise.
@@ -56,31 +77,76 @@ class Verifier(AbstractContextManager["Verifier"]):
         """
         if os.getpid() != self._pid:
             raise RuntimeError("a forked process cannot use the workers of its parent: make a new Verifier there")
-        if not submissions:
-            return []
-        call = Call(submissions)
-        self._calls.append(call)
-        try:
-            self._control.send(b"\0")
-            outcome = call.outcome.get()
-        except OSError:
-            raise RuntimeError("the verifier is closed") from None
-        finally:
-            call.is_abandoned = True
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        grades: list[Grade | None] = [None] * len(submissions)
+        outcomes: SimpleQueue[_Outcome] = SimpleQueue()
+        lists = _lists(submissions, self._num_workers)
+        num_running = len(lists)
+        for places in lists:
+            self._submit(submissions, places, outcomes)
+        while num_running:
+            places, reply, failure = outcomes.get()
+            num_running -= 1
+            done = reply or []
+            for place, fields in zip(places, done, strict=False):
+                grades[place] = _grade_of(fields)
+            if failure and (len(places) == 1 or failure.kind in ("closed", "start")):
+                grades[places.start] = self._unscorable(failure)
+                continue
+            remaining = places[len(done) :]
+            again = [range(place, place + 1) for place in remaining] if failure else [remaining] if remaining else []
+            for each in again:
+                self._submit(submissions, each, outcomes)
+            num_running += len(again)
+        return [grade for grade in grades if grade is not None]
 
     def close(self) -> None:
         """End the workers; calls in other threads raise."""
         if os.getpid() == self._pid:
-            with suppress(OSError):  # closed before
-                self._control.shutdown(socket.SHUT_WR)
-            self._thread.join()
-            self._control.close()
+            self._pool.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _submit(self, submissions: Sequence[Submission], places: range, outcomes: "SimpleQueue[_Outcome]") -> None:
+        fields = [
+            (each.gold, each.response, each.policy, each.question) for each in submissions[places.start : places.stop]
+        ]
+        self._pool.submit(fields, lambda reply, failure: outcomes.put((places, reply, failure)))
+
+    def _unscorable(self, failure: Failure) -> Grade:
+        """Return the grade of a submission that got none.
+
+        Raises:
+            RuntimeError: The verifier was closed.
+            PipelineError: No worker starts.
+        """
+        if failure.kind == "closed":
+            raise RuntimeError("the verifier is closed")
+        if failure.kind == "start":
+            raise PipelineError(f"no answer can be graded: the process that grades {failure.text}")
+        unscorable = partial(Grade, Verdict.UNSCORABLE, None)
+        if failure.kind == "memory":
+            return unscorable(Reason.MEMORY, detail="out of memory")
+        if failure.exit_code == -signal.SIGPROF or failure.kind == "time":
+            return unscorable(Reason.TIME, detail=f"took longer than {self._deadline_s:g} s")
+        return unscorable(Reason.CRASH, detail=failure.text)
+
+
+def _lists(submissions: Sequence[Submission], num_workers: int) -> list[range]:
+    """Divide submissions into lists, short enough that all workers have something to do to the end."""
+    size = max(1, min(_MAX_SUBMISSIONS, len(submissions) // (4 * num_workers)))
+    lists, start, num_characters = [], 0, 0
+    for place, submission in enumerate(submissions):
+        num_characters += len(submission.response)
+        if place > start and (place - start == size or num_characters > _MAX_CHARACTERS):
+            lists.append(range(start, place))
+            start, num_characters = place, len(submission.response)
+    return [*lists, range(start, len(submissions))] if submissions else []
+
+
+def _grade_of(fields: Any) -> Grade:
+    verdict, extracted, reason, tests_passed, detail = fields
+    return Grade(Verdict(verdict), extracted, Reason.of(reason), tests_passed, detail)
 
 
 def _num_workers() -> int:

@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 
-from components.grading.sandbox.confinement import end_with_parent
 from components.shared.execution import current_environment
+from components.workers.limits import end_with_parent
 
 # The lineage of a stage names torch's threads where torch is imported, so stages that do without it have a server too.
 _LIGHT = {

@@ -352,7 +352,7 @@ if __name__ == "__main__":
         (
             "tests.environments.own:NeedsSize",
             {"size": 200},
-            "environment: .* ended its process with exit code 4; set a",
+            "environment: .*: making one: its process ended with exit code 4; set a",
         ),
         (
             "tests.environments.own:StepWithoutText",
@@ -364,7 +364,7 @@ if __name__ == "__main__":
             {},
             "environment: .* its method `reset` has to take one argument, `prob",
         ),
-        ("tests.environments.own_exit:Any", {}, "environment: its import ended the process of environments"),
+        ("tests.environments.own_exit:Any", {}, "environment: .*: the process that imports it ended with exit code"),
     ],
 )
 def test_an_environment_that_cannot_be_made_is_named(name: str, arguments: dict[str, object], message: str) -> None:

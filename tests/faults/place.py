@@ -27,7 +27,7 @@ TIMEOUT_S = 300
 """For what takes about ten seconds on an idle machine."""
 _MODELS = {"train_grpo": "policy", "train_sft": "reference"}
 """The output of a stage that has the weights."""
-_KINDS = {"components.grading.worker": "grader", "components.cluster.agent": "launcher"}
+_KINDS = {"components.workers.server": "grader", "components.cluster.agent": "launcher"}
 
 
 def fault_config(reward: str = "shortness", *, grace_s: float = 20, **changes: Any) -> TrainGRPOConfig:

@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 from components.grading.verifier import Grade, Reason, Verdict
@@ -48,23 +47,6 @@ def _sleep_the_first_time(path: str) -> None:
         _write_process_and_sleep(path)
 
 
-def _wait_for(path: str) -> None:
-    """Leave a file that tells who waits, too."""
-    Path(f"{path}.{os.getpid()}").touch()
-    while not Path(path).exists():
-        time.sleep(0.01)
-
-
-def _count_at_work(folder: str) -> str:
-    """How many processes are in this function."""
-    own = Path(folder, str(os.getpid()))
-    own.touch()
-    time.sleep(0.01)
-    number = len(list(Path(folder).iterdir()))
-    own.unlink()
-    return str(number)
-
-
 def _hide_much_memory(_: str) -> None:
     with contextlib.suppress(MemoryError):
         b"x" * (5 << 27)
@@ -76,11 +58,8 @@ _ACTIONS: dict[str, Callable[[str], object]] = {
     "loop in C": _loop_in_c,
     "compute": _compute,
     "sleep": lambda seconds: time.sleep(float(seconds or 1)),
-    "write process": _write_process,
     "write process and sleep": _write_process_and_sleep,
     "sleep the first time": _sleep_the_first_time,
-    "wait for": _wait_for,
-    "count at work": _count_at_work,
     "ask for much memory": lambda _: bytearray(3 << 30),
     "use much memory and hide it": _hide_much_memory,
     "use some memory": lambda _: len(b"x" * (5 << 26)),
@@ -88,7 +67,6 @@ _ACTIONS: dict[str, Callable[[str], object]] = {
     "fault": lambda _: os.kill(os.getpid(), signal.SIGSEGV),
     "exit": lambda _: os._exit(3),
     "print": lambda _: print("noise", flush=True),
-    "use algebra": lambda _: import_module("sympy") and None,
     "variables": lambda _: " ".join(sorted(os.environ)),
     "process": lambda _: str(os.getpid()),
 }

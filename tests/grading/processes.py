@@ -16,8 +16,9 @@ def children(parent: int | str = "self") -> set[int]:
 
 
 def workers(parent: int | str = "self") -> set[int]:
-    """The processes that grade for a process; they are forked from child processes of it."""
-    return {worker for child in children(parent) for worker in children(child)}
+    """The workers of a process's pools, each the child of its supervisor, which is forked from the fork server."""
+    supervisors = {supervisor for server in children(parent) for supervisor in children(server)}
+    return {worker for supervisor in supervisors for worker in children(supervisor)}
 
 
 def is_gone(process: int) -> bool:

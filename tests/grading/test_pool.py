@@ -5,7 +5,6 @@ import itertools
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -14,13 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from components.grading import pool as pool_module
 from components.grading.verifier import Grade, Reason, Submission, Verdict, Verifier
-from components.grading.worker import IMPORT
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from tests.grading.fake_grader import FUNCTION
@@ -92,8 +88,8 @@ def test_grades_come_in_the_order_of_the_submissions(pool: Verifier) -> None:
         pytest.param("loop", Reason.TIME, "took longer than 1 s", marks=pytest.mark.slow),
         pytest.param("loop in C", Reason.TIME, "took longer than 1 s", marks=pytest.mark.slow),
         ("ask for much memory", Reason.MEMORY, "out of memory"),
-        ("fault", Reason.CRASH, "signal 11"),
-        ("exit", Reason.CRASH, "exit code 3"),
+        ("fault", Reason.CRASH, "its process ended by signal 11"),
+        ("exit", Reason.CRASH, "its process ended with exit code 3"),
     ],
 )
 def test_a_submission_that_ends_its_worker_is_unscorable(
@@ -118,14 +114,6 @@ def test_the_deadline_can_be_set() -> None:
         ]
 
 
-def test_imports_do_not_count_against_a_deadline() -> None:
-    """Algebra can be had within a deadline of a fifth of the processor time that importing it takes, or less."""
-    measure = "import time; started = time.process_time(); import sympy; print(time.process_time() - started)"
-    printed = subprocess.run([sys.executable, "-c", measure], capture_output=True, check=True).stdout
-    with pool_of(1, deadline_s=float(printed) / 5) as pool:
-        assert pool([act("use algebra"), fine(1)]) == [right(""), right(1)]
-
-
 @pytest.mark.slow
 def test_a_busy_machine_does_not_change_a_verdict(pool: Verifier) -> None:
     """A computation that is shorter than the deadline is graded, however long it takes by the clock."""
@@ -140,46 +128,17 @@ def test_a_busy_machine_does_not_change_a_verdict(pool: Verifier) -> None:
             burner.wait()
 
 
-def test_nothing_waits_behind_a_submission_that_does_not_end(tmp_path: Path) -> None:
-    """With a single worker and two endless submissions, all others are graded, those of the same call too."""
-    path = tmp_path / "process"
-    with ThreadPoolExecutor() as threads, pool_of(1, 3600.0) as pool:
-        stuck = threads.submit(pool, [act("loop in C"), fine(0), act("loop in C"), act("write process", path)])
-        assert pool([*map(fine, range(1000))]) == [right(number) for number in range(1000)]
-        wait_until(path.exists)
-        assert not stuck.done()
-        pool.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            stuck.result()
-
-
-def num_waiting(path: Path) -> int:
-    """How many workers have come to wait for a file."""
-    return len(list(path.parent.glob(f"{path.name}.*")))
-
-
 def test_only_the_submission_that_ends_its_worker_is_to_blame() -> None:
     """Of many that are given to a worker at once, those before and behind it are graded."""
     submissions = [fine(number) for number in range(200)]
     expected = [right(number) for number in range(200)]
     for number in (0, 1, 7, 15, 16, 100, 199):
-        submissions[number], expected[number] = act("exit"), unscorable(Reason.CRASH, "exit code 3")
+        submissions[number], expected[number] = (
+            act("exit"),
+            unscorable(Reason.CRASH, "its process ended with exit code 3"),
+        )
     with pool_of(1) as pool:
         assert pool(submissions) == expected
-
-
-def test_those_given_to_a_worker_with_a_slow_one_do_not_wait_for_it(tmp_path: Path) -> None:
-    """Others grade them, once each."""
-    go = tmp_path / "go"
-    with ThreadPoolExecutor() as threads, pool_of(1, 3600.0) as pool:
-        call = threads.submit(
-            pool, [act("wait for", go), *map(fine, range(198)), act("write process", tmp_path / "last")]
-        )
-        wait_until((tmp_path / "last").exists)
-        assert num_waiting(go) == 1
-        assert not call.done()
-        go.touch()
-        assert call.result()[1:-1] == [right(number) for number in range(198)]
 
 
 def test_the_process_that_workers_are_forked_from_may_be_killed(pool: Verifier, tmp_path: Path) -> None:
@@ -194,55 +153,6 @@ def test_the_process_that_workers_are_forked_from_may_be_killed(pool: Verifier, 
         wait_until(lambda: is_gone(int(path.read_text(encoding="ascii"))))
 
 
-def test_the_number_of_processes_is_bounded(tmp_path: Path) -> None:
-    """However many submissions are slow at once, there are at most four processes for each worker."""
-    before = workers()
-    go = tmp_path / "go"
-    with ThreadPoolExecutor() as threads, pool_of(1, 3600.0) as pool:
-        call = threads.submit(pool, [act("wait for", go)] * 8)
-        wait_until(lambda: num_waiting(go) == 4)
-        assert len(workers() - before) == 4
-        go.touch()
-        assert call.result() == [right(go)] * 8
-        assert num_waiting(go) == 4
-
-
-def test_as_many_quick_submissions_as_wanted_are_graded_at_once(
-    pool: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One process for one submission, two for many; workers that replaced slow ones do not add to those at work."""
-    before = workers()
-    pool([fine(0)])
-    assert len(workers() - before) == 1
-    go = tmp_path / "go"
-    with ThreadPoolExecutor() as threads:
-        call = threads.submit(pool, [act("wait for", go)] * 6)
-        wait_until(lambda: num_waiting(go) == 6)
-        go.touch()
-        call.result()
-    monkeypatch.setattr(pool_module, "_SLOW_AFTER_S", 3600)
-    folder = tmp_path / "at work"
-    folder.mkdir()
-    grades = pool([act("count at work", folder)] * 50)
-    assert {each.extracted for each in grades} <= {"1", "2"}
-
-
-def test_a_large_call_does_not_hold_up_a_small_one(tmp_path: Path) -> None:
-    """Calls of several threads take turns: a small one ends before the large one, which came first, can end."""
-    first, later = tmp_path / "first", tmp_path / "later"
-    with ThreadPoolExecutor() as threads, pool_of(1, 3600.0) as pool:
-        large = threads.submit(pool, [act("wait for", path) for path in [first] * 4 + [later] * 20])
-        wait_until(lambda: num_waiting(first) == 4)
-        small = threads.submit(pool, [fine(1)])
-        wait_until(lambda: len(pool._calls) == 2)
-        first.touch()
-        try:
-            assert small.result(timeout=300) == [right(1)]
-            assert not large.done()
-        finally:
-            later.touch()
-
-
 def test_a_worker_that_has_grown_large_is_replaced() -> None:
     """The memory that one submission left behind is not counted against the next."""
     with pool_of(1) as pool:
@@ -252,45 +162,24 @@ def test_a_worker_that_has_grown_large_is_replaced() -> None:
         assert pool([act("process")]) != [first]
 
 
-def test_memory_that_one_submission_leaves_in_use_is_not_counted_against_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_that_one_submission_leaves_in_use_is_not_counted_against_the_next() -> None:
     """Neither has too much, both together have; a third that has too much by itself is unscorable all the same."""
-    monkeypatch.setattr(pool_module, "_SLOW_AFTER_S", 600)  # one worker grades both, however long it takes
     with pool_of(1, deadline_s=60) as pool:
         assert pool([act("keep some memory"), act("use some memory")]) == [right(""), right("")]
         assert pool([fine(1), act("ask for much memory")]) == [right(1), unscorable(Reason.MEMORY, "out of memory")]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
-def test_a_submission_whose_worker_is_killed_or_stopped_is_graded_by_another(
-    pool: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: signal.Signals
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_submission_whose_worker_is_killed_is_graded_by_another(
+    pool: Verifier, tmp_path: Path, sent: signal.Signals
 ) -> None:
     """It is not to blame for what comes from outside."""
-    monkeypatch.setattr(pool_module, "_MAX_SILENCE_S", 1.0)
     path = tmp_path / "process"
     with ThreadPoolExecutor() as threads:
         call = threads.submit(pool, [fine(1), act("sleep the first time", path), fine(2)])
         wait_until(path.exists)
         os.kill(int(path.read_text(encoding="ascii")), sent)
         assert call.result() == [right(1), right(path), right(2)]
-
-
-def test_idle_workers_that_are_killed_are_replaced(tmp_path: Path) -> None:
-    """More of them than a submission has tries."""
-    go = tmp_path / "go"
-    with ThreadPoolExecutor() as threads, pool_of(5) as pool:
-        before = workers()
-        call = threads.submit(pool, [act("wait for", go)] * 5)
-        wait_until(lambda: num_waiting(go) == 5)
-        go.touch()
-        call.result()
-        idle = workers() - before
-        assert len(idle) == 5
-        for worker in idle:
-            os.kill(worker, signal.SIGKILL)
-        wait_until(lambda: all(map(is_gone, idle)))
-        assert pool([fine(1)]) == [right(1)]
 
 
 def test_a_submission_whose_workers_are_killed_three_times_is_unscorable(pool: Verifier, tmp_path: Path) -> None:
@@ -304,7 +193,12 @@ def test_a_submission_whose_workers_are_killed_three_times_is_unscorable(pool: V
                 killed.add(process)
                 os.kill(int(process), signal.SIGKILL)
             time.sleep(0.01)
-    assert call.result() == [unscorable(Reason.CRASH, "its worker was killed 3 times")]
+    assert call.result() == [
+        unscorable(
+            Reason.CRASH,
+            "its worker process was killed (for example by the OOM killer), or sent what is no reply, 3 times",
+        )
+    ]
     assert len(killed) == 3
 
 
@@ -350,7 +244,13 @@ def test_a_worker_sees_no_secrets(pool: Verifier, monkeypatch: pytest.MonkeyPatc
     """Its environment has only what it needs to import the grader."""
     monkeypatch.setenv("HF_TOKEN", "secret")
     (grade,) = pool([act("variables")])
-    names = {"LC_CTYPE", "LD_LIBRARY_PATH", "PYTHONHASHSEED", "PYTHONPATH"}  # Python itself sets the first
+    names = {
+        "LC_CTYPE",
+        "LD_LIBRARY_PATH",
+        "OMP_NUM_THREADS",
+        "PYTHONHASHSEED",
+        "PYTHONPATH",
+    }  # Python itself sets the first
     assert set((grade.extracted or "").split()) <= names
 
 
@@ -386,7 +286,7 @@ def test_a_worker_that_cannot_start_is_an_error() -> None:
     """An import error of the grader is reported, not retried for ever."""
     with (
         pool_of(2, function="tests.grading.nowhere:grade") as pool,
-        pytest.raises(PipelineError, match=r"no answer can be graded: .*exit code 1"),
+        pytest.raises(PipelineError, match=r"no answer can be graded: the process that grades ended with exit code 1"),
     ):
         pool([fine(1), fine(2)])
 
@@ -403,57 +303,6 @@ def test_a_program_needs_no_precautions(tmp_path: Path) -> None:
         print(grade.verdict)
     """
     assert script(program, cwd=tmp_path / "sub").communicate(timeout=300) == ("right\n", "")
-
-
-@pytest.mark.slow
-def test_messages_of_a_worker_may_arrive_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That it prepared for algebra, that it is ready, and its grade, if this process was held up."""
-    receive = pool_module._Worker.receive
-
-    def receive_late(worker: Any) -> list[bytes] | None:
-        time.sleep(1)
-        return receive(worker)
-
-    monkeypatch.setattr(pool_module._Worker, "receive", receive_late)
-    with pool_of(1) as pool:
-        assert pool([act("use algebra")]) == [right("")]
-
-
-def test_a_submission_that_could_not_be_sent_is_graded_by_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not to blame for a worker that did not take it in time, even if this process then ends that one late."""
-    send = pool_module._Worker.send
-    late: list[Any] = []
-
-    def send_late(worker: Any) -> None:
-        if late:
-            send(worker)
-            return
-        late.append(worker)
-        worker.is_starting = False
-        worker.channel.shutdown(socket.SHUT_RDWR)
-        time.sleep(0.3)
-
-    monkeypatch.setattr(pool_module._Worker, "send", send_late)
-    with pool_of(1) as pool:
-        assert pool([fine(1)]) == [right(1)]
-    assert late
-
-
-def test_algebra_is_asked_for_again_if_that_could_not_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that does not take the request is replaced."""
-    send_fds = socket.send_fds
-    refused: list[socket.socket] = []
-
-    def refuse_once(control: socket.socket, requests: list[bytes], descriptors: list[int]) -> int:
-        if requests == [IMPORT] and not refused:
-            refused.append(control)
-            raise BlockingIOError
-        return send_fds(control, requests, descriptors)
-
-    monkeypatch.setattr(socket, "send_fds", refuse_once)
-    with pool_of(1) as pool:
-        assert pool([act("use algebra")]) == [right("")]
-    assert refused
 
 
 REPEATING = """
@@ -521,7 +370,7 @@ def test_signals_that_a_program_ignores_change_nothing(tmp_path: Path) -> None:
                 print(grade.reason.name, grade.detail)
     """
     out, errors = script(text, cwd=tmp_path).communicate(timeout=300)
-    assert out == "CRASH exit code 3\nTIME took longer than 0.25 s\nSAME_TEXT stated\n"
+    assert out == "CRASH its process ended with exit code 3\nTIME took longer than 0.25 s\nSAME_TEXT stated\n"
     assert errors == ""
 
 

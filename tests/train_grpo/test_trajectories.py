@@ -549,7 +549,7 @@ def _processes() -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             arguments = path.read_bytes().split(b"\0")
-            if b"components.environments.worker" in arguments and parent in arguments:
+            if b"components.environments.worker:EnvironmentService" in arguments and parent in arguments:
                 found.append(int(path.parent.name))
     return found
 

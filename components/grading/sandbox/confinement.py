@@ -11,6 +11,8 @@ import os
 import resource
 import struct
 
+from components.workers.limits import limit
+
 CPU_S = 4
 MEMORY_BYTES = 512 * 2**20
 """Address space, the interpreter's included."""
@@ -55,19 +57,6 @@ def _stat_opened(path: str) -> os.stat_result:
 def environment() -> dict[str, str]:
     """Return the environment of a process without secrets: sets have one order, and every interpreter starts."""
     return {"PYTHONHASHSEED": "0"} | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-
-
-def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends, or `parent`, which is its process."""
-    if _libc.prctl(_SET_PARENT_DEATH_SIGNAL, _SIGKILL, 0, 0, 0) != 0 or os.getppid() != parent:
-        os._exit(1)
-
-
-def limit(kind: int, value: int) -> None:
-    """Lower a resource limit of this process, for good."""
-    _, hard = resource.getrlimit(kind)
-    lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (lowest, lowest))
 
 
 def print_readable_paths() -> None:

@@ -1,4 +1,4 @@
-"""The fork server (worker.py), as the process that starts it sees it."""
+"""The fork server (server.py), as the process that starts it sees it."""
 
 import json
 import os
@@ -6,55 +6,70 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from components.environments.worker import END, FORK, MAX_MESSAGE_BYTES, READY, TRY
-from components.shared.errors import PipelineError
-from components.shared.tools import ToolsConfig
+from components.workers.server import END, FORK, READY
 
 MAX_START_S = 60.0
 MAX_SEND_S = 5
 _MAX_END_S = 15.0
-_KEY = "train_sft.model.tools"
 _ROOT = Path(__file__).parents[2]
 
 
-class UnavailableHereError(PipelineError):
-    """An own environment needs a package, file or server that is missing on this machine."""
+@dataclass(frozen=True)
+class PoolConfig:
+    """What the workers of a pool do, with what, and their limits."""
+
+    service: str
+    """`module:function`, which returns a `Service`."""
+    arguments: Sequence[Any]
+    """Of the function, as JSON."""
+    num_workers: int
+    memory_bytes: int
+    """Address space of a worker."""
+    timeout_s: float
+    """Time by the clock that an answer may take."""
+    environment: Mapping[str, str]
+    path: Sequence[str]
+    """Folders in which modules are found."""
 
 
 class ForkServer:
-    """A process that has imported an environment, and forks workers; they end with it."""
+    """A process that has made a service, and forks workers; they end with it."""
 
-    def __init__(self, config: ToolsConfig) -> None:
+    def __init__(self, config: PoolConfig) -> None:
         self.is_ended = False
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for option, limit_s in ((socket.SO_SNDTIMEO, MAX_SEND_S), (socket.SO_RCVTIMEO, int(MAX_START_S))):
             self.control.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", limit_s, 0))
-        arguments = (str(theirs.fileno()), str(os.getpid()), config.model_dump_json())
-        # It finds the modules that this process finds, and those in the current folder.
-        path = os.pathsep.join([str(_ROOT), *(folder or str(Path.cwd()) for folder in sys.path), str(Path.cwd())])
+        command = (sys.executable, "-P", "-W", "ignore", "-m", "components.workers.server")
+        arguments = (config.service, json.dumps(config.arguments), str(config.memory_bytes))
+        # It finds the modules that this process finds.
+        path = os.pathsep.join([str(_ROOT), *config.path])
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-W", "ignore", "-m", "components.environments.worker", *arguments],
+                [*command, str(theirs.fileno()), str(os.getpid()), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+                env={**config.environment, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for this process, which then ends its workers
             )
 
-    def wait_until_ready(self) -> PipelineError | None:
-        """Wait for the import of the environment; return what is wrong with it."""
-        return self._verdict("its import")
-
-    def try_environment(self) -> PipelineError | None:
-        """Have one environment made within the limits of a worker; return what is wrong with it."""
-        self._ask(TRY)
-        return self._verdict("making an object of it")
+    def wait_until_ready(self) -> str | None:
+        """Wait until the service is made; return why it was not."""
+        why = f"was not ready within {MAX_START_S:g} s"
+        with suppress(OSError):
+            if self.control.recv(len(READY)) == READY:
+                return None
+            why = f"ended {ending(self._process.wait(_MAX_END_S))}"
+        self.end()
+        return why
 
     def fork(self, channel: socket.socket) -> None:
         """Have a worker forked that has the other end of a socket."""
@@ -87,24 +102,14 @@ class ForkServer:
         self.is_ended = True
         self._process.kill()
 
-    def _verdict(self, what: str) -> PipelineError | None:
-        try:
-            message = self.control.recv(MAX_MESSAGE_BYTES)
-        except OSError:
-            message = b""
-        if message == READY:
-            return None
-        if message:
-            text, is_unavailable = json.loads(message)
-            return UnavailableHereError(text) if is_unavailable else PipelineError(text)
-        self.kill()
-        return PipelineError(
-            f"{_KEY}.environment: {what} ended the process of environments, or took longer than {MAX_START_S:g} s"
-        )
-
     def _ask(self, request: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send a request; a process that does not take it is killed."""
         try:
             socket.send_fds(self.control, [request], descriptors)
         except OSError:
             self.kill()
+
+
+def ending(code: int) -> str:
+    """Return how a process ended, in words."""
+    return f"by signal {-code}" if code < 0 else f"with exit code {code}"
