@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from components.grading.comparison import compare
+from components.grading.evasion import evasion
 from components.grading.extract import final_answer, find_answer
 from components.grading.parsing import parse
 from components.grading.quantities import parse_number
-from components.grading.question import is_unevaluated, unfinished
 from components.grading.reasons import Reason
 from components.grading.units import read_question
 from components.grading.wording import RejectedAnswerError, UnreadableGoldError
@@ -124,8 +124,6 @@ def _compared(gold: str, answer: str, question: str, *, may_be_open: bool) -> tu
     if equal and (question or not answer.isdecimal()):
         context = read_question(question, gold)
         expected, actual = parse(gold, context), parse(answer, context)
-        if question and (remaining := unfinished(question, expected, actual)):
-            return Verdict.WRONG, remaining, ""
-        if not may_be_open and is_unevaluated(expected, actual):
-            return Verdict.WRONG, Reason.SETUP, ""
+        if evaded := evasion(question, expected, actual, may_be_open=may_be_open):
+            return Verdict.WRONG, evaded, ""
     return (Verdict.RIGHT if equal else Verdict.WRONG), reason, detail

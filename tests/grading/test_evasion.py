@@ -6,19 +6,21 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from components.grading.trees import all_within, whole
+from components.grading.evasion import canonical
+from components.grading.expression import Node, parse_expression
+from components.grading.parsing import parse
 from components.grading.verifier import Reason, Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
 
 MATH500 = Path("../shared/data/math500.jsonl")
 BOXED, STATED = AnswerPolicy.BOXED, AnswerPolicy.STATED
 _FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
-_PIECES = (
-    r"2 31 5.5 x \frac \frac{1}{2} \sqrt ( ) [ ] { } | + - * / ^ _ ! % , = \sin \log \text{a} word \{ \binom $ \\ "
-)
+
+
+def whole(latex: str) -> Node:
+    """The canonical form of an expression."""
+    return canonical(parse_expression(parse(latex).latex))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,6 @@ _PIECES = (
 )
 def test_an_expression_is_the_same_however_it_is_written(one: str, other: str) -> None:
     """Only notation is understood, nothing is worked out."""
-    assert whole(one) is not None
     assert whole(one) == whole(other)
 
 
@@ -57,40 +58,32 @@ def test_an_expression_is_the_same_however_it_is_written(one: str, other: str) -
         (r"1\frac{1}{2}", r"1 \cdot \frac{1}{2}"),
         ("a - b", "b - a"),
         (r"\ln(2 \ln 3)", r"\ln 2 \ln 3"),
-        (r"x^{23}", r"x^23"),
         (r"5 \cdot 5^2", "5^3"),
     ],
 )
 def test_expressions_of_other_structure_differ(one: str, other: str) -> None:
     """Also where they have the same value."""
-    assert whole(one) is not None
     assert whole(one) != whole(other)
 
 
-def test_expressions_are_found_in_a_question() -> None:
+@pytest.mark.parametrize("part", ["2 + 8 * 5", "8 * 5 + 2", "x^2-1", "-1+x^2", "a/2", "3+z"])
+def test_expressions_are_found_in_a_question(part: str) -> None:
     """In formulas and in plain text, whatever stands around them."""
     question = (
         r"Tom pays 5 * 8 + 2 dollars for $x^2 - 1$ apples. What is \(\frac{a}{2}\) if $y = \text{half of } 3 + z$?"
     )
-    for part in ("2 + 8 * 5", "x^2-1", "a/2", "3+z"):
-        assert whole(part) in all_within(question)
-
-
-@given(st.lists(st.sampled_from(_PIECES.split(" ")), max_size=60).map(" ".join))
-def test_any_text_can_be_read(text: str) -> None:
-    """As a question and as an answer."""
-    all_within(text)
-    whole(text)
+    assert grade(part, rf"\boxed{{{part}}}", BOXED, question).verdict is Verdict.RIGHT
+    assert grade(rf"\frac{{2({part})}}{{2}}", rf"\boxed{{{part}}}", BOXED, question).reason is Reason.ECHO
 
 
 @pytest.mark.parametrize(
-    "piece", ["(", "-", "\\frac", "\\sqrt", "2^", "x(", "{", "\\sin ", "!", "x!", "1+(", "|", "[1,", "$", "x_"]
+    "piece",
+    ["(", "-", "\\frac", "\\sqrt", "2^", "x(", "{", "\\sin ", "!", "x!", "1+(", "|", "[1,", "$", "x_", "1,", "$1$ "],
 )
-def test_reading_takes_linear_time(piece: str) -> None:
+def test_reading_a_question_takes_linear_time(piece: str) -> None:
     """And no more stack for deeper nesting."""
     started = time.process_time()
-    all_within(piece * 5000)
-    whole(piece * 300)
+    grade("3", r"\boxed{\frac{6}{2}}", BOXED, piece * 5000)
     assert time.process_time() - started < 5
 
 
