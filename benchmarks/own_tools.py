@@ -42,7 +42,9 @@ class _Turns(TurnDecoding):
         token_R, logprob_R = super()._sample(logits_RV, uniform_R)
         other_R = self._ends_R | (token_R == self.end_id)
         token_R[other_R] = torch.where(self._ends_R[other_R], self.end_id, self.end_id + 1)
-        logprob_R[other_R] = logits_RV[other_R].log_softmax(-1).gather(1, token_R[other_R, None]).squeeze(1)
+        # On CPUs the logits have become probabilities in their own memory.
+        probability_XV = logits_RV[other_R].softmax(-1) if logits_RV.is_cuda else logits_RV[other_R]
+        logprob_R[other_R] = probability_XV.gather(1, token_R[other_R, None]).squeeze(1).log()
         return token_R, logprob_R
 
 
