@@ -119,8 +119,8 @@ class RewardConfig(Config):
     """Weights of the rewards for problems of single sources, each in the place of `weights`."""
     supervision: Literal["outcome", "process", "turn"] = "outcome"
     """What is rewarded: the completion (section 4.1.2 of the paper) or each of its steps (section 4.1.3). The steps of
-    `process` are worked lines; those of `turn` are the turns of the model in an environment, each worth what the
-    environment says of it, the last also what the completion is worth."""
+    `process` are its lines, those of `turn` the turns of the model in an environment. `reward_model`, `environment` and
+    custom rewards decorated with `step_reward` have a value for each; all others are added to the last."""
     combination: Literal["before_normalisation", "after_normalisation"] = "before_normalisation"
     """Whether the weighted sum of rewards is normalised, or each reward and then the sum over the rollout (GDPO)."""
     max_unscorable_fraction: Annotated[float, Operational] = Field(0.1, ge=0, le=1)
@@ -173,14 +173,12 @@ class RewardConfig(Config):
         for name, reward in BUILT_IN.items():
             both_or_neither = not reward.key or (name in names) == bool(getattr(self, reward.key))
             _require(both_or_neither, f"weights.{name} and {reward.key} go together: set both or neither")
-        _require(self.supervision == "process" or "steps" not in names, "weights.steps needs supervision: process")
-        for supervision, name in (("process", "steps"), ("turn", "environment")):
-            rewards_steps = all({name, "reward_model"} & each.keys() for each in of_sources)
-            is_other = self.supervision != supervision
-            _require(
-                is_other or rewards_steps, f"supervision: {supervision} needs weights.{name} or weights.reward_model"
-            )
-        of_steps = self.supervision != "outcome"
+        of_steps = {"process": {"reward_model"}, "turn": {"reward_model", "environment"}}.get(self.supervision, set())
+        have_steps = all(of_steps & each.keys() or any(map(is_custom, each)) for each in of_sources)
+        needed = " or ".join(f"weights.{name}" for name in sorted(of_steps))
+        _require(
+            not of_steps or have_steps, f"supervision: {self.supervision} needs {needed}, or a custom reward of steps"
+        )
         pairwise = self.model is not None and self.model.loss == "pairwise"
         _require(
             not (of_steps and pairwise), "model.loss: pairwise compares completions; it needs supervision: outcome"

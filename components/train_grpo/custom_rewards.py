@@ -70,6 +70,7 @@ def load_reward(name: str) -> RewardFunction:
         raise PipelineError(f"{where}: {function_name} ({module.__file__}) is an `async def`, a function is expected")
     if not _takes_three(function):
         group = "completions, grades" if getattr(function, "compares_group", False) else "completion, grade"
+        group = "steps, grade" if getattr(function, "judges_steps", False) else group
         raise PipelineError(
             f"{where}: {function_name} ({module.__file__}) has to take three arguments: problem, {group}"
         )
@@ -121,6 +122,39 @@ def ask(
         values = _values(name, function, problem, completions_G, grades_G)
     os.chdir(here)  # paths of a run may be relative
     return [_number(name, weight, value, grade) for value, grade in zip(values, grades_G, strict=True)]
+
+
+def ask_steps(
+    name: str,
+    weight: float,
+    function: RewardFunction,
+    problem: Problem,
+    texts_G: Sequence[Sequence[str]],
+    grades_G: Sequence[Grade],
+    *,
+    deadline_s: float,
+) -> list[tuple[float, ...] | Failure]:
+    """Return what each step of each completion is worth, or how the reward failed, as `ask` does for completions."""
+    here = Path.cwd()
+    results: list[tuple[float, ...] | Failure] = []
+    for texts, grade in zip(texts_G, grades_G, strict=True):
+        with _watched(name, problem, deadline_s):
+            values: Any = _attempt(name, problem, partial(_listed, function, problem, texts, grade))
+        if not isinstance(values, Failure) and len(values) != len(texts):
+            what = f"reward {name} returned a wrong number of values"
+            values = Failure(what, f"{what}: {len(values)} for {len(texts)} steps")
+        if isinstance(values, Failure):
+            results.append(values)
+            continue
+        numbers = [_number(name, weight, value, grade) for value in values]
+        failure = next((number for number in numbers if isinstance(number, Failure)), None)
+        results.append(failure or tuple(number for number in numbers if not isinstance(number, Failure)))
+    os.chdir(here)  # paths of a run may be relative
+    return results
+
+
+def _listed(function: RewardFunction, problem: Problem, texts: Sequence[str], grade: Grade) -> list[Any]:
+    return list(function(problem, texts, grade))
 
 
 def _values(

@@ -111,13 +111,13 @@ def examples_of(config: TrainGRPOConfig, group: Group) -> list[Example]:
             LabeledExample(
                 scored.completion.tokens,
                 tuple(scored.completion.tokens.length_to(step.end) for step in steps),
-                tuple(step.reward for step in steps),
+                tuple(step.label for step in steps),
             )
             for scored, steps in labeled
             if steps
         ]
     right, wrong = (
-        [scored.completion.tokens for scored, steps in labeled if steps and steps[-1].reward == label]
+        [scored.completion.tokens for scored, steps in labeled if steps and steps[-1].label == label]
         for label in (1.0, 0.0)
     )
     pairs = zip(right, wrong, strict=False)
@@ -125,7 +125,7 @@ def examples_of(config: TrainGRPOConfig, group: Group) -> list[Example]:
 
 
 def _with_verdict(scored: Scored) -> list[Step]:
-    return [step for step in scored.steps if not math.isnan(step.reward)]
+    return [step for step in scored.steps if not math.isnan(step.label)]
 
 
 def joined(rows: Sequence[Row]) -> dict[str, Tensor]:

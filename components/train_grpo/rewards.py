@@ -5,6 +5,10 @@ A reward looks at one completion, or compares the completions of a group:
     (problem, completion, grade) -> float
     (problem, completions, grades) -> one float for each completion     (decorated with `group_reward`)
 
+or at the texts of its steps, with `supervision: process` or `turn`:
+
+    (problem, steps, grade) -> one float for each step                  (decorated with `step_reward`)
+
 To add a built-in reward, write such a function here and register it with `built_in`. A user's own reward is the same
 kind of function in any module, named in the params as `package.module:function`. NaN is no reward at all, for what
 could not be scored. A completion for which a reward fails has none either, and is counted as unscorable.
@@ -24,11 +28,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.grading.verifier import Grade, Verdict, is_unit_tests, require_sandbox
 from components.shared.answer_policy import AnswerPolicy
+from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.shared.progress import say
-from components.train_grpo.custom_rewards import Failure, RewardFunction, ask, is_custom, load_reward
-from components.train_grpo.process_supervision import Step, outcome, turn_steps, verified_steps
+from components.train_grpo.custom_rewards import Failure, RewardFunction, ask, ask_steps, is_custom, load_reward
+from components.train_grpo.process_supervision import Step, line_steps, outcome, turn_steps
 
 if TYPE_CHECKING:  # torch, and the config, which reads the registry
     from components.policy.checkpoint import Checkpoint
@@ -58,7 +63,6 @@ class BuiltIn:
 
 
 BUILT_IN = {
-    "steps": BuiltIn(None),  # for each worked step, whether its arithmetic holds; for the last, whether it is right
     "reward_model": BuiltIn(None, key="model"),  # what the learned model says of the completion, or of each step
     "environment": BuiltIn(None),  # the sum of what the environment says of the completion, or of each turn
 }
@@ -82,10 +86,18 @@ def group_reward(function: _FunctionT) -> _FunctionT:
     return function
 
 
+def step_reward(function: _FunctionT) -> _FunctionT:
+    """Mark a reward that takes the texts of the steps of a completion, and returns a value for each."""
+    function.judges_steps = True  # type: ignore[attr-defined]
+    return function
+
+
 def require_rewards(config: "TrainGRPOConfig", problems: Sequence[Problem]) -> None:
     """Raise PipelineError where a custom reward cannot be loaded, or there is no sandbox for unit tests."""
     for name in filter(is_custom, config.reward.names):
-        load_reward(name)
+        if getattr(load_reward(name), "judges_steps", False) and config.reward.supervision == "outcome":
+            key = "train_grpo.reward.supervision"
+            raise PipelineError(f"{key}: {name} rewards each step; set it to process (lines) or turn")
     if any(is_unit_tests(problem.answer) for problem in problems):
         require_sandbox()
 
@@ -178,7 +190,7 @@ class Scored:
     completion: "Completion"
     grade: Grade
     steps: tuple[Step, ...]
-    """Where its steps end and whether each is right; one step for outcome supervision."""
+    """One step for outcome supervision."""
     rewards: dict[str, tuple[float, ...]]
     """Of its source, by name: a value for each step, or one for the completion, added to that of its last step."""
     failure: Failure | None = None
@@ -287,7 +299,7 @@ class Scorer:
     def _without_reward(self, problem: Problem, completion: "Completion", grade: Grade) -> Scored:
         steps: tuple[Step, ...] = (Step(completion.num_tokens, outcome(grade)),)
         if self.config.reward.supervision == "process":
-            steps = tuple(verified_steps(completion, grade, self.checkpoint.decode))
+            steps = tuple(line_steps(completion, grade, self.checkpoint.decode))
         elif self.config.reward.supervision == "turn":
             steps = tuple(turn_steps(completion, grade))
         names = self.config.reward.weights_of(problem.source)
@@ -324,25 +336,18 @@ class Scorer:
         self, name: str, problem: Problem, scored_G: Sequence[Scored], learned: Iterator[tuple[float, ...]]
     ) -> "Sequence[tuple[float, ...] | Failure]":
         """Return one reward of each completion: a value for every step, or one for the last."""
-        if name == "steps":
-            return [tuple(step.reward for step in scored.steps) for scored in scored_G]
         if name == "reward_model":
             return list(islice(learned, len(scored_G)))
         if name == "environment":
             by_turn = self.config.reward.supervision == "turn"
             return [environment_rewards(scored.completion, by_turn=by_turn) for scored in scored_G]
+        function, grades_G = self._functions[name], [scored.grade for scored in scored_G]
+        weight, deadline_s = self.config.reward.weights_of(problem.source)[name], self.config.engine.deadline_s
+        if getattr(function, "judges_steps", False):
+            texts_G = [[step.text for step in scored.steps] for scored in scored_G]
+            return ask_steps(name, weight, function, problem, texts_G, grades_G, deadline_s=deadline_s)
         completions_G = [scored.completion for scored in scored_G]
-        grades_G = [scored.grade for scored in scored_G]
-        weight = self.config.reward.weights_of(problem.source)[name]
-        values_G = ask(
-            name,
-            weight,
-            self._functions[name],
-            problem,
-            completions_G,
-            grades_G,
-            deadline_s=self.config.engine.deadline_s,
-        )
+        values_G = ask(name, weight, function, problem, completions_G, grades_G, deadline_s=deadline_s)
         return [value if isinstance(value, Failure) else (value,) for value in values_G]
 
 

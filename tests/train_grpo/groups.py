@@ -9,7 +9,7 @@ from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, Turn
 from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.process_supervision import Step, outcome
-from components.train_grpo.rewards import Group, Scored
+from components.train_grpo.rewards import Group, Scored, step_reward
 from tests import tiny
 
 
@@ -79,4 +79,14 @@ def shortness(problem: Any, response: Completion, grade: Any) -> float:
     return -len(response.text) / 10
 
 
+@step_reward
+def checked(problem: Any, steps: Sequence[str], result: Grade) -> list[float]:
+    """A custom reward of each line: 1 for a sum that holds, 0 for any other; of the last, what the answer is worth."""
+    del problem
+    sums = [line.strip().partition("=") for line in steps[:-1]]
+    holds = [bool(right) and sum(map(int, left.split("+"))) == int(right) for left, _, right in sums]
+    return [*map(float, holds), outcome(result)]
+
+
+CHECKED = "tests.train_grpo.groups:checked"
 SHORTNESS = {"accuracy": 1.0, "tests.train_grpo.groups:shortness": 1.0}

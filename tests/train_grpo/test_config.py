@@ -14,11 +14,12 @@ from components.shared.config import load_section, models_of, without_operationa
 from components.shared.tools import ARGUMENTS
 from components.train_grpo.config import ImportanceWeightConfig, TrainGRPOConfig
 from components.train_grpo.train import config_warnings
+from tests.train_grpo.groups import CHECKED
 from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
 
 ROOT = Path(__file__).parents[2]
 VLLM = {key: SERVERS[key] for key in SERVERS if key not in ("num_servers", "devices", "lost_deadline_s")}
-STEPS = {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"}
+STEPS = {"reward__weights": {CHECKED: 1.0}, "reward__supervision": "process"}
 ADAPTERS = {"synchronise": "adapters"}
 WEIGHT = {"sampler__correction__weight": {"level": "token", "max": 2.0}}
 STALE = {"sampler__max_staleness": 2, **WEIGHT}
@@ -56,7 +57,6 @@ def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
         ({"reward__weights": {"repetition": 1}}, r"weights\.repetition and repetition_ngram_tokens go together"),
         ({"reward__weights": {"reward_model": 1}}, r"weights\.reward_model and model go together"),
         ({"reward__model": REWARD_MODEL}, r"weights\.reward_model and model go together"),
-        ({"reward__weights": {"steps": 1}}, r"weights\.steps needs supervision: process"),
         (
             {"reward__weights": {"reward_model": 1}, "reward__model": {"base": "reference", "initial_rollouts": 0}},
             "needs initial_rollouts or preferences to learn from",
@@ -69,7 +69,10 @@ def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
             },
             r"model\.loss: pairwise compares completions; it needs supervision: outcome",
         ),
-        ({"reward__supervision": "process"}, r"supervision: process needs weights\.steps or weights\.reward_model"),
+        (
+            {"reward__supervision": "process"},
+            r"supervision: process needs weights\.reward_model, or a custom reward",
+        ),
         ({**STEPS, "reward__combination": "after_normalisation"}, "after_normalisation needs supervision: outcome"),
         ({"warmup_steps": 3}, "warmup_steps must be smaller than num_steps"),
         ({"num_iterations": 2}, "num_steps must be a multiple of num_iterations"),

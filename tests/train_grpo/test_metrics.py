@@ -30,7 +30,7 @@ from components.train_grpo.rollouts import Rollout
 from components.train_grpo.train import train
 from components.train_grpo.update import rollout_advantages
 from tests import tiny
-from tests.train_grpo.groups import completion, graded, group, scored
+from tests.train_grpo.groups import CHECKED, completion, graded, group, scored
 from tests.train_grpo.settings import grpo_config
 
 TEXTS = [
@@ -130,13 +130,13 @@ def test_unscorable_completions_are_counted_and_left_out_of_the_means() -> None:
 
 def test_a_reward_that_failed_is_counted_and_left_out_of_the_means() -> None:
     """By hand, one failure of four: the verdict still counts among the verdicts; steps have one mean for all."""
-    weights = {"steps": 1.0, "mine:own": 0.5}
-    worth = [scored({"steps": [1, 0, value], "mine:own": [1]}, ends=[1, 2, 3]) for value in (1, 1, 0)]
+    weights = {CHECKED: 1.0, "mine:own": 0.5}
+    worth = [scored({CHECKED: [1, 0, value], "mine:own": [1]}, ends=[1, 2, 3]) for value in (1, 1, 0)]
     failed = scored({name: [math.nan] for name in weights}, verdict=Verdict.WRONG)
     failed.failure = Failure("reward mine:own raised KeyError", "reward mine:own raised KeyError: 'a'")
     result = _metrics([group(*worth, failed)], reward__weights=weights, reward__supervision="process")
     assert (result["reward_failures"], result["unscorable_fraction"]) == (1, 1 / 4)
-    means = (result["reward"], result["reward_steps"], result["reward_mine_own"])
+    means = (result["reward"], result["reward_tests_train_grpo_groups_checked"], result["reward_mine_own"])
     assert means == pytest.approx(((2 + 2 + 1 + 1.5) / 3, 5 / 9, 1))
     assert result["accuracy"] == 3 / 4
 
@@ -184,12 +184,12 @@ def test_records_name_problem_sample_and_grade() -> None:
 
 def test_records_show_all_rewards_of_all_steps() -> None:
     """A missing reward is null; the advantage is that of the first token, which all steps add to."""
-    config = grpo_config(group_size=2, reward__weights={"steps": 1.0, "format": 0.5}, reward__supervision="process")
-    rewards: list[dict[str, list[float]]] = [{"steps": [1, 0], "format": [1]}, {"steps": [1, math.nan], "format": [0]}]
+    config = grpo_config(group_size=2, reward__weights={CHECKED: 1.0, "format": 0.5}, reward__supervision="process")
+    rewards: list[dict[str, list[float]]] = [{CHECKED: [1, 0], "format": [1]}, {CHECKED: [1, math.nan], "format": [0]}]
     groups = [group(*(scored(each, ends=[1, 3]) for each in rewards))]
     first, second = _records(config, groups)
-    assert (first["reward"], first["rewards"]) == (1.5, {"steps": [1.0, 0.0], "format": [1.0]})
-    assert (second["reward"], second["rewards"]) == (None, {"steps": [1.0, None], "format": [0.0]})
+    assert (first["reward"], first["rewards"]) == (1.5, {CHECKED: [1.0, 0.0], "format": [1.0]})
+    assert (second["reward"], second["rewards"]) == (None, {CHECKED: [1.0, None], "format": [0.0]})
     # The rewards 1, 0.5 (the format counts at the last step) and 1 have the z-scores 1, -2 and 1 over the root of 2.
     assert (first["advantage"], second["advantage"]) == (pytest.approx(-(0.5**0.5)), pytest.approx(0.5**0.5))
 

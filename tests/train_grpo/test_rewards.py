@@ -41,9 +41,10 @@ from components.train_grpo.rewards import (
     overlong,
     repetition,
     require_rewards,
+    step_reward,
 )
 from tests import tiny
-from tests.train_grpo.groups import completion, grade, scored
+from tests.train_grpo.groups import CHECKED, completion, grade, scored
 from tests.train_grpo.settings import REWARD_MODEL, grpo_config, reward_model_config
 
 NAN = math.nan
@@ -339,11 +340,11 @@ def test_rewards_are_summed_by_weight_for_each_step() -> None:
     """By hand: a reward of the completion is added to its last step; a missing one makes only its step NaN."""
     outcome = scored({"accuracy": [1], "format": [0.5], "overlong": [-0.25]})
     assert outcome.combined({"accuracy": 2.0, "format": -1.0, "overlong": 4.0}) == (2 - 0.5 - 1,)
-    process = scored({"steps": [1, 0, 1], "format": [1]}, ends=[1, 2, 3])
-    assert process.combined({"steps": 1.0, "format": 0.5}) == (1.0, 0.0, 1.5)
-    assert process.combined({"format": 0.5, "steps": 2.0}) == (2.0, 0.0, 2.5)
-    missing = scored({"steps": [1, 0, NAN], "format": [1]}, ends=[1, 2, 3])
-    assert missing.combined({"steps": 1.0, "format": 1.0}) == pytest.approx((1.0, 0.0, NAN), nan_ok=True)
+    process = scored({CHECKED: [1, 0, 1], "format": [1]}, ends=[1, 2, 3])
+    assert process.combined({CHECKED: 1.0, "format": 0.5}) == (1.0, 0.0, 1.5)
+    assert process.combined({"format": 0.5, CHECKED: 2.0}) == (2.0, 0.0, 2.5)
+    missing = scored({CHECKED: [1, 0, NAN], "format": [1]}, ends=[1, 2, 3])
+    assert missing.combined({CHECKED: 1.0, "format": 1.0}) == pytest.approx((1.0, 0.0, NAN), nan_ok=True)
 
 
 # Scoring --------------------------------------------------------------------------------------------------------------
@@ -406,11 +407,11 @@ def test_outcome_supervision_rewards_the_completion_as_one_step(checkpoint: Chec
     assert [each.grade.verdict for each in results] == ["right", "right", "wrong"]
 
 
-def test_process_supervision_rewards_each_worked_line_and_the_answer(checkpoint: Checkpoint, score: Score) -> None:
+def test_process_supervision_rewards_each_line_and_the_answer(checkpoint: Checkpoint, score: Score) -> None:
     """By hand: a right line, a wrong one and a right answer; each step ends with its line's last token."""
-    weights = {"steps": 1.0, "format": 0.5}
+    weights = {CHECKED: 1.0, "format": 0.5}
     (result,) = score(WORKED, reward__weights=weights, reward__supervision="process")
-    assert result.rewards == {"steps": (1.0, 0.0, 1.0), "format": (1.0,)}
+    assert result.rewards == {CHECKED: (1.0, 0.0, 1.0), "format": (1.0,)}
     ids = result.completion.tokens.completion_ids
     ends = [step.end for step in result.steps]
     assert [checkpoint.decode(ids[:end]) for end in ends] == ["1+1=2\n", "1+1=2\n2+2=5\n", WORKED]
@@ -446,7 +447,7 @@ def test_a_truncated_completion_is_wrong_or_has_no_reward_at_all(
     checkpoint: Checkpoint, score: Score, supervision: str
 ) -> None:
     """`score` counts it as a wrong answer, `mask` gives none of its steps a reward; finished ones are untouched."""
-    weights = {"accuracy": 1.0} if supervision == "outcome" else {"steps": 1.0}
+    weights = {"accuracy": 1.0} if supervision == "outcome" else {CHECKED: 1.0}
     both = [*_responses(checkpoint, WORKED, finished=False), *_responses(checkpoint, WORKED)]
     values = {}
     for truncated in ("score", "mask"):
@@ -466,8 +467,14 @@ def test_an_answer_that_cannot_be_graded_has_no_reward(score: Score) -> None:
     assert result.failure is None
     assert result.unscorable is not None
     assert result.grade.reason in result.unscorable.message
-    (result,) = score(WORKED, problem=UNREADABLE, reward__weights={"steps": 1.0}, reward__supervision="process")
-    assert result.rewards["steps"] == pytest.approx((1.0, 0.0, NAN), nan_ok=True)
+    (result,) = score(WORKED, problem=UNREADABLE, reward__weights={CHECKED: 1.0}, reward__supervision="process")
+    assert result.rewards[CHECKED] == pytest.approx((1.0, 0.0, NAN), nan_ok=True)
+
+
+def test_a_step_reward_needs_steps() -> None:
+    """Known before the first step."""
+    with pytest.raises(PipelineError, match=r"supervision: .*:checked rewards each step; set it to process"):
+        require_rewards(grpo_config(reward__weights={CHECKED: 1.0}), [])
 
 
 def test_a_rollout_is_graded_in_one_call_each_completion_against_its_own_problem(checkpoint: Checkpoint) -> None:
@@ -567,6 +574,23 @@ def test_any_kind_of_real_number_is_a_reward(score: Score, custom: Custom) -> No
     results = score("#### 6", "#### 7", "#### 8", reward__weights={name: 1.0})
     assert [each.rewards[name] for each in results] == [(0.25,), (0.5,), (1.0,)]
     assert all(type(each.rewards[name][0]) is float for each in results)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda problem, steps, grade: [1.0], "returned a wrong number of values: 1 for 3 steps"),
+        (lambda problem, steps, grade: [1.0, math.inf, 0.0], "returned inf, where a finite number is expected"),
+        (lambda problem, steps, grade: steps[7], "raised IndexError"),
+    ],
+)
+def test_a_step_reward_that_fails_leaves_its_completion_without_reward(
+    custom: Custom, score: Score, function: Callable[..., Any], message: str
+) -> None:
+    """It has to return a number for each step."""
+    (result,) = score(WORKED, reward__weights={custom(step_reward(function)): 1.0}, reward__supervision="process")
+    assert result.failure is not None
+    assert message in result.failure.message
 
 
 def test_a_custom_reward_may_compare_a_group(checkpoint: Checkpoint, score: Score, custom: Custom) -> None:

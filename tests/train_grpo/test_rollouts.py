@@ -30,7 +30,7 @@ from components.train_grpo.rollouts import _GROUPS, Rollout, Rollouts, differs
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.worker import build_trainer
 from tests import tiny
-from tests.train_grpo.groups import SHORTNESS, completion, graded, group, rewarded, scored
+from tests.train_grpo.groups import CHECKED, SHORTNESS, completion, graded, group, rewarded, scored
 from tests.train_grpo.own_weights import OwnWeights
 from tests.train_grpo.settings import SERVERS, grpo_config
 
@@ -226,9 +226,9 @@ def test_groups_are_compared_by_what_is_normalised() -> None:
     assert differs(decoupled, opposite)
     assert differs(decoupled, group(*(scored({"accuracy": [x], "format": [1]}) for x in (0, 1))))
     assert not differs(decoupled, group(*(scored({"accuracy": [0], "format": [1]}) for _ in range(2))))
-    process = grpo_config(reward__weights={"steps": 1.0}, reward__supervision="process")
-    assert differs(process, group(*(scored({"steps": [1, 0]}, ends=[1, 3]) for _ in range(2))))
-    assert not differs(process, group(scored({"steps": [1, 1]}, ends=[1, 3]), scored({"steps": [1]})))
+    process = grpo_config(reward__weights={CHECKED: 1.0}, reward__supervision="process")
+    assert differs(process, group(*(scored({CHECKED: [1, 0]}, ends=[1, 3]) for _ in range(2))))
+    assert not differs(process, group(scored({CHECKED: [1, 1]}, ends=[1, 3]), scored({CHECKED: [1]})))
 
 
 # Too much that cannot be scored ---------------------------------------------------------------------------------------

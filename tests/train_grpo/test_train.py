@@ -28,7 +28,7 @@ from components.train_grpo.rewards import Group
 from components.train_grpo.train import sampling_services, train
 from components.train_grpo.worker import build_trainer
 from tests import tiny
-from tests.train_grpo.groups import SHORTNESS
+from tests.train_grpo.groups import CHECKED, SHORTNESS
 from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "reward__combination": "after_normalisation",
         "advantage__estimator": "leave_one_out",
     },
-    "process": {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"},
+    "process": {"reward__weights": {CHECKED: 1.0}, "reward__supervision": "process"},
     "corrected": {
         "sampler__correction__weight": {"level": "token", "max": 2.0},
         "loss__kl": {"coefficient": 0.04, "estimator": "k3_corrected", "placement": "loss"},

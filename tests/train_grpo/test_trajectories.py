@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock, patch
@@ -38,7 +38,7 @@ from components.train_grpo import monitoring
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import completion_records, rollout_metrics, trajectory_metrics
 from components.train_grpo.monitoring import require_scorable
-from components.train_grpo.process_supervision import Step, verified_steps
+from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_examples import LabeledExample, examples_of
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import Group, Scored, Scorer, answer_format, length, overlong, repetition
@@ -51,7 +51,7 @@ from tests import tiny
 from tests.policy import plain
 from tests.rollout import acting as words
 from tests.train_grpo import acting
-from tests.train_grpo.groups import completion, grade, trajectory
+from tests.train_grpo.groups import CHECKED, completion, grade, trajectory
 from tests.train_grpo.settings import grpo_config, reward_model_config
 from tests.train_grpo.written_out import is_sampled, plain_loss, plain_scores
 
@@ -206,7 +206,7 @@ def test_each_turn_may_be_a_step_with_its_own_rewards() -> None:
     assert [step.end for step in several.steps] == [3, 5]
     assert several.rewards == {"accuracy": (1.0,), "environment": (0.25, 1.0)}
     assert several.combined(weights) == (0.5, 3.0)
-    assert (one.steps, one.combined(weights)) == ((Step(3, 1.0),), (1.0,))
+    assert (one.steps, one.combined(weights)) == ((Step(3, 1.0, "#### 0"),), (1.0,))
     # By hand: of 0.5, 3 and 1 the mean is 1.5; a token has the sum over the turns that end at it or later.
     config = grpo_config(**turn, advantage__estimator="mean_only")
     groups = [Group(tiny.PROBLEMS[0], [several, one])]
@@ -219,18 +219,6 @@ def test_a_custom_reward_sees_the_turns() -> None:
     name = "tests.train_grpo.acting:num_calls"
     (scored,) = _score([trajectory(called, called, ANSWERED)], reward__weights={name: 1.0})
     assert scored.rewards == {name: (2.0,)}
-
-
-def test_worked_lines_of_all_turns_are_steps_and_those_of_an_environment_are_none() -> None:
-    """By hand, with a token for each character: what was computed for the model earns nothing when it is repeated."""
-    texts = ("2+2=4\n", "10+9=19\n", "10+9=19\n4+4=9\n#### 8")
-    ends = list(accumulate(len(text) + 1 for text in (texts[0], texts[2])))
-    response = trajectory(Turn(ends[0], texts[0], texts[1]), Turn(ends[1], texts[2]))
-    ids = [*map(ord, texts[0]), 0, 7, 7, *map(ord, texts[2]), 0]
-    response = replace(response, tokens=replace(response.tokens, completion_ids=tuple(ids)))
-    steps = verified_steps(response, RIGHT, lambda some: "".join(map(chr, filter(None, some))))
-    last = ends[0] + texts[2].index("####")
-    assert steps == [Step(6, 1.0), Step(last, 0.0), Step(ends[1], 1.0)]
 
 
 def test_a_trajectory_whose_environment_failed_has_no_reward_and_no_part_in_the_loss(
@@ -492,7 +480,7 @@ def test_the_kl_term_in_the_reward_is_that_of_sampled_tokens(actor: Checkpoint, 
     "changes",
     [
         {},
-        {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"},
+        {"reward__weights": {CHECKED: 1.0}, "reward__supervision": "process"},
         {"reward__weights": {"environment": 1.0}, "reward__supervision": "turn"},
         {"loss__kl": {"coefficient": 0.5, "placement": "reward"}},
         {

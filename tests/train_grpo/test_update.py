@@ -35,7 +35,7 @@ from components.train_grpo.update import (
     update,
 )
 from tests import tiny
-from tests.train_grpo.groups import completion, group, rewarded, scored
+from tests.train_grpo.groups import CHECKED, completion, group, rewarded, scored
 from tests.train_grpo.settings import grpo_config
 from tests.train_grpo.written_out import is_sampled, plain_loss, plain_scores
 
@@ -45,7 +45,7 @@ THIRD = 1 / math.sqrt(3)
 
 # From rewards to advantages -------------------------------------------------------------------------------------------
 
-PROCESS: dict[str, Any] = {"reward__weights": {"steps": 1.0}, "reward__supervision": "process"}
+PROCESS: dict[str, Any] = {"reward__weights": {CHECKED: 1.0}, "reward__supervision": "process"}
 DECOUPLED: dict[str, Any] = {
     "reward__weights": {"accuracy": 1.0, "format": 1.0},
     "reward__combination": "after_normalisation",
@@ -80,9 +80,9 @@ def test_outcome_supervision_gives_every_token_its_completions_advantage() -> No
 
 def test_process_supervision_normalises_over_all_steps_of_the_group() -> None:
     """By hand: steps 1, 1 and 1, 0 have mean 3/4 together; a token sums the steps to come; groups are independent."""
-    one = scored({"steps": [1, 1]}, ends=[2, 4], num_tokens=4)
-    other = scored({"steps": [1, 0]}, ends=[1, 4], num_tokens=5)
-    few = group(scored({"steps": [1]}, ends=[3]), scored({"steps": [0]}, ends=[3]))
+    one = scored({CHECKED: [1, 1]}, ends=[2, 4], num_tokens=4)
+    other = scored({CHECKED: [1, 0]}, ends=[1, 4], num_tokens=5)
+    few = group(scored({CHECKED: [1]}, ends=[3]), scored({CHECKED: [0]}, ends=[3]))
     result = rollout_advantages(grpo_config(**PROCESS), [group(one, other), few])
     expected = [THIRD * each for each in (2, 2, 1, 1, 1 - 3, -3, -3, -3, 0)]
     assert result.tolist() == pytest.approx([*expected, 1, 1, 1, -1, -1, -1], rel=1e-12)
@@ -98,9 +98,9 @@ def test_penalties_are_taken_off_the_rewards_before_normalisation() -> None:
 
 def test_a_penalty_is_taken_off_the_last_step() -> None:
     """Under process supervision the step of the answer pays; a missing reward stays missing."""
-    one = scored({"steps": [1, 1.5]}, ends=[1, 2], num_tokens=2)
-    other = scored({"steps": [1, NAN]}, ends=[1, 2], num_tokens=2)
-    third = scored({"steps": [0.25]}, num_tokens=1)
+    one = scored({CHECKED: [1, 1.5]}, ends=[1, 2], num_tokens=2)
+    other = scored({CHECKED: [1, NAN]}, ends=[1, 2], num_tokens=2)
+    third = scored({CHECKED: [0.25]}, num_tokens=1)
     penalties = torch.tensor([0.5, 7.0, 0.25], dtype=torch.float64)
     result = rollout_advantages(grpo_config(**PROCESS), [group(one, other, third)], penalties)
     assert result.tolist() == pytest.approx([2 * THIRD, THIRD, THIRD, 0, -3 * THIRD], rel=1e-12)
