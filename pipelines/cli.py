@@ -222,9 +222,7 @@ def _add_plan(commands: Any, params: argparse.ArgumentParser) -> None:
     command.add_argument("--gpus", type=int, default=1, metavar="N", help="how many (default: %(default)s)")
     command.add_argument("--gpu", required=True, metavar="NAME", help="h100, a100, l40s, rtx-4090 ...")
     command.add_argument("--completion-tokens", type=float, metavar="N", help="mean length of a completion, if known")
-    command.add_argument("--disk", type=float, default=1.0, metavar="GB/S", help="for checkpoints (default: 1)")
     command.add_argument("--json", action="store_true", help="print JSON")
-    command.add_argument("--plot", type=Path, metavar="FILE", help="draw how it scales into FILE.svg or FILE.png")
     command.set_defaults(command=_plan)
 
 
@@ -356,15 +354,7 @@ def _limits(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from pipelines.plan.plan import plan
 
-    plan(
-        options.params,
-        options.gpus,
-        options.gpu,
-        options.completion_tokens,
-        disk_gb_per_s=options.disk,
-        as_json=options.json,
-        plot=options.plot,
-    )
+    plan(options.params, options.gpus, options.gpu, options.completion_tokens, as_json=options.json)
     return 0
 
 

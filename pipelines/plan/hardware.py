@@ -1,4 +1,4 @@
-"""Rates of GPUs from their datasheets, and the time of collectives on the links between them."""
+"""Rates of GPUs from their datasheets."""
 
 import re
 from dataclasses import dataclass
@@ -6,24 +6,17 @@ from dataclasses import dataclass
 from components.shared.errors import PipelineError
 
 GIB = 2**30
-HOST_RATE = 25e9
-"""Bytes per second between a GPU and its host's memory (PCIe 4 x16 has 32; assumed)."""
 _USABLE_FRACTION = 0.92
 """Of a GPU's memory; the rest is the CUDA context, NCCL and fragmentation (assumed)."""
-_GPUS_PER_NODE = 8
 _LARGE_GIB = 70
 """Above this vLLM computes more sequences together, except on an A100."""
 _MAKERS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "sxm"}
 """Words of a GPU's name that may be left out."""
-_NODE_HOP_S, _NETWORK_HOP_S = 1e-6, 5e-6
-"""Latency from a GPU to the next, within a node and between nodes (assumed)."""
-_LINK_FRACTION = 0.8
-"""Fraction of the slowest link's rate that is reached (assumed)."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU in a node of eight."""
+    """A kind of GPU."""
 
     name: str
     memory_gib: float
@@ -33,10 +26,6 @@ class Gpu:
     fp32_rate: float
     memory_rate: float
     """Bytes per second to and from its memory."""
-    node_rate: float
-    """Bytes per second that it sends to the others of its node (NVLink or PCIe, one direction)."""
-    network_rate: float
-    """Bytes per second that it sends to other nodes: its share of the node's network cards."""
 
     @property
     def usable_bytes(self) -> float:
@@ -48,54 +37,37 @@ class Gpu:
         """The most sequences that vLLM computes together, by default."""
         return 1024 if self.memory_gib > _LARGE_GIB and not self.name.startswith("a100") else 256
 
-    def gather_s(self, num_gpus: int, num_bytes: float, num_calls: int = 1) -> float:
-        """Return the seconds of an all_gather or a reduce_scatter over `num_gpus`; an all_reduce takes twice as long.
-
-        `num_bytes` are unsharded, in `num_calls` collectives in sequence. They form a ring: over nodes it crosses each
-        boundary once per network card.
-        """
-        if num_gpus == 1:
-            return 0.0
-        boundaries = -(-num_gpus // _GPUS_PER_NODE) - 1
-        rate = min(self.node_rate, self.network_rate * _GPUS_PER_NODE) if boundaries else self.node_rate
-        latency_s = boundaries * _NETWORK_HOP_S + (num_gpus - 1 - boundaries) * _NODE_HOP_S
-        share = (num_gpus - 1) / num_gpus
-        return num_bytes * share / (_LINK_FRACTION * rate) + num_calls * latency_s
-
 
 _GPUS = [
-    # Data centres, with NVLink (or Infinity Fabric) and a network card per GPU.
-    Gpu("a100", 79, 312e12, 19.5e12, 2.039e12, 300e9, 25e9),
-    Gpu("a100-40gb", 39, 312e12, 19.5e12, 1.555e12, 300e9, 25e9),
-    Gpu("a800", 79, 312e12, 19.5e12, 2.039e12, 200e9, 25e9),
-    Gpu("b200", 178, 2250e12, 75e12, 8.0e12, 900e9, 50e9),
-    Gpu("gb200", 184, 2500e12, 80e12, 8.0e12, 900e9, 50e9),
-    Gpu("h100", 79, 989e12, 67e12, 3.35e12, 450e9, 50e9),
-    Gpu("h100-nvl", 93, 835e12, 60e12, 3.9e12, 300e9, 50e9),
-    Gpu("h100-pcie", 79, 756e12, 51e12, 2.0e12, 64e9, 50e9),
-    Gpu("h20", 95, 148e12, 44e12, 4.0e12, 450e9, 50e9),
-    Gpu("h200", 139, 989e12, 67e12, 4.8e12, 450e9, 50e9),
-    Gpu("h800", 79, 989e12, 67e12, 3.35e12, 200e9, 50e9),
-    Gpu("mi300x", 191, 1307e12, 163.4e12, 5.3e12, 448e9, 50e9),
-    # Workstations and servers, on PCIe 3, 4 or 5.
-    Gpu("a10", 22, 125e12, 31.2e12, 0.6e12, 32e9, 12.5e9),
-    Gpu("a10g", 22, 70e12, 35e12, 0.6e12, 32e9, 12.5e9),
-    Gpu("a30", 23, 165e12, 10.3e12, 0.933e12, 32e9, 12.5e9),
-    Gpu("a40", 44, 149.7e12, 37.4e12, 0.696e12, 32e9, 12.5e9),
-    Gpu("a6000", 47, 154.8e12, 38.7e12, 0.768e12, 32e9, 12.5e9),
-    Gpu("l4", 22, 121e12, 30.3e12, 0.3e12, 32e9, 12.5e9),
-    Gpu("l40s", 44, 362e12, 91.6e12, 0.864e12, 32e9, 25e9),
-    Gpu("rtx-3090", 23.5, 71e12, 35.6e12, 0.936e12, 32e9, 12.5e9),
-    Gpu("rtx-4090", 23.5, 165.2e12, 82.6e12, 1.008e12, 32e9, 12.5e9),
-    Gpu("rtx-5090", 31.5, 209.5e12, 104.8e12, 1.792e12, 64e9, 12.5e9),
-    Gpu("rtx-6000-ada", 47, 364.2e12, 91.1e12, 0.96e12, 32e9, 12.5e9),
-    Gpu("rtx-pro-6000", 95, 503.8e12, 125e12, 1.792e12, 64e9, 12.5e9),
-    Gpu("t4", 14.5, 0.0, 8.1e12, 0.32e12, 16e9, 6.25e9),
-    Gpu("v100", 31.5, 0.0, 15.7e12, 0.9e12, 150e9, 12.5e9),
-    Gpu("v100-16gb", 15.5, 0.0, 15.7e12, 0.9e12, 150e9, 12.5e9),
+    Gpu("a100", 79, 312e12, 19.5e12, 2.039e12),
+    Gpu("a100-40gb", 39, 312e12, 19.5e12, 1.555e12),
+    Gpu("a800", 79, 312e12, 19.5e12, 2.039e12),
+    Gpu("b200", 178, 2250e12, 75e12, 8.0e12),
+    Gpu("gb200", 184, 2500e12, 80e12, 8.0e12),
+    Gpu("h100", 79, 989e12, 67e12, 3.35e12),
+    Gpu("h100-nvl", 93, 835e12, 60e12, 3.9e12),
+    Gpu("h100-pcie", 79, 756e12, 51e12, 2.0e12),
+    Gpu("h20", 95, 148e12, 44e12, 4.0e12),
+    Gpu("h200", 139, 989e12, 67e12, 4.8e12),
+    Gpu("h800", 79, 989e12, 67e12, 3.35e12),
+    Gpu("mi300x", 191, 1307e12, 163.4e12, 5.3e12),
+    Gpu("a10", 22, 125e12, 31.2e12, 0.6e12),
+    Gpu("a10g", 22, 70e12, 35e12, 0.6e12),
+    Gpu("a30", 23, 165e12, 10.3e12, 0.933e12),
+    Gpu("a40", 44, 149.7e12, 37.4e12, 0.696e12),
+    Gpu("a6000", 47, 154.8e12, 38.7e12, 0.768e12),
+    Gpu("l4", 22, 121e12, 30.3e12, 0.3e12),
+    Gpu("l40s", 44, 362e12, 91.6e12, 0.864e12),
+    Gpu("rtx-3090", 23.5, 71e12, 35.6e12, 0.936e12),
+    Gpu("rtx-4090", 23.5, 165.2e12, 82.6e12, 1.008e12),
+    Gpu("rtx-5090", 31.5, 209.5e12, 104.8e12, 1.792e12),
+    Gpu("rtx-6000-ada", 47, 364.2e12, 91.1e12, 0.96e12),
+    Gpu("rtx-pro-6000", 95, 503.8e12, 125e12, 1.792e12),
+    Gpu("t4", 14.5, 0.0, 8.1e12, 0.32e12),
+    Gpu("v100", 31.5, 0.0, 15.7e12, 0.9e12),
+    Gpu("v100-16gb", 15.5, 0.0, 15.7e12, 0.9e12),
 ]
-"""Datasheets of NVIDIA and AMD; dense rates, without sparsity, and with sums in float32. Network cards of
-400 Gbit/s (Hopper and later), 200 (A100, L40S) or 100 per GPU are assumed."""
+"""Datasheets of NVIDIA and AMD; dense rates, without sparsity, and with sums in float32."""
 GPUS = {gpu.name: gpu for gpu in _GPUS}
 
 

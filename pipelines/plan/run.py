@@ -5,17 +5,14 @@ from typing import Any, Literal
 
 from components.policy.config import ALL_LINEAR, EngineConfig
 from components.preflight.config import Params
-from components.rollout.vllm.config import WeightsBy
 from components.shared.errors import PipelineError
 from components.shared.model_shape import ModelShape, shape_of
 from pipelines.plan.hardware import GIB
 
-MEAN_COMPLETION_FRACTION = 0.4
+_MEAN_COMPLETION_FRACTION = 0.4
 """Mean length of a completion as a fraction of its limit, where it is not given (assumed)."""
 _MEAN_PROMPT_FRACTION = 0.25
 """The same of prompts (assumed)."""
-_PLAIN_KINDS = {"calculator_problems", "gsm8k", "word_problems"}
-"""Sources whose answers are numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +36,6 @@ class Run:
     """Passes over a rollout."""
     shared_prompts: bool = True
     """Whether a group stays on one GPU, and its prompt is computed once."""
-
-    formulas: bool = True
-    """Whether answers may be formulas, which take longer to grade than numbers."""
 
     zero_stage: int
     element_bytes: int
@@ -67,16 +61,8 @@ class Run:
     """vLLM's KV cache on all GPUs of a copy; 0 for as much as is needed."""
     compiled: bool = True
     """Whether vLLM runs captured graphs."""
-    weights_by: WeightsBy = "ipc"
-    """How new weights reach vLLM."""
-    adapters_only: bool = False
-    """Whether only adapters are sent to vLLM, which has loaded the weights at its start."""
     overlap: bool = False
     """Whether the next rollout is sampled while the policy is updated."""
-    checkpoint_every: int = 0
-    """Steps between checkpoints; 0 writes none."""
-    checkpoint_exports: bool = False
-    """Whether a checkpoint has the whole model as well, for the registry."""
 
     @property
     def completions(self) -> int:
@@ -136,10 +122,9 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         prompt_tokens=params.max_prompt_tokens,
         completion_tokens=limit + params.train_sft.model.max_environment_tokens,
         mean_prompt_tokens=_MEAN_PROMPT_FRACTION * params.max_prompt_tokens,
-        mean_completion_tokens=mean_completion_tokens or MEAN_COMPLETION_FRACTION * limit,
+        mean_completion_tokens=mean_completion_tokens or _MEAN_COMPLETION_FRACTION * limit,
         minibatches=config.minibatches_per_rollout,
         updates=config.updates_per_rollout,
-        formulas=any(source.kind not in _PLAIN_KINDS for source in params.prepare_data.sources),
         **engine_values(engine),
         reference=config.reference_placement if config.loss.kl.coefficient else "none",
         reward_model=config.reward.model is not None,
@@ -149,11 +134,7 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         tensor_parallel=len(devices[0].split(",")) if devices else 1,
         cache_bytes=vllm.cache_gib * GIB if vllm else 0.0,
         compiled=vllm.compile if vllm else True,
-        weights_by=vllm.weights_by if vllm else "folder",
-        adapters_only=vllm is not None and vllm.synchronise == "adapters",
         overlap=sampler.samples_ahead,
-        checkpoint_every=config.checkpoint.every_steps,
-        checkpoint_exports=config.publishes_checkpoints,
     )
 
 

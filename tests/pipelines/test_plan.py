@@ -12,13 +12,10 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.model_shape import shape_of
-from components.train_grpo.config import ValidationConfig
 from pipelines.cli import main
 from pipelines.plan.hardware import GIB, GPUS, gpu
-from pipelines.plan.job import job_of
 from pipelines.plan.memory import fits, memory_of, peak
 from pipelines.plan.run import run_of
-from pipelines.plan.step_time import step_time
 from tests.presets import FILES, ROOT, preset, write_params
 
 DEEPSEEK, DAPO = ROOT / "params/deepseekmath-7b.yaml", ROOT / "params/dapo.yaml"
@@ -123,12 +120,12 @@ def test_every_shipped_file_can_be_planned(path: Path, capsys: pytest.CaptureFix
     parts = figures["memory_bytes"][f"zero_{figures['zero_stage']}"]
     assert figures["fits"] == (max(parts["update_peak"], parts["sampling_peak"]) <= figures["usable_bytes"])
     assert (figures["smallest_change"] is None) or not figures["fits"]
-    assert figures["step_s"] == pytest.approx(sum(figures["phases_s"].values()))
-    assert [point["num_gpus"] for point in figures["scaling"]["strong"]["points"]][-1] == 1024
+    assert figures["step_s"] <= sum(figures["phases_s"].values()) + 1e-9
     assert _plan(params=path) == 0
     text = capsys.readouterr().out
     assert ("\nFits: " in text) == figures["fits"]
-    assert any(line.split()[:2] == ["step", f"{figures['step_s']:.1f}"] for line in text.splitlines())
+    steps = [line.split() for line in text.splitlines() if line.startswith("step")]
+    assert [step[-1] for step in steps] == [f"{figures['step_s']:.1f}"]
 
 
 def _changed(folder: Path, section: str, **keys: Any) -> Path:
@@ -140,7 +137,7 @@ def _changed(folder: Path, section: str, **keys: Any) -> Path:
 
 
 def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Heading, memory by stage, verdict, PPO, and where it stops scaling; the change that it names is enough."""
+    """Heading, memory by stage, verdict, and the hours of all steps; the change that it names is enough."""
     assert _plan(gpu="H100") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{DEEPSEEK} on 8 x h100: 6.91B parameters in bf16, ZeRO 3"
@@ -152,9 +149,8 @@ def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert rows["fits into 72.7"] == ["no", "no", "no", "no"]  # 92 % of what the device reports
     text = "\n".join(lines)
     assert "72.7 usable GiB; the smallest change that makes it fit: sampling.max_batch_size: 64." in text
-    assert "Under PPO, a critic of the same shape adds 13.6 GiB per GPU" in text
-    assert "Efficiency falls below 50 % at 32 GPUs" in text
-    assert "A step has 16 prompts; more GPUs than that are refused." in text
+    assert " completion tokens per second; 900 steps take " in text
+    assert "This is 40% of the roofline of arithmetic and memory." in text
     assert _plan(params=_changed(tmp_path, "sampling", max_batch_size=64)) == 0
     assert "\nFits: " in capsys.readouterr().out
 
@@ -194,14 +190,6 @@ def test_settings_are_those_of_the_file() -> None:
     assert (dapo.completion_tokens, dapo.mean_completion_tokens) == (20480, 8192)
 
 
-def test_scaling_can_be_drawn(tmp_path: Path) -> None:
-    """Into a file of the kind that its name says."""
-    for suffix, start in {"svg": b"<?xml", "png": b"\x89PNG\r"}.items():
-        path = tmp_path / f"scaling.{suffix}"
-        assert _plan("--plot", str(path)) == 0
-        assert path.read_bytes().startswith(start)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -212,7 +200,6 @@ def test_scaling_can_be_drawn(tmp_path: Path) -> None:
             ["--completion-tokens", "2000"],
             "--completion-tokens 2000: from 1 to sampling.max_new_tokens, 1024, is accepted",
         ),
-        (["--plot", "a.doc"], "--plot a.doc: the name of a file that ends in .pdf, .png, .svg is accepted"),
     ],
 )
 def test_bad_input_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,8 +213,6 @@ def test_every_gpu_is_plausible() -> None:
     for each in GPUS.values():
         assert 14 < each.memory_gib < 200
         assert 2e11 < each.memory_rate < 1e13
-        assert each.node_rate >= 1.6e10
-        assert each.network_rate <= each.node_rate
         assert not each.bf16_rate or 1.5 < each.bf16_rate / each.fp32_rate < 35
         # Operations per byte: at 20 decoding would wait for products, at 700 everything for the memory.
         assert 10 < (each.bf16_rate or each.fp32_rate) / each.memory_rate < 500
@@ -257,16 +242,6 @@ def test_a_gpu_is_known_by_its_usual_names(name: str, known: str) -> None:
     assert gpu(name).name == known
 
 
-def test_tables_begin_with_the_gpus_at_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    """One GPU first, then twice as many again and again."""
-    assert main(["plan", "--params", str(ROOT / "params.yaml"), "--gpus", "1", "--gpu", "rtx-4090", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    for scaling in figures["scaling"].values():
-        assert [point["num_gpus"] for point in scaling["points"]] == [1, 2, 4, 8, 16, 32, 64, 128]
-    assert figures["step_s"] < 1  # the default job on a GPU is faster than on two cores of a CPU
-    assert figures["job_gpu_hours"] == figures["job_hours"]
-
-
 def test_a_gpu_without_bfloat16_is_refused_for_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
     """With the key to change; a run in fp32 is planned."""
     assert _plan(gpu="v100") == 2
@@ -285,7 +260,7 @@ def test_a_gpu_without_bfloat16_is_refused_for_bfloat16(capsys: pytest.CaptureFi
     ],
 )
 def test_presets_for_real_models_fit_their_gpus(preset: str, num_gpus: int, names: list[str]) -> None:
-    """With a twentieth of the memory to spare, in an afternoon, and with room in vLLM for the longest completion."""
+    """With a twentieth of the memory to spare, and with room in vLLM for the longest completion."""
     params = load_params(ROOT / f"params/{preset}.yaml")
     assert params.train_grpo.engine.num_processes == num_gpus
     assert params.train_grpo.sampler.vllm is not None
@@ -298,23 +273,3 @@ def test_presets_for_real_models_fit_their_gpus(preset: str, num_gpus: int, name
         run = run_of(params, num_gpus, None, engine_sequences=device.engine_sequences)
         assert fits(run, device), name
         assert peak(memory_of(run)) < 0.95 * device.usable_bytes, name
-        job = job_of(params, run, device, 1e9)
-        assert set(job.hours) == {"train_grpo", "evaluate"}
-        assert 0.2 < sum(job.hours.values()) < 8, name
-        assert job.gpu_hours["train_grpo"] == num_gpus * job.hours["train_grpo"]
-
-
-def test_hours_of_a_job_have_every_stage() -> None:
-    """Fine-tuning and three models with it; validations take time; an evaluation waits for no more GPUs than it has."""
-    params, device = load_params(DEEPSEEK), gpu("h100")
-    run = run_of(params, 8, None)
-    hours = job_of(params, run, device, 1e9).hours
-    assert list(hours) == ["train_sft", "train_grpo", "evaluate"]
-    assert hours["train_grpo"] > 900 * step_time(run, device).total / 3600
-    grpo = params.train_grpo.model_copy(update={"validation": ValidationConfig()})
-    validated = job_of(params.model_copy(update={"train_grpo": grpo}), run, device, 1e9).hours
-    assert validated["train_grpo"] > hours["train_grpo"]
-    sft = params.train_sft.model_copy(update={"num_steps": 0})
-    without = job_of(params.model_copy(update={"train_sft": sft}), run, device, 1e9).hours
-    assert without["evaluate"] == pytest.approx(2 / 3 * hours["evaluate"])
-    assert "train_sft" not in without

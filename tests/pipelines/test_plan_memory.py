@@ -13,7 +13,6 @@ from components.shared.model_shape import KNOWN_MODELS, ModelShape
 from pipelines.plan.hardware import gpu
 from pipelines.plan.memory import STATES, fits, memory_of, peak, smallest_change
 from pipelines.plan.run import Run
-from pipelines.plan.step_time import REFERENCE, UPDATE, critic, step_time
 from tests.pipelines.planned import NUM_PARAMETERS, run
 from tests.presets import ROOT
 
@@ -175,20 +174,6 @@ def test_more_gpus_never_need_more_memory_each(
 
 def _states(memory: dict[str, float]) -> float:
     return sum(memory[name] for name in STATES)
-
-
-def test_memory_and_time_of_a_critic() -> None:
-    """Without sharding 18 N' of 18 N' + 20 N bytes: policy and critic with their optimizers, and the reference."""
-    planned = run(zero_stage=0)
-    size = NUM_PARAMETERS - 102400 * 4096 + 4096
-    figures, times = critic(planned, H200), step_time(planned, H200)
-    assert figures["critic_bytes"] == near(18 * size)
-    assert figures["states_share"] == near(18 * size / (18 * size + 20 * NUM_PARAMETERS))
-    assert figures["peak_share"] == near(18 * size / (18 * size + peak(memory_of(planned))))
-    # It scores what the reference scores, and is updated as the policy is.
-    seconds = times.phases[REFERENCE] + times.phases[UPDATE]
-    assert figures["critic_s"] == near(seconds)
-    assert figures["time_share"] == near(seconds / (seconds + times.total))
 
 
 @pytest.mark.parametrize(
