@@ -17,7 +17,7 @@ from environments import python_of
 
 _ROOT = Path(__file__).parents[1]
 _CASES = _ROOT / "tests" / "grading" / "cases"
-_SIDE = _ROOT / "components" / "evaluate" / "harness.py"
+_SIDE = _ROOT / "benchmarks" / "harness.py"
 _EVERY = 4
 """Of the pairs of answers, one in so many is a response; of the ways to write a response, so many per problem."""
 _PICTURES = {code: code + 0x2400 for code in range(0x20)}

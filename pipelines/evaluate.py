@@ -75,9 +75,7 @@ def evaluate(
             say(MODEL_STAGE.name, f"{model} by {config.protocol}")
             run(MODEL_STAGE, config, {"model": folder, "problems": problems, "evaluation": output / config.protocol})
     results = {config.protocol: jsonl.read_json(output / config.protocol / "scores.json") for config, _ in work}
-    print(f"\n{_table(results)}\n\nrecords and scores: {output}\nto publish:")
-    for scores in results.values():
-        print(*scores["published"].values(), sep="\n")
+    print(f"\n{_table(results)}\n\nrecords and scores: {output}")
 
 
 @contextmanager

@@ -13,10 +13,8 @@ import torch
 from components.environments.pool import Environments
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.evaluate import STAGE
-from components.evaluate.harness import harness_scores
 from components.evaluate.probes import probes
 from components.evaluate.protocols import PROTOCOLS
-from components.evaluate.published import published_lines
 from components.evaluate.questions import (
     Questions,
     asked_model,
@@ -293,8 +291,6 @@ def _write_evaluation(
     summary["protocol"] = {
         **facts(config, checkpoint, questions, dtype),
         "records_digest": lineage.file_digest(folder / "records.jsonl"),
-        "lm_eval": harness_scores(records),
     }
-    summary["published"] = published_lines(summary)
     jsonl.write_json(folder / "scores.json", summary)
     jsonl.write_json(folder / "probes.json", sampled)

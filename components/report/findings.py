@@ -233,7 +233,6 @@ class Findings:
             "flexible": {name: each.scores["flexible"]["by_source"] for name, each in self.evaluations.items()},
             "truncated": {name: each.scores["truncated"]["by_source"] for name, each in self.evaluations.items()},
             "protocol": grpo.get("protocol"),
-            "published": grpo.get("published"),
             "verdict": self.verdict,
             "learned": self.learned,
             "training": self.training and {name: self.training[name] for name in _RESULT},

@@ -117,8 +117,8 @@ def _time(run: Run, time: StepTime, num_steps: int) -> str:
     rate, hours = run.completions * run.mean_completion_tokens / time.total, num_steps * time.total / 3600
     return (
         f"{_aligned(rows)}\n{rate:,.0f} completion tokens per second; {num_steps:,} steps take {hours:,.1f} hours\n"
-        f"This is {EFFICIENCY:.0%} of the roofline of arithmetic and memory. Published steps of other trainers took 0.7 to\n"
-        "1.5 times as long; models below a billion parameters wait for their operations to start, and take longer."
+        f"This is {EFFICIENCY:.0%} of the roofline of arithmetic and memory. Published steps of other trainers took\n"
+        "0.7 to 1.5 times as long; models below a billion parameters take longer, as they wait for operations."
     )
 
 

@@ -8,11 +8,8 @@ import json
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from importlib import metadata
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal
 
 Family = Literal["gsm8k", "math"]
@@ -24,29 +21,6 @@ _TASKS = {
     },
 }
 """Tasks of the harness by family; those of MATH differ between subjects in nothing but the data."""
-_SOURCES: dict[str, Family] = {"gsm8k": "gsm8k", "math": "math", "math500": "math"}
-
-
-def harness_scores(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the harness's accuracies on the greedy answers by source and metric; None where it is not installed.
-
-    Sources that it has no task for are left out, as are tasks that lack a package.
-    """
-    version = _version()
-    if version is None:
-        return None
-    greedy = [record for record in records if record["sample"] == 0]
-    by_source = {}
-    for source, family in _SOURCES.items():
-        cases = [(record["answer"], record["response"]) for record in greedy if record["source"] == source]
-        if cases:
-            rows = verdicts(family, cases)
-            by_source[source] = {metric: fmean(row[metric] for row in rows) for metric in rows[0]}
-    return {"version": version, "by_source": by_source}
-
-
-def _version() -> str | None:
-    return metadata.version("lm_eval") if find_spec("lm_eval") else None
 
 
 def verdicts(family: Family, cases: Sequence[tuple[str, str]]) -> list[dict[str, bool]]:
