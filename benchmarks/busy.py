@@ -1,8 +1,7 @@
 """What other work on the same cores costs a training: a GRPO step of the default job, alone and beside busy processes.
 
-`python benchmarks/busy.py` has trainers whose threads spin for a short time (what a run chooses beside other work) and
-as long as libgomp has them (what it chooses on idle cores), and one with a single thread, take turns beside 0, 1 and 2
-processes that compute all the time. It takes two minutes.
+`python benchmarks/busy.py` has trainers whose threads spin for a short time (as in a run) and as long as libgomp has
+them, and one with a single thread, take turns beside 0, 1 and 2 processes that compute all the time: two minutes.
 """
 
 import argparse

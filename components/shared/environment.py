@@ -3,8 +3,6 @@
 import math
 import os
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 # Set by the user.
@@ -51,26 +49,19 @@ ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 """Microseconds of processor time in each period, in a container with a limit: threads beyond it only wait."""
 
-_LOAD = Path("/proc/loadavg")
-_SPIN, _SHORT_SPIN = 300_000, 1_000
-"""libgomp's own, some 3 ms; and one that costs 4 to 23 % of a step on idle cores, and little beside other work."""
+_SPIN = "1000"
 
 
-def choose_spin() -> None:
-    """Have threads of OpenMP wait for one another by spinning, briefly if other work runs here.
+def limit_spin() -> None:
+    """Have threads of OpenMP spin only briefly for one another, unless the user has decided.
 
-    A thread whose core is taken has all others spin for it in each of thousands of parallel loops a second, and a step
-    takes 2 to 20 times as long (benchmarks/busy.py). libgomp reads GOMP_SPINCOUNT when torch loads it: whoever starts
-    a run decides for all its processes, unless the user has.
+    A thread whose core is taken has all others spin for it in each of thousands of parallel loops a second: with
+    libgomp's own 300,000 a step beside one or two busy processes takes 2 to 20 times as long, with 1,000 little longer
+    than it must. On idle cores that costs 4 to 23 % of a step (benchmarks/busy.py). libgomp reads GOMP_SPINCOUNT when
+    torch loads it, so whoever starts a run sets it for all its processes.
     """
-    if not os.environ.keys().isdisjoint(("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")):
-        return
-    with suppress(OSError):  # there is no such file but on Linux
-        running = []
-        for _ in range(3):  # another process may run for a moment
-            time.sleep(0.003)
-            running.append(int(_LOAD.read_text(encoding="ascii").split()[3].partition("/")[0]))
-        os.environ["GOMP_SPINCOUNT"] = str(_SHORT_SPIN if min(running) > 1 else _SPIN)
+    if os.environ.keys().isdisjoint(("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")):
+        os.environ["GOMP_SPINCOUNT"] = _SPIN
 
 
 def available_cores() -> int:

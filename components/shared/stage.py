@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from components.shared import durable, lineage, live, reuse
 from components.shared.config import Config, load_section
-from components.shared.environment import JOURNAL_VARIABLE, POD_VARIABLE, WORK_VARIABLE, choose_spin
+from components.shared.environment import JOURNAL_VARIABLE, POD_VARIABLE, WORK_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, RetryableError, explain, raise_if_disk_is_full
 from components.shared.execution import current_environment
 from components.shared.lineage import Lineage, Material, fingerprint
@@ -109,7 +109,7 @@ def run(
     default outputs/work. Where another run does the same work already, this one waits and copies its result; that one
     is named by its `owner`.
     """
-    choose_spin()
+    limit_spin()
     outputs = {name: folders[name] for name in stage.outputs}
     inputs = _resolved_inputs(stage, folders)
     started, started_at = time.monotonic(), datetime.now(UTC)

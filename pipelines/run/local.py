@@ -33,7 +33,7 @@ from components.preflight.config import (
 from components.preflight.disk import short_of_disk
 from components.preflight.inputs import missing_here
 from components.shared import durable
-from components.shared.environment import JOURNAL_VARIABLE, choose_spin
+from components.shared.environment import JOURNAL_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, raise_all
 from components.shared.execution import current_revision, keys_in, uncommitted_files
 from components.shared.reuse import offer
@@ -97,7 +97,7 @@ def run(request: Request) -> int:
     full = None if any("train_sft.model.base" in line for line in wrong) else short_of_disk(params, OUTPUTS)
     # What is taken from an earlier run takes no space.
     raise_all(wrong if full is None or offered.get("train_sft") else [*wrong, full])
-    choose_spin()
+    limit_spin()
     patch = current_revision().patch or ""
     found = "seems to hold a key or a password; remove it: uncommitted changes are recorded with all that is made"
     raise_all([f"{place}: {found}" for place in keys_in(patch)])

@@ -31,20 +31,11 @@ def test_a_container_has_no_more_cores_than_its_limit(
     assert available_cores() == cores
 
 
-@pytest.mark.parametrize(("running", "spin"), [(1, "300000"), (2, "1000"), (9, "1000")])
-def test_threads_spin_briefly_where_other_work_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: int, spin: str
+@pytest.mark.parametrize("chosen", [{}, {"OMP_WAIT_POLICY": "PASSIVE"}, {"GOMP_SPINCOUNT": "7"}])
+def test_threads_spin_briefly_unless_the_user_has_decided(
+    monkeypatch: pytest.MonkeyPatch, chosen: dict[str, str]
 ) -> None:
-    """The first process of a run decides, and what the user has set stays."""
-    load = tmp_path / "loadavg"
-    load.write_text(f"0.10 0.20 0.30 {running}/90 1234\n")
-    monkeypatch.setattr(environment, "_LOAD", load)
-    monkeypatch.setattr(os, "environ", {})
-    environment.choose_spin()
-    assert os.environ == {"GOMP_SPINCOUNT": spin}
-    load.write_text("0.10 0.20 0.30 1/90 1234\n")
-    environment.choose_spin()
-    assert os.environ == {"GOMP_SPINCOUNT": spin}
-    monkeypatch.setattr(os, "environ", {"OMP_WAIT_POLICY": "PASSIVE"})
-    environment.choose_spin()
-    assert os.environ == {"OMP_WAIT_POLICY": "PASSIVE"}
+    """A run may share its cores at any time."""
+    monkeypatch.setattr(os, "environ", dict(chosen))
+    environment.limit_spin()
+    assert os.environ == (chosen or {"GOMP_SPINCOUNT": "1000"})
