@@ -330,7 +330,7 @@ class SamplerConfig(Config):
     def _engines_fit(self) -> "SamplerConfig":
         vllm, mask = self.vllm, self.correction.mask
         _require(not (vllm and self.servers), "vllm and servers exclude one another: set one of them to null")
-        shares_gpu = "this engine is on the trainer's; accepted: folder, ipc, gloo"
+        shares_gpu = "this engine is on the trainer's; accepted: folder, ipc"
         _require(not vllm or vllm.weights_by != "nccl", f"vllm.weights_by: nccl joins GPUs, and {shares_gpu}")
         uses_vllm = vllm is not None or self.servers is not None
         _require(self.dtype is None or uses_vllm, "dtype is that of vLLM, which needs vllm or servers")

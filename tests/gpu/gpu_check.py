@@ -82,8 +82,8 @@ def checks(device: str, out: Path, *, model: str | None = None, trl_python: str 
         "not slow and not long",
     ]
     cli = [*python, "-m", "pipelines.cli"]
+    no_gpu = "" if device == "cuda" else "needs a GPU"
     one_gpu = "" if device == "cuda" and _num_gpus() > 1 else "needs two GPUs"
-    without_files = "ipc" if device == "cuda" else "gloo"
     return [
         Check("machine", "what is there", 5, [*cli, "doctor", "--json"], _doctor),
         Check(
@@ -95,9 +95,7 @@ def checks(device: str, out: Path, *, model: str | None = None, trl_python: str 
         ),
         Check("families", "models in bf16 are what is trained on", 15, [*on_device, "families", device]),
         Check("files", "vLLM gets weights by files", 15, [*on_device, "weights", device, "folder"]),
-        Check(
-            without_files, f"vLLM gets weights by {without_files}", 15, [*on_device, "weights", device, without_files]
-        ),
+        Check("ipc", "vLLM gets weights by ipc", 15, [*on_device, "weights", device, "ipc"], not_run=no_gpu),
         Check("training", "the smoke run in bf16, sampled by vLLM", 30, [*cli, *_smoke(out, device)], _last_policy),
         Check("nccl", "a server on a second GPU gets weights by NCCL", 30, [*cli, *_nccl(out)], _last_policy, one_gpu),
         Check("ranks", "two processes train in bf16", 30, [*cli, *_ranks(out)], _last_policy, one_gpu),

@@ -40,7 +40,7 @@ STEP = 1e-6
 
 def servers(checkpoint: str, logs: str) -> None:
     """Run vLLM servers of a checkpoint until this process is killed, as a launcher does."""
-    config = servers_config(start_deadline_s=600, weights_by="gloo")
+    config = servers_config(start_deadline_s=600)
     with vllm_servers(Path(checkpoint), config, dtype="float32", logs=Path(logs)) as urls:
         print("urls", *urls, flush=True)
         time.sleep(600)
@@ -67,7 +67,7 @@ def engine(path: str) -> None:
 
 
 def rank(path: str) -> None:
-    """Sample with vLLM beside a rank from the folder's policies `old`, `new` and `old` again, until the engine is lost.
+    """Sample with vLLM beside a rank from the folder's policies `old` and `new`, until the engine is lost.
 
     It leaves its results in a file.
     """
@@ -75,7 +75,7 @@ def rank(path: str) -> None:
     distributed.init_process_group("gloo")
     number = distributed.get_rank()
     policies = [checkpoints.load(folder / name, dtype=torch.float32) for name in ("old", "new")]
-    config = VllmConfig.model_validate({**VLLM, "start_deadline_s": 300, "weights_by": "gloo"})
+    config = VllmConfig.model_validate({**VLLM, "start_deadline_s": 300})
     engine = VllmEngine(folder / "old", config, dtype="float32", log=folder / f"vllm-{number}.log")
     sampling = Sampling(num_samples=4, temperature=0.7, max_new_tokens=40, seed=number)
 
@@ -84,9 +84,9 @@ def rank(path: str) -> None:
         return [completion for group in groups for completion in group]
 
     results: dict[str, object] = {}
-    for version, step in enumerate(("start", "load", "send")):
-        if step != "start":
-            engine.set_weights(version, folder / "new" if step == "load" else merged_state_dict(policies[0].model))
+    for version, step in enumerate(("start", "load")):
+        if step == "load":
+            engine.set_weights(version, folder / "new")
         completions, again = generate(), generate()
         sequences = [completion.tokens for completion in completions]
         current, other = policies[version % 2], policies[1 - version % 2]
@@ -125,7 +125,7 @@ def weights(path: str, kind: str, dtype: str) -> None:
     from vllm.model_executor.model_loader import get_model
     from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
-    from components.rollout.vllm.transfer import renew_output_layer
+    from components.rollout.vllm.worker import renew_output_layer
 
     number, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     folder = Path(path) / f"policy-{number}"

@@ -104,7 +104,7 @@ def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
         ),
         ({"sampler__dtype": "bfloat16"}, "dtype is that of vLLM, which needs vllm or servers"),
         ({"sampler__vllm": {**VLLM, **ADAPTERS}}, r"sampler\.vllm\.synchronise: adapters needs engine\.lora"),
-        ({"sampler__servers": {**SERVERS, **ADAPTERS, "weights_by": "gloo"}}, "adapters needs weights_by: folder"),
+        ({"sampler__servers": {**SERVERS, **ADAPTERS, "weights_by": "nccl"}}, "adapters needs weights_by: folder"),
         (
             {"sampler__servers": {**SERVERS, **ADAPTERS}, "engine__lora": {"rank": 513}},
             r"sampler\.servers\.synchronise: adapters needs an engine\.lora\.rank of at most 512",

@@ -11,7 +11,7 @@ from components.shared.config import Config
 from components.shared.environment import available_cores
 from components.shared.errors import NotEnoughMemoryError, out_of_memory_in_log, out_of_memory_message
 
-WeightsBy = Literal["folder", "nccl", "ipc", "gloo"]
+WeightsBy = Literal["folder", "nccl", "ipc"]
 Synchronise = Literal["weights", "adapters"]
 SamplerDtype = Literal["float32", "bfloat16", "float16"]
 _ROOT = Path(__file__).parents[3]
@@ -63,8 +63,7 @@ class VllmConfig(_EngineConfig):
     """Tokens of the longest sequence, prompt and completion."""
     weights_by: WeightsBy = "folder"
     """How new weights come from the trainer. `folder`: by files, in memory if it is on the same host; works everywhere.
-    Without files: `nccl` from a GPU to the GPUs of a server, `ipc` within a GPU, for an engine beside a rank, `gloo`
-    over the network between processes without GPUs."""
+    Without files: `nccl` from a GPU to the GPUs of a server, `ipc` within a GPU, for an engine beside a rank."""
     synchronise: Synchronise = "weights"
     """What comes from the trainer after each update. `weights`: all of them, adapters merged; `adapters`: with
     `engine.lora`, the adapters alone, by files of some megabytes, which are computed beside the weights that vLLM has
@@ -95,7 +94,7 @@ class ServersConfig(VllmConfig):
     @classmethod
     def _reaches_a_server(cls, value: WeightsBy) -> WeightsBy:
         if value == "ipc":
-            raise ValueError("ipc is for an engine beside each process (sampler.vllm); accepted: folder, nccl, gloo")
+            raise ValueError("ipc is for an engine beside each process (sampler.vllm); accepted: folder, nccl")
         return value
 
     @model_validator(mode="after")

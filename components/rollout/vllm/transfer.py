@@ -1,7 +1,7 @@
 """Weights from the memory of a trainer's process into that of vLLM's, by vLLM's own transfer: no file between them.
 
 vLLM has the backends `nccl`, between the GPUs of trainer and server, and `ipc`, by which an engine reads the memory of
-a trainer on the same GPU. For machines without GPUs there is `gloo` here: `nccl` with another process group.
+a trainer on the same GPU.
 """
 
 import logging
@@ -9,28 +9,18 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
-from vllm.distributed.weight_transfer import WeightTransferEngineFactory, WeightTransferTrainerFactory
+from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo, worker_init_payload
-from vllm.distributed.weight_transfer.nccl_engine import (
-    NCCLTrainerInitInfo,
-    NCCLTrainerWeightTransferEngine,
-    NCCLWeightTransferEngine,
-)
+from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from components.rollout.vllm.config import WeightsBy
-
-_TIMEOUT = timedelta(seconds=60)
 
 
 class TransferError(Exception):
@@ -44,9 +34,8 @@ class Transfer:
         """`call` takes the name of one of vLLM's functions of the transfer and its arguments."""
         self._backend, self._call, self._deadline_s = backend, call, deadline_s
         logging.getLogger("vllm").setLevel(logging.WARNING)  # in this process: what vLLM itself does is in its log
-        on_gpu = backend != "gloo" and torch.cuda.is_available()
         # Of the rank, in whichever thread this is: each thread has a current device of its own.
-        self._source = _Source(torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu"))
+        self._source = _Source(torch.device("cuda", int(os.environ["LOCAL_RANK"])))
         self._engine: Any = None
 
     def send(self, weights: Mapping[str, Tensor], *, trainer_address: str, num_receivers: int) -> None:
@@ -60,8 +49,7 @@ class Transfer:
 
         def send() -> None:
             try:
-                if self._source.device.type == "cuda":
-                    torch.cuda.set_device(self._source.device)
+                torch.cuda.set_device(self._source.device)
                 if self._engine is None:
                     self._engine = self._connect(trainer_address, num_receivers)
                 self._engine.send_weights()
@@ -94,8 +82,7 @@ class Transfer:
         info = NCCLTrainerInitInfo(
             rank=0, master_address=trainer_address, master_port=port, world_size=1 + num_receivers
         )
-        initialize = _GlooTrainerEngine if self._backend == "gloo" else WeightTransferTrainerFactory
-        return initialize.trainer_init(info, **ends)
+        return WeightTransferTrainerFactory.trainer_init(info, **ends)
 
 
 def address_towards(url: str) -> str:
@@ -121,82 +108,3 @@ class _Source(WeightSource):  # type: ignore[misc]  # vLLM's classes have no typ
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.weights.items():
             yield name, tensor.detach().to(self.device)
-
-
-class _GlooGroup:
-    """A process group of the trainer's process, which is rank 0, and vLLM's."""
-
-    def __init__(self, info: Any, rank: int) -> None:
-        address = (info.master_address, info.master_port)
-        # A socket of torch's own listens on all interfaces.
-        listener = socket.create_server(address).detach() if rank == 0 else None
-        options: dict[str, Any] = {"use_libuv": False, "master_listen_fd": listener}
-        self._store = TCPStore(*address, info.world_size, rank == 0, timeout=_TIMEOUT, **options)
-        self._group: Any = ProcessGroupGloo(PrefixStore("weights", self._store), rank, info.world_size, _TIMEOUT)
-
-    def broadcast(self, tensor: Tensor) -> None:
-        """Fill the tensor of every process with that of rank 0."""
-        self._group.broadcast([tensor], BroadcastOptions()).wait()
-
-    def destroy(self) -> None:
-        """Leave the group, when vLLM ends."""
-        del self._group, self._store
-
-
-class _GlooTrainerEngine(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
-    """The trainer's end."""
-
-    @classmethod
-    def trainer_init(cls, init_info: Any, *, client: Any, source: Any = None) -> "_GlooTrainerEngine":
-        """Open the group while vLLM joins it."""
-        engine = cls(client=client, source=source, packed=False)
-        address = {"master_address": init_info.master_address, "master_port": init_info.master_port}
-        worker_info = NCCLWeightTransferInitInfo(**address, rank_offset=1, world_size=init_info.world_size)
-        with ThreadPoolExecutor(1) as thread:
-            joining = thread.submit(client.init_weight_transfer_engine, worker_init_payload(worker_info))
-            engine.model_update_group = _GlooGroup(init_info, rank=0)
-            joining.result()
-        return engine
-
-    def _broadcast(self, source: Any, meta: Any) -> None:
-        for _, tensor in self._checked_iter(source, meta):
-            self.model_update_group.broadcast(tensor.contiguous())
-
-    def _post_send_sync(self) -> None:
-        """Nothing is left to wait for: gloo's broadcast has waited."""
-
-
-class GlooWorkerEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
-    """vLLM's end."""
-
-    def init_transfer_engine(self, init_info: NCCLWeightTransferInitInfo) -> None:
-        """Join the trainer's group."""
-        parallel = self.parallel_config
-        rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        self.model_update_group = _GlooGroup(init_info, rank)
-
-    def receive_weights(self, update_info: Any) -> None:
-        """Load each tensor as it arrives."""
-        for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
-            weight = torch.empty(shape, dtype=getattr(torch, dtype))
-            self.model_update_group.broadcast(weight)
-            self.model.load_weights([(name, weight)])
-
-    def finish_weight_update(self) -> None:
-        """Compute with the new weights, in the output layer too."""
-        super().finish_weight_update()
-        renew_output_layer(self.model)
-
-
-def renew_output_layer(model: Any) -> None:
-    """Make an output layer that shares the weights of the embeddings compute with the new ones.
-
-    On CPUs it keeps a repacked copy of them, which loading weights does not renew. Some models, such as Gemma, have no
-    output layer beside the embeddings, whose copy is renewed.
-    """
-    head = getattr(model, "lm_head", None)
-    if model.config.tie_word_embeddings and head is not None:
-        head.quant_method.process_weights_after_loading(head)
-
-
-WeightTransferEngineFactory.register_engine("gloo", GlooWorkerEngine)

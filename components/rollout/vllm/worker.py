@@ -15,7 +15,6 @@ from vllm.model_executor.model_loader.reload.layerwise import _get_original_load
 from vllm.model_executor.model_loader.reload.meta import restore_layer_refs, to_meta_tensor
 
 from components.policy.lora import SAVED_PREFIX
-from components.rollout.vllm.transfer import renew_output_layer  # the import registers `gloo` with vLLM
 from components.rollout.vllm.verification import LoadedWeights, Piece, digest
 
 _PACKED = "cpu_linear"
@@ -243,3 +242,14 @@ def _adapter_copies(
     return [
         (matrix, {view: each for view, each in parts.items() if isinstance(each[0], str)}) for matrix, parts in copies
     ]
+
+
+def renew_output_layer(model: Any) -> None:
+    """Make an output layer that shares the weights of the embeddings compute with the new ones.
+
+    On CPUs it keeps a repacked copy of them, which loading weights does not renew. Some models, such as Gemma, have no
+    output layer beside the embeddings, whose copy is renewed.
+    """
+    head = getattr(model, "lm_head", None)
+    if model.config.tie_word_embeddings and head is not None:
+        head.quant_method.process_weights_after_loading(head)
