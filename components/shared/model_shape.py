@@ -72,11 +72,6 @@ class ModelShape:
         """All elements, as they are trained."""
         return sum(self._sizes())
 
-    @cached_property
-    def num_tensors(self) -> int:
-        """All weights and biases."""
-        return len(list(self._sizes()))
-
     def num_below(self, threshold: int) -> int:
         """Return the elements of all tensors that are smaller than `threshold`."""
         return sum(size for size in self._sizes() if size < threshold)

@@ -26,7 +26,7 @@ class Progress:
         self._done = self._skipped = steps
         self._bar.update(steps)
 
-    def advance(self, steps: int = 1, **figures: float | str) -> None:
+    def advance(self, steps: int = 1, /, **figures: float | str) -> None:
         """Count `steps` as done and show `figures`, with a line in the log at each interval and at the end."""
         self._done += steps
         text = "  ".join(f"{name.replace('_', ' ')} {brief(value)}" for name, value in figures.items())

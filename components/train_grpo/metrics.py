@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from components.grading.verifier import Verdict
+from components.grading.verifier import Reason, Verdict
 from components.policy.training import write_curves
 from components.rollout.sampler import Completion
 from components.shared import jsonl
@@ -19,7 +19,7 @@ from components.shared.errors import PipelineError
 from components.shared.tools import ToolsConfig
 from components.train_grpo.config import ClipConfig, TrainGRPOConfig, reward_column
 from components.train_grpo.objective import TokenObjective, Tokens, clipped_high, clipped_low
-from components.train_grpo.rewards import Group
+from components.train_grpo.rewards import Group, Scored
 from components.train_grpo.rollouts import Rollout, differs
 
 Row = Mapping[str, float | None]
@@ -110,6 +110,7 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPol
         "completion_length_tokens": mean(lengths),
         "completion_length_max_tokens": max(lengths, default=math.nan),
         "truncated_fraction": mean([each.completion.truncated for each in scored]),
+        "unanswered_fraction": mean([is_unanswered(each) for each in scored]),
         "unscorable_fraction": mean([each.unscorable is not None for each in scored]),
         "reward_failures": sum(each.failure is not None for each in scored),
         "distinct_answers": mean([_distinct_answers(group) for group in rollout.sampled]),
@@ -119,6 +120,11 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPol
         "groups_all_right_fraction": all_right / num_groups,
         "groups_all_wrong_fraction": all_wrong / num_groups,
     }
+
+
+def is_unanswered(scored: Scored) -> bool:
+    """Tell whether a completion came to its end without an answer where the model's config looks for it."""
+    return scored.completion.finished and scored.grade.reason is Reason.NO_ANSWER
 
 
 def trajectory_metrics(

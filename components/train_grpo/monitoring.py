@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from components.grading.verifier import Reason
+from components.grading.verifier import Reason, Verdict
 from components.policy.checkpoint import Checkpoint
 from components.policy.flops import FlopCounter, measure_matmul_flops
 from components.policy.packing import MicroBatch
@@ -21,12 +21,21 @@ from components.shared.errors import PipelineError
 from components.shared.live import LIVE
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.metrics import Row
-from components.train_grpo.rewards import Group
-from components.train_grpo.rollouts import Rollout
+from components.train_grpo.metrics import Row, is_unanswered
+from components.train_grpo.rewards import Group, Scored
+from components.train_grpo.rollouts import Rollout, differs
 
 _REASONS_SHOWN = 3
 _WARN_AFTER_STEPS = 5
+_OUTCOMES = ("right", "wrong", "truncated", "without an answer", "unscorable")
+_MOST = 0.5
+"""Share of completions from which on one cause is named alone."""
+_SHOWN = {
+    "mean reward": "reward",
+    "accuracy": "accuracy",
+    "truncated": "truncated_fraction",
+    "without an answer": "unanswered_fraction",
+}
 _SIGNAL_KEY = "train_grpo.reward.max_steps_without_signal"
 
 
@@ -67,6 +76,46 @@ def _advice(kinds: Collection[str]) -> Iterator[str]:
 # curves, which are in the checkpoint: a resumed run continues the count.
 
 
+def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str]:
+    """Yield what the first rollout says about whether the policy can learn, and what to change where it cannot."""
+    scored = [each for group in groups for each in group.scored_G]
+    if not scored:
+        return
+    counts = Counter(map(_outcome, scored))
+    shares = {what: counts[what] / len(scored) for what in _OUTCOMES if counts[what]}
+    mixed = sum(differs(config, group) for group in groups)
+    shown = ", ".join(f"{share:.0%} {what}" for what, share in shares.items())
+    yield f"the first {len(scored)} completions: {shown}; rewards differ in {mixed} of {len(groups)} groups"
+    if not mixed and shares.get("right", 0.0) < 1:
+        advice = _what_to_change(shares.get("truncated", 0.0), shares.get("without an answer", 0.0))
+        yield f"warning: only groups whose rewards differ are learned from. {advice}"
+
+
+def _outcome(scored: Scored) -> str:
+    if scored.unscorable is not None:
+        return "unscorable"
+    if scored.completion.truncated:
+        return "truncated"
+    if is_unanswered(scored):
+        return "without an answer"
+    return "right" if scored.grade.verdict is Verdict.RIGHT else "wrong"
+
+
+def _what_to_change(truncated: float, unanswered: float) -> str:
+    """Return what may give a run a learning signal, from the shares of its completions."""
+    if truncated >= _MOST:
+        return "Most completions are cut off: raise train_grpo.sampling.max_new_tokens"
+    if unanswered >= _MOST:
+        return (
+            "Most completions have no answer where train_sft.model.answer looks for it: ask for that form in the "
+            "prompt or system message, fine-tune on solutions that have it, or set answer: last_sentence"
+        )
+    return (
+        "Train on problems that the reference sometimes solves, fine-tune it first, sample larger groups, or add a "
+        "reward that differs between completions (train_grpo.reward.weights)"
+    )
+
+
 def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None:
     """Return why the run has to stop, if too many steps in a row had no learning signal; print a warning before.
 
@@ -74,17 +123,18 @@ def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None
     """
     curves = _with_groups(curves)
     rows = list(takewhile(lambda row: _has_no_signal(row) and row["groups_all_right_fraction"] != 1, reversed(curves)))
-    columns = {"mean reward": "reward", "accuracy": "accuracy", "truncated": "truncated_fraction"}
-    known = {name: [value for row in rows if (value := row[key]) is not None] for name, key in columns.items()}
-    figures = ", ".join(f"{name} {statistics.fmean(values):.3g}" for name, values in known.items() if values)
+    means = {
+        name: statistics.fmean(values)
+        for name, column in _SHOWN.items()
+        if (values := [value for row in rows if (value := row.get(column)) is not None])
+    }
+    figures = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
+    advice = _what_to_change(means.get("truncated", 0.0), means.get("without an answer", 0.0))
     what = f"no learning signal in the last {len(rows)} steps: the rewards of each group were all equal ({figures})"
     if 0 < config.reward.max_steps_without_signal <= len(rows):
-        return (
-            f"{what}. Train on problems that the reference sometimes solves, or add a reward that differs between "
-            f"completions (train_grpo.reward.weights). To continue anyway, set {_SIGNAL_KEY}: 0"
-        )
+        return f"{what}. {advice}. To continue anyway, set {_SIGNAL_KEY}: 0"
     if len(rows) == _WARN_AFTER_STEPS:
-        say("train_grpo", f"warning: {what}")
+        say("train_grpo", f"warning: {what}. {advice}")
     return None
 
 

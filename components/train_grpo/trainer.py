@@ -32,7 +32,7 @@ from components.train_grpo.metrics import (
     staleness_metrics,
     trajectory_metrics,
 )
-from components.train_grpo.monitoring import Profiler, StepTimer, require_scorable
+from components.train_grpo.monitoring import Profiler, StepTimer, first_look, require_scorable
 from components.train_grpo.objective import kl_to_reference
 from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
@@ -51,6 +51,8 @@ from components.train_grpo.update import (
 from components.train_grpo.validation import Measured, Validator, early_stop
 
 _STAGE = "train_grpo"
+_SHOWN_FROM = 0.05
+"""Share of completions that are truncated, or without an answer, which a line of progress names."""
 _SHARD_SIZE = "512MB"
 """Of an exported model: those of its files that training does not change are stored once."""
 
@@ -91,6 +93,7 @@ class Trainer:
                 with self.profiler.step(step) if self.profiler else nullcontext():
                     rollout = self.rollouts.of_step(step)  # lines 5 to 7
                     require_scorable(config, rollout.sampled)
+                    self._show_first(step, rollout)
                     if self.reward_model and iteration + 1 < config.num_iterations:
                         self.reward_model.collect(rollout.sampled)
                     figures, batches = self._learn(rollout.trained, step)  # lines 8 to 11
@@ -98,6 +101,11 @@ class Trainer:
                 figures |= self._validation_columns(step)
                 self._record(step, rollout, figures, batches, bar)
                 after_step(step)
+
+    def _show_first(self, step: int, rollout: Rollout) -> None:
+        """Print what the first rollout says of whether the policy can learn."""
+        for line in first_look(self.config, rollout.sampled) if step == 1 and self.policy.ranks.is_main else ():
+            say(_STAGE, line)
 
     def _fit_first_reward_model(self, reward_model: RewardModel) -> None:
         """Fit a reward model to preferences and rollouts of the reference, before anything learns from its rewards."""
@@ -231,13 +239,16 @@ class Trainer:
         timing = self.timer.row(step, rollout, batches, self.policy.ranks)
         self.history.curves.append(row_of(row))
         self.history.timings.append(timing)
-        bar.advance(
-            reward=row["reward"],
-            accuracy=row["accuracy"],
-            length=row["completion_length_tokens"],
-            kl=row["kl"],
-            tokens_per_s=timing["tokens_per_s"],
-        )
+        lost = {"truncated": row["truncated_fraction"], "no_answer": row["unanswered_fraction"]}
+        shown = {
+            "reward": row["reward"],
+            "accuracy": row["accuracy"],
+            **{name: share for name, share in lost.items() if share >= _SHOWN_FROM},
+            "length": row["completion_length_tokens"],
+            "kl": row["kl"],
+            "tokens_per_s": timing["tokens_per_s"],
+        }
+        bar.advance(**shown)
 
     def export(self, folder: Path) -> None:
         """Write the policy as a model that others can load, with the metrics of the last step."""

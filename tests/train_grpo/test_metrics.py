@@ -23,7 +23,7 @@ from components.train_grpo.metrics import (
     figures_without_update,
     rollout_metrics,
 )
-from components.train_grpo.monitoring import missing_signal, require_learning
+from components.train_grpo.monitoring import first_look, missing_signal, require_learning
 from components.train_grpo.objective import TokenObjective, Tokens
 from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Rollout
@@ -80,6 +80,7 @@ def test_the_metrics_of_a_rollout_by_hand() -> None:
             "completion_length_tokens": (2 + 3 + 4 + 5 + 3 + 4 + 5 + 6 + 4 + 5 + 6 + 7) / 12,
             "completion_length_max_tokens": 7,
             "truncated_fraction": 1 / 12,
+            "unanswered_fraction": 1 / 12,
             "unscorable_fraction": 0,
             "reward_failures": 0,
             "distinct_answers": (2 + 1 + 1) / 12,  # an answer that was cut off is none
@@ -270,6 +271,7 @@ def _rows(*kinds: str) -> list[Row]:
             "reward": None,
             "accuracy": 0.5,
             "truncated_fraction": 0.25,
+            "unanswered_fraction": 0.125,
         }
         for kind in kinds
     ]
@@ -298,10 +300,30 @@ def test_the_error_names_the_figures_and_what_to_do() -> None:
     """In one line, with the keys that it takes."""
     message = str(missing_signal(grpo_config(reward__max_steps_without_signal=3), _rows(*[EQUAL] * 3)))
     assert message.startswith("no learning signal in the last 3 steps: the rewards of each group were all equal")
-    assert "(accuracy 0.5, truncated 0.25)" in message
+    assert "(accuracy 0.5, truncated 0.25, without an answer 0.125)" in message
     assert "train_grpo.reward.weights" in message
     assert message.endswith("train_grpo.reward.max_steps_without_signal: 0")
     assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("texts", "shown", "advice"),
+    [
+        (["#### 0", "#### 1", "no idea", "#### 4"], "25% right, 25% wrong, 25% truncated, 25% without an answer", None),
+        (["#### 4"] * 4, "100% truncated", "raise train_grpo.sampling.max_new_tokens"),
+        (["no idea", "none", "#### 4", "?"], "25% truncated, 75% without an answer", "set answer: last_sentence"),
+        (["#### 1"] * 4, "100% wrong", "problems that the reference sometimes solves"),
+        (["#### 0"] * 4, "100% right", None),
+    ],
+)
+def test_the_first_rollout_says_whether_the_policy_can_learn(texts: list[str], shown: str, advice: str | None) -> None:
+    """What most completions lack is named with the key that changes it, where no rewards differ."""
+    scored_g = [graded("0", completion(text=text, finished=text != "#### 4")) for text in texts]
+    line, *warnings = first_look(grpo_config(), [group(*scored_g)])
+    mixed = int(len(set(texts)) > 2 and "right" in shown)
+    assert line == f"the first 4 completions: {shown}; rewards differ in {mixed} of 1 groups"
+    assert len(warnings) == (advice is not None)
+    assert all(advice in warning for warning in warnings if advice)
 
 
 def test_a_warning_is_printed_once_in_a_row_of_such_steps(capsys: pytest.CaptureFixture[str]) -> None:
