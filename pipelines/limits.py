@@ -9,17 +9,20 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
 
 from components.preflight.config import Params, load_params
 from components.prepare_data.prepare import prepare
+from components.shared.chat import prompt_format
 from components.shared.errors import PipelineError
 from components.shared.model import context_tokens
 from components.shared.problem import Problem, Split, read_problems, splits_in
 from components.shared.tokenizer import token_lengths
 from components.validate_data.gradable import ungradable
+from pipelines.run.screen import printable
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99, 1.0)
 _STEP = 16
@@ -56,6 +59,7 @@ def limits(path: Path) -> None:
         folder = Path(scratch)
         prepare(params.prepare_data, problems=folder)
         problems = [problem for split in splits_in(folder) for problem in read_problems(folder, split)]
+    print(f"\n{first_prompt(params, problems)}")
     lengths = measure(params, problems)
     reads = "" if context is None else f", which reads {context:,} tokens"
     print(f"\nby the tokenizer of {model.base}{reads}\n\n{table(lengths)}\n")
@@ -66,6 +70,14 @@ def limits(path: Path) -> None:
     wanted = wanted_completion(params, lengths)
     if values[_COMPLETION] < wanted:
         print(f"# Completions get what the model leaves them; {wanted:,} tokens would be better.")
+
+
+def first_prompt(params: Params, problems: Sequence[Problem]) -> str:
+    """Return the prompt of the first training problem as the model reads it, template and all, and the answer to it."""
+    first = next((problem for problem in problems if problem.split == Split.TRAIN), problems[0])
+    prompt = prompt_format(params.train_sft.model).prompt(first.question, first.source, first.earlier)
+    text = indent(printable(prompt).rstrip("\n"), "    ", lambda _: True)
+    return f"the prompt of {first.id}, as the model reads it:\n\n{text}\n\nand the expected answer: {first.answer}"
 
 
 def measure(params: Params, problems: Sequence[Problem]) -> dict[str, Lengths]:

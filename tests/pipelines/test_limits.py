@@ -9,7 +9,7 @@ from components.preflight.config import Params, contradictions, load_params
 from components.preflight.inputs import missing_here
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
-from pipelines.limits import Lengths, measure, overlay, proposals, quantile, table
+from pipelines.limits import Lengths, first_prompt, measure, overlay, proposals, quantile, table
 from tests import chat_model, tiny
 from tests.presets import preset, write_params
 
@@ -53,6 +53,24 @@ def test_lengths_are_measured_by_source_with_the_chat_template(tmp_path: Path) -
         ["sums", "prompts", "2"],
         ["sums", "solutions", "1"],
         ["sums", "both", "1"],
+    ]
+
+
+def test_a_prompt_is_shown_as_the_model_reads_it(tmp_path: Path) -> None:
+    """With the marks of its template, and nothing that a terminal would obey."""
+    folder = chat_model.write(tmp_path)
+    params = _params(model={"base": str(folder), "chat": {"system": "Add."}})
+    problems = [tiny.problem(1, split=Split.TEST), tiny.problem(2, question="1 + 1?\x1b[2J")]
+    assert first_prompt(params, problems).splitlines() == [
+        f"the prompt of {problems[1].id}, as the model reads it:",
+        "",
+        "    <|im_start|>system",
+        "    Add.<|im_end|>",
+        "    <|im_start|>user",
+        "    1 + 1? [2J<|im_end|>",
+        "    <|im_start|>assistant",
+        "",
+        f"and the expected answer: {problems[1].answer}",
     ]
 
 
