@@ -37,7 +37,6 @@ _REWARD = {
     "combination": "before_normalisation",
     "max_unscorable_fraction": 1.0,
     "overlong_buffer_tokens": 0,
-    "repetition_ngram_tokens": 0,
     "model": None,
 }
 

@@ -131,8 +131,6 @@ class RewardConfig(Config):
     whose every answer is right do not count: there is nothing left to learn."""
     overlong_buffer_tokens: int = Field(0, ge=0)
     """Tokens before the length limit over which `overlong` falls from 0 to -1; 0 without that reward."""
-    repetition_ngram_tokens: int = Field(0, ge=0)
-    """Tokens of the n-grams that `repetition` counts; 0 without that reward."""
     model: RewardModelConfig | None = None
     """The model behind `reward_model`; null without that reward."""
 
@@ -428,9 +426,6 @@ class TrainGRPOConfig(Config):
     gathered layer by layer in use; `offloaded`: in the memory of the host, and copied to the GPU in use; `adapters`:
     with `engine.lora`, it is the policy with its adapters disabled, and takes no memory. Null chooses `adapters` where
     they can be used, else `replicated`. Without a KL term there is no reference."""
-    reference_decay: float | None = Field(None, ge=0, lt=1)
-    """Share of the reference that each step keeps, the rest being the policy after it: the reference is then a moving
-    average, in float32. Null for a fixed reference."""
     validation: ValidationConfig | None = None
     """Measurement of the policy on held-out problems while it is trained; null for none."""
     limits: LimitsConfig = LimitsConfig()
@@ -449,8 +444,7 @@ class TrainGRPOConfig(Config):
     @property
     def reference_placement(self) -> ReferencePlacement:
         """Where the weights of the reference are, once chosen."""
-        fixed = self.num_iterations == 1 and self.reference_decay is None
-        adapters = self.engine.lora is not None and fixed
+        adapters = self.engine.lora is not None and self.num_iterations == 1
         return self.reference or ("adapters" if adapters else "replicated")
 
     @property
@@ -475,10 +469,6 @@ class TrainGRPOConfig(Config):
         _require(not adapters or self.engine.lora is not None, "reference: adapters needs engine.lora")
         moves = "the reference of a new iteration is no longer the policy without adapters"
         _require(not adapters or self.num_iterations == 1, f"reference: adapters needs num_iterations: 1; {moves}")
-        follows = "a moving average is not the policy without adapters"
-        _require(
-            not adapters or self.reference_decay is None, f"reference: adapters excludes reference_decay; {follows}"
-        )
         for key, sampler in (("vllm", self.sampler.vllm), ("servers", self.sampler.servers)):
             if sampler is not None and sampler.synchronise == "adapters":
                 name = f"sampler.{key}.synchronise: adapters"
@@ -510,9 +500,6 @@ class TrainGRPOConfig(Config):
         _require(in_turn, "sampler.max_staleness above 0 needs prompts.max_resampling_rounds: 0 and reward.model: null")
         measured = self.limits.max_kl is None or self.loss.kl.coefficient > 0
         _require(measured, "limits.max_kl needs a KL term: set loss.kl.coefficient above 0, or the limit to null")
-        decays = self.reference_decay is not None
-        _require(not decays or self.loss.kl.coefficient > 0, "reference_decay needs loss.kl.coefficient above 0")
-        _require(not decays or self.num_iterations == 1, "reference_decay needs num_iterations: 1, without resets")
         together = self.loss.kl.placement == "loss" or self.reward.combination == "before_normalisation"
         _require(together, "loss.kl.placement: reward needs reward.combination: before_normalisation")
         return self

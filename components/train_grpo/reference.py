@@ -1,6 +1,6 @@
 """The reference that the policy is kept close to, and the placement of its weights.
 
-It is a copy of the model, frozen or the moving average of the policy, or under LoRA the policy without its adapters.
+It is a frozen copy of the model, or under LoRA the policy without its adapters.
 """
 
 import copy
@@ -27,10 +27,6 @@ class Reference:
         """Copy a model whose weights are not sharded; the process group exists already."""
         self._placement = placement
         self._replaced = False
-        self._averages: dict[str, Tensor] = {}
-        """Weights in float32 on the CPU, once `follow` has averaged weights of less precision."""
-        # Where weights are sharded, the others get those of the first process: see `_gathered`.
-        self._writes = placement != "sharded" or torch.distributed.get_rank() == 0
         self._device = model.device
         scorer = LogprobModel(copy.deepcopy(model), temperature=temperature, with_entropy=False)
         self._scorer = scorer.requires_grad_(False)
@@ -56,30 +52,9 @@ class Reference:
                 self._scorer.to("cpu")
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the weights by others, which are not sharded; those of a `state` may have more precision."""
+        """Replace the weights by others, which are not sharded."""
         with self._gathered(written=True):
             self._scorer.model.load_state_dict(weights)
-            parameters = self._scorer.model.named_parameters() if self._writes else ()
-            self._averages = {
-                name: weights[name].to("cpu", copy=True)
-                for name, parameter in parameters
-                if weights[name].dtype != parameter.dtype
-            }
-        self._replaced = True
-
-    @torch.no_grad()
-    def follow(self, weights: Mapping[str, Tensor], decay: float) -> None:
-        """Replace the weights by `decay` times themselves plus (1 - decay) times others, which are not sharded.
-
-        The average is in float32: its steps are mostly too small for bf16, in which it would not move at all.
-        """
-        with self._gathered(written=True):
-            for name, parameter in self._scorer.model.named_parameters() if self._writes else ():
-                average = parameter.data
-                if parameter.dtype != torch.float32:
-                    average = self._averages.setdefault(name, parameter.detach().to("cpu", torch.float32))
-                average.lerp_(weights[name].to(average), 1 - decay)
-                parameter.copy_(average)
         self._replaced = True
 
     def state(self, *, main: bool) -> dict[str, Tensor] | None:
@@ -88,7 +63,6 @@ class Reference:
             return None
         with self._gathered(written=False):
             weights = self._scorer.model.state_dict() if main else {}
-            weights = {**weights, **self._averages} if main else {}
             return {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
 
     def _gathered(self, *, written: bool) -> AbstractContextManager[None]:

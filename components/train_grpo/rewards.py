@@ -171,15 +171,6 @@ def overlong(problem: Problem, completion: "Completion", grade: Grade, *, config
     return -max(0, completion.num_tokens - (limit - buffer)) / buffer
 
 
-@built_in("repetition", key="repetition_ngram_tokens", settings=lambda config, model: {"config": config})
-def repetition(problem: Problem, completion: "Completion", grade: Grade, *, config: "TrainGRPOConfig") -> float:
-    """Return minus the share of n-grams of tokens that are repetitions: 0 where all differ or there is none."""
-    n = config.reward.repetition_ngram_tokens
-    ids = completion.tokens.sampled_ids
-    ngrams = [ids[start : start + n] for start in range(len(ids) - n + 1)]
-    return len(set(ngrams)) / len(ngrams) - 1 if ngrams else 0.0
-
-
 # Scoring --------------------------------------------------------------------------------------------------------------
 
 

@@ -97,7 +97,6 @@ class Trainer:
                     if self.reward_model and iteration + 1 < config.num_iterations:
                         self.reward_model.collect(rollout.sampled)
                     figures, batches = self._learn(rollout.trained, step)  # lines 8 to 11
-                    self._move_reference()
                 figures |= self._validation_columns(step)
                 self._record(step, rollout, figures, batches, bar)
                 after_step(step)
@@ -128,13 +127,6 @@ class Trainer:
             with self.policy.gather_full_parameters():
                 self.reference.load(merged_state_dict(self.checkpoint.model))
             say(_STAGE, "a new iteration begins: the policy is the reference now")
-
-    def _move_reference(self) -> None:
-        """Move a reference that is a moving average of the policy; do nothing to a fixed one."""
-        decay = self.config.reference_decay
-        if self.reference and decay is not None:
-            with self.timer.phase("reference_s"), self.policy.gather_full_parameters():
-                self.reference.follow(merged_state_dict(self.checkpoint.model), decay)
 
     def _validation_columns(self, step: int) -> dict[str, float]:
         """Measure the policy where that is due; return the columns of the step's row, none without validation."""

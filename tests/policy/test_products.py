@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from components.policy.products import JointLinear, PackedLinear, onednn_product
 
-_ROUNDING = 1e-6
+_ROUNDING = 3e-6
 """Of a mean of several hundred products in float32, relative to the largest."""
 
 

@@ -169,6 +169,6 @@ def test_a_damaged_output_is_named_and_an_older_one_taken(
 
 def test_code_that_a_stage_does_not_import_does_not_count() -> None:
     """Each package whose code a stage may run has a digest, and no other."""
-    assert set(lineage.stage_code("prepare_data")) == {"grading", "prepare_data", "shared"}
+    assert set(lineage.stage_code("prepare_data")) == {"grading", "prepare_data", "shared", "workers"}
     assert {"policy", "rollout", "train_grpo"} < set(lineage.stage_code("train_grpo"))
     assert not {"report", "train_sft"} & set(lineage.stage_code("train_grpo"))

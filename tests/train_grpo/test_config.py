@@ -54,7 +54,6 @@ def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
     [
         ({"reward__weights": {"overlong": 1}}, r"weights\.overlong and overlong_buffer_tokens go together"),
         ({"reward__overlong_buffer_tokens": 4}, r"weights\.overlong and overlong_buffer_tokens go together"),
-        ({"reward__weights": {"repetition": 1}}, r"weights\.repetition and repetition_ngram_tokens go together"),
         ({"reward__weights": {"reward_model": 1}}, r"weights\.reward_model and model go together"),
         ({"reward__model": REWARD_MODEL}, r"weights\.reward_model and model go together"),
         (
@@ -117,12 +116,6 @@ def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
         ({"sampler__correction__weight": {"max": 0.5}}, "max"),
         ({"sampler__correction__weight": {"max": None}}, r"weight needs max, such as 2\.0, or mask"),
         ({"sampling__temperature": 0.0}, "temperature"),
-        (
-            {"reference_decay": 0.9, "loss__kl__coefficient": 0.0},
-            r"reference_decay needs loss\.kl",
-        ),
-        ({"reference_decay": 0.9, "num_iterations": 3}, "reference_decay needs num_iterations: 1"),
-        ({"reference_decay": 1.0}, "less than 1"),
         ({"prompts__oversampling": 2.0}, "oversampling needs max_resampling_rounds above 0"),
         ({"prompts": {"max_resampling_rounds": 1, "oversampling": 0.9}}, "greater than or equal to 1"),
         ({"limits__max_kl": 1.0, "loss__kl__coefficient": 0.0}, r"limits\.max_kl needs a KL term"),
@@ -139,7 +132,6 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
     [
         {},
         {"reward__weights": {"accuracy": 1, "overlong": 1}, "reward__overlong_buffer_tokens": 15},
-        {"reward__weights": {"accuracy": 1, "repetition": 1}, "reward__repetition_ngram_tokens": 1},
         {"reward__weights": {"mine:tidiness": -1, "my.custom_rewards:tidiness_2": 1, "length": 1, "code_tests": 1}},
         {"reward__max_unscorable_fraction": 0},
         STEPS,

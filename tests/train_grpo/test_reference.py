@@ -62,74 +62,16 @@ def test_the_placement_of_the_reference_does_not_change_its_scores(tmp_path: Pat
     assert abs(result["first_mean"] - result["other_mean"]) > 1e-3
 
 
-def test_a_reference_moves_in_bf16_and_scores_at_the_temperature_of_sampling() -> None:
-    """50 steps of a hundredth, most of which bf16 would round away."""
-    start, target = (tiny.checkpoint(seed=seed, dtype=torch.bfloat16).model for seed in (1, 2))
-    reference = Reference(start, "replicated", temperature=0.7)
-    for _ in range(50):
-        reference.follow(target.state_dict(), 0.99)
-    state = reference.state(main=True)
-    assert state is not None
-    for name, weight in target.state_dict().items():
-        expected = weight + 0.99**50 * (start.state_dict()[name].double() - weight)
-        assert float((state[name] - expected).abs().max()) < 1e-5, name
-
+def test_a_reference_scores_at_the_temperature_of_sampling() -> None:
+    """As the model that it copies does."""
+    model = tiny.checkpoint().model
     batches = tiny.batches(tiny.checkpoint().examples(tiny.PROBLEMS[:2]), 60)
     num_tokens = max(int(batch.token_N.max()) for batch in batches) + 1
-    at_07, at_1 = (LogprobModel(target, temperature=temperature) for temperature in (0.7, 1.0))
-    reference.load(target.state_dict())
-    scored_M, at_07_M, at_1_M = (completion_logprobs(each, batches, num_tokens) for each in (reference, at_07, at_1))
+    scored_M = completion_logprobs(Reference(model, "replicated", temperature=0.7), batches, num_tokens)
+    at_07, at_1 = (LogprobModel(model, temperature=temperature) for temperature in (0.7, 1.0))
+    at_07_M, at_1_M = (completion_logprobs(each, batches, num_tokens) for each in (at_07, at_1))
     assert torch.equal(scored_M, at_07_M)
-    assert float((scored_M - at_1_M).abs().max()) > 0.01
-
-
-def follow(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
-    """Let references in every type and placement follow another model; return the largest differences from the sum."""
-    del folder
-    init_ranks(config.engine)
-    result: dict[str, float] = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        start, target, average = (tiny.checkpoint(seed=seed, dtype=dtype).model for seed in (1, 2, 1))
-        others = target.state_dict()
-        # 50 steps of a hundredth each, most of which bf16 would round away.
-        expected = {
-            name: others[name] + 0.99**50 * (weight.double() - others[name])
-            for name, weight in start.state_dict().items()
-        }
-        average.load_state_dict(expected)
-        batches = tiny.batches(tiny.checkpoint().examples(tiny.PROBLEMS[:2]), 60)
-        num_tokens = max(int(batch.token_N.max()) for batch in batches) + 1
-        scores_M = completion_logprobs(Reference(average, "replicated", temperature=0.7), batches, num_tokens)
-        for placement in COPIES:
-            first, second = (Reference(start, placement, temperature=0.7) for _ in range(2))
-            for _ in range(20):
-                first.follow(others, 0.99)
-            shared = [first.state(main=torch.distributed.get_rank() == 0)]
-            torch.distributed.broadcast_object_list(shared)  # as from a checkpoint, which the first process writes
-            second.load(shared[0] or {})
-            for _ in range(30):
-                first.follow(others, 0.99)
-                second.follow(others, 0.99)
-            is_main = torch.distributed.get_rank() == 0
-            states = [reference.state(main=is_main) or {} for reference in (first, second)]
-            assert all(torch.equal(weight, states[1][name]) for name, weight in states[0].items())
-            differences = [float((weight - expected[name]).abs().max()) for name, weight in states[0].items()]
-            with first.onloaded():
-                scored = float((completion_logprobs(first, batches, num_tokens) - scores_M).abs().max())
-            result |= {f"{dtype}, {placement}": max(differences, default=0.0), f"scores, {dtype}, {placement}": scored}
-    return result
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_moving_average_is_exact_in_every_type_and_placement(tmp_path: Path, num_processes: int) -> None:
-    """After n steps it is the target plus decay^n times the distance at the start, also where a state was restored."""
-    config, work = grpo_config(engine__num_processes=num_processes), tmp_path / "work"
-    result = run_ranks(follow, config, {"folder": tmp_path}, num_processes=num_processes, work=work, grace_s=1)
-
-    for name, difference in result.items():
-        # Scores are those of weights that are rounded to bf16, in one of them perhaps to the other side.
-        assert difference < (0.02 if name.startswith("scores, torch.bfloat16") else 1e-5), name
+    assert float((scored_M - at_1_M).abs().max()) > 1e-4
 
 
 def compare_with_adapters(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
@@ -180,7 +122,6 @@ def test_adapters_are_the_reference_where_they_can_be() -> None:
     assert grpo_config().reference_placement == "replicated"
     assert grpo_config(engine__lora=lora).reference_placement == "adapters"
     assert grpo_config(engine__lora=lora, num_iterations=3).reference_placement == "replicated"
-    assert grpo_config(engine__lora=lora, reference_decay=0.9).reference_placement == "replicated"
     assert grpo_config(engine__lora=lora, reference="offloaded").reference_placement == "offloaded"
 
 
@@ -189,7 +130,6 @@ def test_adapters_are_the_reference_where_they_can_be() -> None:
     [
         ({}, "reference: adapters needs engine.lora"),
         ({"engine__lora": LORA, "num_iterations": 3}, "reference: adapters needs num_iterations: 1; the reference"),
-        ({"engine__lora": LORA, "reference_decay": 0.9}, "reference: adapters excludes reference_decay"),
     ],
 )
 def test_adapters_that_cannot_be_the_reference_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -39,7 +39,6 @@ from components.train_grpo.rewards import (
     group_reward,
     length,
     overlong,
-    repetition,
     require_rewards,
     step_reward,
 )
@@ -177,25 +176,6 @@ def test_overlong_measures_to_where_segments_end() -> None:
     assert config.max_sampled_tokens == 10
     values = [overlong(PROBLEM, completion(number), grade(Verdict.RIGHT), config=config) for number in (8, 9, 10)]
     assert values == [0, -0.5, -1]
-
-
-@pytest.mark.parametrize(
-    ("ids", "n", "expected"),
-    [
-        ((3, 4, 5, 6), 2, 0.0),
-        ((3, 4, 3, 4, 3), 2, -1 / 2),  # 34 43 34 43
-        ((3, 4, 3, 4, 3), 3, -1 / 3),  # 343 434 343
-        ((3, 4, 3, 4, 3), 1, -3 / 5),
-        ((3,) * 11, 2, -9 / 10),
-        ((3, 4), 2, 0.0),
-        ((3, 3), 3, 0.0),
-    ],
-)
-def test_repetition_by_hand(ids: tuple[int, ...], n: int, expected: float) -> None:
-    """Minus the share of n-grams that were there before; a completion too short for any repeats nothing."""
-    response = Completion(TokenSequence((1, 2), ids), (-1.0,) * len(ids), "text", finished=True)
-    config = grpo_config(reward__weights={"repetition": 1.0}, reward__repetition_ngram_tokens=n)
-    assert repetition(PROBLEM, response, grade(Verdict.RIGHT), config=config) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from components.train_grpo.monitoring import require_scorable
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_examples import LabeledExample, examples_of
 from components.train_grpo.reward_model import RewardModel
-from components.train_grpo.rewards import Group, Scored, Scorer, answer_format, length, overlong, repetition
+from components.train_grpo.rewards import Group, Scored, Scorer, answer_format, length, overlong
 from components.train_grpo.rollouts import Rollout, with_version
 from components.train_grpo.train import train
 from components.train_grpo.update import Experience, make_experience, rollout_advantages, split_minibatches, update
@@ -348,11 +348,6 @@ def _rollout(response: Completion) -> Rollout:
     return Rollout([Group(tiny.PROBLEMS[0], _score([response]))], [], sampling_s=0.0, scoring_s=0.0)
 
 
-def _repetition(response: Completion) -> float:
-    config = grpo_config(reward__weights={"repetition": 1.0}, reward__repetition_ngram_tokens=1)
-    return repetition(tiny.PROBLEMS[0], response, RIGHT, config=config)
-
-
 def _overlong(response: Completion) -> float:
     buffer = {"reward__weights": {"overlong": 1.0}, "reward__overlong_buffer_tokens": 4}
     config = grpo_config(sampling__max_new_tokens=6, **buffer)
@@ -394,7 +389,6 @@ def _validated_length(response: Completion) -> float:
 @pytest.mark.parametrize(
     ("count", "expected"),
     [
-        (_repetition, 0.0),
         (_overlong, -0.5),
         (_length_reward, 0.5),
         (_recorded_length, (4.0, 4)),
