@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from components.grading.parsing import Answer, Kind, parse_structure, unstyled
+from components.grading.parsing import Answer, Kind, is_name, parse_structure, unstyled
 from components.grading.reasons import Reason
 from components.grading.vocabulary import FUNCTION_NAMES
 
@@ -176,9 +176,18 @@ def _letters_and_numbers(answer: Answer) -> tuple[bool, str, list[str]]:
 
 
 def _bases(gold: Answer, answer: Answer) -> Decision | None:
-    """Digits with a base equal nothing but the same text, which was compared before."""
-    is_based = _BASED.search(gold.text) or _BASED.search(answer.text)
-    return Decision(False, Reason.BASE) if is_based else None
+    """Digits with a base equal nothing but the same digits."""
+    if not _BASED.search(gold.text) and not _BASED.search(answer.text):
+        return None
+    same = _without_variable(gold.text) == _without_variable(answer.text)
+    return Decision(same, Reason.SAME_NOTATION if same else Reason.BASE)
+
+
+def _without_variable(text: str) -> str:
+    """The value of `x = 52_8`."""
+    structure = parse_structure(text)
+    names_it = structure.kind is Kind.EQUATION and len(structure.parts) == 2 and is_name(structure.parts[0])
+    return structure.parts[1] if names_it else text
 
 
 def _ratios(gold: Answer, answer: Answer) -> Decision | None:
