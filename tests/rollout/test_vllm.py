@@ -234,7 +234,9 @@ def test_a_client_that_sent_nothing_knows_the_new_version(run: Run) -> None:
         other.set_weights(version, None)
         completions = _generate(run, other, num_samples=4, max_new_tokens=40, seed=version)
         assert _difference(completions, run.policies[made]) < 1e-4
-    assert [pid for pid in _processes(run.temporary) if listeners(pid)] == []
+    open_ports = [port for pid in _processes(run.temporary) for port, is_local in listeners(pid).items() if not is_local]
+    assert not open_ports
+    assert not listeners(run.server())
     with pytest.raises(RetryableError, match="it has weights 3, not 4"):
         VllmServers([run.url], servers_config(lost_deadline_s=1)).set_weights(4, None)
 

@@ -204,9 +204,11 @@ def test_two_processes_resume_where_they_were_stopped(tmp_path: Path) -> None:
         policies.append(load_file(tmp_path / f"zero_{stage}" / STRAIGHT / "policy" / "model.safetensors"))
         rows = [row for _, row in jsonl.read_rows(tmp_path / f"zero_{stage}" / STRAIGHT / "timings" / "timings.jsonl")]
         assert {row["slowest_rank"] for row in rows} <= {0, 1}
-    for policy in policies[1:]:
-        for name, weight in policies[0].items():
-            torch.testing.assert_close(policy[name], weight, rtol=0, atol=1e-3)
+    initial = load_file(inputs["reference"] / "model.safetensors")
+    for name, weight in policies[0].items():
+        # Adam's first step is about as long where a gradient is nearly 0, and then differs with the order of sums.
+        learned = (weight - initial[name]).norm()
+        assert all((policy[name] - weight).norm() <= 1e-2 * learned for policy in policies[1:]), name
 
 
 # Killed without warning -----------------------------------------------------------------------------------------------
