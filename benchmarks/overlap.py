@@ -20,11 +20,11 @@ import torch
 import yaml
 from results import FOLDER, Progress, Result, machine, record, versions
 
-from components.cluster.servers import vllm_servers
 from components.policy import checkpoint as checkpoints
 from components.preflight.config import load_params
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.prepare import prepare
+from components.rollout.vllm.process import vllm_servers
 from components.shared import jsonl
 from components.shared.environment import SERVERS_VARIABLE
 from components.shared.model import ModelConfig
@@ -74,7 +74,8 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[bool, list[Resul
     os.environ["OMP_NUM_THREADS"] = "1"
     os.sched_setaffinity(0, {server_core})  # which the server inherits
     steps: dict[bool, list[Result]] = {False: [], True: []}
-    with vllm_servers(reference, config.sampler.servers, dtype="float32", logs=folder / "logs") as urls:
+    servers = config.sampler.servers
+    with vllm_servers(reference, servers, servers.numbered_devices, dtype="float32", logs=folder / "logs") as urls:
         os.environ[SERVERS_VARIABLE] = ",".join(urls)
         progress = Progress(len(steps) * options.rounds)
         for number in range(options.rounds):

@@ -61,8 +61,8 @@ def check_served(model: Path, probes: Mapping[str, Any]) -> Served:
             "vLLM is not installed here, so nothing shows that the version can be served: run `make setup` (Linux on "
             "x86-64, or a machine with a GPU), or promote on a machine that has it"
         )
-    from components.cluster.servers import ServerProcess, running
     from components.rollout.vllm.config import VllmConfig, environment
+    from components.rollout.vllm.process import ServerProcess, running
 
     dtype: str = probes["dtype"]
     variables = functools.partial(environment, VllmConfig(compile=False))

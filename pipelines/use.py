@@ -106,8 +106,8 @@ def serve(options: argparse.Namespace) -> int:
     """Serve a model with vLLM."""
     if find_spec("vllm") is None:
         raise PipelineError("serve: vLLM is not installed here; `make setup` installs it (Linux on x86-64, or a GPU)")
-    from components.cluster.watchdog import watched
     from components.rollout.vllm.config import VllmConfig, environment
+    from components.shared.watchdog import watched
 
     # vLLM's sockets are in a folder whose path has to be short.
     with model_folder(options.model, options.registry) as folder, tempfile.TemporaryDirectory() as scratch:

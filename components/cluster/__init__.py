@@ -4,7 +4,6 @@ What other packages use:
 
 - `task.run_task`: a stage as a Kubeflow task, here or on a cluster
 - `launch.run_ranks`: a rank function, called in several processes, here or in the pods of a TrainJob
-- `servers.vllm_servers`, `watchdog.memory_folder`: what runs beside ranks on this machine
 - `config`: `ClusterConfig`, and the stage that runs on a cluster (`current_stage`)
 - `collector`: what removes the folders of old runs from the shared volume
 - `kube`: the connection to a cluster and its retry policy; `reaper.delete_run`: removal of a run's jobs

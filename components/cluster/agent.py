@@ -24,10 +24,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
 from components.cluster.job import Job, RankFailure
-from components.cluster.watchdog import die_with_parent
 from components.shared.environment import available_cores
 from components.shared.errors import RetryableError
 from components.shared.stage import keep_files_in_group
+from components.shared.watchdog import die_with_parent
 
 _AFTER_FAILURE_S = 3
 _RANK = "components.cluster.rank"

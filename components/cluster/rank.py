@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from components.cluster.job import Job
-from components.cluster.watchdog import die_with_parent
 from components.shared.errors import PipelineError, explain_out_of_memory
 from components.shared.execution import current_environment, current_place
+from components.shared.watchdog import die_with_parent
 
 
 def main() -> None:

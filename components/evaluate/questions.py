@@ -17,8 +17,10 @@ from components.evaluate.protocols import PROTOCOLS, Example, examples_for, prom
 from components.policy.checkpoint import Checkpoint, load_without_weights, with_weights
 from components.rollout.sampler import Generate
 from components.rollout.transformers_sampler import TransformersSampler
-from components.rollout.vllm.engine import VllmEngines
+from components.rollout.vllm.config import EnginesConfig
+from components.rollout.vllm.process import gpu_names, vllm_servers
 from components.rollout.vllm.sampler import complete
+from components.rollout.vllm.servers import VllmServers
 from components.shared import jsonl, lineage
 from components.shared.config import validate, without_operational
 from components.shared.errors import PipelineError, explain_out_of_memory
@@ -167,20 +169,26 @@ def sampler_of(
             loaded = with_weights(checkpoint, model, dtype=getattr(torch, dtype))
         yield TransformersSampler(loaded, config.max_batch_size).generate
         return
-    engines = VllmEngines(
-        Path(checkpoint.config.base),
-        config.vllm,
-        max_tokens=_longest_prompt(checkpoint, questions.problems)
-        + config.max_new_tokens
-        + checkpoint.config.max_environment_tokens,
-        dtype=dtype,
-        logs=logs,
-        section=f"{_SECTION}.vllm",
-    )
-    try:
+    longest = _longest_prompt(checkpoint, questions.problems) + config.max_new_tokens
+    settings = config.vllm.for_sequences(longest + checkpoint.config.max_environment_tokens)
+    model, devices = Path(checkpoint.config.base), _devices(config.vllm)
+    servers = vllm_servers(model, settings, devices, dtype=dtype, logs=logs, has_tokenizer=True)
+    with servers as urls, closing(VllmServers(urls, settings)) as engines:
         yield partial(complete, engines, checkpoint)
-    finally:
-        engines.close()
+
+
+def _devices(config: EnginesConfig) -> dict[int, str | None]:
+    """Return the GPUs of each engine, by its number; none on a machine without."""
+    visible, size = torch.cuda.device_count(), config.gpus_per_engine
+    if 0 < visible < config.num_gpus:
+        raise PipelineError(
+            f"{_SECTION}.vllm: {config.num_engines} engines with {size} GPUs each need {config.num_gpus}; "
+            f"{visible} are visible here"
+        )
+    return {
+        number: gpu_names(range(number * size, (number + 1) * size)) if visible else None
+        for number in range(config.num_engines)
+    }
 
 
 @contextmanager

@@ -294,7 +294,7 @@ class SamplerConfig(Config):
     """What samples, how old the weights may be that it samples from, and how the loss corrects for it."""
 
     vllm: Annotated[VllmConfig | None, Operational] = None
-    """vLLM beside the trainer, an engine for each process; null for none."""
+    """A vLLM server beside each process of the training, on its GPU; null for none."""
     servers: Annotated[ServersConfig | None, Operational] = None
     """vLLM in servers of its own, which all processes share; null for none. Without either, transformers samples from
     the very weights that are trained."""

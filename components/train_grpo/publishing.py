@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from components.cluster.watchdog import watched
 from components.shared import durable
 from components.shared.progress import say
+from components.shared.watchdog import watched
 from components.train_grpo.config import TrainGRPOConfig
 
 _MODULE = "components.register.checkpoints"

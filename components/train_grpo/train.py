@@ -7,13 +7,13 @@ from pathlib import Path
 
 from components.cluster.config import current_stage
 from components.cluster.launch import run_ranks
-from components.cluster.watchdog import memory_folder
 from components.shared.environment import ON_LOOPBACK, SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.lineage import Material, digest
 from components.shared.model import has_tools, model_file, weights_folder
 from components.shared.progress import say
 from components.shared.stage import Stage
+from components.shared.watchdog import memory_folder
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.custom_rewards import reward_materials
 from components.train_grpo.publishing import checkpoints_published
@@ -110,11 +110,16 @@ def sampling_services(config: TrainGRPOConfig, reference: Path, work: Path) -> I
             folder = stack.enter_context(memory_folder(model, weights))
             stack.enter_context(_default_variable(WEIGHTS_VARIABLE, str(folder)))
             if servers is not None and SERVERS_VARIABLE not in os.environ:
-                from components.cluster.servers import vllm_servers
+                from components.rollout.vllm.process import vllm_servers
 
-                dtype, lora, logs = config.sampler_dtype, config.engine.lora, work / "servers"
                 urls = vllm_servers(
-                    model, servers, dtype=dtype, logs=logs, lora=lora, has_tokenizer=has_tools(reference)
+                    model,
+                    servers,
+                    servers.numbered_devices,
+                    dtype=config.sampler_dtype,
+                    logs=work / "servers",
+                    lora=config.engine.lora,
+                    has_tokenizer=has_tools(reference),
                 )
                 variable = _default_variable(SERVERS_VARIABLE, ",".join(stack.enter_context(urls)))
                 stack.enter_context(variable)

@@ -12,7 +12,7 @@ from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.engine import Policy, load_parameters, torch_dtype
 from components.policy.logprobs import LogprobModel
-from components.policy.lora import add_adapters, with_named_targets
+from components.policy.lora import add_adapters
 from components.policy.parallel import init_ranks
 from components.policy.shutdown import StopRequest, graceful_shutdown
 from components.policy.tracking import TrainingLog, training_log
@@ -24,8 +24,8 @@ from components.policy.training import (
 )
 from components.rollout.sampler import Sampler, grade_completions
 from components.rollout.transformers_sampler import ShardedSampler, TransformersSampler
-from components.rollout.vllm.engine import VllmEngine
-from components.rollout.vllm.sampler import Engine, VllmSampler
+from components.rollout.vllm.process import server_beside
+from components.rollout.vllm.sampler import VllmSampler
 from components.rollout.vllm.servers import VllmServers
 from components.shared import jsonl
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
@@ -63,9 +63,8 @@ def train_rank(
         resumption = Resumption(ranks, work, config.checkpoint, stage=_STAGE, num_steps=config.num_steps)
         with memory_for_loading(_STAGE, config.engine):
             checkpoint = load(reference, dtype=torch_dtype(config.engine))
-        log = work / "launch" / f"vllm-rank-{ranks.rank}.log"
         with (
-            closing(make_sampler(config, checkpoint, reference, log)) as sampler,
+            closing(make_sampler(config, checkpoint, reference, work / "servers")) as sampler,
             _environments(checkpoint) as environments,
         ):
             with memory_for_loading(_STAGE, config.engine):
@@ -211,20 +210,18 @@ def build_trainer(
     return trainer
 
 
-def make_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Path, log: Path) -> Sampler:
+def make_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Path, logs: Path) -> Sampler:
     """Return what this process samples with; the weights of `checkpoint` must not be sharded yet."""
-    engine: Engine
     if config.sampler.servers:
         urls = os.environ[SERVERS_VARIABLE].split(",")
         engine = VllmServers(urls, config.sampler.servers, base=weights_folder(reference))
     elif config.sampler.vllm:
-        lora = config.engine.lora and with_named_targets(config.engine.lora, checkpoint.model)
-        engine = VllmEngine(
+        engine = server_beside(
             weights_folder(reference),
             config.sampler.vllm,
             dtype=config.sampler_dtype,
-            log=log,
-            lora=lora,
+            logs=logs,
+            lora=config.engine.lora,
             has_tokenizer=checkpoint.config.tools is not None,
         )
     else:

@@ -16,7 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from components.cluster.watchdog import die_with_parent
+from components.shared.watchdog import die_with_parent
 
 _POLL_S, _POLLED_EVERY_S = 0.1, 5.0
 """Shorter sleeps are those of a library that polls: for a lock."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from components.cluster.servers import ServerProcess
+from components.rollout.vllm.process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 SERVER = """

@@ -19,9 +19,9 @@ from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence, pack
 from components.rollout.sampler import Sampling
 from components.rollout.vllm.config import VllmConfig
-from components.rollout.vllm.engine import VllmEngine
+from components.rollout.vllm.servers import VllmServers
 from tests import tiny
-from tests.rollout.vllm_policies import QUESTIONS, VLLM, largest_difference, policy, sampler
+from tests.rollout.vllm_policies import QUESTIONS, VLLM, beside, largest_difference, policy, sampler
 
 _MAX_DIFFERENCE = 0.02
 """Nats between vLLM and the trainer in float32 on a GPU, where kernels may round products to TF32; another policy is
@@ -59,21 +59,21 @@ def weights(device: str, way: str) -> None:
             if made.device.type != device:
                 raise RuntimeError(f"the policy is on {made.device}")
         config = VllmConfig.model_validate({**VLLM, "start_deadline_s": 600, "weights_by": way})
-        engine = VllmEngine(folder / "old", config, dtype="float32", log=folder / "vllm.log")
+        engine = beside(folder / "old", config, folder)
         try:
             before = _mismatch(engine, policies[0], policies[1])
             engine.set_weights(1, folder / "new" if way == "folder" else policies[1].model.state_dict())
             after = _mismatch(engine, policies[1], policies[0])
             slept = _sleep(engine, policies[1]) if device == "cuda" else "nothing to put to sleep on a CPU"
         except BaseException:
-            print((folder / "vllm.log").read_text(encoding="utf-8", errors="replace")[-5000:])
+            print((folder / "vllm-0.log").read_text(encoding="utf-8", errors="replace")[-5000:])
             raise
         finally:
             engine.close()
     print(f"vLLM and trainer differ by at most {before:.1e} before and {after:.1e} nats after new weights; {slept}")
 
 
-def _sleep(engine: VllmEngine, made: Checkpoint) -> str:
+def _sleep(engine: VllmServers, made: Checkpoint) -> str:
     """Put vLLM to sleep and wake it; its cache of keys and values has to be free in between."""
     free = [_free_gib()]
     engine.sleep()
@@ -90,7 +90,7 @@ def _free_gib() -> float:
     return torch.cuda.mem_get_info()[0] / _GIB
 
 
-def _mismatch(engine: VllmEngine, current: Checkpoint, other: Checkpoint | None) -> float:
+def _mismatch(engine: VllmServers, current: Checkpoint, other: Checkpoint | None) -> float:
     """Return how far vLLM's log-probabilities are from those of the policy that it should have."""
     sampling = Sampling(num_samples=4, temperature=1.0, max_new_tokens=25, seed=1)
     groups = sampler(engine, current).generate(tiny.asked(QUESTIONS), sampling)

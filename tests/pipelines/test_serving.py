@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from components.cluster.servers import ServerProcess
 from components.evaluate.probes import probes
 from components.policy import checkpoint as checkpoints
 from components.rollout.transformers_sampler import TransformersSampler
+from components.rollout.vllm.process import ServerProcess
 from components.shared.errors import PipelineError
 from pipelines.serving import TOLERANCES, check_served
 from tests import tiny
@@ -89,7 +89,7 @@ def test_the_error_of_a_server_is_passed_on(
     def refuse(url: str, probe: Any) -> Any:
         raise PipelineError("the served model does not answer: HTTP 500")
 
-    monkeypatch.setattr("components.cluster.servers.running", ready)
+    monkeypatch.setattr("components.rollout.vllm.process.running", ready)
     monkeypatch.setattr("pipelines.serving._answer", refuse)
     with pytest.raises(PipelineError, match=r"HTTP 500; vLLM: RuntimeError: head_dim=16$"):
         check_served(*evaluated)

@@ -56,7 +56,7 @@ class Run:
 
 @dataclass
 class Ranks:
-    """Two ranks that sample with vLLM beside them, under torchrun."""
+    """Two ranks, each with a vLLM server beside it, under torchrun."""
 
     agent: "subprocess.Popen[str]"
     folder: Path
@@ -234,8 +234,7 @@ def test_a_client_that_sent_nothing_knows_the_new_version(run: Run) -> None:
         other.set_weights(version, None)
         completions = _generate(run, other, num_samples=4, max_new_tokens=40, seed=version)
         assert _difference(completions, run.policies[made]) < 1e-4
-    open_ports = [port for pid in _processes(run.temporary) for port, is_local in listeners(pid).items() if not is_local]
-    assert not open_ports
+    assert all(is_local for pid in _processes(run.temporary) for is_local in listeners(pid).values())
     assert not listeners(run.server())
     with pytest.raises(RetryableError, match="it has weights 3, not 4"):
         VllmServers([run.url], servers_config(lost_deadline_s=1)).set_weights(4, None)
@@ -264,10 +263,10 @@ def test_a_killed_launcher_leaves_nothing_behind(run: Run) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", ["start", "load"])
-def test_each_rank_has_an_engine_with_the_current_weights(ranks: Ranks, step: str) -> None:
+def test_each_rank_has_a_server_with_the_current_weights(ranks: Ranks, step: str) -> None:
     """Its log-probabilities are the trainer's, whichever way the weights of a tied model came; and it repeats itself.
 
-    Ranks sample differently. Signals that are meant for a rank do not reach its engine.
+    Ranks sample differently. Signals that are meant for a rank do not reach its server.
     """
     for results in ranks.results():
         assert results[step]["drawn"] < 1e-4
@@ -279,7 +278,7 @@ def test_each_rank_has_an_engine_with_the_current_weights(ranks: Ranks, step: st
 
 
 @pytest.mark.long
-def test_a_rank_prints_nothing_of_its_engine(ranks: Ranks) -> None:
+def test_a_rank_prints_nothing_of_its_server(ranks: Ranks) -> None:
     """What vLLM prints is in a file of its own, for each rank."""
     ranks.results()
     assert "EngineCore" not in (ranks.folder / "output.log").read_text()
@@ -288,19 +287,13 @@ def test_a_rank_prints_nothing_of_its_engine(ranks: Ranks) -> None:
 
 
 @pytest.mark.long
-def test_the_engine_of_a_rank_that_is_killed_ends(ranks: Ranks) -> None:
-    """SIGKILL of one rank leaves no process of its engine; the other's lives on until torchrun ends it."""
+def test_the_server_of_a_rank_that_is_killed_ends(ranks: Ranks) -> None:
+    """SIGKILL of one rank leaves no process of its server; the other's lives on until torchrun ends it."""
     engine = ranks.results()[0]["engine"]
     os.kill(ranks.agent.pid, signal.SIGSTOP)  # torchrun would end the other rank in good order
     os.kill(ranks.results()[0]["rank"], signal.SIGKILL)
     _wait_until(lambda: not _is_alive(engine))
-    other = ranks.results()[1]
-    assert _is_alive(other["engine"])
-    (ranks.folder / "lose").touch()
-    lost = ranks.folder / "lost-1.txt"
-    _wait_until(lost.exists, 60)
-    assert str(ranks.folder / "vllm-1.log") in lost.read_text()
-    _wait_until(lambda: not _is_alive(other["rank"]))
+    assert _is_alive(ranks.results()[1]["engine"])
     os.kill(ranks.agent.pid, signal.SIGCONT)
     ranks.agent.wait(30)
     _wait_until(lambda: not _processes(ranks.temporary))

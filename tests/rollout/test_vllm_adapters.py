@@ -11,16 +11,16 @@ import torch
 from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint
 from components.policy.config import LoraConfig
-from components.policy.lora import add_adapters, save_adapters, with_named_targets
+from components.policy.lora import add_adapters, save_adapters
 from components.rollout.sampler import Sampling
 from components.rollout.vllm.config import VllmConfig
-from components.rollout.vllm.engine import VllmEngine
+from components.rollout.vllm.servers import VllmServers
 from components.rollout.vllm.verification import StaleWeightsError, shapes, verify_weights, weights_in
 from components.shared import jsonl
 from components.shared.problem import Split, write_problems
 from components.train_grpo.train import train
 from tests import tiny
-from tests.rollout.vllm_policies import QUESTIONS, VLLM, largest_difference, policy, sampler, trainer_logprobs
+from tests.rollout.vllm_policies import QUESTIONS, VLLM, beside, largest_difference, policy, sampler, trainer_logprobs
 from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.settings import grpo_config
 
@@ -30,19 +30,13 @@ _STEP = 1e-6
 
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Checkpoint, VllmEngine, Path]]:
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Checkpoint, VllmServers, Path]]:
     """A policy with a tied output layer and adapters, an engine that holds its base, and a folder."""
     folder = tmp_path_factory.mktemp("adapters")
     checkpoint = policy(1, tied=True)
     checkpoints.save(checkpoint, folder / "base")
     lora = LoraConfig(rank=4, alpha=6.0)
-    engine = VllmEngine(
-        folder / "base",
-        _CONFIG,
-        dtype="float32",
-        log=folder / "vllm.log",
-        lora=with_named_targets(lora, checkpoint.model),
-    )
+    engine = beside(folder / "base", _CONFIG, folder, lora=lora)
     add_adapters(checkpoint.model, lora, seed=1)
     yield checkpoint, engine, folder
     engine.close()
@@ -60,7 +54,7 @@ def _moved(checkpoint: Checkpoint, folder: Path, version: int, size: float) -> P
     return folder / str(version)
 
 
-def _differences(checkpoint: Checkpoint, engine: VllmEngine) -> list[float]:
+def _differences(checkpoint: Checkpoint, engine: VllmServers) -> list[float]:
     """The largest differences from the trainer's log-probabilities, of sampled tokens and of those it is asked for."""
     settings = Sampling(num_samples=4, temperature=1.0, max_new_tokens=30, seed=1)
     groups = sampler(engine, checkpoint).generate(tiny.asked(QUESTIONS), settings)
@@ -72,7 +66,7 @@ def _differences(checkpoint: Checkpoint, engine: VllmEngine) -> list[float]:
 
 
 @pytest.mark.slow
-def test_the_engine_samples_with_each_version_of_the_adapters(adapted: tuple[Checkpoint, VllmEngine, Path]) -> None:
+def test_the_engine_samples_with_each_version_of_the_adapters(adapted: tuple[Checkpoint, VllmServers, Path]) -> None:
     """New ones change nothing; later ones replace those before, in whatever was computed of a prompt as well."""
     checkpoint, engine, folder = adapted
     for version, size in enumerate((0.0, 0.05, 0.05)):
@@ -82,7 +76,7 @@ def test_the_engine_samples_with_each_version_of_the_adapters(adapted: tuple[Che
 
 @pytest.mark.slow
 def test_anything_but_the_adapters_that_were_sent_is_refused(
-    adapted: tuple[Checkpoint, VllmEngine, Path], tmp_path: Path
+    adapted: tuple[Checkpoint, VllmServers, Path], tmp_path: Path
 ) -> None:
     """A step of 1e-6 that did not arrive, one that was scaled, a layer that was left out, and another base."""
     checkpoint, engine, folder = adapted
@@ -91,7 +85,8 @@ def test_anything_but_the_adapters_that_were_sent_is_refused(
     behind = weights_in(_moved(checkpoint, folder, 11, _STEP))
 
     def verify(sent: dict[str, torch.Tensor]) -> None:
-        verify_weights(sent, engine._call("collective_rpc", "loaded_weights", None, (shapes(sent),)), name="vLLM")
+        (server,) = engine._servers
+        verify_weights(sent, server.call_workers("loaded_weights", shapes=shapes(sent)), name="vLLM")
 
     with pytest.raises(StaleWeightsError, match=r"adapter of model\.layers\.0\.self_attn\.qkv_proj differs from the"):
         verify(behind)

@@ -11,24 +11,22 @@ from typing import Any, cast
 
 import pytest
 
-from components.cluster.servers import vllm_servers
 from components.environments.environment import Observation
 from components.environments.pool import Answer, Environments
 from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint, ReadObservation
 from components.rollout.sampler import Completion, Sampling
 from components.rollout.vllm.config import VllmConfig
-from components.rollout.vllm.engine import VllmEngine
 from components.rollout.vllm.sampler import Engine, Request
 from components.rollout.vllm.servers import VllmServers
-from components.shared.errors import PipelineError, RetryableError
+from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.tools import ToolsConfig
 from tests import tiny
 from tests.rollout import acting
 from tests.rollout.acting import QUESTIONS, ActingEnvironments
 from tests.rollout.fake_vllm import FakeVllm
-from tests.rollout.vllm_policies import VLLM, Words, sampler, servers_config
+from tests.rollout.vllm_policies import VLLM, Words, beside, sampler, servers_config
 from tests.train_grpo.own_weights import OwnWeights
 
 PROBLEMS = tiny.asked(QUESTIONS)
@@ -177,71 +175,44 @@ def test_a_server_that_is_lost_between_turns_loses_no_trajectory(fakes: list[Fak
 
 
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServers]:
     """An engine that can stop at texts."""
     folder = tmp_path_factory.mktemp("vllm")
     checkpoints.save(acting.checkpoint(acting.qwen3), folder / "model")
     config = VllmConfig.model_validate({**VLLM, "max_tokens": _VLLM_CONTEXT, "start_deadline_s": 550})
-    engine = VllmEngine(folder / "model", config, dtype="float32", log=folder / "vllm.log", has_tokenizer=True)
+    engine = beside(folder / "model", config, folder, has_tokenizer=True)
     yield engine
     engine.close()
 
 
-def _require_true_turns(engine: Engine) -> None:
-    """Fail unless trajectories are true while requests come and go, with calls that vLLM stops at, in segments too."""
+@pytest.mark.slow
+def test_trajectories_by_vllm_are_those_of_a_naive_reference(vllm: VllmServers) -> None:
+    """While requests come and go, with calls that vLLM stops at by its tokenizer, in segments too."""
     chance, environments = random.Random(1), ActingEnvironments(delay_s=lambda: chance.choice([0.0, 0.01, 0.1]))
     sampling, plain = acting.sampling(environments), acting.checkpoint(acting.qwen3)
-    completions = _generate(engine, acting.checkpoint(acting.qwen3), sampling)
+    completions = _generate(vllm, acting.checkpoint(acting.qwen3), sampling)
     assert _require_true(completions, plain, sampling, _VLLM_CONTEXT) >= {"failed", "done", "turns"}
     assert any(turn.text.endswith("\n```\n") for completion in completions for turn in completion.turns)
     assert len({each.tokens for each in completions}) > len(completions) / 2
-    paused = sampler(engine, plain).generate(PROBLEMS, replace(sampling, segment_tokens=7))
-    ended = [each for group in sampler(engine, plain).generate(PROBLEMS, sampling, paused) for each in group]
+    paused = sampler(vllm, plain).generate(PROBLEMS, replace(sampling, segment_tokens=7))
+    ended = [each for group in sampler(vllm, plain).generate(PROBLEMS, sampling, paused) for each in group]
     _require_true(ended, plain, sampling, _VLLM_CONTEXT)
     assert {each.num_tokens > 7 for each in ended} == {True, False}
-    assert all(each.num_tokens for each in _generate(engine, plain, acting.sampling()))
+    assert all(each.num_tokens for each in _generate(vllm, plain, acting.sampling()))
 
 
 @pytest.mark.slow
-def test_trajectories_by_an_engine_are_those_of_a_naive_reference(vllm: VllmEngine) -> None:
-    """The engine answers other requests afterwards."""
-    _require_true_turns(vllm)
-
-
-@pytest.mark.long(minutes=1)
-def test_trajectories_by_a_server_are_those_of_a_naive_reference(tmp_path: Path) -> None:
-    """It stops at the texts that end calls, with the tokenizer of the model's folder."""
-    checkpoints.save(acting.checkpoint(acting.qwen3), tmp_path / "model")
-    config = servers_config(max_tokens=_VLLM_CONTEXT, start_deadline_s=550)
-    logs = tmp_path / "logs"
-    with vllm_servers(tmp_path / "model", config, dtype="float32", logs=logs, has_tokenizer=True) as urls:
-        _require_true_turns(VllmServers(urls, config))
-
-
-@pytest.mark.slow
-def test_what_vllm_refuses_is_reported_and_ends_nothing(vllm: VllmEngine) -> None:
+def test_what_vllm_refuses_is_reported_and_ends_nothing(vllm: VllmServers) -> None:
     """A request that is refused fails alone; requests in flight at the end of the block are given up."""
     greedy = {"max_tokens": 3, "temperature": 0.0, "logprobs": 0}
     with vllm.submitting() as submit:
         answers = [submit(Request((6,) * length, greedy)) for length in (3, 100, 4)]
         assert [len(answers[number].result()[0].token_ids) for number in (0, 2)] == [3, 3]
-        with pytest.raises(PipelineError, match="vLLM refuses the request"):
+        with pytest.raises(PipelineError, match=r"vLLM server .* refuses"):
             answers[1].result()
         given_up = submit(Request((6,), {"max_tokens": 50, "temperature": 1.0, "logprobs": 0, "n": 20}))
     assert given_up.done()
-    with pytest.raises(PipelineError, match="vLLM refuses the request"):
+    with pytest.raises(PipelineError, match=r"vLLM server .* refuses"):
         vllm.complete([Request((6,) * 100, greedy)])
     ((tokens,),) = vllm.complete([Request((6, 7), greedy)])
     assert len(tokens.token_ids) == 3
-
-
-@pytest.mark.slow
-def test_an_engine_that_ends_between_turns_is_an_error(vllm: VllmEngine) -> None:
-    """Which can be tried again; whoever waits for an answer gets it, and so does whoever asks later."""
-    with vllm.submitting() as submit:
-        waiting = submit(Request((6,), {"max_tokens": 50, "temperature": 1.0, "logprobs": 0, "n": 50}))
-        vllm._kill()
-        with pytest.raises(RetryableError, match=r"vLLM has ended; its output is in .*vllm\.log"):
-            waiting.result()
-        with pytest.raises(RetryableError, match="vLLM has ended"):
-            submit(Request((6,), {})).result()

@@ -8,8 +8,10 @@ import torch
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
-from components.rollout.vllm.config import ServersConfig
+from components.rollout.vllm.config import ServersConfig, VllmConfig
+from components.rollout.vllm.process import server_beside
 from components.rollout.vllm.sampler import Engine, VllmSampler
+from components.rollout.vllm.servers import VllmServers
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ModelConfig
 from tests import tiny
@@ -70,6 +72,12 @@ class Words:
 def servers_config(**changes: Any) -> ServersConfig:
     """Return the settings of a client of servers."""
     return ServersConfig.model_validate({**VLLM, "num_servers": 1, "lost_deadline_s": 60, **changes})
+
+
+def beside(folder: Path, config: VllmConfig, logs: Path, **options: Any) -> VllmServers:
+    """Return vLLM beside this process, with the model in a folder."""
+    settings: dict[str, Any] = {"lora": None, "has_tokenizer": False, **options}
+    return server_beside(folder, config, dtype="float32", logs=logs, **settings)
 
 
 def sampler(engine: Engine, checkpoint: Checkpoint) -> VllmSampler:

@@ -5,28 +5,26 @@
 
 import json
 import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
-from components.cluster.servers import vllm_servers
 from components.policy import checkpoint as checkpoints
 from components.policy.lora import merged_state_dict
 from components.rollout.sampler import Completion, Sampling
 from components.rollout.vllm.config import VllmConfig
-from components.rollout.vllm.engine import VllmEngine
+from components.rollout.vllm.process import vllm_servers
 from components.rollout.vllm.verification import StaleWeightsError, shapes, verify_weights
-from components.shared.errors import RetryableError
 from tests import tiny
 from tests.rollout.vllm_policies import (
     QUESTIONS,
     VLLM,
+    beside,
     largest_difference,
     policy,
     sampler,
@@ -41,7 +39,7 @@ STEP = 1e-6
 def servers(checkpoint: str, logs: str) -> None:
     """Run vLLM servers of a checkpoint until this process is killed, as a launcher does."""
     config = servers_config(start_deadline_s=600)
-    with vllm_servers(Path(checkpoint), config, dtype="float32", logs=Path(logs)) as urls:
+    with vllm_servers(Path(checkpoint), config, {0: None}, dtype="float32", logs=Path(logs)) as urls:
         print("urls", *urls, flush=True)
         time.sleep(600)
 
@@ -52,7 +50,7 @@ def engine(path: str) -> None:
     policies = [policy(seed) for seed in (1, 2)]
     for number, made in enumerate(policies):
         checkpoints.save(made, folder / str(number))
-    started = VllmEngine(folder / "0", config, dtype="float32", log=folder / "vllm.log")
+    started = beside(folder / "0", config, folder)
     sampling = Sampling(num_samples=2, temperature=1.0, max_new_tokens=16, seed=1)
     differences = []
     for number, made in enumerate(policies):
@@ -67,16 +65,13 @@ def engine(path: str) -> None:
 
 
 def rank(path: str) -> None:
-    """Sample with vLLM beside a rank from the folder's policies `old` and `new`, until the engine is lost.
-
-    It leaves its results in a file.
-    """
+    """Sample with vLLM beside a rank from the folder's policies `old` and `new`, and leave the results in a file."""
     folder = Path(path)
     distributed.init_process_group("gloo")
     number = distributed.get_rank()
     policies = [checkpoints.load(folder / name, dtype=torch.float32) for name in ("old", "new")]
     config = VllmConfig.model_validate({**VLLM, "start_deadline_s": 300})
-    engine = VllmEngine(folder / "old", config, dtype="float32", log=folder / f"vllm-{number}.log")
+    engine = beside(folder / "old", config, folder)
     sampling = Sampling(num_samples=4, temperature=0.7, max_new_tokens=40, seed=number)
 
     def generate() -> list[Completion]:
@@ -103,19 +98,18 @@ def rank(path: str) -> None:
         }
     gathered: list[object] = [None] * distributed.get_world_size()
     distributed.all_gather_object(gathered, [completion.tokens.completion_ids for completion in completions])
-    front = engine._process.pid
-    children = map(int, Path(f"/proc/{front}/task/{front}/children").read_text().split())
-    (core,) = [pid for pid in children if "EngineCor" in Path(f"/proc/{pid}/cmdline").read_text()]
+    (core,) = [pid for pid in _below(os.getpid()) if "EngineCor" in Path(f"/proc/{pid}/cmdline").read_text()]
     results |= {"differ": gathered[0] != gathered[-1], "apart": os.getsid(core) != os.getsid(0)}
     (folder / f"results-{number}.json").write_text(json.dumps({**results, "rank": os.getpid(), "engine": core}))
-    while not (folder / "lose").exists():
-        time.sleep(0.05)
-    os.kill(core, signal.SIGKILL)
-    try:
-        generate()
-    except RetryableError as error:
-        (folder / f"lost-{number}.txt").write_text(str(error))
-    engine.close()
+    time.sleep(600)  # until it is killed
+
+
+def _below(pid: int) -> Iterator[int]:
+    """The processes that a process has started, and those that they have."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            yield child
+            yield from _below(child)
 
 
 def weights(path: str, kind: str, dtype: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from torch.distributed import get_rank, get_world_size
 

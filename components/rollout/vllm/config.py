@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -55,19 +55,33 @@ class EnginesConfig(_EngineConfig):
         """GPUs of all engines."""
         return self.num_engines * self.gpus_per_engine
 
+    def for_sequences(self, max_tokens: int) -> "VllmConfig":
+        """Return the settings of an engine for sequences of so many tokens."""
+        return _EvaluationConfig(max_tokens=max_tokens, **self.model_dump(exclude={"num_engines", "gpus_per_engine"}))
+
 
 class VllmConfig(_EngineConfig):
     """How vLLM samples from a copy of the policy."""
+
+    section: ClassVar[str] = "train_grpo.sampler.vllm"
+    """Where these settings are in a params file."""
 
     max_tokens: int = Field(2048, gt=0)
     """Tokens of the longest sequence, prompt and completion."""
     weights_by: WeightsBy = "folder"
     """How new weights come from the trainer. `folder`: by files, in memory if it is on the same host; works everywhere.
-    Without files: `nccl` from a GPU to the GPUs of a server, `ipc` within a GPU, for an engine beside a rank."""
+    Without files: `nccl` from a GPU to the GPUs of a server, `ipc` within a GPU, for a server beside a rank."""
     synchronise: Synchronise = "weights"
     """What comes from the trainer after each update. `weights`: all of them, adapters merged; `adapters`: with
     `engine.lora`, the adapters alone, by files of some megabytes, which are computed beside the weights that vLLM has
     loaded at its start. Sampling is a little slower then; in bf16 nothing is lost by rounding merged weights."""
+
+    lost_deadline_s: float = Field(600, gt=0)
+    """Time without any server after which the run stops; long enough for one to restart."""
+    health_deadline_s: float = Field(30, gt=0)
+    """Time without an answer to /health after which a server counts as hung and is restarted. One that reports a dead
+    engine, or no longer listens, is restarted at once. In pods, the liveness probe of the runtime grpo-torch-vllm
+    decides instead."""
 
     @model_validator(mode="after")
     def _adapters_go_by_files(self) -> "VllmConfig":
@@ -79,22 +93,22 @@ class VllmConfig(_EngineConfig):
 class ServersConfig(VllmConfig):
     """How vLLM samples in servers."""
 
+    section: ClassVar[str] = "train_grpo.sampler.servers"
     num_servers: int = Field(1, gt=0)
     """Servers that are started; each holds the whole policy."""
     devices: list[str] | None = None
     """The GPUs of each server, such as "4,5", over which the model is split. Null on a machine without GPUs."""
-    lost_deadline_s: float = Field(600, gt=0)
-    """Time without any server after which the run stops; long enough for one to restart."""
-    health_deadline_s: float = Field(30, gt=0)
-    """Time without an answer to /health after which a server counts as hung and is restarted. One that reports a dead
-    engine, or no longer listens, is restarted at once. In pods, the liveness probe of the runtime grpo-torch-vllm
-    decides instead."""
+
+    @property
+    def numbered_devices(self) -> dict[int, str | None]:
+        """The number of each server, with its GPUs."""
+        return dict(enumerate(self.devices or [None] * self.num_servers))
 
     @field_validator("weights_by")
     @classmethod
     def _reaches_a_server(cls, value: WeightsBy) -> WeightsBy:
         if value == "ipc":
-            raise ValueError("ipc is for an engine beside each process (sampler.vllm); accepted: folder, nccl")
+            raise ValueError("ipc is for a server beside each process (sampler.vllm); accepted: folder, nccl")
         return value
 
     @model_validator(mode="after")
@@ -102,6 +116,10 @@ class ServersConfig(VllmConfig):
         if self.devices is not None and len(self.devices) != self.num_servers:
             raise ValueError(f"devices has {len(self.devices)} entries, but num_servers is {self.num_servers}")
         return self
+
+
+class _EvaluationConfig(VllmConfig):
+    section: ClassVar[str] = "evaluate.vllm"
 
 
 def engine_arguments(
@@ -132,7 +150,8 @@ def engine_arguments(
         # Tokens in, tokens out: text is never tokenised again.
         "skip_tokenizer_init": not has_tokenizer,
         "enable_prefix_caching": True,
-        **(_CPU_ARGUMENTS if gpu_seed is None else {"seed": gpu_seed}),
+        # vLLM requires this share to be free although the size of its cache is given; by default nearly all.
+        **(_CPU_ARGUMENTS if gpu_seed is None else {"seed": gpu_seed, "gpu_memory_utilization": 0.01}),
         "worker_extension_cls": "components.rollout.vllm.worker.WeightLoading",
         "disable_log_stats": True,
         **adapters,

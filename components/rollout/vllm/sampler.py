@@ -38,8 +38,6 @@ class Request(NamedTuple):
     prompt_ids: tuple[int, ...]
     params: dict[str, Any]
     """vLLM's `SamplingParams`."""
-    group: int = 0
-    """Requests of the same group have prompts that begin alike."""
 
 
 class SampledTokens(NamedTuple):
@@ -69,7 +67,7 @@ class CompletionBackend(Protocol):
 class Engine(CompletionBackend, Protocol):
     """What `VllmSampler` samples with.
 
-    It is an engine beside the trainer (`VllmEngine`) or servers (`VllmServers`).
+    It is `VllmServers`, whether they run beside the trainer or for themselves.
     """
 
     weights_by: WeightsBy
@@ -206,7 +204,7 @@ class _Turns:
         if seed is not None and first.ids:
             seed = random.Random(f"{seed}/{number}/{first.num_sampled}").getrandbits(53)
         params = {**self._params, "n": len(trajectories), "max_tokens": first.tokens_left, "seed": seed}
-        request = Request((*first.prompt_ids, *first.ids), params, group=problem)
+        request = Request((*first.prompt_ids, *first.ids), params)
         self._wait_for(self._submit(request), trajectories)
 
     def _wait_for(self, answer: "Future[Any]", trajectories: list[Trajectory]) -> None:

@@ -11,15 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import urllib3
 from torch import Tensor
 
 from components.policy.packing import TokenSequence
-from components.rollout.vllm.config import ServersConfig
+from components.rollout.vllm.config import VllmConfig
 from components.rollout.vllm.sampler import Request, SampledTokens, Submit, scoring_requests
 from components.rollout.vllm.verification import shapes, verify_weights, weights_in
 from components.shared.environment import KEY_VARIABLE
@@ -224,10 +225,20 @@ class VllmServers:
     RetryableError where no server has answered for `lost_deadline_s`.
     """
 
-    shared = True
+    def __init__(
+        self,
+        urls: Sequence[str],
+        config: VllmConfig,
+        *,
+        base: Path | None = None,
+        beside: ExitStack | None = None,
+        sleeps: bool = False,
+    ) -> None:
+        """`base` is the folder that the servers have started with, to which adapters are added.
 
-    def __init__(self, urls: Sequence[str], config: ServersConfig, *, base: Path | None = None) -> None:
-        """`base` is the folder that the servers have started with, to which adapters are added."""
+        `beside` ends servers that belong to this process alone; those that take turns with it on its GPU sleep.
+        """
+        self.shared, self._beside, self._sleeps, self._asleep = beside is None, beside, sleeps, False
         self._config, self.weights_by, self.synchronise = config, config.weights_by, config.synchronise
         self.max_tokens, self._base = config.max_tokens, base
         adapters = config.synchronise == "adapters"
@@ -239,12 +250,14 @@ class VllmServers:
 
     def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
         """See `Engine`."""
+        self._wake()
         with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
             return list(threads.map(self._complete, requests))
 
     @contextmanager
     def submitting(self) -> Iterator[Submit]:
         """See `CompletionBackend`."""
+        self._wake()
         threads = ThreadPoolExecutor(_MAX_REQUESTS)
         try:
             yield lambda request: threads.submit(self._complete, request)
@@ -253,6 +266,7 @@ class VllmServers:
 
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `Engine`: those of each server that answers, by its address."""
+        self._wake()
 
         def score(server: VllmClient) -> list[list[float]]:
             if server.lost is not None:
@@ -267,6 +281,7 @@ class VllmServers:
 
         A server that is lost while weights are sent is used again once it has received the next.
         """
+        self._wake()
         self._folder, self._version = weights.resolve() if isinstance(weights, Path) else None, str(version)
         if isinstance(weights, Mapping):
             self._on_each(lambda server: self._send(server, weights))
@@ -274,12 +289,23 @@ class VllmServers:
             self._on_each(self._bring_up_to_date)
 
     def sleep(self) -> None:
-        """Do nothing: the servers have GPUs of their own."""
+        """See `Sampler`; nothing is freed for servers that have GPUs of their own."""
+        if self._sleeps:
+            self._on_each(lambda server: server.post("sleep?level=1", {}))
+            self._asleep = True
 
     def close(self) -> None:
-        """Close the connections; the servers keep running."""
+        """Close the connections, and end the servers that belong to this process."""
         for server in self._servers:
             server.close()
+        if self._beside is not None:
+            self._beside.close()
+
+    def _wake(self) -> None:
+        if self._asleep:
+            torch.cuda.empty_cache()  # what the update has freed, PyTorch would keep from vLLM
+            self._on_each(lambda server: server.post("wake_up", {}))
+            self._asleep = False
 
     def _complete(self, request: Request) -> list[SampledTokens]:
         """Return the answer of the server with the fewest requests; of another if that one is lost over it."""

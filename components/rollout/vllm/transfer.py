@@ -6,8 +6,10 @@ a trainer on the same GPU.
 
 import logging
 import os
+import pickle
 import socket
 import threading
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +72,7 @@ class Transfer:
         receiver = SimpleNamespace(  # vLLM's `VLLMWeightSyncClient`
             init_weight_transfer_engine=lambda info: self._call("init_weight_transfer_engine", {"init_info": info}),
             start_weight_update=lambda: self._call("start_weight_update", {}),
-            update_weights=lambda info: self._call("update_weights", {"update_info": info}),
+            update_weights=lambda info: self._call("update_weights", {"update_info": _without_handles(info)}),
             finish_weight_update=lambda: self._call("finish_weight_update", {}),
         )
         ends: dict[str, Any] = {"client": receiver, "source": self._source}
@@ -83,6 +85,13 @@ class Transfer:
             rank=0, master_address=trainer_address, master_port=port, world_size=1 + num_receivers
         )
         return WeightTransferTrainerFactory.trainer_init(info, **ends)
+
+
+def _without_handles(info: dict[str, Any]) -> dict[str, Any]:
+    """Return what vLLM is told of the weights, with handles of memory as text, as JSON has to carry them."""
+    if info.get("ipc_handles") is None:
+        return info
+    return {**info, "ipc_handles": None, "ipc_handles_pickled": b64encode(pickle.dumps(info["ipc_handles"])).decode()}
 
 
 def address_towards(url: str) -> str:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from components.cluster.watchdog import memory_folder
+from components.shared.watchdog import memory_folder
 from tests.cluster.processes import ROOT, wait_until
 
 _COMMAND = """
 import sys, time
 from pathlib import Path
-from components.cluster.watchdog import memory_folder
+from components.shared.watchdog import memory_folder
 with memory_folder(Path(sys.argv[1]), Path(sys.argv[1]) / "otherwise") as folder:
     (folder / "3").mkdir()
     (folder / "3" / "model.safetensors").write_bytes(bytes(1000))

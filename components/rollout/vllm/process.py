@@ -1,0 +1,350 @@
+"""vLLM servers as processes of this machine: restarted when they fail, and gone when the run is."""
+
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+import torch
+import urllib3
+
+from components.policy.checkpoint import load_without_weights
+from components.policy.config import LoraConfig
+from components.policy.lora import with_named_targets
+from components.rollout.vllm.config import VllmConfig, engine_arguments, environment, raise_if_out_of_memory
+from components.rollout.vllm.sampler import Request
+from components.rollout.vllm.servers import INITIAL_VERSION, UNIX, ServerLostError, VllmClient, VllmServers, connections
+from components.shared import durable
+from components.shared.environment import ON_LOOPBACK
+from components.shared.errors import PipelineError, RetryableError
+from components.shared.progress import say
+from components.shared.watchdog import watched
+
+_START_POLL_S = 0.2
+_CHECK_EVERY_S = 0.5
+_HEALTH_TIMEOUT_S = 2.0
+"""For an answer to /health, which computes nothing."""
+_REPORT_EVERY_S = 10.0
+_MAX_RESTARTS = 3
+"""Restarts of one server without an answer in between."""
+_TAIL_BYTES = 3000
+_END_S = 15.0
+_KILL_S = 5.0
+
+
+@contextmanager
+def vllm_servers(
+    checkpoint: Path,
+    config: VllmConfig,
+    devices: Mapping[int, str | None],
+    *,
+    dtype: str,
+    logs: Path,
+    lora: LoraConfig | None = None,
+    has_tokenizer: bool = False,
+    sleeps: bool = False,
+) -> Iterator[list[str]]:
+    """Run servers of the policy in `checkpoint` while the block runs; yield their URLs.
+
+    `devices` has the number of each, which names its log in `logs` and is its seed, with its GPUs ("4,5"; None on a
+    machine without). One that ends or fails meanwhile is restarted, at the same URL and with the weights of
+    `checkpoint`. Only servers with a tokenizer can stop at texts, and only those that may can be put to sleep.
+
+    Raises:
+        NotEnoughMemoryError: A server does not fit; with the keys that make it smaller.
+        PipelineError: A server does not start; with the end of its output.
+        RetryableError: A server does not answer within `start_deadline_s`; with the end of its output.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {"has_tokenizer": has_tokenizer, "sleeps": sleeps}
+    servers = [
+        ServerProcess(
+            server_command(checkpoint, config, dtype, gpus, lora, number=number, **options),
+            logs / f"vllm-{number}.log",
+            functools.partial(server_environment, config, gpus),
+        )
+        for number, gpus in devices.items()
+    ]
+    with running(servers, config.start_deadline_s, config.health_deadline_s, config.section):
+        for server in servers:
+            _check_sampling(server, config.request_deadline_s)
+        yield [server.url for server in servers]
+
+
+def server_beside(
+    checkpoint: Path, config: VllmConfig, *, dtype: str, logs: Path, lora: LoraConfig | None, has_tokenizer: bool
+) -> VllmServers:
+    """Return an engine of one server, on the GPU of this rank, that ends with this process or when it is closed."""
+    rank, device = int(os.environ.get("RANK", "0")), None
+    if torch.cuda.is_available():
+        device = gpu_names([torch.cuda.current_device()])
+    server = vllm_servers(
+        checkpoint,
+        config,
+        {rank: device},
+        dtype=dtype,
+        logs=logs,
+        lora=lora,
+        has_tokenizer=has_tokenizer,
+        sleeps=device is not None,
+    )
+    with ExitStack() as stack:
+        urls = stack.enter_context(server)
+        return VllmServers(urls, config, base=checkpoint, beside=stack.pop_all(), sleeps=device is not None)
+
+
+def gpu_names(numbers: Iterable[int]) -> str:
+    """Return some of the GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
+    return ",".join(names[number] for number in numbers)
+
+
+@contextmanager
+def running(
+    servers: Sequence["ServerProcess"], start_deadline_s: float, health_deadline_s: float, section: str = ""
+) -> Iterator[None]:
+    """Start servers, and restart those that fail for as long as the block runs; `section` is where their keys are."""
+    ending = threading.Event()
+
+    def supervise() -> None:
+        supervisors = [Supervisor(server, start_deadline_s, health_deadline_s) for server in servers]
+        while not ending.wait(_CHECK_EVERY_S):
+            for supervisor in supervisors:
+                supervisor.check()
+
+    with ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.close)
+        for server in servers:
+            server.start()
+        _wait_until_ready(servers, start_deadline_s, section)
+        thread = threading.Thread(target=supervise, daemon=True)
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(ending.set)
+        yield
+
+
+def _wait_until_ready(servers: Sequence["ServerProcess"], deadline_s: float, section: str) -> None:
+    started = reported = time.monotonic()
+    say("vllm", f"starting {len(servers)} server{'s' * (len(servers) > 1)}, whose output is in {servers[0].log.parent}")
+    waiting = list(servers)
+    while waiting:
+        for server in waiting:
+            if server.ended:
+                raise_if_out_of_memory(server.printed(), server.log, section)
+                raise PipelineError(f"a vLLM server ended before it answered; {server.tail()}")
+        waiting = [server for server in waiting if server.health() is not Health.READY]
+        now = time.monotonic()
+        if waiting and now - started > deadline_s:
+            raise RetryableError(f"a vLLM server does not answer after {deadline_s:g} s; {waiting[0].tail()}")
+        if now - reported > _REPORT_EVERY_S:
+            reported = now
+            say("vllm", f"{len(servers) - len(waiting)} of {len(servers)} servers answer after {now - started:.0f} s")
+        time.sleep(_START_POLL_S)
+    say("vllm", f"all servers answer after {time.monotonic() - started:.0f} s")
+
+
+def _check_sampling(server: "ServerProcess", deadline_s: float) -> None:
+    """Sample one token: with some models, a server starts and only then turns out to be unable to run them."""
+    client = VllmClient(server.url, deadline_s)
+    try:
+        client.complete(Request((0,), {"max_tokens": 1, "logprobs": 0, "detokenize": False}), INITIAL_VERSION)
+    except ServerLostError as error:
+        raise PipelineError(f"a vLLM server cannot sample from the model: {error}; {server.tail()}") from None
+    finally:
+        client.close()
+
+
+class Health(Enum):
+    """The answer of a server to a health check."""
+
+    READY = auto()
+    BROKEN = auto()
+    """Its engine is dead, or its socket is closed."""
+    SILENT = auto()
+    """No answer in time; it may be busy."""
+
+
+class ServerProcess:
+    """A server behind a Unix socket that no other user can open. Its environment depends on its folder."""
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Callable[[str], dict[str, str]]) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="vllm-"))
+        self.url = f"{UNIX}{self._folder}/http"
+        self.log = log
+        self._command = [*command, f"--uds={self._folder}/http"]
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+        """Where the output of the last start begins in the log."""
+
+    def start(self) -> None:
+        """Start the server, which takes a while until it answers."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(mode=0o700)  # an error if another user has made it meanwhile
+        with self.log.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                watched(self._folder, self._command),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # A key of the user's for `serve` is unknown here.
+                env={**ON_LOOPBACK, **self._environment(str(self._folder)), "VLLM_API_KEY": ""},
+                start_new_session=True,  # a group of its own, which is killed as one
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process is None or self._process.poll() is not None
+
+    def health(self) -> Health:
+        """Ask the server whether it is ready for requests."""
+        try:
+            status = connections(self.url).request("GET", "/health", timeout=_HEALTH_TIMEOUT_S).status
+        except urllib3.exceptions.HTTPError as error:
+            closed = isinstance(error.__cause__, (ConnectionRefusedError, FileNotFoundError))
+            return Health.BROKEN if closed else Health.SILENT
+        return Health.READY if status == 200 else Health.BROKEN
+
+    def printed(self) -> str:
+        """Return what the server has printed since its last start."""
+        return self.log.read_bytes()[self._log_start :].decode(errors="replace")
+
+    def tail(self) -> str:
+        """Return the end of the server's output, with the name of its log."""
+        text = durable.tail(self.log, max_bytes=_TAIL_BYTES)
+        return f"the end of {self.log}:\n{text}"
+
+    def close(self) -> None:
+        """End the server for good, and remove its socket."""
+        self.end()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def end(self) -> None:
+        """End the server and all its children: SIGTERM, then SIGKILL of the whole group. It can be started again."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # its watchdog ends it
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        # What is left of the group, as where the watchdog was killed.
+        deadline = time.monotonic() + _KILL_S
+        with suppress(ProcessLookupError):
+            while time.monotonic() < deadline:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.poll()  # until it is waited for, it is in its group
+                time.sleep(0.01)
+        self._process = None  # another group may get its number
+
+
+@dataclass
+class Supervisor:
+    """Ends a server that has failed, and starts it again; at first the server answers."""
+
+    server: ServerProcess
+    start_deadline_s: float
+    health_deadline_s: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
+        self._answered: float | None = self._started
+        """When it last answered; None where it has not since its start."""
+        self._restarts = 0
+        """Since it last answered."""
+
+    def check(self) -> None:
+        """Check the server, and restart it where it has failed."""
+        failure = self._failure() if self._restarts <= _MAX_RESTARTS else None
+        if failure is None:
+            return
+        server = self.server
+        server.end()
+        self._restarts += 1
+        if self._restarts > _MAX_RESTARTS:
+            say("vllm", f"{server.url} {failure}, {self._restarts} times in a row: giving up on it; {server.tail()}")
+            return
+        say("vllm", f"{server.url} {failure}; starting it again (its output: {server.log})")
+        self._started, self._answered = self.clock(), None
+        try:
+            server.start()
+        except OSError as error:
+            say("vllm", f"{server.url} cannot be started: {error}")
+
+    def _failure(self) -> str | None:
+        """Return why the server has to be restarted; None where it works, is busy, or is still starting."""
+        if self.server.ended:
+            return "has ended"
+        health, now = self.server.health(), self.clock()
+        if health is Health.READY:
+            self._answered, self._restarts = now, 0
+        elif self._answered is None:
+            late = now - self._started > self.start_deadline_s
+            return f"does not answer {self.start_deadline_s:g} s after its start" if late else None
+        elif health is Health.BROKEN:
+            return "no longer serves requests (its engine is dead or its socket closed)"
+        elif now - self._answered > self.health_deadline_s:
+            return f"has not answered for {self.health_deadline_s:g} s"
+        return None
+
+
+def server_environment(config: VllmConfig, devices: str | None, folder: str) -> dict[str, str]:
+    """Return the environment of a vLLM server that has its files in the folder."""
+    visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    # Development mode has the endpoints that load weights.
+    adapters = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if config.synchronise == "adapters" else {}
+    # Handles of the trainer's memory are pickled; they come through the server's socket, which no other user can open.
+    pickled = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if config.weights_by == "ipc" else {}
+    return {**environment(config, folder), "VLLM_SERVER_DEV_MODE": "1", **adapters, **pickled, **visible}
+
+
+def server_command(
+    checkpoint: Path,
+    config: VllmConfig,
+    dtype: str,
+    devices: str | None,
+    lora: LoraConfig | None,
+    *,
+    number: int,
+    has_tokenizer: bool,
+    sleeps: bool = False,
+) -> list[str]:
+    """Return the command of the server with this number, without its address."""
+    if config.synchronise == "adapters" and lora is not None:
+        lora = with_named_targets(lora, load_without_weights(checkpoint).model)
+    gpu_seed = None if devices is None else number
+    arguments: dict[str, Any] = {
+        **engine_arguments(config, dtype, lora, gpu_seed=gpu_seed, has_tokenizer=has_tokenizer),
+        "model": str(checkpoint),
+        "tensor_parallel_size": 1 if devices is None else len(devices.split(",")),
+        "disable_uvicorn_access_log": True,
+        "enable_scale_out": True,  # the endpoint that takes and returns tokens
+        **({"enable_sleep_mode": True} if sleeps else {}),
+    }
+    command = [sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"]
+    for key, value in arguments.items():
+        name = key.replace("_", "-")
+        if isinstance(value, bool):
+            command.append(f"--{name}" if value else f"--no-{name}")
+        elif isinstance(value, list):
+            command += [f"--{name}", *value]
+        else:
+            command.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+    return command

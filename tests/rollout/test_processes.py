@@ -1,0 +1,246 @@
+"""vLLM servers: when they are restarted (with servers that are none), and what becomes of their processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.rollout.vllm import process as servers_module
+from components.rollout.vllm.process import Health, Supervisor, running
+from components.rollout.vllm.servers import UNIX, ServerLostError, VllmClient
+from components.shared.errors import PipelineError, RetryableError
+from tests.cluster.processes import (
+    ROOT,
+    errors_of_nobody,
+    is_gone,
+    listeners,
+    server_process,
+    start_as_nobody,
+    wait_until,
+)
+
+
+class _Server:
+    """A supervised server that is none, by a clock that a test sets; it counts its starts."""
+
+    url, log = "http://server", Path("server.log")
+
+    def __init__(self) -> None:
+        self.state: Health | None = Health.READY
+        """None where it has ended."""
+        self.starts, self._now = 0, 0.0
+        self.start_errors: list[OSError] = []
+        server: Any = self
+        self._supervisor = Supervisor(server, 100, 30, lambda: self._now)
+
+    @property
+    def ended(self) -> bool:
+        return self.state is None
+
+    def health(self) -> Health:
+        assert self.state is not None
+        return self.state
+
+    def start(self) -> None:
+        self.starts += 1
+        if self.start_errors:
+            raise self.start_errors.pop()
+        self.state = Health.SILENT
+
+    def end(self) -> None:
+        self.state = None
+
+    def tail(self) -> str:
+        return "no such model"
+
+    def check(self, now: float, state: Health | None) -> int:
+        """Have it checked in this state at this time; return how often it was restarted until now."""
+        self._now, self.state = now, state
+        self._supervisor.check()
+        return self.starts
+
+
+def test_failed_server_is_restarted_at_once() -> None:
+    """One that has ended, or whose engine or socket is closed."""
+    for state in (None, Health.BROKEN):
+        assert _Server().check(2, state) == 1
+
+
+def test_silent_server_is_restarted_after_its_deadline() -> None:
+    """One that is busy, or has just been started, is left alone until then."""
+    server = _Server()
+    assert server.check(30, Health.SILENT) == 0
+    assert server.check(31, Health.SILENT) == 1
+    assert server.check(31 + 100, Health.BROKEN) == 1, "it starts"
+    assert server.check(31 + 101, Health.SILENT) == 2
+
+
+def test_only_failures_in_a_row_are_limited(capsys: pytest.CaptureFixture[str]) -> None:
+    """Any number with an answer in between; after three restarts without one, the server is given up."""
+    server = _Server()
+    for number in range(1, 6):
+        assert server.check(number, None) == number
+        server.check(number, Health.READY)
+    for number in (6, 7, 8, 8, 8):
+        assert server.check(10, None) == number
+    out = capsys.readouterr().out
+    assert out.count("starting it again") == 8
+    assert out.count("4 times in a row: giving up on it; no such model") == 1
+
+
+def test_start_that_the_system_refuses_is_repeated() -> None:
+    """For example on a full disk."""
+    server = _Server()
+    server.start_errors = [OSError(28, "No space left on device")]
+    assert server.check(1, None) == 1
+    assert server.check(2, None) == 2
+
+
+@pytest.mark.slow
+def test_no_other_user_reaches_a_server(tmp_path: Path, folders: Path) -> None:
+    """It listens at no port, and its socket is in a folder of its own user."""
+    folders.chmod(0o777)
+    server = server_process(tmp_path)
+    path = server.url.removeprefix(UNIX)
+    with running([server], 60, 60):
+        (first,) = _starts(tmp_path / "0.log")
+        assert listeners(first[0]) == {}
+        assert "Permission denied" in errors_of_nobody(f"ls {path}")
+
+
+@pytest.mark.slow
+def test_no_other_user_stands_in_for_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where it takes the place of the socket while the server is down."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        server = server_process(Path(folder))
+        path = server.url.removeprefix(UNIX)
+        server.close()
+        impostor = f"os.mkdir(os.path.dirname('{path}'), 0o777); s = socket.socket(socket.AF_UNIX); "
+        impostor += (
+            f"s.bind('{path}'); s.listen(); os.chmod('{path}', 0o777); print(flush=True); list(iter(s.accept, None))"
+        )
+        with start_as_nobody(impostor) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "\n"
+            assert server.health() is Health.SILENT
+            with pytest.raises(ServerLostError, match="is a socket of another user \\(65534\\)"):
+                VllmClient(server.url, 10).version()
+            other.kill()
+
+
+def _starts(log: Path) -> list[list[int]]:
+    """The processes of each start: the server and its child; a line that is still being written does not count."""
+    complete = log.read_text().rpartition("\n")[0].splitlines()
+    return [[int(word) for word in line.split()[-2:]] for line in complete if line.startswith("hello from")]
+
+
+def _all_gone(folder: Path) -> bool:
+    return all(is_gone(pid) for log in folder.glob("*.log") for start in _starts(log) for pid in start)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for the servers' own folders."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+@pytest.mark.slow
+def test_servers_run_in_the_block(tmp_path: Path, folders: Path) -> None:
+    """At URLs of their own; after it, even after an error, neither they nor their children and folders are left."""
+    servers = [server_process(tmp_path, number=number) for number in range(2)]
+    with suppress(KeyError), running(servers, 60, 60):
+        assert len({server.url for server in servers}) == 2
+        assert [server.health() for server in servers] == [Health.READY] * 2
+        assert len(list(folders.iterdir())) == 2
+        raise KeyError
+    assert len(_starts(tmp_path / "0.log")) == len(_starts(tmp_path / "1.log")) == 1
+    assert _all_gone(tmp_path)
+    assert not list(folders.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["server", "watchdog"])
+def test_killed_server_is_restarted_at_its_url(tmp_path: Path, folders: Path, victim: str) -> None:
+    """What is left of the old one is killed first."""
+    del folders
+    server, log = server_process(tmp_path), tmp_path / "0.log"
+    with running([server], 60, 60):
+        first = _starts(log)[0]
+        os.kill(first[0] if victim == "server" else os.getpgid(first[0]), signal.SIGKILL)
+        wait_until(lambda: len(_starts(log)) == 2 and server.health() is Health.READY)
+        assert all(is_gone(pid) for pid in first)
+        assert server.printed().startswith("hello from")
+        assert log.read_text().endswith(server.printed()), "the output of the last start alone"
+    assert _all_gone(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_servers_end_with_their_launcher(tmp_path: Path, folders: Path, number: int) -> None:
+    """However it ends, with their children and folders."""
+    script = f"""
+import sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from tests.cluster.processes import server_process
+from components.rollout.vllm.process import running
+with running([server_process(Path({str(tmp_path)!r}))], 60, 60):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+    launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    with launcher, launcher.stdout:
+        assert any(line.startswith("ready") for line in launcher.stdout)
+        launcher.send_signal(number)
+        wait_until(lambda: _all_gone(tmp_path) and not list(folders.iterdir()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["dead", "closing", "hangs"])
+def test_health_of_a_server(tmp_path: Path, folders: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    """It says that its engine is dead; its socket is closed while it goes on, as vLLM's is; or it does not answer."""
+    monkeypatch.setattr(servers_module, "_HEALTH_TIMEOUT_S", 0.5)
+    server = server_process(tmp_path)
+    server.start()
+    try:
+        wait_until(lambda: server.health() is Health.READY)
+        Path(server.url.removeprefix(UNIX)).with_name("state").write_text(state)
+        expected = Health.SILENT if state == "hangs" else Health.BROKEN
+        wait_until(lambda: server.health() is expected)
+        assert not server.ended
+    finally:
+        server.close()
+    assert _all_gone(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flag", "deadline_s", "error", "message"),
+    [
+        ("--fail", 60, PipelineError, r"(?s)ended before it answered.*no such model"),
+        ("--slow", 1, RetryableError, r"(?s)does not answer after 1 s; the end of .*0.log"),
+    ],
+)
+def test_server_that_does_not_start_is_an_error(
+    tmp_path: Path, folders: Path, flag: str, deadline_s: float, error: type[PipelineError], message: str
+) -> None:
+    """With the end of what it printed; the server beside it is ended."""
+    del folders
+    servers = [server_process(tmp_path, flag), server_process(tmp_path, number=1)]
+    with pytest.raises(error, match=message), running(servers, deadline_s, 20):
+        time.sleep(600)
+    assert _all_gone(tmp_path)
