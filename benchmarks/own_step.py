@@ -110,7 +110,7 @@ def settings(case: Case) -> TrainGRPOConfig:
             "warmup_steps": 0,
             "final_learning_rate_fraction": 1.0,
             "logged_completions_per_step": 0,
-            "prompts": {"source_weights": {}, "curriculum": None, "max_resampling_rounds": 0},
+            "prompts": {"source_weights": {}, "max_resampling_rounds": 0},
             "sampling": {
                 "temperature": 1.0,
                 "max_new_tokens": max(case["lengths_B"]),

@@ -46,8 +46,6 @@ from components.shared.tokenizer import token_lengths
 from components.shared.tools import is_own
 from components.shared.versioning import Workspace, changes_since, is_url
 from components.train_grpo.custom_rewards import import_errors, is_custom
-from components.train_grpo.preferences import KEY as PREFERENCES
-from components.train_grpo.preferences import read_preferences
 from components.train_sft.config import TrainSFTConfig
 from components.validate_data.gradable import ungradable
 
@@ -102,7 +100,6 @@ def missing_here(params: Params, *, containers: bool = False) -> list[str]:
         *([] if isinstance(context, PipelineError) else list(wrong_tools(params)) or _exceeded_by_data(params)),
         *unusable_rewards(params, trained_here=not containers),
         *unusable_environment(params, trained_here=not containers),
-        *unusable_preferences(params),
         *([] if containers else _missing_trackers(params)),
     ]
     if not containers and any(source.kind == "mbpp" for source in params.prepare_data.sources):
@@ -223,24 +220,6 @@ def unusable_environment(params: Params, *, trained_here: bool = False) -> list[
             error = environment_error(tools, used_here=trained_here)
             lines += [] if error is None else [error.replace(key, section)]
     return lines
-
-
-def unusable_preferences(params: Params) -> list[str]:
-    """Return a line if the file of preference pairs is missing or has a row that is no pair."""
-    model = params.train_grpo.reward.model
-    try:
-        if model and model.preferences:
-            read_preferences(Path(model.preferences))
-    except PipelineError as error:
-        return [str(error)]
-    return []
-
-
-def unshared_preferences(params: Params) -> Iterator[str]:
-    """Check that the pods of a training job find the preference pairs; the shared volume is not mounted here."""
-    model = params.train_grpo.reward.model
-    if model and model.preferences and not model.preferences.startswith("/"):
-        yield f"{PREFERENCES}: {model.preferences} is not on the shared volume; accepted: {MOUNT}/..."
 
 
 def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str, Any]:

@@ -186,7 +186,6 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
         checks["rewards"] = lambda: list(map(in_the_form, inputs.unusable_rewards(params)))
         checks["environment"] = lambda: list(map(in_the_form, inputs.unusable_environment(params)))
         checks["tools"] = lambda: list(map(in_the_form, wrong_tools(params)))
-        checks["preferences"] = lambda: list(map(in_the_form, inputs.unshared_preferences(params)))
         if params.register.model_registry:
             checks["model registry"] = partial(_lines, inputs.model_registry, params.register.model_registry, storage)
     if url:

@@ -47,52 +47,27 @@ class SamplingConfig(Config):
     group's statistics, the loss, and what the loss is divided by."""
 
 
-class CurriculumConfig(Config):
-    """Prompts whose completions disagree are sampled more often: those are the ones to learn from."""
-
-    memory: float = Field(0.5, ge=0, lt=1)
-    """Share of a prompt's running pass rate that is kept when it is sampled again."""
-    floor: float = Field(0.1, gt=0, le=1)
-    """Least weight of a prompt, as a share of that of one solved half the time: none is ever left out for good."""
-
-
 class PromptsConfig(Config):
     """Which problems are sampled."""
 
     source_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Share of each data source among the prompts; empty for shares by size."""
-    curriculum: CurriculumConfig | None = None
-    """Preference by difficulty; null for a fresh shuffle of all problems in every pass."""
+    max_pass_rate: float | None = Field(default=None, gt=0, lt=1)
+    """Share of a group's completions that are right from which its problem is left out of later passes (ScaleRL, with
+    0.9); all are back once fewer are left than a step needs. Null leaves out none."""
     max_resampling_rounds: int = Field(0, ge=0)
     """Times that zero-variance groups are replaced by groups of further prompts (DAPO; 0 keeps them)."""
-    oversampling: float = Field(1.0, ge=1)
-    """Prompts of a round that replaces groups, as a multiple of those that are missing: more prompts need fewer rounds.
-    No round has more prompts than the step. Groups beyond those that are missing are not trained on."""
-
-    @model_validator(mode="after")
-    def _resamples(self) -> "PromptsConfig":
-        resamples = self.oversampling == 1 or self.max_resampling_rounds > 0
-        _require(resamples, "oversampling needs max_resampling_rounds above 0: nothing is replaced without")
-        return self
 
 
 class RewardModelConfig(Config):
-    """A learned reward model, retrained on the rollouts of every iteration (Algorithm 1) as `engine` says."""
+    """A learned reward model: the probability that a completion, or each step of one, is right.
+
+    It is retrained on the rollouts of every iteration (Algorithm 1) as `engine` says.
+    """
 
     base: str = "reference"
     """Sequence-classification checkpoint with one label: a folder, a hub id, or `reference` for a copy of the
     reference checkpoint with a new head, first trained on rollouts of the reference."""
-    preferences: str | None = Field(default=None, min_length=1)
-    """Preference pairs that it is trained on first: a file of JSON lines, or another that the `datasets` library reads,
-    with the columns `prompt` (or `question`), `chosen` and `rejected`; null for none."""
-    preference_epochs: int = Field(1, gt=0)
-    """Passes over the preference pairs."""
-    held_out_fraction: float = Field(0.05, ge=0, lt=1)
-    """Share of the preference pairs that it is not trained on, and its accuracy is measured by; 0 measures none."""
-    loss: Literal["pointwise", "pairwise"] = "pointwise"
-    """What it learns from a rollout. `pointwise`: whether each completion is right; its reward is the probability of
-    that. `pairwise`: to score a right completion above a wrong one of the same prompt (Bradley-Terry); its reward is
-    the score, without bounds."""
     initial_rollouts: int = Field(20, ge=0)
     """Rollouts of the reference that it is trained on before the first iteration."""
     learning_rate: float = Field(2e-5, gt=0, le=1)
@@ -103,8 +78,8 @@ class RewardModelConfig(Config):
 
     @model_validator(mode="after")
     def _head_is_trained(self) -> "RewardModelConfig":
-        trained = self.base != "reference" or self.initial_rollouts > 0 or self.preferences is not None
-        _require(trained, "base: reference has a new head, which needs initial_rollouts or preferences to learn from")
+        trained = self.base != "reference" or self.initial_rollouts > 0
+        _require(trained, "base: reference has a new head, which needs initial_rollouts to learn from")
         return self
 
 
@@ -176,10 +151,6 @@ class RewardConfig(Config):
         needed = " or ".join(f"weights.{name}" for name in sorted(of_steps))
         _require(
             not of_steps or have_steps, f"supervision: {self.supervision} needs {needed}, or a custom reward of steps"
-        )
-        pairwise = self.model is not None and self.model.loss == "pairwise"
-        _require(
-            not (of_steps and pairwise), "model.loss: pairwise compares completions; it needs supervision: outcome"
         )
         together = self.combination == "before_normalisation"
         _require(together or not of_steps, "combination: after_normalisation needs supervision: outcome")

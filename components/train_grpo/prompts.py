@@ -1,10 +1,9 @@
-"""The problems of each rollout: shares of sources, passes or a curriculum within each, resumable exactly.
+"""The problems of each rollout: shares of sources, passes within each, resumable exactly.
 
-Every shuffle and every weighted choice has its own stream of random numbers, made from the seed and a number. The place
-in the sequence is therefore a few counters and pass rates.
+Every shuffle has its own stream of random numbers, made from the seed and a number. The place in the sequence is
+therefore a few counters, and the problems that are left out.
 """
 
-import heapq
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,28 +14,18 @@ from typing import Any, ClassVar
 
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
-from components.train_grpo.config import CurriculumConfig, PromptsConfig
+from components.train_grpo.config import PromptsConfig
 
 _ALL = "all"
 """The one pool of problems where sources have no weights."""
-_UNTRIED = 0.5
-"""The pass rate assumed of a problem before it is tried: the one with the most to learn from."""
-
-
-def learning_signal(pass_rate: float) -> float:
-    """Return 4 p (1 - p), the variance of a pass-or-fail reward: 0 where all or none pass, 1 where half do.
-
-    Preferring problems by this variance is proposed in https://arxiv.org/abs/2502.12272.
-    """
-    return 4 * pass_rate * (1 - pass_rate)
 
 
 class Prompts:
     """The batches of problems, in an order that can be resumed exactly.
 
     Without source weights all problems are one pool; with them each source is a pool, and has exactly its share of the
-    problems over time. Within a pool there are passes, every problem once in each, in a new order; or, with a
-    curriculum, random choices weighted by `learning_signal` of the running pass rates.
+    problems over time. Within a pool there are passes, every problem once in each, in a new order. With a maximum pass
+    rate, later passes leave out what a group has solved: ScaleRL's no-positive resampling (arXiv 2510.13786).
     """
 
     def __init__(self, problems: Sequence[Problem], config: PromptsConfig, *, seed: int) -> None:
@@ -44,11 +33,11 @@ class Prompts:
         self._problems = {problem.id: problem for problem in problems}
         self._pool_of = {problem.id: problem.source if weights else _ALL for problem in problems}
         self._shares = _shares(weights, self._pool_of.values()) if weights else {_ALL: Fraction(1)}
-        self._pools: dict[str, _Passes | _Curriculum] = {}
-        for name in self._shares:
-            ids, stream = [each for each, pool in self._pool_of.items() if pool == name], f"{seed}/{name}"
-            curriculum = config.curriculum
-            self._pools[name] = _Curriculum(ids, stream, curriculum) if curriculum else _Passes(ids, stream)
+        self._max_pass_rate = config.max_pass_rate
+        self._pools = {
+            name: _Passes([each for each, pool in self._pool_of.items() if pool == name], f"{seed}/{name}")
+            for name in self._shares
+        }
         self._num_sampled = Counter(dict.fromkeys(self._pools, 0))
 
     def next_batch(self, count: int) -> list[Problem]:
@@ -69,10 +58,10 @@ class Prompts:
         return [self._problems[next(ids[name])] for name in pools]
 
     def record(self, problem_id: str, *, num_right: int, num_scored: int) -> None:
-        """Record how many of a problem's scored completions are right, for the curriculum if there is one."""
-        pool = self._pools[self._pool_of[problem_id]]
-        if num_scored and isinstance(pool, _Curriculum):
-            pool.record(problem_id, num_right / num_scored)
+        """Record how many of a problem's scored completions are right: one that is solved may be left out."""
+        if num_scored and self._max_pass_rate is not None:
+            is_solved = num_right >= self._max_pass_rate * num_scored
+            self._pools[self._pool_of[problem_id]].record(problem_id, is_solved=is_solved)
 
     def state(self) -> dict[str, Any]:
         """Return everything that the next batches depend on beside problems, config and seed, as plain JSON values."""
@@ -106,15 +95,22 @@ class Prompts:
 
 @dataclass
 class _Passes:
-    """Passes over the problems of a pool, every problem once in each."""
+    """Passes over the problems of a pool, every problem once in each, but for those that are solved."""
 
     ids: Sequence[str]
     stream: str
-    num_seen: int = 0
+    number: int = 0
+    """Of the current pass."""
+    place: int = 0
+    """In the current pass."""
+    left_out: list[str] = field(default_factory=list)
+    """Of the current pass."""
+    solved: list[str] = field(default_factory=list)
+    """What the next pass leaves out."""
     deferred: list[str] = field(default_factory=list)
     order: list[str] = field(default_factory=list, init=False)
     """That of the current pass; empty where it has to be made again."""
-    saved: ClassVar = ("num_seen", "deferred")
+    saved: ClassVar = ("number", "place", "left_out", "solved", "deferred")
 
     def next_ids(self, count: int) -> list[str]:
         """Return the next ids, all different.
@@ -125,44 +121,29 @@ class _Passes:
         batch = dict.fromkeys(self.deferred[:count])
         deferred = self.deferred[count:]
         while len(batch) < count:
-            number, place = divmod(self.num_seen, len(self.ids))
-            if not self.order or place == 0:
-                self.order = random.Random(f"{self.stream}/{number}").sample(self.ids, len(self.ids))
-            self.num_seen += 1
-            if self.order[place] in batch:
-                deferred.append(self.order[place])
-            batch[self.order[place]] = None
+            if self.place == len(self.ids) - len(self.left_out):
+                self._begin_pass(count)
+            if not self.order:
+                kept = [each for each in self.ids if each not in set(self.left_out)] if self.left_out else self.ids
+                self.order = random.Random(f"{self.stream}/{self.number}").sample(kept, len(kept))
+            each = self.order[self.place]
+            self.place += 1
+            if each in batch:
+                deferred.append(each)
+            batch[each] = None
         self.deferred = deferred
         return list(batch)
 
+    def _begin_pass(self, count: int) -> None:
+        """Begin a pass without what is solved, or with all where what is left would not fill a batch."""
+        if len(self.ids) - len(self.solved) < count:
+            self.solved = []
+        self.number, self.place, self.left_out, self.order = self.number + 1, 0, list(self.solved), []
 
-@dataclass
-class _Curriculum:
-    """Weighted random choices from a pool: problems whose completions disagree are chosen more often, none never."""
-
-    ids: Sequence[str]
-    stream: str
-    config: CurriculumConfig
-    num_batches: int = 0
-    pass_rates: dict[str, float] = field(default_factory=dict)
-    saved: ClassVar = ("num_batches", "pass_rates")
-
-    def next_ids(self, count: int) -> list[str]:
-        """Return different ids, each chosen with a probability proportional to its weight among those left.
-
-        That is the order in which independent exponential clocks ring whose rates are the weights (Efraimidis and
-        Spirakis, https://arxiv.org/abs/1012.0256).
-        """
-        clock = random.Random(f"{self.stream}/{self.num_batches}")
-        self.num_batches += 1
-        signals = {problem_id: learning_signal(self.pass_rates.get(problem_id, _UNTRIED)) for problem_id in self.ids}
-        times = {name: clock.expovariate(max(self.config.floor, signal)) for name, signal in signals.items()}
-        return heapq.nsmallest(count, times, key=times.__getitem__)
-
-    def record(self, problem_id: str, measured: float) -> None:
-        """Update the running pass rate; the first measurement replaces the assumed one."""
-        before = self.pass_rates.get(problem_id, measured)
-        self.pass_rates[problem_id] = before + (1 - self.config.memory) * (measured - before)
+    def record(self, problem_id: str, *, is_solved: bool) -> None:
+        """Leave a problem out of later passes, unless it is no longer solved."""
+        if is_solved != (problem_id in self.solved):
+            (self.solved.append if is_solved else self.solved.remove)(problem_id)
 
 
 def _shares(weights: Mapping[str, float], sources: Iterable[str]) -> dict[str, Fraction]:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from components.policy.packing import TokenSequence
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.process_supervision import Step
-from components.train_grpo.rewards import Group, Scored, is_masked
+from components.train_grpo.rewards import Group, is_masked
 
 Row = npt.NDArray[np.int32]
 """An example in 4 bytes per token: the main process holds those of a whole iteration."""
@@ -34,98 +33,34 @@ class LabeledExample:
     labels: tuple[float, ...]
     """For each step 1 for right, 0 for wrong."""
 
-    @property
-    def sequences(self) -> tuple[TokenSequence, ...]:
-        """What the model reads."""
-        return (self.tokens,)
-
-    @property
-    def ends(self) -> tuple[tuple[int, ...], ...]:
-        """Where it is read, for each of the sequences."""
-        return (self.step_ends,)
-
     def packed(self) -> Row:
-        """Return one array."""
-        labels = map(int, self.labels)
-        return _packed(self.tokens.prompt_ids, self.tokens.completion_ids, (), (*self.step_ends, *labels))
+        """Return one array: the numbers of tokens of prompt and completion, those tokens, step ends and labels."""
+        prompt, completion = self.tokens.prompt_ids, self.tokens.completion_ids
+        values = (*prompt, *completion, *self.step_ends, *map(int, self.labels))
+        return np.array([len(prompt), len(completion), *values], np.int32)
 
 
-@dataclass(frozen=True)
-class PreferencePair:
-    """Two completions of a prompt, of which the first is preferred."""
-
-    prompt_ids: tuple[int, ...]
-    chosen_ids: tuple[int, ...]
-    rejected_ids: tuple[int, ...]
-
-    @property
-    def labels(self) -> tuple[float, ...]:
-        """What the difference of the two scores is trained to say: that the first is better."""
-        return (1.0,)
-
-    @property
-    def sequences(self) -> tuple[TokenSequence, ...]:
-        """What the model reads."""
-        return tuple(TokenSequence(self.prompt_ids, ids) for ids in (self.chosen_ids, self.rejected_ids))
-
-    @property
-    def ends(self) -> tuple[tuple[int, ...], ...]:
-        """Where it is read, for each of the sequences."""
-        return tuple((len(ids),) for ids in (self.chosen_ids, self.rejected_ids))
-
-    def packed(self) -> Row:
-        """Return one array."""
-        return _packed(self.prompt_ids, self.chosen_ids, self.rejected_ids, ())
-
-
-Example = LabeledExample | PreferencePair
-
-
-def _packed(prompt: Sequence[int], first: Sequence[int], second: Sequence[int], others: Sequence[int]) -> Row:
-    """Return the numbers of tokens of prompt and completions, those tokens, and then step ends and labels."""
-    return np.array([len(prompt), len(first), len(second), *prompt, *first, *second, *others], np.int32)
-
-
-def unpacked(row: Row) -> Example:
+def unpacked(row: Row) -> LabeledExample:
     """Return the example of an array that `packed` returned."""
-    num_prompt, num_first, num_second, *values = row.tolist()
-    first, second = num_prompt + num_first, num_prompt + num_first + num_second
-    prompt, completion = tuple(values[:num_prompt]), tuple(values[num_prompt:first])
-    if num_second:
-        return PreferencePair(prompt, completion, tuple(values[first:second]))
-    num_steps = (len(values) - second) // 2
-    ends, labels = tuple(values[second : second + num_steps]), tuple(map(float, values[second + num_steps :]))
-    return LabeledExample(TokenSequence(prompt, completion), ends, labels)
+    num_prompt, num_completion, *values = row.tolist()
+    prompt, rest = tuple(values[:num_prompt]), values[num_prompt:]
+    completion, steps = tuple(rest[:num_completion]), rest[num_completion:]
+    ends, labels = steps[: len(steps) // 2], steps[len(steps) // 2 :]
+    return LabeledExample(TokenSequence(prompt, completion), tuple(ends), tuple(map(float, labels)))
 
 
-def examples_of(config: TrainGRPOConfig, group: Group) -> list[Example]:
-    """Return what a group teaches by the verifier's verdicts; masked completions and steps without one are left out.
-
-    With the loss `pairwise` each right completion is paired with a wrong one, as long as there are both: no completion
-    is in two pairs, which would be learned by heart.
-    """
-    assert config.reward.model is not None
-    labeled = [(scored, _with_verdict(scored)) for scored in group.scored_G if not is_masked(config, scored.completion)]
-    if config.reward.model.loss == "pointwise":
-        return [
-            LabeledExample(
-                scored.completion.tokens,
-                tuple(scored.completion.tokens.length_to(step.end) for step in steps),
-                tuple(step.label for step in steps),
-            )
-            for scored, steps in labeled
-            if steps
-        ]
-    right, wrong = (
-        [scored.completion.tokens for scored, steps in labeled if steps and steps[-1].label == label]
-        for label in (1.0, 0.0)
-    )
-    pairs = zip(right, wrong, strict=False)
-    return [PreferencePair(one.prompt_ids, one.completion_ids, other.completion_ids) for one, other in pairs]
-
-
-def _with_verdict(scored: Scored) -> list[Step]:
-    return [step for step in scored.steps if not math.isnan(step.label)]
+def examples_of(config: TrainGRPOConfig, group: Group) -> list[LabeledExample]:
+    """Return what a group teaches by the verifier's verdicts; masked completions and steps without one are left out."""
+    labeled = [
+        (scored.completion.tokens, [step for step in scored.steps if not math.isnan(step.label)])
+        for scored in group.scored_G
+        if not is_masked(config, scored.completion)
+    ]
+    return [
+        LabeledExample(tokens, tuple(tokens.length_to(step.end) for step in steps), tuple(step.label for step in steps))
+        for tokens, steps in labeled
+        if steps
+    ]
 
 
 def joined(rows: Sequence[Row]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The learned reward model: what a completion is worth, learned from the verifier's verdicts and from preferences.
+"""The learned reward model: what a completion is worth, learned from the verifier's verdicts.
 
 One head serves both kinds of supervision. Read at the last token of a completion it is the outcome reward model, read
 at the last token of each step the process reward model (DeepSeekMath, arXiv 2402.03300, sections 4.1.2 and 4.1.3).
@@ -9,7 +9,6 @@ clipping and weight decay. Every process calls each public method here together 
 Shape suffixes, beside those of objective.py:
     R  sequences of a micro-batch, one in each row     T  tokens of the longest of them, padded on the right
     E  step ends of a micro-batch, where the head is read, row after row     D  hidden size
-    L  labels of a micro-batch: one for each step end, or for each pair
 """
 
 import math
@@ -36,11 +35,8 @@ from components.policy.training import TrainingCheckpoint, memory_for_update
 from components.shared.errors import PipelineError, out_of_memory
 from components.shared.progress import say
 from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
-from components.train_grpo.preferences import KEY, read_preferences
 from components.train_grpo.reward_examples import (
-    Example,
     LabeledExample,
-    PreferencePair,
     Replay,
     Row,
     examples_of,
@@ -113,44 +109,18 @@ class RewardModel:
         self._say("reward model trained" if new else "reward model not trained: no verdict to learn from", figures)
         return {"iteration": iteration, **figures}
 
-    def learn_preferences(self, path: Path) -> dict[str, float]:
-        """Train on the preference pairs of a file but those held out; return the metrics.
-
-        `preference_accuracy` is the share of the pairs held out whose chosen response has the higher score afterwards,
-        NaN where none is. PipelineError where fewer than two pairs fit into the context of the model.
-        """
-        rows = self._preference_rows(path) if self._ranks.is_main else []
-        random.Random(self.config.seed).shuffle(rows)
-        fraction = self.settings.held_out_fraction
-        num_held_out = min(max(1, round(fraction * len(rows))), len(rows) - 1) if fraction and rows else 0
-        held_out, trained = rows[:num_held_out], rows[num_held_out:]
-        figures = self.fit(trained, num_new=0, seed=self.config.seed, epochs=self.settings.preference_epochs)
-        self._replay.add(trained)
-        result = {
-            "preference_loss": figures["reward_model_loss"],
-            "preference_accuracy": self._accuracy(held_out),
-            "preference_pairs": figures["reward_model_examples"],
-            "preference_pairs_held_out": float(self._share(len(held_out))),
-        }
-        self._say("reward model trained on preferences", result)
-        return {"iteration": 0, **result}
-
     @torch.no_grad()
     def score(self, tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """Return for each sequence of this process its scores, as read at each of its step ends.
+        """Return for each sequence of this process the probability that it is right, as read at each of its step ends.
 
-        With the loss `pointwise` these are the probabilities in [0, 1] that it is right, with `pairwise` any numbers of
-        which only the differences mean something. Raises NonFiniteError where one is not a number, which as a reward
-        would mean an unscorable completion.
+        Raises NonFiniteError where one is not a number, which as a reward would mean an unscorable completion.
         """
         examples = [LabeledExample(*fields, labels=()) for fields in zip(tokens, step_ends, strict=True)]
         scores: list[list[float]] = [[] for _ in tokens]
         for batch in self._batches(examples):
-            scores_E = self.engine(batch)
+            scores_E = torch.sigmoid(self.engine(batch))
             if scores_E.isnan().any():
                 raise NonFiniteError("a score of the reward model is not a number")
-            if self.settings.loss == "pointwise":
-                scores_E = torch.sigmoid(scores_E)
             scores_of_batch = iter(scores_E.tolist())
             for index in batch.examples:
                 scores[index] = list(islice(scores_of_batch, len(step_ends[index])))
@@ -202,24 +172,6 @@ class RewardModel:
         self.collected = separated(parts["collected"])
         self._replay.restore(parts["replay"])
 
-    def _preference_rows(self, path: Path) -> list[Row]:
-        """Return the pairs of a file that fit into the context of the model."""
-        reference, rows = self.reference, []
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-        preferences = read_preferences(path)
-        for each in preferences:
-            prompt_ids = reference.prompt_ids(each.prompt)
-            completions = ((*reference.encode(text), reference.end_ids[0]) for text in (each.chosen, each.rejected))
-            pair = PreferencePair(prompt_ids, *completions)
-            if max(map(len, pair.sequences)) <= limit:
-                rows.append(pair.packed())
-        if len(rows) < len(preferences):
-            num_longer = len(preferences) - len(rows)
-            say(_STAGE, f"{num_longer:,} preference pairs are longer than {limit} tokens and left out")
-        if len(rows) < 2:
-            raise PipelineError(f"{KEY}: {path}: {len(rows)} pairs have at most the {limit} tokens that are read")
-        return rows
-
     @torch.no_grad()
     def _accuracy(self, rows: Sequence[Row]) -> float:
         """Return the share of the labels of the main process's rows on whose side the score is; NaN without any."""
@@ -227,25 +179,23 @@ class RewardModel:
         for start in range(0, self._share(len(rows)), _EXAMPLES_READ):
             examples = self._own(self._shared(rows[start : start + _EXAMPLES_READ]))
             for batch in self._batches(examples):
-                margins_L, labels_L = self._margins(batch, examples)
-                right += int((margins_L * (2 * labels_L - 1) > 0).sum())
-                total += len(labels_L)
+                labels_E = _labels(batch, examples)
+                right += int((self.engine(batch) * (2 * labels_E - 1) > 0).sum())
+                total += len(labels_E)
         sums = [sum(each) for each in zip(*self._ranks.all_gather((right, total), "an accuracy"), strict=True)]
         return sums[0] / sums[1] if sums[1] else math.nan
 
     def _step(self, rows: Sequence[Row]) -> tuple[float, int]:
         """Take an optimizer step on the mean loss per label; return the sum from before it, and the number of labels.
 
-        A label of a completion has the loss -log p(label) with p(right) = sigmoid(score), a pair the loss of Bradley
-        and Terry (Biometrika 1952; InstructGPT, arXiv 2203.02155, equation 1), -log sigmoid(score_chosen -
-        score_rejected).
+        A label has the loss -log p(label) with p(right) = sigmoid(score).
         """
         every = self._shared(rows)
         num_labels = sum(len(each.labels) for each in every)
         examples = self._own(every)
         for batch in self._batches(examples):
-            margins_L, labels_L = self._margins(batch, examples)
-            loss = functional.binary_cross_entropy_with_logits(margins_L, labels_L, reduction="sum")
+            labels_E = _labels(batch, examples)
+            loss = functional.binary_cross_entropy_with_logits(self.engine(batch), labels_E, reduction="sum")
             # Divided by the labels of the whole step: the gradient is the same however it is split.
             self.engine.backward(loss / num_labels)
         try:
@@ -253,24 +203,7 @@ class RewardModel:
         except NonFiniteError as error:
             raise NonFiniteError(f"the reward model: {error}") from None
 
-    def _margins(self, batch: "PaddedBatch", examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-        """Return what each label is about, a score or the difference of two, and the label."""
-        scores_E = self.engine(batch)
-        firsts: list[int] = []
-        others: list[int] = []
-        labels: list[float] = []
-        place, nothing = 0, len(scores_E)
-        for example in (examples[index] for index in batch.examples):
-            is_pair, num_ends = isinstance(example, PreferencePair), sum(map(len, example.ends))
-            firsts += [place] if is_pair else range(place, place + num_ends)
-            others += [place + 1] if is_pair else [nothing] * num_ends
-            labels += example.labels
-            place += num_ends
-        first_L, other_L = torch.tensor([firsts, others], dtype=torch.long, device=scores_E.device)
-        padded = functional.pad(scores_E, (0, 1))  # a completion by itself is compared with zero
-        return padded[first_L] - padded[other_L], torch.tensor(labels, dtype=scores_E.dtype, device=scores_E.device)
-
-    def _batches(self, examples: Sequence[Example]) -> list["PaddedBatch"]:
+    def _batches(self, examples: Sequence[LabeledExample]) -> list["PaddedBatch"]:
         """Return micro-batches of this process's examples, then empty ones: as many as any other process has.
 
         Under ZeRO 2 and 3 each pass waits for a pass of every other process.
@@ -279,12 +212,12 @@ class RewardModel:
         most = max(self._ranks.all_gather(len(batches), "the micro-batches of the reward model"))
         return batches + [_empty_batch(self._device)] * (most - len(batches))
 
-    def _own(self, examples: Sequence[Example]) -> list[Example]:
+    def _own(self, examples: Sequence[LabeledExample]) -> list[LabeledExample]:
         """Return this process's part, of about as many tokens as any other's."""
-        by_length = sorted(examples, key=lambda example: -_width(example))
+        by_length = sorted(examples, key=lambda example: -len(example.tokens))
         return by_length[self._ranks.rank :: self._ranks.world_size]
 
-    def _shared(self, rows: Sequence[Row]) -> list[Example]:
+    def _shared(self, rows: Sequence[Row]) -> list[LabeledExample]:
         """Return the examples of the main process's rows in every process."""
         return [unpacked(row) for row in self._share(rows)]
 
@@ -342,34 +275,30 @@ class PaddedBatch:
     """Sequences padded on the right, and where the head is read."""
 
     examples: list[int]
-    """The index of each example, whose sequences are rows one after another."""
+    """The index of the example in each row."""
     input_ids_RT: Tensor
     attention_mask_RT: Tensor
     row_E: Tensor
     position_E: Tensor
 
 
-def padded_batches(examples: Sequence[Example], max_tokens: int, device: torch.device) -> list[PaddedBatch]:
+def padded_batches(examples: Sequence[LabeledExample], max_tokens: int, device: torch.device) -> list[PaddedBatch]:
     """Split examples into micro-batches of at most `max_tokens` tokens with padding, like lengths together.
 
     Step ends count completion tokens: the head is read at the last token counted. An example that alone is longer gets
     a micro-batch of its own.
     """
     groups: list[list[int]] = []
-    num_rows = 0
-    for index in sorted(range(len(examples)), key=lambda index: _width(examples[index])):
-        num_rows += len(examples[index].sequences)
-        if groups and _width(examples[index]) * num_rows <= max_tokens:
+    for index in sorted(range(len(examples)), key=lambda index: len(examples[index].tokens)):
+        if groups and len(examples[index].tokens) * (len(groups[-1]) + 1) <= max_tokens:
             groups[-1].append(index)
         else:
             groups.append([index])
-            num_rows = len(examples[index].sequences)
     return [_padded_batch(examples, group, device) for group in groups]
 
 
-def _padded_batch(examples: Sequence[Example], group: list[int], device: torch.device) -> PaddedBatch:
-    sequences = [sequence for index in group for sequence in examples[index].sequences]
-    ends_R = [ends for index in group for ends in examples[index].ends]
+def _padded_batch(examples: Sequence[LabeledExample], group: list[int], device: torch.device) -> PaddedBatch:
+    sequences, ends_R = zip(*((examples[index].tokens, examples[index].step_ends) for index in group), strict=True)
     rows = [torch.tensor([*sequence.prompt_ids, *sequence.completion_ids]) for sequence in sequences]
     # Token 0 pads, whatever it is: places are counted, never found by comparing with it.
     ids_RT = pad_sequence(rows, batch_first=True)
@@ -389,9 +318,10 @@ def _empty_batch(device: torch.device) -> PaddedBatch:
     return PaddedBatch([], zero[None], torch.ones_like(zero)[None], zero, zero)
 
 
-def _width(example: Example) -> int:
-    """Return the tokens of the longest sequence."""
-    return max(map(len, example.sequences))
+def _labels(batch: PaddedBatch, examples: Sequence[LabeledExample]) -> Tensor:
+    """Return the label of each place at which the head is read."""
+    labels = [label for index in batch.examples for label in examples[index].labels]
+    return torch.tensor(labels, dtype=torch.float32, device=batch.row_E.device)
 
 
 # The base model -------------------------------------------------------------------------------------------------------

@@ -98,8 +98,7 @@ class Rollouts:
 
         Every process samples and scores its shard of the problems, and gets all groups. Zero-variance groups teach
         nothing: with dynamic sampling (DAPO, section 3.2) they are replaced by groups of further problems, for a
-        bounded number of rounds, the first in the order of their prompts where there are more than are missing. What is
-        then missing stays missing, and the loss is divided by what is there.
+        bounded number of rounds. What is then missing stays missing, and the loss is divided by what is there.
         """
         rollout = Rollout([], [], 0.0, 0.0)
         max_rounds, wanted = self.config.prompts.max_resampling_rounds, self.config.prompts_per_step
@@ -107,14 +106,11 @@ class Rollouts:
             missing = wanted - len(rollout.trained)
             if not missing:
                 break
-            count = min(math.ceil(missing * self.config.prompts.oversampling), wanted)
-            problems_P = self.ranks.shard(self.prompts.next_batch(count))
+            problems_P = self.ranks.shard(self.prompts.next_batch(missing))
             shard = self._sample_shard(problems_P, self._seed(name, round_), version)
             groups_P = self._gather(shard.sampled)
             rollout.sampled += groups_P
-            usable = [group for group in groups_P if not max_rounds or differs(self.config, group)]
-            # None of the surplus is for the next step: the policy would have moved on.
-            rollout.trained += usable[:missing]
+            rollout.trained += [group for group in groups_P if not max_rounds or differs(self.config, group)]
             rollout.sampling_s += shard.sampling_s
             rollout.scoring_s += shard.scoring_s
         return rollout

@@ -66,18 +66,13 @@ def config_warnings(config: TrainGRPOConfig) -> Iterator[str]:
 
 
 def _reward_model(config: TrainGRPOConfig) -> dict[str, Material]:
-    """Return the checkpoint that the reward model begins as, and the preference pairs that it learns from."""
-    model = config.reward.model
-    if model is None:
+    """Return the checkpoint that the reward model begins as, unless it is a copy of the reference."""
+    base = config.reward.model.base if config.reward.model else "reference"
+    if base == "reference":
         return {}
-    files = [model.preferences] if model.preferences else []
-    if model.base != "reference" and Path(model.base).is_dir():
-        files.append(model.base)
-    materials = {path: Material(sha256=digest(Path(path))) for path in files}
-    if model.base != "reference" and model.base not in materials:
-        commit = model_file(model.base, "config.json").parent.name
-        materials[model.base] = Material(repository=model.base, commit=commit)
-    return materials
+    if Path(base).is_dir():
+        return {base: Material(sha256=digest(Path(base)))}
+    return {base: Material(repository=base, commit=model_file(base, "config.json").parent.name)}
 
 
 def _train_rank(config: TrainGRPOConfig, **folders: Path) -> dict[str, float]:

@@ -107,11 +107,8 @@ class Trainer:
             say(_STAGE, line)
 
     def _fit_first_reward_model(self, reward_model: RewardModel) -> None:
-        """Fit a reward model to preferences and rollouts of the reference, before anything learns from its rewards."""
+        """Fit a reward model to rollouts of the reference, before anything learns from its rewards."""
         settings = reward_model.settings
-        if settings.preferences:
-            figures = reward_model.learn_preferences(Path(settings.preferences))
-            self.history.reward_model.append(row_of(figures))
         for number in range(settings.initial_rollouts):
             rollout = self.rollouts.of_reference(number)
             require_scorable(self.config, rollout.sampled)

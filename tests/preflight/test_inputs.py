@@ -201,14 +201,14 @@ def test_everything_that_a_run_lacks_is_named_at_once(
         "prepare_data.sources": [GSM8K],
         "train_sft.model.base": "nobody/no-such-model",
         "train_grpo.reward.weights": {"my_rewards:brevity": 1.0, "my_rewards:bervity": 1.0, "reward_model": 1.0},
-        "train_grpo.reward.model": {"base": "judge", "preferences": "pairs.jsonl"},
+        "train_grpo.reward.model": {"base": "judge"},
         "register.registry": f"file://{tmp_path}/no-registry",
     }
     _put(values, changes)
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
     assert main(["run", "--params", "mine.yaml"]) == 2
     first, *lines = capsys.readouterr().err.splitlines()
-    assert first == "error: 10 to correct before this run can start"
+    assert first == "error: 9 to correct before this run can start"
     assert sorted(line.split(": ")[1] for line in lines) == [
         "prepare_data.sources.0.test",
         "prepare_data.sources.0.train",
@@ -216,7 +216,6 @@ def test_everything_that_a_run_lacks_is_named_at_once(
         "register.storage",
         "report.gate.target",
         "train_grpo.reward.model.base",
-        "train_grpo.reward.model.preferences",
         "train_grpo.reward.weights.my_rewards:bervity",
         "train_sft.model.base",
         "validate_data.min_test_rows",

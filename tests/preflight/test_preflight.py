@@ -111,11 +111,10 @@ def test_contradictions_and_missing_inputs_are_named_by_parameter(
     subjects = ["overrides.report.gate.target", "overrides.validate_data.min_test_rows"]
     assert _subjects(_lines(wrong)) == subjects
     weights = {"accuracy": 1.0, "no_such_module:reward": 1.0, "reward_model": 1.0}
-    reward = {"weights": weights, "model": {"preferences": "pairs.jsonl"}}
+    reward = {"weights": weights, "model": {}}
     wrong = with_overrides(form | {"base_model": "nobody/no-such-model"}, train_grpo={"reward": reward})
     assert _subjects(_lines(wrong)) == [
         "base_model",
-        "overrides.train_grpo.reward.model.preferences",
         "overrides.train_grpo.reward.weights.no_such_module",
     ]
 

@@ -13,12 +13,9 @@ from components.train_grpo.prompts import Prompts
 from tests import tiny
 
 
-def _config(*, memory: float | None = None, floor: float = 0.05, **weights: float) -> PromptsConfig:
-    """Settings with these source weights, and with a curriculum if there is a memory."""
-    curriculum = None if memory is None else {"memory": memory, "floor": floor}
-    return PromptsConfig.model_validate(
-        {"source_weights": weights, "curriculum": curriculum, "max_resampling_rounds": 0}
-    )
+def _config(*, max_pass_rate: float | None = None, **weights: float) -> PromptsConfig:
+    """Settings with these source weights."""
+    return PromptsConfig.model_validate({"source_weights": weights, "max_pass_rate": max_pass_rate})
 
 
 def _problems(**sizes: int) -> list[Problem]:
@@ -136,45 +133,28 @@ def test_a_share_larger_than_its_source_is_refused() -> None:
         prompts.next_batch(8)
 
 
-def _share_of_first_draws(prompts: Prompts, num_draws: int = 2000) -> dict[str, float]:
-    drawn = Counter(_ids(prompts, *[1] * num_draws))
-    return {problem_id: drawn[problem_id] / num_draws for problem_id in sorted(drawn)}
+def test_a_solved_problem_is_left_out_of_later_passes() -> None:
+    """From 3 of 4 right on; it is back if a later group does not solve it, and nothing unscored counts."""
+    prompts = Prompts(_problems(a=4), _config(max_pass_rate=0.75), seed=1)
+    assert set(_ids(prompts, 2)) < {"a0", "a1", "a2", "a3"}
+    for problem_id, num_right, num_scored in (("a0", 3, 4), ("a1", 2, 4), ("a2", 4, 4), ("a3", 0, 0)):
+        prompts.record(problem_id, num_right=num_right, num_scored=num_scored)
+    assert len(set(_ids(prompts, 2))) == 2, "the pass that has begun goes on"
+    assert [set(_ids(prompts, 2)) for _ in range(3)] == [{"a1", "a3"}] * 3
+    prompts.record("a2", num_right=1, num_scored=4)
+    assert set(_ids(prompts, 3)) == {"a1", "a2", "a3"}
 
 
-def test_a_curriculum_draws_by_learning_signal() -> None:
-    """Untried, 1 of 4, all and none right, and half right weigh 1, 3/4, twice the floor of 1/8, and 1."""
-    prompts = Prompts(_problems(a=5), _config(memory=0.9, floor=0.125), seed=1)
-    for problem_id, num_right in (("a1", 1), ("a2", 4), ("a3", 0), ("a4", 2)):
-        prompts.record(problem_id, num_right=num_right, num_scored=4)
-    weights = {"a0": 1, "a1": 0.75, "a2": 0.125, "a3": 0.125, "a4": 1}
-    # Five standard deviations of a share of 1/3 are 0.053.
-    assert _share_of_first_draws(prompts) == pytest.approx(
-        {name: weight / 3 for name, weight in weights.items()}, abs=0.05
-    )
+def test_all_problems_are_back_once_too_few_are_left_for_a_step() -> None:
+    """Of four, three are solved, and a step takes two."""
+    prompts = Prompts(_problems(a=4), _config(max_pass_rate=0.9), seed=1)
+    _ids(prompts, 4)
+    for problem_id in ("a0", "a1", "a2"):
+        prompts.record(problem_id, num_right=4, num_scored=4)
+    assert len(set(_ids(prompts, 2, 2))) == 4
 
 
-def test_a_curriculum_draws_a_batch_one_by_one_from_what_is_left() -> None:
-    """Of weights 1, 1 and 1/2 the light one comes first in 1 of 5 batches of two, and not at all in 8 of 15."""
-    prompts = Prompts(_problems(a=3), _config(memory=0, floor=0.5), seed=1)
-    prompts.record("a2", num_right=0, num_scored=4)
-    batches = [_ids(prompts, 2) for _ in range(4000)]
-    assert all(len(set(batch)) == 2 for batch in batches)
-    # Either heavy one first, in 2 of 5; then the other one, of which the weight is 1 of the 3/2 that are left.
-    assert sum("a2" not in batch for batch in batches) / 4000 == pytest.approx(2 * (2 / 5) * (2 / 3), abs=0.04)
-    assert sum(batch[0] == "a2" for batch in batches) / 4000 == pytest.approx(1 / 5, abs=0.03)
-
-
-def test_the_running_pass_rate_by_hand() -> None:
-    """The first measurement stands; later ones move it by 1 - memory; without scores nothing does."""
-    prompts = Prompts(_problems(a=2), _config(memory=0.75), seed=1)
-    rates = []
-    for num_right, num_scored in ((4, 4), (0, 4), (0, 0), (1, 2)):
-        prompts.record("a0", num_right=num_right, num_scored=num_scored)
-        rates.append(prompts.state()["pools"]["all"]["pass_rates"])
-    assert rates == [{"a0": 1}, {"a0": 0.75}, {"a0": 0.75}, {"a0": 0.6875}]
-
-
-_CONFIGS = [_config(), _config(a=3, b=1), _config(memory=0.5), _config(memory=0.5, a=3, b=1)]
+_CONFIGS = [_config(), _config(a=3, b=1), _config(max_pass_rate=0.5), _config(max_pass_rate=0.5, a=3, b=1)]
 
 
 def _train(prompts: Prompts, counts: Sequence[int]) -> list[str]:
@@ -230,5 +210,3 @@ def test_the_order_is_the_same_in_every_process() -> None:
     expected = ["a3", "b2", "a1", "b0", "a4", "b1", "a2", "b3"]
     for weights in ({"a": 1.0, "b": 1.0}, {"b": 1.0, "a": 1.0}):
         assert _ids(Prompts(_problems(b=5, a=5), _config(**weights), seed=3), 4, 4) == expected
-    chosen = ["a4", "a3", "a1", "a2", "a0", "a2", "a3", "a4"]
-    assert _ids(Prompts(_problems(a=5), _config(memory=0.5), seed=3), 4, 4) == chosen

@@ -30,8 +30,8 @@ STRAIGHT, RESUMED = "straight", "resumed"
 VALIDATION = {"validation": {"every_steps": 1}, "checkpoint__keep_best": True}
 SETTINGS = {"num_steps": 4, "prompts_per_step": 4, "learning_rate": 1e-2, "engine__micro_batch_tokens": 60}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "a curriculum, and groups that are resampled": {
-        "prompts": {"curriculum": {"memory": 0.5, "floor": 0.1}, "max_resampling_rounds": 1},
+    "solved problems that are left out, and groups that are resampled": {
+        "prompts": {"max_pass_rate": 0.5, "max_resampling_rounds": 1},
         "updates_per_rollout": 2,
         "minibatches_per_rollout": 2,
     },

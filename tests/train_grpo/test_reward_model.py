@@ -31,15 +31,12 @@ from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
 from components.policy.parallel import init_ranks
 from components.policy.training import TrainingCheckpoint, prepare_process
-from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.train_grpo import reward_examples as module
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_examples import (
-    Example,
     LabeledExample,
-    PreferencePair,
     Replay,
     Row,
     joined,
@@ -75,7 +72,6 @@ _SEQUENCES = [
     TokenSequence((40, 41), (42, 43, 44, 45, 46, 47, 48, 49, 50, 51)),
 ]
 _STEPS = [(2, 4), (1, 2, 3), (2,), (1,), (3, 7, 9, 10)]
-_PAIRS = [PreferencePair((5, 6, 7), (8, 9, 1), (30, 31, 32, 33, 1)), PreferencePair((12,), (13, 14, 1), (15, 1))]
 
 
 def _save_classifier(folder: Path, *, family: str = "qwen3", **changes: Any) -> None:
@@ -169,7 +165,7 @@ def test_a_reward_model_learns_what_makes_a_completion_right() -> None:
     first = _fit(model, _toy(range(120)), num_new=120, seed=1)
     rows = _toy(range(1000, 1060))
     unseen = [unpacked(row) for row in rows]
-    scores = model.score([each.sequences[0] for each in unseen], [each.ends[0] for each in unseen])
+    scores = model.score([each.tokens for each in unseen], [each.step_ends for each in unseen])
     assert all(
         (score > 0.9) if example.labels == (1.0,) else (score < 0.1)
         for (score,), example in zip(scores, unseen, strict=True)
@@ -181,8 +177,8 @@ def test_a_reward_model_learns_what_makes_a_completion_right() -> None:
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 16, 10_000])
-def test_the_gradient_is_that_of_the_mean_loss_over_labels_and_pairs(tmp_path: Path, micro_batch_tokens: int) -> None:
-    """However a step is split, it averages -log p(label) and -log sigmoid(chosen - rejected) of float64 logits."""
+def test_the_gradient_is_that_of_the_mean_loss_over_labels(tmp_path: Path, micro_batch_tokens: int) -> None:
+    """However a step is split, it averages -log p(label) of float64 logits."""
     model = _model(tmp_path, micro_batch_tokens=micro_batch_tokens, engine__max_gradient_norm=1e6)
     library = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float64)
     labels = [tuple(float((row + end) % 2) for end in stops) for row, stops in enumerate(_STEPS)]
@@ -191,14 +187,11 @@ def test_the_gradient_is_that_of_the_mean_loss_over_labels_and_pairs(tmp_path: P
         for tokens, ends, of_ends in zip(_SEQUENCES, _STEPS, labels, strict=True)
         for end, label in zip(ends, of_ends, strict=True)
     ]
-    for pair in _PAIRS:
-        chosen, rejected = (_library_logit(library, each, len(each.completion_ids)) for each in pair.sequences)
-        losses.append(-functional.logsigmoid(chosen - rejected))
     losses_L = torch.stack(losses)
-    assert len(losses_L) == 13
+    assert len(losses_L) == 11
     torch.autograd.backward(losses_L.mean())
     examples = [_example(*fields) for fields in zip(_SEQUENCES, _STEPS, labels, strict=True)]
-    figures = _fit(model, [*examples, *(pair.packed() for pair in _PAIRS)], num_new=0, seed=1)
+    figures = _fit(model, examples, num_new=0, seed=1)
     assert figures["reward_model_loss"] == pytest.approx(losses_L.mean().item(), rel=1e-5)
     state = model.engine.state()
     for name, parameter in library.named_parameters():
@@ -360,17 +353,9 @@ def test_micro_batches_hold_no_more_tokens_than_allowed(max_tokens: int, parts: 
     assert {batch.position_E.dtype for batch in batches} == {torch.long}
 
 
-@pytest.mark.parametrize(("max_tokens", "parts"), [(32, [[1, 0]]), (31, [[1], [0]]), (1, [[1], [0]])])
-def test_a_pair_is_in_one_micro_batch(max_tokens: int, parts: list[list[int]]) -> None:
-    """Its two sequences are rows one after another, both of which count."""
-    batches = padded_batches(_PAIRS, max_tokens, torch.device("cpu"))
-    assert [batch.examples for batch in batches] == parts
-    assert [len(batch.input_ids_RT) for batch in batches] == [2 * len(part) for part in parts]
-
-
 def test_the_head_of_a_bfloat16_model_is_computed_in_float32(tmp_path: Path) -> None:
     """Its scores are finer than bfloat16, in which those of close completions would be equal."""
-    model = _model(tmp_path, loss="pairwise", engine__precision="bf16")
+    model = _model(tmp_path, engine__precision="bf16")
     assert {parameter.dtype for parameter in model.model.parameters()} == {torch.bfloat16}
     scores = torch.tensor(sum(model.score(_SEQUENCES, _STEPS), []))  # noqa: RUF017
     assert not torch.equal(scores, scores.bfloat16().float())
@@ -390,33 +375,11 @@ def test_a_completion_is_labeled_where_it_has_a_verdict() -> None:
     assert [unpacked(row) for row in model.collected] == [expected] * 2
 
 
-def test_right_and_wrong_completions_of_a_prompt_are_paired() -> None:
-    """One by one as long as there are both; masked completions and those without a verdict are in no pair."""
-    model = _made(tiny.checkpoint(), sampling__truncated="mask", loss="pairwise")
-    rewards = [0.0, 1.0, 1.0, 0.0, math.nan, 1.0]
-    lengths = [2, 3, 4, 5, 6, 7]
-    every = [scored({}, num_tokens=length, finished=length != 5) for length in lengths]
-    for each, reward in zip(every, rewards, strict=True):
-        each.steps = (Step(each.completion.num_tokens, reward),)
-    model.collect([group(*every), group(every[1], every[2])])
-    (pair,) = map(unpacked, model.collected)  # the other wrong one is masked
-    assert pair == PreferencePair((1, 2), (3, 4, 5), (3, 4))
-
-
-def test_a_pairwise_reward_is_the_logit_itself(tmp_path: Path) -> None:
-    """Only differences mean something; as probabilities, high ones would be equal."""
-    probabilities = _model(tmp_path).score(_SEQUENCES, _STEPS)
-    logits = _made(tiny.checkpoint(), base=str(tmp_path), loss="pairwise").score(_SEQUENCES, _STEPS)
-    actual, expected = (torch.tensor(sum(scores, [])) for scores in (logits, probabilities))  # noqa: RUF017
-    torch.testing.assert_close(torch.sigmoid(actual), expected)
-
-
 def test_examples_come_back_from_two_tensors_in_four_bytes_per_token() -> None:
     """In memory and in a checkpoint: an iteration's completions are held in every process."""
-    examples: list[Example] = [
+    examples = [
         LabeledExample(TokenSequence((5, 6, 7), (8, 900, 151_000)), (1, 3), (0.0, 1.0)),
         LabeledExample(TokenSequence((), (20,)), (1,), (1.0,)),
-        *_PAIRS,
     ]
     tokens = TokenSequence(tuple(range(100)), tuple(range(1000, 1500)))
     tracemalloc.start()
@@ -438,7 +401,7 @@ def _numbered(start: int, count: int) -> list[Row]:
 
 
 def _numbers(rows: Iterable[Row]) -> list[int]:
-    return [unpacked(row).sequences[0].completion_ids[0] for row in rows]
+    return [unpacked(row).tokens.completion_ids[0] for row in rows]
 
 
 def _after(*iterations: Sequence[Row]) -> Replay:
@@ -494,57 +457,6 @@ def test_a_restored_replay_goes_on_as_the_saved_one(monkeypatch: pytest.MonkeyPa
     assert _written(restored.state()) == _written(saved.state())
 
 
-# Preferences ----------------------------------------------------------------------------------------------------------
-
-
-def _write_preferences(path: Path, count: int) -> None:
-    """Write pairs of which the response with a 7 is chosen."""
-    rows = [
-        {"question": f"Tom has {number} apples", "chosen": f"{number}+7", "rejected": f"{number}+6"}
-        for number in range(count)
-    ]
-    jsonl.write_rows(path, rows)
-
-
-def test_preferences_are_learned_and_measured_on_those_held_out(tmp_path: Path) -> None:
-    """The pairs held out are none of those trained on, and a tenth of all; chosen ones end with the end token."""
-    _write_preferences(tmp_path / "pairs.jsonl", 40)
-    reference = tiny.checkpoint()
-    model = _made(reference, preference_epochs=8, held_out_fraction=0.1, loss="pairwise")
-    read: list[int] = []
-    model.model.base_model.register_forward_pre_hook(
-        lambda _module, _arguments, named: read.append(len(named["input_ids"])), with_kwargs=True
-    )
-    figures = model.learn_preferences(tmp_path / "pairs.jsonl")
-    assert (figures["preference_pairs"], figures["preference_pairs_held_out"]) == (36, 4)
-    assert sum(read) == 2 * (8 * 36 + 4)
-    assert figures["preference_accuracy"] == 1.0
-    assert figures["preference_loss"] < 0.1
-    prompt = reference.prompt_ids("Tom has 50 apples")
-    texts = ("50+7", "50+6")
-    sequences = [TokenSequence(prompt, (*reference.encode(text), reference.end_ids[0])) for text in texts]
-    (chosen,), (rejected,) = model.score(sequences, [(len(each.completion_ids),) for each in sequences])
-    assert chosen > rejected + 1
-    model.collected = _numbered(0, 90)
-    assert model.retrain(0)["reward_model_examples"] == 100  # ten of them replayed
-
-
-def test_pairs_beyond_the_context_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Their number is said; with fewer than two others the file is of no use."""
-    _write_preferences(tmp_path / "pairs.jsonl", 6)
-    rows = [row for _, row in jsonl.read_rows(tmp_path / "pairs.jsonl")]
-    long = {**rows[0], "rejected": "5 " * 600}
-    jsonl.write_rows(tmp_path / "pairs.jsonl", [long, *rows])
-    model = _made(tiny.checkpoint(), held_out_fraction=0.0)
-    figures = model.learn_preferences(tmp_path / "pairs.jsonl")
-    assert (figures["preference_pairs"], figures["preference_pairs_held_out"]) == (6, 0)
-    assert math.isnan(figures["preference_accuracy"])
-    assert "1 preference pairs are longer than 512 tokens" in capsys.readouterr().out
-    jsonl.write_rows(tmp_path / "pairs.jsonl", [long, long, rows[0]])
-    with pytest.raises(PipelineError, match="1 pairs have at most the 512 tokens"):
-        model.learn_preferences(tmp_path / "pairs.jsonl")
-
-
 # Processes ------------------------------------------------------------------------------------------------------------
 
 
@@ -553,7 +465,7 @@ def train_in_ranks(config: TrainGRPOConfig, *, base: Path, folder: Path) -> dict
     assert config.reward.model is not None
     prepare_process(1)
     ranks = init_ranks(config.engine)
-    rows = [*_toy(range(60)), *(pair.packed() for pair in _PAIRS * 5)] if ranks.is_main else []
+    rows = _toy(range(70)) if ranks.is_main else []
     for stage in (0, 2, 3):
         changed = config.model_copy(update={"engine": config.engine.model_copy(update={"zero_stage": stage})})
         model = RewardModel(changed, config.reward.model.model_copy(update={"base": str(base)}), tiny.checkpoint())
