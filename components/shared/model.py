@@ -2,8 +2,11 @@
 
 import logging
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +67,7 @@ class ModelConfig(Config):
     """Which model is post-trained, and how a question is put to it."""
 
     base: str = Field(min_length=1)
-    """Hugging Face id or folder, or `scratch:<preset>` for a small model that needs no download."""
+    """Hugging Face id or folder, a GGUF file, or `scratch:<preset>` for a small model that needs no download."""
     chat: ChatConfig | None = None
     """Conversation that the prompt is the user's message of, without white space around it; `{}` for the model's chat
     template as it is; null for the text of the prompt alone."""
@@ -204,14 +207,48 @@ def context_tokens_of(config: Mapping[str, Any]) -> int | None:
 
 def model_config(base: str) -> dict[str, Any]:
     """Return the config of a model in a folder or on the hub; PipelineError where there is no such model."""
+    base = local_model(base)
     if Path(base).is_dir():
         require_model_folder(Path(base))
     config: dict[str, Any] = jsonl.read_json(model_file(base, _CONFIG))
     return config
 
 
+def local_model(base: str) -> str:
+    """Return what a base model is read from: the folder that a GGUF file is written as, once; any other as it is.
+
+    Raises:
+        PipelineError: There is no such file, or transformers cannot read it.
+    """
+    if not base.endswith(".gguf"):
+        return base
+    file = Path(base)
+    if not file.is_file():
+        raise PipelineError(f"{base}: no such file")
+    status = file.stat()
+    return _converted(file.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _converted(file: Path, size: int, changed: int) -> str:
+    """The folder of a GGUF file of this size, changed at this time; in the cache of the hub's models."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HOME) / "gguf" / lineage.digest(file)
+    if folder.is_dir():
+        return str(folder)
+    with durable.new_folder(folder) as partial:
+        command = [sys.executable, "-P", "-m", "components.policy.gguf", str(file), str(partial)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            reason = (made.stderr.strip().splitlines() or ["no reason"])[-1]
+            raise PipelineError(f"{file}: cannot be read as a model ({reason})")
+    return str(folder)
+
+
 def model_file(base: str, name: str) -> Path:
     """Return a file of a model in a folder or on the hub; PipelineError where there is none."""
+    base = local_model(base)
     if Path(base).is_dir():
         if not (Path(base) / name).is_file():
             raise PipelineError(f"model {base}: holds no {name}; a Hugging Face model folder is expected")
@@ -237,6 +274,7 @@ def _not_fetched(base: str, error: Exception) -> PipelineError:
 
 def optional_model_file(base: str, name: str) -> Path | None:
     """Return a file of a model in a folder or on the hub; None where the model has no such file."""
+    base = local_model(base)
     if Path(base).is_dir():
         return path if (path := Path(base) / name).is_file() else None
     from huggingface_hub.errors import EntryNotFoundError

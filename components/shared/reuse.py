@@ -19,7 +19,7 @@ from components.shared.environment import JOURNAL_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.execution import current_environment
 from components.shared.lineage import Lineage, Material
-from components.shared.model import model_file
+from components.shared.model import local_model, model_file
 from components.shared.own_code import own_code_materials
 from components.shared.progress import say
 
@@ -142,6 +142,6 @@ def _is_unchanged(name: str, material: Material) -> bool:
             return False
         if ":" in name:  # a reward or an environment of the user's
             return own_code_materials([name]).get(name) == material
-        return lineage.digest(Path(name)) == material.sha256
+        return lineage.digest(Path(local_model(name))) == material.sha256
     except PipelineError:
         return False

@@ -105,7 +105,7 @@ def test_problems_of_a_run_are_asked_as_the_model_was_trained_to_be_asked(
         (["{model}", "--protocol", "gsm9k"], "--protocol gsm9k: no such protocol; there are pipeline, gsm8k-chat"),
         (
             ["{model}", "--protocol", "math500-chat"],
-            "math500.jsonl: no such file; `make data` fetches GSM8K and MATH-500",
+            "math500.jsonl: no such file; `make data` fetches GSM8K, MATH-500 and SVAMP",
         ),
         (["{model}", "--protocol", "pipeline"], "give --data the folder `problems` that prepare_data has written"),
         (["{model}", "--protocol", "gsm8k-chat"], "its tokenizer has no chat template"),

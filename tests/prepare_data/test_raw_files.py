@@ -163,7 +163,12 @@ def test_pointers_are_those_of_the_published_files(monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(_ROOT)
     readme = Path("data/README.md").read_text(encoding="utf-8")
     pointers = read_pointers()
-    assert [pointer.target.name for pointer in pointers] == ["gsm8k_test.jsonl", "gsm8k_train.jsonl", "math500.jsonl"]
+    assert [pointer.target.name for pointer in pointers] == [
+        "gsm8k_test.jsonl",
+        "gsm8k_train.jsonl",
+        "math500.jsonl",
+        "svamp.json",
+    ]
     for pointer in pointers:
         file = _PUBLISHED / pointer.target.name
         assert _md5(file.read_bytes()) == pointer.md5

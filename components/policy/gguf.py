@@ -1,0 +1,59 @@
+"""A GGUF file, as llama.cpp reads it, as a Hugging Face folder: `python -m components.policy.gguf FILE FOLDER`.
+
+Transformers reads it; quantised weights are written as the numbers that they stand for, in bfloat16.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging
+
+_CARD = """---
+license: {licence}
+---
+# {name}
+
+Made from the GGUF file `{file}`, whose weights are of type {type}.
+"""
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write the model, the tokenizer and a card with the licence that the file names into a new folder."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    # As a model of its own: what transformers notes of the file in the loaded one is left behind.
+    config = type(loaded.config).from_dict(loaded.config.to_diff_dict())
+    config.__dict__.pop("quantization_config", None)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.load_state_dict(loaded.state_dict())
+    model.tie_weights()
+    model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    described = _described(file)
+    card = _CARD.format(file=file.name, **described)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _described(file: Path) -> dict[str, str]:
+    """Return what a GGUF file says of its model: its name, its licence and the type of most of its weights."""
+    from gguf import GGUFReader, LlamaFileType  # what transformers reads it with
+
+    fields = GGUFReader(file).fields
+    values = {key: fields[key].contents() if key in fields else "" for key in _KEYS.values()}
+    file_type = values[_KEYS["type"]]
+    return {
+        "name": str(values[_KEYS["name"]] or file.stem),
+        "licence": str(values[_KEYS["licence"]] or "unknown"),
+        "type": LlamaFileType(file_type).name if file_type != "" else "unknown",
+    }
+
+
+_KEYS = {"name": "general.name", "licence": "general.license", "type": "general.file_type"}
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

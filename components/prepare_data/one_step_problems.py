@@ -1,0 +1,199 @@
+"""Built-in one-step word problems with numbers that are not needed, for a pretrained model to learn a form from."""
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+from pydantic import Field
+
+from components.shared.config import Config
+from components.shared.errors import PipelineError
+from components.shared.problem import Problem, Split
+
+_PEOPLE = "Ada Bob Cora Dan Elif Finn Gina Hugo Iris Jack Kim Liam Mona Nils Olga Paul Rosa Sven Tara Umar Vera Yuki"
+_NAMES = _PEOPLE.split()
+_COUNTED = (
+    "apples pears books pens cards coins shells stones stamps cups plates balls toys kites eggs nuts lemons plums "
+    "cookies cakes flowers tickets bottles boxes buttons beads marbles stickers photos birds"
+)
+_THINGS = _COUNTED.split()
+_PLACES = ("the market", "the park", "school", "home", "the shop", "the farm", "the fair", "the garden", "the beach")
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
+_LARGEST = (10, 20, 50, 100)
+"""Of the numbers in a problem, each as often as the others."""
+_MAX_ATTEMPTS = 10_000
+"""Random draws without a new problem after which there are taken to be no more."""
+
+
+class _Story(NamedTuple):
+    """What is told and what is asked: the fields are those of `_details`."""
+
+    subject: Literal["addition", "subtraction", "multiplication", "division"]
+    told: str
+    asked: str
+
+
+_STORIES = (
+    _Story("addition", "{a} had {x} {t}. {b} gave {a} {y} more {t} and {z} {u}.", "How many {t} does {a} have now?"),
+    _Story("addition", "{a} has {x} {t} and {z} {u}. {b} has {y} {t}.", "How many {t} do they have together?"),
+    _Story("addition", "{a} has {y} more {t} than {b}. {b} has {x} {t}.", "How many {t} does {a} have?"),
+    _Story("addition", "{a} found {x} {t} on {d} and {y} {t} on {e}.", "How many {t} did {a} find in all?"),
+    _Story(
+        "addition",
+        "{a} had some {t}. {a} lost {x} of them at {p} and now has {y} {t} left.",
+        "How many {t} did {a} have in the beginning?",
+    ),
+    _Story("addition", "There are {x} red {t}, {y} blue {t} and {z} {u} at {p}.", "How many {t} are there?"),
+    _Story(
+        "addition",
+        "{a} made {x} {t} and bought {z} {u}. {b} made {y} {t} more than {a}.",
+        "How many {t} did {b} make?",
+    ),
+    _Story(
+        "subtraction",
+        "{a} had {x} {t}. {a} gave {y} of them to {b}. {b} already had {z} {t}.",
+        "How many {t} does {a} have left?",
+    ),
+    _Story(
+        "subtraction",
+        "{a} has {x} {t} and {b} has {y} {t}. There are {z} {u} at {p}.",
+        "How many more {t} than {b} does {a} have?",
+    ),
+    _Story(
+        "subtraction", "{a} has {y} fewer {t} than {b}. {b} has {x} {t} and {z} {u}.", "How many {t} does {a} have?"
+    ),
+    _Story(
+        "subtraction",
+        "{a} found {x} {t} on {d}, {y} {t} on {e} and {z} {u}.",
+        "How many more {t} did {a} find on {d} than on {e}?",
+    ),
+    _Story(
+        "subtraction",
+        "{a} had some {t}. After buying {y} more at {p}, {a} has {x} {t}.",
+        "How many {t} did {a} have at first?",
+    ),
+    _Story("subtraction", "{a} had {x} {t}. {a} sold some of them and has {y} left.", "How many {t} did {a} sell?"),
+    _Story(
+        "subtraction",
+        "There were {x} {t} at {p}. {a} took {y} {t} and {b} took {z} {u}.",
+        "How many {t} are left at {p}?",
+    ),
+    _Story(
+        "subtraction",
+        "{a} wants to collect {x} {t}. So far {a} has {y} {t} and {z} {u}.",
+        "How many more {t} does {a} need?",
+    ),
+    _Story(
+        "subtraction",
+        "There are {x} people in the hall. {y} of them are children and the rest are adults.",
+        "How many adults are there?",
+    ),
+    _Story(
+        "subtraction",
+        "{a} had {x} dollars and spent {y} dollars on {t}. {b} spent {z} dollars.",
+        "How many dollars does {a} have left?",
+    ),
+    _Story(
+        "multiplication",
+        "There are {x} {t} in each box. {a} has {y} boxes and {z} {u}.",
+        "How many {t} does {a} have in all?",
+    ),
+    _Story(
+        "multiplication",
+        "{a} paid {y} dollars for each of {x} {t}, and spent {z} dollars on {u}.",
+        "How much did {a} pay for the {t}?",
+    ),
+    _Story("multiplication", "{a} sold {x} {t} a day for {y} days. {b} sold {z} {u}.", "How many {t} did {a} sell?"),
+    _Story(
+        "division",
+        "{a} puts {x} {t} into {y} bags. Each bag gets the same number of {t}. {a} also has {z} {u}.",
+        "How many {t} are in each bag?",
+    ),
+    _Story(
+        "division", "{a} packs {x} {t} so that each box holds {y}. {b} has {z} {t}.", "How many boxes does {a} need?"
+    ),
+    _Story(
+        "division",
+        "{a} paid {x} dollars for {y} {t}. {b} paid {z} dollars for {u}.",
+        "How much did each of the {t} cost?",
+    ),
+    _Story(
+        "division",
+        "{a} reads {y} pages every day. The book has {x} pages and {z} pictures.",
+        "How many days does {a} need to finish it?",
+    ),
+)
+_SIGNS: dict[str, tuple[str, Callable[[int, int], int]]] = {
+    "addition": ("+", int.__add__),
+    "subtraction": ("-", int.__sub__),
+    "multiplication": ("*", int.__mul__),
+    "division": ("/", int.__floordiv__),
+}
+
+
+class OneStepProblems(Config):
+    """Built-in one-step word problems: nothing to download, as many as are asked for."""
+
+    kind: Literal["one_step_problems"]
+    num_train: int = Field(4000, gt=0)
+    """Problems of the train split; there is no other: what is learned from them is measured on real problems."""
+
+    @property
+    def name(self) -> str:
+        """Name of the source in problems, weights, scores and the gate."""
+        return self.kind
+
+    def max_problems(self, split: Split) -> int:
+        """The number of problems of one split."""
+        return self.num_train if split == Split.TRAIN else 0
+
+    def problems(self, seed: int) -> Iterator[Problem]:
+        """Yield different problems, their stories in turns; the worked line and the answer are the solution."""
+        chance, seen = random.Random(f"{seed} {self.kind}"), set[str]()
+        for index in range(self.num_train):
+            story = _STORIES[index % len(_STORIES)]
+            for _ in range(_MAX_ATTEMPTS):
+                first, second = _numbers(chance, story.subject)
+                question = f"{story.told} {story.asked}".format(**_details(chance), x=first, y=second)
+                if question not in seen:
+                    break
+            else:
+                raise PipelineError(
+                    f"prepare_data.sources: {self.kind}: num_train is {self.num_train}, but only about {index} "
+                    "different problems exist; lower it"
+                )
+            seen.add(question)
+            sign, compute = _SIGNS[story.subject]
+            answer = str(compute(first, second))
+            solution = f"{first} {sign} {second} = {answer}\n#### {answer}"
+            yield Problem(
+                id=f"{self.name}/{Split.TRAIN}/{index:05d}",
+                source=self.name,
+                split=Split.TRAIN,
+                question=question,
+                solution=solution,
+                answer=answer,
+                subject=story.subject,
+                level=None,
+            )
+
+
+def _numbers(chance: random.Random, subject: str) -> tuple[int, int]:
+    """Return the two numbers that matter: none is below 2, no difference is negative, and every quotient is whole."""
+    largest = chance.choice(_LARGEST)
+    first, second = chance.randint(2, largest), chance.randint(2, largest)
+    if subject in ("multiplication", "division"):
+        first, second = chance.randint(2, 12 if largest < 50 else 30), chance.randint(2, 12)
+        return (first, second) if subject == "multiplication" else (first * second, second)
+    if subject == "subtraction" and first <= second:
+        first, second = second + chance.randint(1, 9), first
+    return first, second
+
+
+def _details(chance: random.Random) -> dict[str, str | int]:
+    """Return names, things, a place and days, and a number `z` that is of no use."""
+    a, b = chance.sample(_NAMES, 2)
+    t, u = chance.sample(_THINGS, 2)
+    d, e = chance.sample(_DAYS, 2)
+    number = chance.randint(2, chance.choice(_LARGEST))
+    return {"a": a, "b": b, "t": t, "u": u, "d": d, "e": e, "p": chance.choice(_PLACES), "z": number}

