@@ -192,6 +192,13 @@ def _add_evaluate(commands: Any) -> None:
 def _add_limits(commands: Any, params: argparse.ArgumentParser) -> None:
     proposed = "propose limits in tokens that fit the data and the model"
     commands.add_parser("limits", help=proposed, parents=[params]).set_defaults(command=_limits)
+    sampled = "sample as GRPO would: what is right, cut off or without an answer, and whether it can be learned from"
+    command = commands.add_parser("preview", help=sampled, parents=[params])
+    command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help=_SET)
+    which = "a run whose reference is asked, or a folder that a stage has saved (default: the base model)"
+    command.add_argument("--model", metavar="MODEL", help=which)
+    command.add_argument("--problems", type=int, default=32, help="problems that are asked (default: %(default)s)")
+    command.set_defaults(command=_preview)
 
 
 def _add_use(commands: Any) -> None:
@@ -361,6 +368,12 @@ def _limits(options: argparse.Namespace) -> int:
 
     limits(options.params)
     return 0
+
+
+def _preview(options: argparse.Namespace) -> int:
+    from pipelines.preview import preview
+
+    return preview(options.params, options.set, model=options.model, num_problems=options.problems)
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -39,7 +39,8 @@ from components.shared.execution import current_revision, keys_in, uncommitted_f
 from components.shared.reuse import offer
 from components.shared.work import last_step
 from pipelines.doctor import slow_here, unused_gpu
-from pipelines.run import index, preview, settings, summary
+from pipelines.run import expected as expectation
+from pipelines.run import index, settings, summary
 from pipelines.run.history import ARTIFACTS, JOURNAL, LOCK, LOG, OUTPUTS, PARAMS, read_run, resolve, runs
 from pipelines.run.journal import Tracker
 from pipelines.run.screen import Screen, Style, duration
@@ -93,7 +94,7 @@ def run(request: Request) -> int:
         wrong.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
     wrong = [f"{path}: {line}" for line in wrong]
     earlier = runs(OUTPUTS)
-    offered = {} if request.fresh else preview.offers(earlier, before=request.start)
+    offered = {} if request.fresh else expectation.offers(earlier, before=request.start)
     full = None if any("train_sft.model.base" in line for line in wrong) else short_of_disk(params, OUTPUTS)
     # What is taken from an earlier run takes no space.
     raise_all(wrong if full is None or offered.get("train_sft") else [*wrong, full])
@@ -106,7 +107,9 @@ def run(request: Request) -> int:
     if request.dry or before:
         asked = "--fresh" if request.fresh else f"--from {request.start}"
         like = [before] if before else [run for run in earlier if run.params == name]
-        expected = preview.expectations(params, like, offered, asked=asked if request.fresh or request.start else "")
+        expected = expectation.expectations(
+            params, like, offered, asked=asked if request.fresh or request.start else ""
+        )
         _show_expected(expected, screen, every=request.dry)
     if request.dry:
         return 0
@@ -161,7 +164,7 @@ def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None
     return exit_code
 
 
-def _show_expected(expected: Sequence[preview.Expectation], screen: Screen, *, every: bool) -> None:
+def _show_expected(expected: Sequence[expectation.Expectation], screen: Screen, *, every: bool) -> None:
     """Show what is expected of each stage; without `every`, of the first that is computed."""
     computed = [each for each in expected if not each.reused_from]
     for each in expected if every else computed[:1]:

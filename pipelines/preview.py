@@ -1,0 +1,180 @@
+"""Before the first step: what a model answers under the settings of training, and whether GRPO can learn from it."""
+
+import math
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
+from functools import partial
+from pathlib import Path
+from textwrap import indent
+
+from components.environments.pool import Environments
+from components.grading.verifier import Verdict, Verifier
+from components.policy.checkpoint import Checkpoint, create, load
+from components.policy.engine import torch_dtype
+from components.policy.logprobs import LogprobModel
+from components.policy.packing import pack
+from components.preflight.config import Params
+from components.prepare_data.prepare import prepare
+from components.rollout.sampler import Sampling, grade_completions
+from components.rollout.transformers_sampler import TransformersSampler
+from components.shared.errors import PipelineError
+from components.shared.model import holds_model
+from components.shared.problem import Problem, Split, draw, read_problems
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.metrics import is_unanswered
+from components.train_grpo.monitoring import first_look
+from components.train_grpo.rewards import Group, Scored, Scorer
+from components.train_grpo.rollouts import differs
+from pipelines.limits import first_prompt
+from pipelines.run.history import read_run
+from pipelines.run.screen import duration, printable
+from pipelines.run.settings import load as load_params
+
+_BAR = 40
+_SHOWN_CHARACTERS = 600
+_RULE_OF_THREE = 3
+"""Over n trials without an event its probability is below 3 / n with a confidence of 95 %."""
+_RARE = 0.01
+_SHARE_LEARNED = 8
+"""One completion in so many is learned from to tell how long an update takes."""
+
+
+def preview(path: Path, settings: Sequence[str], *, model: str | None, num_problems: int) -> int:
+    """Sample as GRPO would, print what comes of it, and return 1 where nothing can be learned from it.
+
+    `model` is a folder that a stage has saved, or a run whose reference is asked; None asks the base model.
+    """
+    params = load_params(path, settings)
+    config = params.train_grpo
+    if config.reward.model:
+        raise PipelineError("preview: train_grpo.reward.model is trained during the run, so nothing can be scored yet")
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-preview-") as scratch:
+        prepare(params.prepare_data, problems=Path(scratch))
+        problems = read_problems(Path(scratch), Split.TRAIN)
+    wanted = {name for name, weight in config.prompts.source_weights.items() if weight}
+    asked = draw([each for each in problems if not wanted or each.source in wanted], num_problems, config.seed)
+    print(f"\n{first_prompt(params, asked)}\n")
+    checkpoint = _checkpoint(params, problems, model)
+    started = time.monotonic()
+    groups = _sample(config, checkpoint, asked)
+    sampling_s = time.monotonic() - started
+    for line in (*first_look(config, groups), "", *histogram(groups), "", *_lengths(groups)):
+        print(line)
+    print(_times(config, checkpoint, groups, sampling_s))
+    for each in examples(groups):
+        print(f"\n{each}")
+    return verdict(config, groups)
+
+
+def _checkpoint(params: Params, problems: Sequence[Problem], model: str | None) -> Checkpoint:
+    """Return the model that is asked."""
+    dtype, described = torch_dtype(params.train_grpo.engine), params.train_sft.model
+    if model is None:
+        if described.scratch:
+            raise PipelineError(
+                f"preview: {described.base} knows nothing before it is fine-tuned; name a run that has fine-tuned it: "
+                "--model outputs/latest"
+            )
+        if params.train_sft.num_steps:
+            print("this is the base model; after fine-tuning, preview the run's reference: --model outputs/latest")
+        return create(described, problems, seed=params.train_sft.seed, dtype=dtype)
+    run = read_run(Path(model).resolve())
+    stage = run.stages.get("train_sft") if run else None
+    folder = stage.outputs["reference"] if stage and stage.finished else Path(model)
+    if not holds_model(folder):
+        raise PipelineError(f"preview: {model}: neither a run that has fine-tuned nor a model that a stage has saved")
+    return load(folder, dtype=dtype)
+
+
+def _sample(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[Group]:
+    """Return a group of scored completions for each problem."""
+    tools = checkpoint.format.tools
+    with Verifier() as verify, closing(Environments(tools)) if tools else nullcontext() as environments:
+        sampling = Sampling(
+            num_samples=config.group_size,
+            temperature=config.sampling.temperature,
+            max_new_tokens=config.sampling.max_new_tokens,
+            seed=config.seed,
+            environments=environments,
+        )
+        completions = TransformersSampler(checkpoint, config.sampling.max_batch_size).generate(problems, sampling)
+        return Scorer(config, checkpoint, partial(grade_completions, verify))(problems, completions)
+
+
+def histogram(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield a line for each number of right completions in a group, with how many groups have it."""
+    counts = Counter(group.num_right for group in groups)
+    size = max(len(group.scored_G) for group in groups)
+    yield f"right of {size}, in {len(groups)} groups (only groups between the ends teach)"
+    for right in range(size + 1):
+        bar = "#" * math.ceil(_BAR * counts[right] / len(groups))
+        yield f"{right:>4} {counts[right]:>4} {bar}".rstrip()
+
+
+def _lengths(groups: Sequence[Group]) -> Iterator[str]:
+    scored = [each for group in groups for each in group.scored_G]
+    lengths = sorted(each.completion.num_tokens for each in scored)
+    yield f"tokens of a completion: {statistics.median_low(lengths)} in the middle, {lengths[-1]} at most"
+    reasons = Counter(each.grade.why for each in scored if is_unanswered(each))
+    yield from (f"{number} without an answer: {why}" for why, number in reasons.most_common(3))
+
+
+def _times(config: TrainGRPOConfig, checkpoint: Checkpoint, groups: Sequence[Group], sampling_s: float) -> str:
+    """Return how long a step and the run would take: sampling as measured, learning as a part of it takes."""
+    sequences = [each.completion.tokens for group in groups for each in group.scored_G]
+    tried = sequences[: max(1, len(sequences) // _SHARE_LEARNED)]
+    batches = pack(tried, max_tokens=config.engine.micro_batch_tokens, device=checkpoint.device)
+    model = LogprobModel(checkpoint.model, temperature=config.sampling.temperature)
+    started = time.monotonic()
+    for batch in batches:
+        model(batch).logprobs_N.sum().backward()
+    learning_s = (time.monotonic() - started) * len(sequences) / len(tried) * config.updates_per_rollout
+    scale = config.prompts_per_step * config.group_size / len(sequences)
+    step_s = scale * (sampling_s + learning_s) / config.engine.num_processes
+    tokens = sum(each.completion.num_tokens for group in groups for each in group.scored_G)
+    return (
+        f"{tokens / sampling_s:.0f} tokens per s; a step of {config.prompts_per_step} prompts would take about "
+        f"{duration(step_s)}, the {config.num_steps} steps about {duration(config.num_steps * step_s)}, on this machine"
+    )
+
+
+def examples(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield a right completion, a wrong one, and one that was cut off or has no answer, as far as there are."""
+    scored = [(group.problem, each) for group in groups for each in group.scored_G]
+    kinds: tuple[Callable[[Scored], bool], ...] = (
+        lambda each: each.grade.verdict is Verdict.RIGHT,
+        lambda each: each.grade.verdict is Verdict.WRONG and each.completion.finished and not is_unanswered(each),
+        lambda each: not each.completion.finished or is_unanswered(each),
+    )
+    for is_kind in kinds:
+        for problem, each in scored:
+            if is_kind(each):
+                yield _example(problem, each)
+                break
+
+
+def _example(problem: Problem, scored: Scored) -> str:
+    text = printable(scored.completion.text)
+    shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} [...]"
+    end = "cut off" if scored.completion.truncated else scored.grade.why
+    heading = f"{problem.id}, expected {problem.answer}: {scored.grade.verdict} ({end})"
+    return f"{heading}\n{indent(shown, '    ', lambda _: True)}"
+
+
+def verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
+    """Print whether anything can be learned; return 1 where no group differs."""
+    mixed = sum(differs(config, group) for group in groups)
+    if mixed:
+        print(f"\nGRPO can learn: {mixed} of {len(groups)} groups have rewards that differ")
+        return 0
+    steps = math.ceil(_RULE_OF_THREE / _RARE / config.prompts_per_step)
+    print(
+        f"\nnothing to learn from: none of {len(groups)} groups has rewards that differ, so fewer than "
+        f"{min(1.0, _RULE_OF_THREE / len(groups)):.0%} of all have (95 % confidence). {steps} steps of training would "
+        f"show whether fewer than {_RARE:.0%} have"
+    )
+    return 1

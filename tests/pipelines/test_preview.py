@@ -1,0 +1,67 @@
+"""What a preview says of completions, and that it asks a model as training would."""
+
+from pathlib import Path
+
+import pytest
+
+from components.grading.verifier import Verdict
+from components.policy.checkpoint import save
+from pipelines.cli import main
+from pipelines.preview import examples, histogram, verdict
+from tests import tiny
+from tests.train_grpo.groups import completion, graded, group, rewarded
+from tests.train_grpo.settings import grpo_config
+
+
+def test_groups_are_counted_by_their_right_completions() -> None:
+    """Of four each: one group has none, two have one, one has all."""
+    groups = [
+        group(*(graded("7", completion(text=f"#### {answer}")) for answer in answers))
+        for answers in ((1, 2, 3, 4), (7, 1, 2, 3), (1, 2, 3, 7), (7, 7, 7, 7))
+    ]
+    heading, *lines = histogram(groups)
+    assert heading.startswith("right of 4, in 4 groups")
+    assert [line.split()[:2] for line in lines] == [["0", "1"], ["1", "2"], ["2", "0"], ["3", "0"], ["4", "1"]]
+    assert [line.count("#") for line in lines] == [10, 20, 0, 0, 10]
+
+
+def test_a_right_a_wrong_and_an_unanswered_completion_are_shown() -> None:
+    """The first of each, with its verdict and the reason."""
+    shown = list(
+        examples(
+            [
+                group(
+                    graded("7", completion(text="no number")),
+                    graded("7", completion(text="3 + 5 = 8\n#### 8")),
+                    graded("7", completion(text="3 + 4 = 7\n#### 7")),
+                    graded("7", completion(text="#### 7")),
+                )
+            ]
+        )
+    )
+    assert [text.partition(": ")[2].split()[0] for text in shown] == [Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]
+    assert ["3 + 4 = 7" in shown[0], "3 + 5 = 8" in shown[1], "no number" in shown[2]] == [True] * 3
+
+
+def test_the_verdict_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """0 where a group differs; else 1, with what is known of the share of such groups, and how to know better."""
+    config = grpo_config(prompts_per_step=10)
+    assert verdict(config, [rewarded(0, 0), rewarded(0, 1)]) == 0
+    assert verdict(config, [rewarded(0, 0)] * 30) == 1
+    assert "fewer than 10% of all have (95 % confidence). 30 steps of training" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_model_is_asked_as_training_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that was never trained has nothing to learn from, and one from scratch cannot be asked at all."""
+    save(tiny.checkpoint(), tmp_path)
+    command = ["preview", "--params", "params/smoke.yaml", "--problems", "4", "--set", "train_grpo.sampling.max_new_tokens=4"]
+    assert main([*command, "--model", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "as the model reads it" in out
+    assert "truncated" in out
+    assert "raise train_grpo.sampling.max_new_tokens" in out
+    assert "a step of " in out
+    assert "nothing to learn from: none of 4 groups" in out
+    assert main(command) == 2
+    assert "scratch:" in capsys.readouterr().err
