@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.fake_cluster.argo import ERROR, FAILED, SUCCEEDED, Attempt, End, Retry, RetryStrategy, after
+from tests.fake_cluster.argo import FAILED, SUCCEEDED, Attempt, End, Retry, RetryStrategy, after
 from tests.pipelines.cluster.recorded import RECORDINGS
 
 DEFAULTS = RetryStrategy(limit=2, policy="OnError")
@@ -68,16 +68,3 @@ def test_recorded_steps_end_as_argo_ended_them() -> None:
         (FAILED, "Max duration limit exceeded"),
         (FAILED, "retry exceeded workflow deadline"),
     }
-
-
-def test_lost_pods_are_retried_within_the_limit_and_the_window() -> None:
-    """With growing pauses; what has failed is retried by the policy OnFailure only."""
-    lost = [Attempt(0, 100, ERROR, "pod deleted"), Attempt(130, 200, ERROR, "pod deleted")]
-    often = RetryStrategy(limit=2, policy="OnError", duration_s=30, factor=2, max_duration_s=1000)
-    assert after(often, lost[:1], 100) == Retry(130, 1000)
-    assert after(often, lost, 200) == Retry(260, 1000)
-    assert after(often, [*lost, lost[1]], 300) == End(ERROR, "No more retries left")
-    assert after(often, [Attempt(0, 990, ERROR)], 995) == End(ERROR, "Backoff would exceed max duration limit")
-    assert after(often, [Attempt(0, 100, FAILED, "exit code 1")], 100) == End(FAILED, "exit code 1")
-    assert after(RetryStrategy(limit=2), [Attempt(0, 100, FAILED)], 100) == Retry(100, None)
-    assert after(RetryStrategy(limit=2), lost, 200) == End(ERROR, "pod deleted")

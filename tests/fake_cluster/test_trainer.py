@@ -149,67 +149,6 @@ def test_what_the_fake_cluster_writes_is_valid(server: ApiServer, api: client.Ap
     assert [refused_by(release, job_set) for release in ("jobset-0.11.1", "jobset-0.12.0")] == [[], []]
 
 
-def queued_job(**pod: Any) -> Json:
-    """Return a TrainJob with a queue, whose pods have this in addition."""
-    job = train_job()
-    job["metadata"] |= {"namespace": "team", "labels": {"kueue.x-k8s.io/queue-name": "gpu"}}
-    patched = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
-    runtime = {"template": {"spec": {"replicatedJobs": [patched]}}}
-    job["spec"] |= {"suspend": True, "runtimePatches": [{"manager": "a.b/c", "trainingRuntimeSpec": runtime}]}
-    return job
-
-
-@needs_upstream
-def test_kueue_admits_and_preempts(server: ApiServer) -> None:
-    """Pods have the queue's labels as long as there is room for them; the Workload says so, by both releases."""
-    server.cluster.play(script.Queued(30), RUNNING)
-    server.cluster.add(queued_job())
-
-    def look(seconds: float) -> tuple[bool, list[str], bool]:
-        server.clock.advance(seconds)
-        (job,), (load,) = server.cluster.all(kinds.TRAIN_JOBS), server.cluster.all(kinds.WORKLOADS)
-        assert [refused_by(release, load) for release in ("kueue-0.17.3", "kueue-0.19.2")] == [[], []]
-        pods = [pod["metadata"]["labels"]["kueue.x-k8s.io/podset"] for pod in server.cluster.all(kinds.PODS)]
-        said = {each["type"]: each["status"] for each in load["status"]["conditions"]}
-        return job["spec"]["suspend"], pods, said["QuotaReserved"] == "True"
-
-    assert look(20) == (True, [], False)
-    assert look(20) == (False, ["node"], True)
-    server.cluster.preempt("grpo-1", 60)
-    assert look(20) == (True, [], False)
-    assert look(60) == (False, ["node"], True)
-
-
-def test_a_field_that_kueue_does_not_know_keeps_a_job_suspended(server: ApiServer) -> None:
-    """Kueue drops it from the pods, which JobSet does not let change."""
-    server.cluster.play(script.Queued(30), script.Running(None))
-    server.cluster.add(queued_job(**{GRACE: 30}))
-    server.clock.advance(300)
-    (job,) = server.cluster.all(kinds.TRAIN_JOBS)
-    assert not job["spec"]["suspend"]
-    assert [each["reason"] for each in job["status"]["conditions"]] == ["Suspended"]
-    assert server.cluster.all(kinds.PODS) == []
-
-
-@pytest.mark.parametrize("how", ["drain", "evict", "lose"])
-def test_lost_pods_are_replaced_with_all_others(server: ApiServer, how: str) -> None:
-    """As often as the runtime allows; then the job has failed."""
-    server.cluster.add_runtime("again", max_restarts=1)
-    server.cluster.play(RUNNING)
-    job = train_job(trainer={"numNodes": 2})
-    job["metadata"]["namespace"], job["spec"]["runtimeRef"]["name"] = "team", "again"
-    server.cluster.add(job)
-    for attempt in ("0", "1"):
-        server.clock.advance(30)
-        pods = server.cluster.all(kinds.PODS)
-        assert [pod["status"]["phase"] for pod in pods] == ["Running", "Running"]
-        assert {pod["metadata"]["labels"]["jobset.sigs.k8s.io/restart-attempt"] for pod in pods} == {attempt}
-        getattr(server.cluster, how)(pods[1]["metadata"]["name"])
-    server.clock.advance(30)
-    (job,) = server.cluster.all(kinds.TRAIN_JOBS)
-    assert [each["type"] for each in job["status"]["conditions"]] == ["Failed"]
-
-
 def patch(job: str, **container: Any) -> Json:
     """Return a patch of a container in the pods of a replicated job."""
     template = {"spec": {"template": {"spec": {"containers": [container]}}}}

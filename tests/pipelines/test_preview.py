@@ -55,7 +55,15 @@ def test_the_verdict_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_model_is_asked_as_training_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that was never trained has nothing to learn from, and one from scratch cannot be asked at all."""
     save(tiny.checkpoint(), tmp_path)
-    command = ["preview", "--params", "params/smoke.yaml", "--problems", "4", "--set", "train_grpo.sampling.max_new_tokens=4"]
+    command = [
+        "preview",
+        "--params",
+        "params/smoke.yaml",
+        "--problems",
+        "4",
+        "--set",
+        "train_grpo.sampling.max_new_tokens=4",
+    ]
     assert main([*command, "--model", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "as the model reads it" in out
