@@ -14,7 +14,7 @@ from components.register.snapshot import Snapshot, Version
 from components.register.storage import storage_url
 from components.report.findings import Evaluation, Pair, outcomes_of, problems_of, read_evaluation
 from components.report.gate import Outcome
-from components.report.standing import same_protocol
+from components.report.known import same_protocol
 from components.shared.errors import PipelineError
 from components.shared.execution import environment_differences
 from components.shared.lineage import FILE_NAME, Lineage, flat, parse

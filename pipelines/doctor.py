@@ -303,7 +303,7 @@ def _cluster() -> Iterator[Finding]:
 
 def _run(path: Path) -> Iterator[Finding]:
     """What a run with a params file would find wrong before its first stage."""
-    from components.preflight.config import contradictions, doubts, load_params
+    from components.preflight.config import advisories, contradictions, load_params
     from components.preflight.inputs import missing_here
 
     try:
@@ -316,7 +316,7 @@ def _run(path: Path) -> Iterator[Finding]:
     wrong = missing_here(params) + contradictions(params, data)
     for line in wrong:
         yield Finding("params", "error", line)
-    for line in filter(None, [*doubts(params, data), slow_here(params)]):
+    for line in filter(None, [*advisories(params, data), slow_here(params)]):
         yield Finding("params", "warning", line)
     if not wrong:
         yield Finding("params", "ok", f"{path}: nothing is missing")

@@ -11,7 +11,7 @@ from components.register.registry import POLICY
 from components.register.snapshot import Snapshot, Version, read_registry
 from components.report.config import GateConfig
 from components.report.findings import Evaluation, read_evaluation
-from components.report.gate import Rival, against
+from components.report.gate import ChampionOutcomes, against
 from components.shared import jsonl, lineage
 from components.shared.config import validate
 from components.shared.errors import PipelineError, RetryableError
@@ -152,7 +152,7 @@ def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Pat
         option = f"--champion-evaluation FOLDER/{facts.protocol}"
         return Check("Comparison", False, f"{error}; run `{commands}`, then promote with {option}")
     gate = validate(GateConfig, facts.verdict["gate"], name=f"{facts.version.tag}: verdict.json: gate")
-    decided = against(Rival(tag, counted), gate)
+    decided = against(ChampionOutcomes(tag, counted), gate)
     return Check("Comparison", decided["passed"], decided["reason"])
 
 

@@ -23,8 +23,7 @@ from components.grading.parsing import Answer, Kind, Structure, as_interval, is_
 from components.grading.quantities import Number
 from components.grading.reasons import Reason
 from components.grading.regions import parse_region
-from components.grading.units import DEGREE, PERCENT, read_question
-from components.grading.wording import (
+from components.grading.text_rules import (
     Decision,
     RejectedAnswerError,
     UnreadableGoldError,
@@ -32,6 +31,7 @@ from components.grading.wording import (
     is_wording,
     reject_evasions,
 )
+from components.grading.units import DEGREE, PERCENT, read_question
 
 _SETS = {r"\emptyset", *(rf"\mathbb{{{letter}}}" for letter in "NZQRC")}
 _ORDERED = {Kind.TUPLE, Kind.MATRIX}

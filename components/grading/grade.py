@@ -10,8 +10,8 @@ from components.grading.extract import final_answer, find_answer
 from components.grading.parsing import parse
 from components.grading.quantities import parse_number
 from components.grading.reasons import Reason
+from components.grading.text_rules import RejectedAnswerError, UnreadableGoldError
 from components.grading.units import read_question
-from components.grading.wording import RejectedAnswerError, UnreadableGoldError
 from components.shared.answer_policy import AnswerPolicy
 
 _MAX_ANSWER_CHARACTERS = 300

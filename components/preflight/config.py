@@ -218,7 +218,7 @@ def contradictions(params: Params, data: Path | None = None) -> list[str]:
     return [f"{line}; report.gate.power: warn runs it all the same" for line in _of_gate(params, data)]
 
 
-def doubts(params: Params, data: Path | None = None) -> list[str]:
+def advisories(params: Params, data: Path | None = None) -> list[str]:
     """Return a line for what deserves a look and stops no run.
 
     It is a gate without power that is not to be refused, or a prompt in the words of a chat template.

@@ -20,8 +20,8 @@ from components.preflight.config import (
     DeploymentConfig,
     Params,
     Sections,
+    advisories,
     contradictions,
-    doubts,
     exceeded_limits,
 )
 from components.preflight.form import Form, complete, in_the_form, page, sections_of, wrong_sections
@@ -112,7 +112,7 @@ def preflight(
     params = params.model_copy(update={CLUSTER: with_memory(params, shape_of_base(params))})
     sections = complete(params)
     say("preflight", f"{len(answers)} checks passed" + (f"; data at commit {commit}" if commit else ""))
-    for line in doubts(params):
+    for line in advisories(params):
         say("preflight", f"warning: {in_the_form(line)}")
     inputs.refuse_repetition(form, params)
     notes = {

@@ -14,10 +14,10 @@ from components.register.aliases import CANDIDATE, candidate
 from components.register.card import CARD, model_card
 from components.register.catalogue import Catalogue, Status, entry_of, require_url
 from components.register.config import RegisterConfig
-from components.register.evidence import check_evidence, require_stored
-from components.register.looks import count_look
+from components.register.consistency import check_consistency, require_stored
 from components.register.registry import POLICY, RefusedError, Registry, open_registry
 from components.register.snapshot import DIGESTS_FILE, FORMAT, VERSION_FILE, Snapshot
+from components.register.test_set_uses import count_test_set_use
 from components.shared import jsonl, lineage
 from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import GateMissedError, PipelineError, RetryableError
@@ -62,9 +62,9 @@ class Registered(NamedTuple):
 def register(config: RegisterConfig, *, report: Path, registration: Path, **made: Path) -> dict[str, float]:
     """Enforce the gate's verdict and register the policy as a new version unless its weights already are one."""
     evidence = {name: jsonl.read_json(report / f"{name}.json") for name in _REPORT_FILES}
-    digests = check_evidence(report, evidence, made)
+    digests = check_consistency(report, evidence, made)
     verdict = evidence["verdict"]
-    count_look(config.registry, config.name, digests["policy"], verdict)
+    count_test_set_use(config.registry, config.name, digests["policy"], verdict)
     if not verdict["passed"]:
         if verdict["enforced"]:
             reasons = "; ".join(verdict["reasons"])

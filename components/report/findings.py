@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict
 
 from components.report.config import ReportConfig
-from components.report.gate import Circumstances, Outcome, Rival, decide
-from components.report.standing import Champion, consult, same_protocol
+from components.report.gate import ChampionOutcomes, GateContext, Outcome, decide
+from components.report.known import Champion, read_known, same_protocol
 from components.shared import jsonl, lineage
 from components.shared.config import validate
 from components.shared.errors import PipelineError
@@ -290,31 +290,31 @@ def _decide(
     test_set = lineage.value_digest(problems)
     made_by = lineage.read(folders["evaluation"])
     policy = made_by.work.inputs["policy"].digest if made_by else None
-    standing = consult(config.registry, config.name, test_set)
-    circumstances = Circumstances(
+    known = read_known(config.registry, config.name, test_set)
+    context = GateContext(
         end_of_training(steps),
-        _rival(standing.champion, evaluation, policy) if standing.champion else None,
+        _champion_outcomes(known.champion, evaluation, policy) if known.champion else None,
         Split(evaluation.scores.get("protocol", {}).get("split", Split.TEST)),
         test_set,
-        len(standing.looks - {policy}),
+        len(known.looks - {policy}),
     )
-    return decide(outcomes_of(pairs), config.gate, circumstances)
+    return decide(outcomes_of(pairs), config.gate, context)
 
 
-def _rival(champion: Champion, evaluation: Evaluation, policy: str | None) -> Rival:
+def _champion_outcomes(champion: Champion, evaluation: Evaluation, policy: str | None) -> ChampionOutcomes:
     """The champion's answers beside those of GRPO; without outcomes where they are to other problems."""
     if champion.policy_digest == policy:
-        return Rival(champion.tag, {}, "has the same weights", is_same=True)
+        return ChampionOutcomes(champion.tag, {}, "has the same weights", is_same=True)
     if not champion.records:
-        return Rival(champion.tag, {}, "its version has no answers to compare with")
+        return ChampionOutcomes(champion.tag, {}, "its version has no answers to compare with")
     rows = [validate(Record, row, name=f"{champion.tag}: evaluation") for row in champion.records]
     answers = {row.id: row for row in rows if row.sample == 0}
     if problems_of(answers) != problems_of(evaluation.greedy):
-        return Rival(champion.tag, {}, "not comparable, it was evaluated on other problems")
+        return ChampionOutcomes(champion.tag, {}, "not comparable, it was evaluated on other problems")
     if not same_protocol(champion.protocol, evaluation.scores.get("protocol", {})):
-        return Rival(champion.tag, {}, "not comparable, it was asked in another way")
+        return ChampionOutcomes(champion.tag, {}, "not comparable, it was asked in another way")
     pairs = [Pair(answers[name], record) for name, record in evaluation.greedy.items()]
-    return Rival(champion.tag, outcomes_of(pairs))
+    return ChampionOutcomes(champion.tag, outcomes_of(pairs))
 
 
 def problems_of(records: Mapping[str, Record]) -> set[tuple[str, str, str]]:

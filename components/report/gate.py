@@ -60,7 +60,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Rival:
+class ChampionOutcomes:
     """The current champion, and how it answered the same problems."""
 
     tag: str
@@ -73,12 +73,12 @@ class Rival:
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class GateContext:
     """What the gate reads besides the answers of SFT and GRPO."""
 
     training: Mapping[str, float | None] = field(default_factory=dict)
     """Figures of the end of training that `gate.health` may limit, None for what was not measured."""
-    rival: Rival | None = None
+    champion: ChampionOutcomes | None = None
     split: Split = Split.TEST
     test_set: str = ""
     """Digest of the problems."""
@@ -86,9 +86,7 @@ class Circumstances:
     """Other policies that were judged on these problems before."""
 
 
-def decide(
-    outcomes: Mapping[str, Outcome], gate: GateConfig, circumstances: Circumstances = Circumstances()
-) -> Verdict:
+def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateContext = GateContext()) -> Verdict:
     """Return the verdict on the outcomes of SFT and GRPO by source."""
     configured, gate = gate, with_targets(gate, outcomes)
     unknown = [source for source in gate.target if source not in outcomes]
@@ -98,8 +96,8 @@ def decide(
             f"sources with test problems: {', '.join(outcomes)}"
         )
     sources = compare(outcomes, claim_of(gate), first="sft")
-    conditions = [*health(outcomes, gate.health, circumstances.training), *_of_split(circumstances.split)]
-    champion = against(circumstances.rival, gate) if circumstances.rival else None
+    conditions = [*health(outcomes, gate.health, context.training), *_of_split(context.split)]
+    champion = against(context.champion, gate) if context.champion else None
     parts = (*sources, *conditions, *([champion] if champion else []))
     missed = [part["reason"] for part in parts if not part["passed"]]
     return {
@@ -111,7 +109,7 @@ def decide(
         "sources": sources,
         "health": conditions,
         "champion": champion,
-        "looks": _looks(circumstances, gate.max_p_value),
+        "looks": _looks(context, gate.max_p_value),
         "power": {"passable": _passable(outcomes, gate)},
     }
 
@@ -214,22 +212,22 @@ def _bound(bound: float, level: float, required: float) -> str:
     return f"lower {100 * (1 - level):g} % bound {points(bound)} (at least {points(required)} required)"
 
 
-def against(rival: Rival, gate: GateConfig) -> dict[str, Any]:
+def against(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:
     """Return what is measured and decided of a policy and the champion."""
     limits = gate.champion
     claim = Claim(gate.target, limits.min_gain, limits.margin, gate.max_p_value, gate.formatting_counts)
-    sources = compare(rival.outcomes, claim, first="champion")
-    missed = [part["reason"] for part in sources if not part["passed"] and not rival.is_same]
-    passed = not missed and (bool(sources) or rival.is_same or limits.if_incomparable == "pass")
-    reason = "; ".join(missed or [rival.remark or part["reason"] for part in sources] or [rival.remark])
+    sources = compare(champion.outcomes, claim, first="champion")
+    missed = [part["reason"] for part in sources if not part["passed"] and not champion.is_same]
+    passed = not missed and (bool(sources) or champion.is_same or limits.if_incomparable == "pass")
+    reason = "; ".join(missed or [champion.remark or part["reason"] for part in sources] or [champion.remark])
     return {
-        "tag": rival.tag,
+        "tag": champion.tag,
         "comparable": bool(sources),
-        "is_same": rival.is_same,
-        "remark": rival.remark,
+        "is_same": champion.is_same,
+        "remark": champion.remark,
         "sources": sources,
         "passed": passed,
-        "reason": f"champion {rival.tag}: {reason}",
+        "reason": f"champion {champion.tag}: {reason}",
     }
 
 
@@ -238,13 +236,13 @@ def _of_split(split: Split) -> list[dict[str, Any]]:
     return [] if split == Split.TEST else [_condition("split of the problems", str(split), str(Split.TEST), False)]
 
 
-def _looks(circumstances: Circumstances, level: float) -> dict[str, Any] | None:
+def _looks(context: GateContext, level: float) -> dict[str, Any] | None:
     """The number of this look at the test problems; None for problems that may be looked at as often as one likes."""
-    if circumstances.split != Split.TEST:
+    if context.split != Split.TEST:
         return None
-    number = circumstances.looks + 1
+    number = context.looks + 1
     return {
-        "test_set": circumstances.test_set,
+        "test_set": context.test_set,
         "number": number,
         "false_promotion": 1 - (1 - level) ** number,
     }

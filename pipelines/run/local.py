@@ -23,9 +23,9 @@ from types import FrameType, ModuleType
 from components.preflight.config import (
     STAGES,
     Params,
+    advisories,
     as_yaml,
     contradictions,
-    doubts,
     is_about_limits,
     load_params,
     stage_sections,
@@ -125,7 +125,7 @@ def run(request: Request) -> int:
         shown = ", ".join(files[:_FILES_SHOWN]) + (" ..." if len(files) > _FILES_SHOWN else "")
         screen.show(f"uncommitted changes are recorded with all that is made: {shown}", Style.DIM)
     idle = "" if request.containers else unused_gpu()
-    for line in filter(None, [*doubts(params, data), slow_here(params), full, idle]):
+    for line in filter(None, [*advisories(params, data), slow_here(params), full, idle]):
         screen.show(f"warning: {line}")
     exit_code = _run(folder, params, screen, engine, verbose=request.verbose)
     lock.release()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from components.grading.reasons import Reason
+from components.grading.text_rules import _ONLY_IF_EXPECTED
 from components.grading.verifier import Grade, Verdict
-from components.grading.wording import _ONLY_IF_EXPECTED
 
 _SOURCES = sorted(Path("components/grading").glob("*.py"))
 _ONE_PHRASE = {"Decision": 1, "RejectedAnswerError": 0, "UnreadableGoldError": 0}

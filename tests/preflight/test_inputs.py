@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from components.preflight.config import Params, contradictions, doubts, load_params
+from components.preflight.config import Params, advisories, contradictions, load_params
 from components.preflight.inputs import list_storage, missing_here
 from components.register.config import RegisterConfig
 from components.shared.errors import PipelineError, RetryableError
@@ -43,7 +43,7 @@ def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
     """What is shipped can start, given its data and model."""
     params = load_params(path)
     assert contradictions(params) == []
-    assert doubts(params) == []
+    assert advisories(params) == []
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ def test_enforced_gate_without_power_is_refused_and_another_one_doubted(values: 
     (line,) = contradictions(params, tmp_path)
     assert line.startswith("report.gate: a policy that gains +5.0 points (expected_gain) would pass with a probability")
     assert "28" in line
-    assert contradictions(params) == doubts(params) == doubts(params, tmp_path) == []
+    assert contradictions(params) == advisories(params) == advisories(params, tmp_path) == []
     for change in ({"report.gate.power": "warn"}, {"report.gate.enforce": False}):
         each = _put(values, change)
         assert contradictions(each, tmp_path) == []
-        assert doubts(each, tmp_path) == [line.removesuffix("; report.gate.power: warn runs it all the same")]
+        assert advisories(each, tmp_path) == [line.removesuffix("; report.gate.power: warn runs it all the same")]
     some = _put(values, {"evaluate.limit": 100, "report.gate.enforce": True, "report.gate.power": "refuse"})
     assert contradictions(some) == [line]
 
@@ -457,6 +457,6 @@ def test_a_prompt_in_the_words_of_a_chat_template_deserves_a_look(values: dict[s
     """With `chat` set, the template writes these tokens and there is no warning."""
     prompt = {"train_sft.model.prompts": {"word_problems": "<|im_start|>user\n{question}"}}
     del values["validate_data"]["model"]
-    (line,) = doubts(_put(values, prompt))
+    (line,) = advisories(_put(values, prompt))
     assert line.startswith("train_sft.model.prompts.word_problems: has <|im_start|>, which a chat template writes")
-    assert doubts(_put(values, {"train_sft.model.base": str(tmp_path), "train_sft.model.chat": {}})) == []
+    assert advisories(_put(values, {"train_sft.model.base": str(tmp_path), "train_sft.model.chat": {}})) == []

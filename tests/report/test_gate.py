@@ -11,7 +11,7 @@ import pytest
 from components.preflight.config import load_params
 from components.report.config import GateConfig
 from components.report.findings import Pair, Record, end_of_training, outcomes_of
-from components.report.gate import Circumstances, Outcome, Rival, decide
+from components.report.gate import ChampionOutcomes, GateContext, Outcome, decide
 from components.report.power import MIN_POWER, enough_problems, power, weakness
 from components.shared import statistics
 from components.shared.errors import PipelineError
@@ -190,7 +190,7 @@ def test_an_unhealthy_run_misses_the_gate(
     limits: Mapping[str, float], training: Mapping[str, float | None], missed: str | None
 ) -> None:
     """However much better the policy answers; what a limit is set for must have been recorded."""
-    verdict = decide({"words": CLEAR}, gate(health=limits), Circumstances(training))
+    verdict = decide({"words": CLEAR}, gate(health=limits), GateContext(training))
     assert verdict["passed"] is (missed is None)
     assert [reason.startswith(missed or "") for reason in verdict["reasons"]] == [True] * (missed is not None)
 
@@ -218,8 +218,10 @@ def test_policy_must_not_be_worse_than_the_champion(
     counts: Outcome | None, champion: dict[str, Any], passed: bool, reason: str
 ) -> None:
     """Better than SFT is not enough; whether it has to be better than the champion, too, is for the params to say."""
-    rival = Rival("m@v0.0.1", {"words": counts} if counts else {}, "" if counts else "not comparable, other problems")
-    verdict = decide({"words": CLEAR}, gate(champion=champion), Circumstances(rival=rival))
+    current = ChampionOutcomes(
+        "m@v0.0.1", {"words": counts} if counts else {}, "" if counts else "not comparable, other problems"
+    )
+    verdict = decide({"words": CLEAR}, gate(champion=champion), GateContext(champion=current))
     assert verdict["sources"][0]["passed"]
     assert verdict["passed"] is verdict["champion"]["passed"] is passed
     assert verdict["champion"]["comparable"] is (counts is not None)
@@ -230,16 +232,16 @@ def test_policy_must_not_be_worse_than_the_champion(
 
 def test_champion_itself_is_not_worse_than_itself() -> None:
     """On however few problems: there is nothing to estimate."""
-    rival = Rival("m@v0.0.1", {}, "has the same weights", is_same=True)
+    champion = ChampionOutcomes("m@v0.0.1", {}, "has the same weights", is_same=True)
     config = gate(champion={"min_gain": 0.1, "if_incomparable": "miss"})
-    assert decide({"words": CLEAR}, config, Circumstances(rival=rival))["passed"]
+    assert decide({"words": CLEAR}, config, GateContext(champion=champion))["passed"]
 
 
 def test_looks_at_the_test_problems_add_up() -> None:
     """Of eight policies that are no better, one passes at 5 % in up to a third of the cases; dev costs nothing."""
-    looks = decide({"words": CLEAR}, GATE, Circumstances(test_set="ab", looks=7))["looks"]
+    looks = decide({"words": CLEAR}, GATE, GateContext(test_set="ab", looks=7))["looks"]
     assert looks == {"test_set": "ab", "number": 8, "false_promotion": pytest.approx(1 - 0.95**8)}
-    on_dev = decide({"words": CLEAR}, GATE, Circumstances(split=Split.DEV))
+    on_dev = decide({"words": CLEAR}, GATE, GateContext(split=Split.DEV))
     assert on_dev["looks"] is None
     assert on_dev["reasons"] == ["split of the problems: dev (test required)"]
 

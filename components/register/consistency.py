@@ -13,7 +13,7 @@ _MODELS = {"base": "base_model", "sft": "reference", "grpo": "policy"}
 _RERUN = "run the report stage again"
 
 
-def check_evidence(report: Path, files: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, str]:
+def check_consistency(report: Path, files: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, str]:
     """Return the digest of each artifact; PipelineError unless a consistent report is about all of them.
 
     `files` are the JSON files of the report by their stems.

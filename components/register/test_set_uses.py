@@ -30,7 +30,7 @@ def policies_seen(snapshot: Snapshot, test_set: str) -> set[str]:
     return {Path(name).stem for name in listed.split()}
 
 
-def count_look(location: str, name: str, policy_digest: str, verdict: Mapping[str, Any]) -> None:
+def count_test_set_use(location: str, name: str, policy_digest: str, verdict: Mapping[str, Any]) -> None:
     """Record in a registry, which is created on first use, that a policy was judged on test problems.
 
     A registry that does not accept the record is only warned about. RetryableError if it cannot be reached.
@@ -40,14 +40,14 @@ def count_look(location: str, name: str, policy_digest: str, verdict: Mapping[st
     facts = {"name": name, "passed": verdict["passed"], "at": datetime.now(UTC).isoformat(timespec="seconds")}
     try:
         with open_for_aliases(location) as registry:
-            record_look(registry, verdict["looks"]["test_set"], policy_digest, facts)
+            record_test_set_use(registry, verdict["looks"]["test_set"], policy_digest, facts)
     except RetryableError:
         raise
     except PipelineError as error:
         say("register", f"warning: this look at the test problems is not counted: {error}")
 
 
-def record_look(registry: Registry, test_set: str, policy_digest: str, facts: Mapping[str, Any]) -> bool:
+def record_test_set_use(registry: Registry, test_set: str, policy_digest: str, facts: Mapping[str, Any]) -> bool:
     """Add a look with some facts to a registry that is open; return False if the policy was judged there before.
 
     Raises:

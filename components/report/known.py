@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.register.looks import policies_seen
 from components.register.snapshot import Snapshot, read_registry
+from components.register.test_set_uses import policies_seen
 from components.shared import jsonl
 from components.shared.versioning import is_url
 
@@ -34,7 +34,7 @@ class Champion:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Known:
     """What a registry knows before a policy is judged."""
 
     champion: Champion | None = None
@@ -42,16 +42,16 @@ class Standing:
     """Digests of the policies that were judged on these test problems."""
 
 
-def consult(registry: str, name: str, test_set: str) -> Standing:
+def read_known(registry: str, name: str, test_set: str) -> Known:
     """Return what a registry knows of a model and a test set, which is named by its digest.
 
     PipelineError or RetryableError where there is a registry that cannot be read.
     """
     if not is_url(registry) and not Path(registry).is_dir():
-        return Standing()
+        return Known()
     with read_registry(registry) as snapshot:
         tag = snapshot.aliases().get(f"{name}@{_ALIAS}")
-        return Standing(_champion(snapshot, tag) if tag else None, frozenset(policies_seen(snapshot, test_set)))
+        return Known(_champion(snapshot, tag) if tag else None, frozenset(policies_seen(snapshot, test_set)))
 
 
 def same_protocol(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

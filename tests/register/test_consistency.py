@@ -9,7 +9,7 @@ from kfp import dsl
 
 from components.register import component
 from components.register.config import RegisterConfig
-from components.register.evidence import require_stored
+from components.register.consistency import require_stored
 from components.register.register import STAGE
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import GateMissedError, PipelineError

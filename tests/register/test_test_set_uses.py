@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from components.register.looks import count_look, policies_seen
 from components.register.register import STAGE
 from components.register.snapshot import read_registry
-from components.report.standing import Standing, consult
+from components.register.test_set_uses import count_test_set_use, policies_seen
+from components.report.known import Known, read_known
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import GateMissedError
 from tests.register.registrations import git, inputs_of, make_config, make_policy, tags
@@ -30,9 +30,9 @@ def test_each_policy_counts_once_for_each_test_set(tmp_path: Path) -> None:
     """Whether it passed or not; on a branch of its own, without a version or a change of what people see."""
     registry = tmp_path / "registry"
     for policy, verdict in (("p1", verdict_on()), ("p1", verdict_on(passed=False)), ("p2", verdict_on(passed=False))):
-        count_look(str(registry), "model", policy, verdict)
-    count_look(str(registry), "model", "p3", verdict_on("t2"))
-    count_look(str(registry), "model", "p4", {"passed": True, "looks": None})
+        count_test_set_use(str(registry), "model", policy, verdict)
+    count_test_set_use(str(registry), "model", "p3", verdict_on("t2"))
+    count_test_set_use(str(registry), "model", "p4", {"passed": True, "looks": None})
     assert (seen(registry), seen(registry, "t2"), seen(registry, "t3")) == ({"p1", "p2"}, {"p3"}, set())
     assert git(registry, "rev-list", "--count", "looks").strip() == "4"  # and the empty commit before them
     assert tags(registry) == []
@@ -45,7 +45,7 @@ def test_several_writers_at_a_url_lose_no_look(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(origin))
     policies = [f"p{number}" for number in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda policy: count_look(f"file://{origin}", "model", policy, verdict_on()), policies))
+        list(pool.map(lambda policy: count_test_set_use(f"file://{origin}", "model", policy, verdict_on()), policies))
     with read_registry(f"file://{origin}") as snapshot:
         assert policies_seen(snapshot, "t1") == set(policies)
 
@@ -59,7 +59,7 @@ def test_registry_that_refuses_the_branch_is_only_warned_about(
     hook = origin / "hooks" / "update"
     hook.write_text("#!/bin/sh\necho main and tags only >&2; exit 1\n")
     hook.chmod(0o755)
-    count_look(f"file://{origin}", "model", "p1", verdict_on())
+    count_test_set_use(f"file://{origin}", "model", "p1", verdict_on())
     printed = capsys.readouterr().out
     assert "warning: this look at the test problems is not counted" in printed
     assert "main and tags only" in printed
@@ -80,6 +80,6 @@ def test_missed_gate_is_a_look_and_the_next_report_counts_it(tmp_path: Path, pas
         stage.run(STAGE, config, {**inputs, "registration": tmp_path / "out"})
     assert tags(tmp_path / "registry") == []
     test_set = jsonl.read_json(report / "verdict.json")["looks"]["test_set"]
-    expected = Standing(None, frozenset({lineage.digest(policy)}))
-    assert consult(config.registry, config.name, test_set) == expected
-    assert consult(str(tmp_path / "nowhere"), config.name, test_set) == Standing()
+    expected = Known(None, frozenset({lineage.digest(policy)}))
+    assert read_known(config.registry, config.name, test_set) == expected
+    assert read_known(str(tmp_path / "nowhere"), config.name, test_set) == Known()
