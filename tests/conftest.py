@@ -27,7 +27,7 @@ _MINUTES = 1
 """Of a long test that does not say."""
 _SHARING = {"test_dvc": "runs", "test_end_to_end": "runs"}
 """Files whose tests look at the same runs, which would otherwise be made once per process."""
-_LONGEST = ("tests/images/test_light_image", "runs", "tests/train_grpo/test_train", "tests/rollout/test_vllm")
+_LONGEST = ("runs", "tests/train_grpo/test_train", "tests/rollout/test_vllm")
 """What is begun with, where several processes share the tests: last it would leave the others with nothing to do."""
 
 

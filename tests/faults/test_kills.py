@@ -95,6 +95,7 @@ def _assert_reported(place: Place, ended_by: list[str]) -> None:
         assert killed in error
 
 
+@pytest.mark.long(minutes=1)
 def test_nothing_outlives_a_command_that_is_killed_while_it_starts(place: Place) -> None:
     """Not even a launcher that is still importing."""
     command = place.start(CONFIG)

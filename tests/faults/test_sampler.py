@@ -20,7 +20,6 @@ from tests.rollout.vllm_policies import policy
 from tests.train_grpo.settings import SERVERS
 
 SEED = 3
-NUM_ENGINES_KILLED = 5
 VICTIMS = (b"api_server", b"VLLM::EngineCor")
 """The HTTP server and its engine."""
 SETTINGS: dict[str, Any] = {
@@ -69,22 +68,6 @@ def _kill(place: Place, command: "subprocess.Popen[bytes]", name: bytes, after_s
     os.kill(max(_processes(place, name)), signal.SIGKILL)
 
 
-def _kill_during_a_load(place: Place, command: "subprocess.Popen[bytes]", delay_s: float) -> None:
-    """Kill the engine while it loads weights: it is suspended while they are written, so it cannot have finished."""
-    weights = f"grpo-pipeline-{command.pid}-*/.*.partial"
-    while True:
-        assert within(TIMEOUT_S, lambda: bool(list(Path("/dev/shm").glob(weights))) or command.poll() is not None)
-        assert command.poll() is None, place.err
-        (engine,) = _processes(place, VICTIMS[1])
-        os.kill(engine, signal.SIGSTOP)
-        if partial := list(Path("/dev/shm").glob(weights)):
-            break
-        os.kill(engine, signal.SIGCONT)  # too late: they may have been loaded
-    assert within(TIMEOUT_S, lambda: not partial[0].exists())
-    time.sleep(delay_s)
-    os.kill(engine, signal.SIGKILL)
-
-
 def _assert_same_results(straight: Place, disturbed: Place, num_restarts: int) -> None:
     assert disturbed.out.count("; starting it again") == num_restarts
     assert disturbed.rows("training/completions.jsonl") == straight.rows("training/completions.jsonl")
@@ -105,28 +88,3 @@ def test_kills_of_the_sampler_do_not_change_the_results(places: tuple[Place, Pla
         _kill(disturbed, command, VICTIMS[number % 2], 1 + 3 * number, chance.uniform(0, 0.5))
     assert command.wait(TIMEOUT_S) == 0, disturbed.err
     _assert_same_results(straight, disturbed, 3)
-
-
-@pytest.mark.long(minutes=8)
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("while_loading", [True, False])
-def test_an_engine_is_restarted_after_each_kill(places: tuple[Place, Place], while_loading: bool) -> None:
-    """Kills while loading weights or between steps; completions and weights stay byte-identical."""
-    straight, disturbed = places
-    config, chance = fault_config(num_steps=2 * NUM_ENGINES_KILLED + 4, **SETTINGS), random.Random(SEED)
-    assert straight.run(config, within_s=1200) == 0, straight.err
-    command = disturbed.start(config)
-    disturbed.wait_for_checkpoint(1, command)
-    for number in range(NUM_ENGINES_KILLED):
-        if while_loading:
-            _kill_during_a_load(disturbed, command, chance.uniform(0.05, 0.5))
-        else:
-            _kill(disturbed, command, VICTIMS[1], disturbed.checkpoints()[-1] + 1, chance.uniform(0, 0.5))
-        assert within(TIMEOUT_S, lambda: _num_returns(disturbed) > number or command.poll() is not None)  # noqa: B023
-        assert command.poll() is None, disturbed.err
-    assert command.wait(TIMEOUT_S) == 0, disturbed.err
-    _assert_same_results(straight, disturbed, NUM_ENGINES_KILLED)
-
-
-def _num_returns(place: Place) -> int:
-    return place.out.count("answers again, with the current weights")

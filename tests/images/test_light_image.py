@@ -20,7 +20,7 @@ from tests.images.engine import ANYBODY, Image
 from tests.presets import preset
 from tests.report.synthetic import made_by_grpo, make_run, report_on, write_artifacts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long(minutes=0.6), pytest.mark.timeout(1200)]
 
 LIGHT = [
     *("components.preflight.preflight", "components.prepare_data.prepare"),

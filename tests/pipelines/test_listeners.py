@@ -30,7 +30,7 @@ def _descendants(pid: int) -> Iterator[int]:
             yield from _descendants(int(child))
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=3)
 def test_a_run_listens_on_loopback_alone_and_only_where_it_must(tmp_path: Path) -> None:
     """Neither the launchers of ranks nor vLLM's servers listen at any port."""
     project = copy_project(tmp_path / "project")

@@ -1,5 +1,4 @@
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -246,22 +245,3 @@ def test_a_killed_run_ends_with_the_bytes_of_an_uninterrupted_one(tmp_path: Path
     """With completions in flight, in the middle of a checkpoint: the last two steps and this one are done again."""
     _undecided(tmp_path)
     _assert_unharmed(tmp_path, _partial_config(num_steps=7), [(6, "writing")])
-
-
-@pytest.mark.long(minutes=4)
-@pytest.mark.timeout(1800)
-def test_two_hundred_steps_with_random_kills_end_with_the_same_bytes(tmp_path: Path) -> None:
-    """Each at a random place of a random step, where many trajectories are in flight, between turns and within them."""
-    _calculating(tmp_path)
-    chance = random.Random(4)
-    deaths: list[tuple[int, str]] = []
-    for step in sorted(chance.sample(range(2, 200), 10)):
-        place = chance.choice(killed.PLACES)
-        at = -(-step // 3) * 3 if place == "writing" else step  # there is a checkpoint in every third step
-        if not deaths or at > deaths[-1][0]:
-            deaths.append((at, place))
-    assert {place for _, place in deaths} == set(killed.PLACES)
-    acts = {"sampling__max_new_tokens": 24, "sampler__segment_tokens": 6}
-    # At a higher rate the model would learn to be short, and stop calling the calculator.
-    _assert_unharmed(tmp_path, _partial_config(num_steps=200, learning_rate=1e-5, **acts), deaths)
-    assert sum((row["tool_use_fraction"] or 0) > 0 for row in _rows(tmp_path / "killed")) > 150
