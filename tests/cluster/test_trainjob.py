@@ -394,7 +394,7 @@ def test_transient_faults_change_nothing(job: Launched, faults: list[Fault]) -> 
     assert job.trainjobs() == []
 
 
-SEEDS, PARTS = 320, 16
+SEEDS, PARTS = 80, 4
 
 
 @pytest.mark.slow

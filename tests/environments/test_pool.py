@@ -195,8 +195,7 @@ def _descendants(process: int) -> set[int]:
     return {each for child in children(process) for each in (child, *_descendants(child))}
 
 
-@pytest.mark.parametrize("state", ["idle", "busy"])
-@pytest.mark.parametrize("killed", ["worker", "fork server"])
+@pytest.mark.parametrize(("killed", "state"), [("worker", "busy"), ("fork server", "idle"), ("fork server", "busy")])
 def test_a_killed_process_costs_no_trajectory(killed: str, state: str) -> None:
     """Its trajectories are replayed elsewhere, whether their steps are being answered or wait."""
     with Environments(_config("Slow", num_workers=4)) as environments:

@@ -285,7 +285,7 @@ def test_any_hugging_face_folder_is_measured_in_its_own_type(tmp_path: Path, pro
     assert described["prompt"].endswith("Question: {question}\nAnswer:")
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=1)
 def test_vllm_and_transformers_answer_alike_by_the_same_protocol(
     tmp_path: Path, problems: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,7 +202,7 @@ def test_a_submission_whose_workers_are_killed_three_times_is_unscorable(pool: V
     assert len(killed) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=0.3)
 def test_killing_workers_again_and_again_changes_nothing(pool: Verifier) -> None:
     """Fifty processes killed at any moment, some of them the one that workers are forked from.
 

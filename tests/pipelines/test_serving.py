@@ -37,7 +37,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     return folder, probes(generate, tiny.PROBLEMS, seed=1, max_new_tokens=64, dtype="float32")
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=0.6)
 def test_a_server_of_the_evaluated_model_passes(evaluated: tuple[Path, dict[str, Any]]) -> None:
     """It gives the same greedy answers with the same log-probabilities."""
     served = check_served(*evaluated)

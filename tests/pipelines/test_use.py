@@ -104,7 +104,7 @@ def _served(model: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
             server.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=0.6)
 def test_a_served_model_is_asked_as_in_training(model: Path) -> None:
     """The chat endpoint puts the message into the prompt of the model; nothing is left when the command is stopped."""
     port = free_port()

@@ -113,7 +113,7 @@ def _in_hub(model: Path, home: Path) -> str:
     return "someone/model"
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=0.6)
 def test_what_is_saved_depends_on_the_model_alone(tmp_path: Path) -> None:
     """Not on the network, the name it was loaded by, the folder or the umask, which its files have as all others."""
     model, link, other = tmp_path / "model", tmp_path / "link", tmp_path / "elsewhere"

@@ -195,7 +195,7 @@ def server(tmp_path: Path) -> Iterator[str]:
             os.killpg(process.pid, 15)
 
 
-@pytest.mark.slow
+@pytest.mark.long(minutes=0.4)
 def test_mlflow_has_every_step_once(work: Path, server: str) -> None:
     """Read by its own client, from a real server: a resumed training continues its run."""
     from mlflow import MlflowClient

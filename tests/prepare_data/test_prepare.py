@@ -98,7 +98,7 @@ def test_dev_problem_close_to_a_test_problem_is_left_out(tmp_path: Path, gsm8k: 
         ({"sources": []}, "prepare_data.sources: list should have at least 1 item"),
         (
             {"sources": [{"kind": "gsm9k"}]},
-            "expected tags: 'calculator_problems', 'dataset', 'gsm8k', 'math', 'math500', 'mbpp', 'word_problems'",
+            "expected tags: 'calculator_problems', 'dataset', 'gsm8k', 'math', 'math500', 'mbpp', 'one_step_problems'",
         ),
         ({"sources": [{"kind": "gsm8k"}]}, "has neither a `train` nor a `test` path"),
         ({"sources": [{"kind": "gsm8k", "test": "a", "dev_fraction": 0.1}]}, "dev_fraction needs a `train` path"),

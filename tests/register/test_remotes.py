@@ -114,6 +114,7 @@ def test_missing_and_wrong_credentials_are_named(
     assert refused.value.exit_code == 2
 
 
+@pytest.mark.long(minutes=0.7)
 def test_server_that_dies_in_mid_push_leaves_no_version(s3: S3Server, passed: Path, tmp_path: Path) -> None:
     """Exit code 75, as for one that does not answer at all; the next run makes one complete version."""
     policy = make_policy(tmp_path / "policy")

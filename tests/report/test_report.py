@@ -270,7 +270,7 @@ def test_answers_in_turns_are_shown_as_conversations(tool_run: dict[str, Path], 
 def test_hundreds_of_long_turns_fit_the_page(tool_run: dict[str, Path], tmp_path: Path) -> None:
     """With markup in them that stays text; what is left out is counted."""
     run = {name: shutil.copytree(folder, tmp_path / name) for name, folder in tool_run.items()}
-    turn = {"text": "<b>call</b>" * 500, "observation": "</pre><script>" * 500, "rewards": {}}
+    turn = {"text": "<b>call</b>" * 100, "observation": "</pre><script>" * 100, "rewards": {}}
     for model in ("sft", "grpo"):
         edit(run["evaluation"] / model / "records.jsonl", lambda row: {**row, "turns": [turn] * 200})
     text = render_report(ReportConfig.model_validate({**VALUES, "num_examples": 16}), run)

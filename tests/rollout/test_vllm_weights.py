@@ -13,7 +13,7 @@ _LAST = "model.norm.weight differs from the model.norm.weight that was sent"
 @pytest.mark.parametrize(
     ("processes", "kind", "dtype"),
     [
-        pytest.param(1, "tied", "float32", marks=pytest.mark.slow),
+        pytest.param(1, "tied", "float32", marks=pytest.mark.long),
         pytest.param(1, "untied", "bfloat16", marks=pytest.mark.long),
         pytest.param(2, "tied", "bfloat16", marks=pytest.mark.long),
         pytest.param(2, "untied", "float32", marks=pytest.mark.long),
