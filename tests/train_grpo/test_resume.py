@@ -125,7 +125,7 @@ def _rows(folder: Path, name: str = "steps") -> list[dict[str, Any]]:
     return [row for _, row in jsonl.read_rows(folder / "training" / f"{name}.jsonl")]
 
 
-def _assert_equal(folder: Path, *, num_steps: int) -> None:
+def assert_equal(folder: Path, *, num_steps: int) -> None:
     """The two runs have the same weights, curves and completions to the last bit, and learned something."""
     straight, resumed = folder / STRAIGHT, folder / RESUMED
     names = ["policy/model.safetensors", "training/steps.jsonl", "training/completions.jsonl"]
@@ -152,7 +152,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path, vari
     """In one process: everything that a step depends on is in the checkpoint."""
     (tmp_path / "zero_2").mkdir()
     run_both(_config(**VARIANTS[variant]), **_undecided(tmp_path), folder=tmp_path)
-    _assert_equal(tmp_path / "zero_2", num_steps=4)
+    assert_equal(tmp_path / "zero_2", num_steps=4)
 
 
 SEGMENTS = {
@@ -172,7 +172,7 @@ def test_a_resumed_run_with_a_calculator_ends_where_an_uninterrupted_one_does(
     (tmp_path / "zero_2").mkdir()
     config = _config(learning_rate=1e-3, sampling__max_new_tokens=24, **segments)
     run_both(config, **_calculating(tmp_path), folder=tmp_path)
-    _assert_equal(tmp_path / "zero_2", num_steps=4)
+    assert_equal(tmp_path / "zero_2", num_steps=4)
     rows = _rows(tmp_path / "zero_2" / RESUMED)
     assert all(row["tool_use_fraction"] > 0 for row in rows if row["groups_sampled"])
     assert not segments or rows[1]["groups_in_flight"] > 0
@@ -195,7 +195,7 @@ def test_two_processes_resume_where_they_were_stopped(tmp_path: Path) -> None:
     measured = _rows(tmp_path / "alone", "validation")
     policies = []
     for stage in (0, 2, 3):
-        _assert_equal(tmp_path / f"zero_{stage}", num_steps=4)
+        assert_equal(tmp_path / f"zero_{stage}", num_steps=4)
         assert (
             _rows(tmp_path / f"zero_{stage}" / STRAIGHT, "validation")[0] == measured[0]
         )  # of the reference, which each process answers a part for
