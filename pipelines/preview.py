@@ -39,6 +39,8 @@ _SHOWN_CHARACTERS = 600
 _RULE_OF_THREE = 3
 """Over n trials without an event its probability is below 3 / n with a confidence of 95 %."""
 _RARE = 0.01
+_PORTION, _ENOUGH_S = 8, 45.0
+"""Problems that are asked at once, and the time after which no more are: on two cores a look takes two minutes."""
 _SHARE_LEARNED = 8
 """One completion in so many is learned from to tell how long an update takes."""
 
@@ -62,6 +64,8 @@ def preview(path: Path, settings: Sequence[str], *, model: str | None, num_probl
     started = time.monotonic()
     groups = _sample(config, checkpoint, asked)
     sampling_s = time.monotonic() - started
+    if len(groups) < len(asked):
+        print(f"after {_ENOUGH_S:g} s {len(groups)} of {len(asked)} problems have been asked: enough for a first look")
     for line in (*first_look(config, groups), "", *histogram(groups), "", *_lengths(groups)):
         print(line)
     print(_times(config, checkpoint, groups, sampling_s))
@@ -91,7 +95,7 @@ def _checkpoint(params: Params, problems: Sequence[Problem], model: str | None) 
 
 
 def _sample(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[Group]:
-    """Return a group of scored completions for each problem."""
+    """Return a group of scored completions for each problem, or for the first of them where that takes long."""
     tools = checkpoint.format.tools
     with Verifier() as verify, closing(Environments(tools)) if tools else nullcontext() as environments:
         sampling = Sampling(
@@ -101,8 +105,16 @@ def _sample(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[
             seed=config.seed,
             environments=environments,
         )
-        completions = TransformersSampler(checkpoint, config.sampling.max_batch_size).generate(problems, sampling)
-        return Scorer(config, checkpoint, partial(grade_completions, verify))(problems, completions)
+        sampler = TransformersSampler(checkpoint, config.sampling.max_batch_size)
+        score = Scorer(config, checkpoint, partial(grade_completions, verify))
+        groups: list[Group] = []
+        started = time.monotonic()
+        for start in range(0, len(problems), _PORTION):
+            portion = problems[start : start + _PORTION]
+            groups += score(portion, sampler.generate(portion, sampling))
+            if time.monotonic() - started > _ENOUGH_S:
+                break
+        return groups
 
 
 def histogram(groups: Sequence[Group]) -> Iterator[str]:
