@@ -19,7 +19,7 @@ hypothesis.settings.load_profile("without_deadline")
 # Read when the libraries are imported, so it has to be here, before any test is.
 os.environ.update(HF_HUB_OFFLINE="1", DVC_NO_ANALYTICS="1", GX_ANALYTICS_ENABLED="false")
 
-PART_MINUTES = 8
+PART_MINUTES = 9
 """Most minutes of a part of the long tests, on two idle cores."""
 _MAX_PARTS = 28
 """The days of the shortest month: what is in a later part would hardly ever be run."""
