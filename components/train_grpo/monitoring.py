@@ -28,6 +28,8 @@ from components.train_grpo.rollouts import Rollout, differs
 _REASONS_SHOWN = 3
 _WARN_AFTER_STEPS = 5
 _OUTCOMES = ("right", "wrong", "truncated", "without an answer", "unscorable")
+_FEW = 0.25
+"""Share of groups whose rewards differ below which a run is told how to have more."""
 _MOST = 0.5
 """Share of completions from which on one cause is named alone."""
 _SHOWN = {
@@ -86,8 +88,8 @@ def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str
     mixed = sum(differs(config, group) for group in groups)
     shown = ", ".join(f"{share:.0%} {what}" for what, share in shares.items())
     yield f"the first {len(scored)} completions: {shown}; rewards differ in {mixed} of {len(groups)} groups"
-    if not mixed and shares.get("right", 0.0) < 1:
-        advice = _what_to_change(shares.get("truncated", 0.0), shares.get("without an answer", 0.0))
+    if mixed < _FEW * len(groups) and shares.get("right", 0.0) < 1:
+        advice = _what_to_change(config, shares.get("truncated", 0.0), shares.get("without an answer", 0.0))
         yield f"warning: only groups whose rewards differ are learned from. {advice}"
 
 
@@ -101,10 +103,13 @@ def _outcome(scored: Scored) -> str:
     return "right" if scored.grade.verdict is Verdict.RIGHT else "wrong"
 
 
-def _what_to_change(truncated: float, unanswered: float) -> str:
+def _what_to_change(config: TrainGRPOConfig, truncated: float, unanswered: float) -> str:
     """Return what may give a run a learning signal, from the shares of its completions."""
     if truncated >= _MOST:
-        return "Most completions are cut off: raise train_grpo.sampling.max_new_tokens"
+        limit = config.sampling.max_new_tokens
+        return (
+            f"Most completions are cut off at {limit} tokens: raise train_grpo.sampling.max_new_tokens to {2 * limit}"
+        )
     if unanswered >= _MOST:
         return (
             "Most completions have no answer where train_sft.model.answer looks for it: ask for that form in the "
@@ -129,7 +134,7 @@ def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None
         if (values := [value for row in rows if (value := row.get(column)) is not None])
     }
     figures = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
-    advice = _what_to_change(means.get("truncated", 0.0), means.get("without an answer", 0.0))
+    advice = _what_to_change(config, means.get("truncated", 0.0), means.get("without an answer", 0.0))
     what = f"no learning signal in the last {len(rows)} steps: the rewards of each group were all equal ({figures})"
     if 0 < config.reward.max_steps_without_signal <= len(rows):
         return f"{what}. {advice}. To continue anyway, set {_SIGNAL_KEY}: 0"
