@@ -192,7 +192,7 @@ def _add_evaluate(commands: Any) -> None:
 def _add_limits(commands: Any, params: argparse.ArgumentParser) -> None:
     proposed = "propose limits in tokens that fit the data and the model"
     commands.add_parser("limits", help=proposed, parents=[params]).set_defaults(command=_limits)
-    sampled = "sample as GRPO would: what is right, cut off or without an answer, and whether it can be learned from"
+    sampled = "sample as GRPO would: pass rates, truncated and unanswered completions, and the learning signal"
     command = commands.add_parser("preview", help=sampled, parents=[params])
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help=_SET)
     which = "a run whose reference is asked, or a folder that a stage has saved (default: the base model)"

@@ -12,9 +12,9 @@ from typing import Any
 from components.evaluate.protocols import PIPELINE
 from components.register.snapshot import Snapshot, Version
 from components.register.storage import storage_url
+from components.report.champion import same_protocol
 from components.report.findings import Evaluation, Pair, outcomes_of, problems_of, read_evaluation
 from components.report.gate import Outcome
-from components.report.known import same_protocol
 from components.shared.errors import PipelineError
 from components.shared.execution import environment_differences
 from components.shared.lineage import FILE_NAME, Lineage, flat, parse

@@ -130,7 +130,7 @@ def histogram(groups: Sequence[Group]) -> Iterator[str]:
 def _lengths(groups: Sequence[Group]) -> Iterator[str]:
     scored = [each for group in groups for each in group.scored_G]
     lengths = sorted(each.completion.num_tokens for each in scored)
-    yield f"tokens of a completion: {statistics.median_low(lengths)} in the middle, {lengths[-1]} at most"
+    yield f"completion tokens: median {statistics.median_low(lengths)}, maximum {lengths[-1]}"
     reasons = Counter(each.grade.why for each in scored if is_unanswered(each))
     yield from (f"{number} without an answer: {why}" for why, number in reasons.most_common(3))
 
@@ -155,7 +155,7 @@ def _times(config: TrainGRPOConfig, checkpoint: Checkpoint, groups: Sequence[Gro
 
 
 def examples(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield a right completion, a wrong one, and one that was cut off or has no answer, as far as there are."""
+    """Yield the first right completion, the first wrong one, and the first truncated or unanswered one, if any."""
     scored = [(group.problem, each) for group in groups for each in group.scored_G]
     kinds: tuple[Callable[[Scored], bool], ...] = (
         lambda each: each.grade.verdict is Verdict.RIGHT,
@@ -172,7 +172,7 @@ def examples(groups: Sequence[Group]) -> Iterator[str]:
 def _example(problem: Problem, scored: Scored) -> str:
     text = printable(scored.completion.text)
     shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} [...]"
-    end = "cut off" if scored.completion.truncated else scored.grade.why
+    end = "truncated" if scored.completion.truncated else scored.grade.why
     heading = f"{problem.id}, expected {problem.answer}: {scored.grade.verdict} ({end})"
     return f"{heading}\n{indent(shown, '    ', lambda _: True)}"
 
@@ -181,12 +181,12 @@ def verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
     """Print whether anything can be learned; return 1 where no group differs."""
     mixed = sum(differs(config, group) for group in groups)
     if mixed:
-        print(f"\nGRPO can learn: {mixed} of {len(groups)} groups have rewards that differ")
+        print(f"\n{mixed} of {len(groups)} groups have a learning signal: rewards that differ")
         return 0
     steps = math.ceil(_RULE_OF_THREE / _RARE / config.prompts_per_step)
+    bound = min(1.0, _RULE_OF_THREE / len(groups))
     print(
-        f"\nnothing to learn from: none of {len(groups)} groups has rewards that differ, so fewer than "
-        f"{min(1.0, _RULE_OF_THREE / len(groups)):.0%} of all have (95 % confidence). {steps} steps of training would "
-        f"show whether fewer than {_RARE:.0%} have"
+        f"\nnothing to learn from: the rewards of each of the {len(groups)} groups are equal. With 95 % confidence "
+        f"fewer than {bound:.0%} of groups differ; {steps} training steps without one would lower that to {_RARE:.0%}"
     )
     return 1

@@ -17,6 +17,7 @@ license: {licence}
 
 Made from the GGUF file `{file}`, whose weights are of type {type}.
 """
+_KEYS = ("name", "license", "file_type")
 
 
 def convert(file: Path, folder: Path) -> None:
@@ -39,20 +40,16 @@ def convert(file: Path, folder: Path) -> None:
 
 
 def _described(file: Path) -> dict[str, str]:
-    """Return what a GGUF file says of its model: its name, its licence and the type of most of its weights."""
-    from gguf import GGUFReader, LlamaFileType  # what transformers reads it with
+    """Return the name, the licence and the weight type that a GGUF file records."""
+    from gguf import GGUFReader, LlamaFileType  # transformers reads with it, too
 
     fields = GGUFReader(file).fields
-    values = {key: fields[key].contents() if key in fields else "" for key in _KEYS.values()}
-    file_type = values[_KEYS["type"]]
+    values = {key: fields[f"general.{key}"].contents() for key in _KEYS if f"general.{key}" in fields}
     return {
-        "name": str(values[_KEYS["name"]] or file.stem),
-        "licence": str(values[_KEYS["licence"]] or "unknown"),
-        "type": LlamaFileType(file_type).name if file_type != "" else "unknown",
+        "name": str(values.get("name", file.stem)),
+        "licence": str(values.get("license", "unknown")),
+        "type": LlamaFileType(values["file_type"]).name if "file_type" in values else "unknown",
     }
-
-
-_KEYS = {"name": "general.name", "licence": "general.license", "type": "general.file_type"}
 
 
 if __name__ == "__main__":

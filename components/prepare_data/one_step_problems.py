@@ -1,4 +1,4 @@
-"""Built-in one-step word problems with numbers that are not needed, for a pretrained model to learn a form from."""
+"""Built-in one-step word problems with distractors, from which a pretrained model learns the form of an answer."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ _MAX_ATTEMPTS = 10_000
 
 
 class _Story(NamedTuple):
-    """What is told and what is asked: the fields are those of `_details`."""
+    """A story and its question, with the fields that `_details` fills."""
 
     subject: Literal["addition", "subtraction", "multiplication", "division"]
     told: str
@@ -191,7 +191,7 @@ def _numbers(chance: random.Random, subject: str) -> tuple[int, int]:
 
 
 def _details(chance: random.Random) -> dict[str, str | int]:
-    """Return names, things, a place and days, and a number `z` that is of no use."""
+    """Return names, things, a place, days, and the distractor `z`."""
     a, b = chance.sample(_NAMES, 2)
     t, u = chance.sample(_THINGS, 2)
     d, e = chance.sample(_DAYS, 2)

@@ -1,4 +1,4 @@
-"""SVAMP: one-step word problems with numbers that are not needed (arXiv 2103.07191)."""
+"""SVAMP: one-step word problems with distractors (arXiv 2103.07191)."""
 
 import re
 from typing import Any, Literal

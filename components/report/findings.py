@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from components.report.champion import Champion, read_registry_facts, same_protocol
 from components.report.config import ReportConfig
 from components.report.gate import ChampionOutcomes, GateContext, Outcome, decide
-from components.report.known import Champion, read_known, same_protocol
 from components.shared import jsonl, lineage
 from components.shared.config import validate
 from components.shared.errors import PipelineError
@@ -290,13 +290,13 @@ def _decide(
     test_set = lineage.value_digest(problems)
     made_by = lineage.read(folders["evaluation"])
     policy = made_by.work.inputs["policy"].digest if made_by else None
-    known = read_known(config.registry, config.name, test_set)
+    facts = read_registry_facts(config.registry, config.name, test_set)
     context = GateContext(
         end_of_training(steps),
-        _champion_outcomes(known.champion, evaluation, policy) if known.champion else None,
+        _champion_outcomes(facts.champion, evaluation, policy) if facts.champion else None,
         Split(evaluation.scores.get("protocol", {}).get("split", Split.TEST)),
         test_set,
-        len(known.looks - {policy}),
+        len(facts.looks - {policy}),
     )
     return decide(outcomes_of(pairs), config.gate, context)
 

@@ -108,7 +108,7 @@ def _what_to_change(config: TrainGRPOConfig, truncated: float, unanswered: float
     if truncated >= _MOST:
         limit = config.sampling.max_new_tokens
         return (
-            f"Most completions are cut off at {limit} tokens: raise train_grpo.sampling.max_new_tokens to {2 * limit}"
+            f"Most completions are truncated at {limit} tokens: raise train_grpo.sampling.max_new_tokens to {2 * limit}"
         )
     if unanswered >= _MOST:
         return (

@@ -95,18 +95,18 @@ class Prompts:
 
 @dataclass
 class _Passes:
-    """Passes over the problems of a pool, every problem once in each, but for those that are solved."""
+    """Passes over a pool: each takes every problem once, except those that were solved before it began."""
 
     ids: Sequence[str]
     stream: str
     number: int = 0
-    """Of the current pass."""
+    """Number of the current pass."""
     place: int = 0
-    """In the current pass."""
+    """Problems of the current pass that are done."""
     left_out: list[str] = field(default_factory=list)
-    """Of the current pass."""
+    """Problems that the current pass leaves out."""
     solved: list[str] = field(default_factory=list)
-    """What the next pass leaves out."""
+    """Problems that the next pass leaves out."""
     deferred: list[str] = field(default_factory=list)
     order: list[str] = field(default_factory=list, init=False)
     """That of the current pass; empty where it has to be made again."""
@@ -124,7 +124,8 @@ class _Passes:
             if self.place == len(self.ids) - len(self.left_out):
                 self._begin_pass(count)
             if not self.order:
-                kept = [each for each in self.ids if each not in set(self.left_out)] if self.left_out else self.ids
+                left_out = set(self.left_out)
+                kept = [each for each in self.ids if each not in left_out]
                 self.order = random.Random(f"{self.stream}/{self.number}").sample(kept, len(kept))
             each = self.order[self.place]
             self.place += 1
@@ -135,7 +136,7 @@ class _Passes:
         return list(batch)
 
     def _begin_pass(self, count: int) -> None:
-        """Begin a pass without what is solved, or with all where what is left would not fill a batch."""
+        """Begin a pass over the unsolved problems, or over all of them if too few are left for a batch."""
         if len(self.ids) - len(self.solved) < count:
             self.solved = []
         self.number, self.place, self.left_out, self.order = self.number + 1, 0, list(self.solved), []

@@ -48,7 +48,7 @@ def test_the_verdict_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None
     config = grpo_config(prompts_per_step=10)
     assert verdict(config, [rewarded(0, 0), rewarded(0, 1)]) == 0
     assert verdict(config, [rewarded(0, 0)] * 30) == 1
-    assert "fewer than 10% of all have (95 % confidence). 30 steps of training" in capsys.readouterr().out
+    assert "fewer than 10% of groups differ; 30 training steps without one" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -70,6 +70,6 @@ def test_a_model_is_asked_as_training_would(tmp_path: Path, capsys: pytest.Captu
     assert "truncated" in out
     assert "raise train_grpo.sampling.max_new_tokens" in out
     assert "a step of " in out
-    assert "nothing to learn from: none of 4 groups" in out
+    assert "nothing to learn from: the rewards of each of the 4 groups are equal" in out
     assert main(command) == 2
     assert "scratch:" in capsys.readouterr().err

@@ -26,7 +26,7 @@ def _read(**changes: Any) -> Fields:
 
 
 def test_a_row_becomes_a_question_with_its_equation_as_solution() -> None:
-    """What is told ends in a full stop, numbers have no decimals, and brackets around all of it go."""
+    """The body ends in a full stop, whole numbers lose their decimals, and outer brackets go."""
     told = "A bag has 12 red and 5 blue marbles. If Kim takes 3 of the red ones. How many red marbles are left?"
     assert _read() == Fields(told, "12 - 3 = 9\n#### 9", "9", "Subtraction")
     two_steps = _read(Equation="( ( 12.0 - 3.0 ) / 4.5 )", Answer=2.0, Type="Common-Divison")

@@ -1,4 +1,4 @@
-"""vLLM servers: when they are restarted (with servers that are none), and what becomes of their processes."""
+"""vLLM servers: when they are restarted, by fake servers, and how their processes end."""
 
 import os
 import signal
@@ -159,7 +159,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_servers_run_in_the_block(tmp_path: Path, folders: Path) -> None:
-    """At URLs of their own; after it, even after an error, neither they nor their children and folders are left."""
+    """Each at a separate URL. After it, also after an error, no server, child process or folder remains."""
     servers = [server_process(tmp_path, number=number) for number in range(2)]
     with suppress(KeyError), running(servers, 60, 60):
         assert len({server.url for server in servers}) == 2

@@ -327,12 +327,12 @@ def test_the_first_rollout_says_whether_the_policy_can_learn(texts: list[str], s
 
 
 def test_few_groups_that_differ_are_too_few_to_go_on_without_a_word() -> None:
-    """One of five is said to be few, two of five are not."""
+    """One group in five prints a warning, two in five do not."""
     mixed = [graded("0", completion(text=text)) for text in ("#### 0", "#### 1")]
     cut = [graded("0", completion(finished=False)) for _ in range(2)]
     few, many = ([group(*mixed)] * number + [group(*cut)] * (5 - number) for number in (1, 2))
     _, warning = first_look(grpo_config(), few)
-    assert "cut off at 16 tokens: raise train_grpo.sampling.max_new_tokens to 32" in warning
+    assert "truncated at 16 tokens: raise train_grpo.sampling.max_new_tokens to 32" in warning
     assert len(list(first_look(grpo_config(), many))) == 1
 
 

@@ -88,7 +88,7 @@ class Transfer:
 
 
 def _without_handles(info: dict[str, Any]) -> dict[str, Any]:
-    """Return what vLLM is told of the weights, with handles of memory as text, as JSON has to carry them."""
+    """Return vLLM's update info with its IPC handles pickled in base64, which JSON can carry."""
     if info.get("ipc_handles") is None:
         return info
     return {**info, "ipc_handles": None, "ipc_handles_pickled": b64encode(pickle.dumps(info["ipc_handles"])).decode()}

@@ -1,4 +1,4 @@
-"""What the registry knows before a policy is judged: the champion's answers, and looks at the same problems."""
+"""What the registry knows before a policy is judged: the champion's answers, and earlier uses of the test problems."""
 
 import json
 import tempfile
@@ -34,7 +34,7 @@ class Champion:
 
 
 @dataclass(frozen=True)
-class Known:
+class RegistryFacts:
     """What a registry knows before a policy is judged."""
 
     champion: Champion | None = None
@@ -42,16 +42,16 @@ class Known:
     """Digests of the policies that were judged on these test problems."""
 
 
-def read_known(registry: str, name: str, test_set: str) -> Known:
+def read_registry_facts(registry: str, name: str, test_set: str) -> RegistryFacts:
     """Return what a registry knows of a model and a test set, which is named by its digest.
 
     PipelineError or RetryableError where there is a registry that cannot be read.
     """
     if not is_url(registry) and not Path(registry).is_dir():
-        return Known()
+        return RegistryFacts()
     with read_registry(registry) as snapshot:
         tag = snapshot.aliases().get(f"{name}@{_ALIAS}")
-        return Known(_champion(snapshot, tag) if tag else None, frozenset(policies_seen(snapshot, test_set)))
+        return RegistryFacts(_champion(snapshot, tag) if tag else None, frozenset(policies_seen(snapshot, test_set)))
 
 
 def same_protocol(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
