@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -148,6 +149,11 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
     add("--fresh", action="store_true", help="compute every stage: take nothing from earlier runs")
     add("--dry-run", action="store_true", help="check everything, say which stages would run and why, run nothing")
     add("--containers", action="store_true", help="run each stage in its image (podman or docker)")
+    add("--name", default="", help="name of the run after its time (default: that of its params file)")
+    add("--note", default="", metavar="TEXT", help="what is tried, shown by `runs list` and the index")
+    add(
+        "--tag", action="append", default=[], help="word by which `runs list` finds the run; may be given several times"
+    )
     add("-v", "--verbose", action="store_true", help="show all that Kubeflow Pipelines and the stages print")
 
 
@@ -249,6 +255,8 @@ def _run(options: argparse.Namespace) -> int:
         raise PipelineError(f"--from {options.start}: no such stage; there are {', '.join(STAGES)}")
     if options.resume and options.params:
         raise PipelineError("--resume takes the params of the run; leave out --params, and change keys with --set")
+    if not re.fullmatch(r"[\w.-]*", options.name):
+        raise PipelineError(f"--name {options.name}: names a folder; accepted are letters, digits, `_`, `-` and `.`")
     return run(
         Request(
             options.params or Path("params.yaml"),
@@ -259,6 +267,9 @@ def _run(options: argparse.Namespace) -> int:
             dry=options.dry_run,
             containers=options.containers,
             verbose=options.verbose,
+            name=options.name,
+            note=options.note,
+            tags=options.tag,
         )
     )
 

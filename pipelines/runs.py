@@ -1,4 +1,4 @@
-"""The commands `grpo-pipeline runs list`, `show`, `watch`, `compare`, `open` and `rm`, and `gc`."""
+"""The commands `grpo-pipeline runs list`, `show`, `watch`, `compare`, `note`, `open` and `rm`, and `gc`."""
 
 import argparse
 from typing import Any
@@ -18,6 +18,8 @@ def add_runs_commands(commands: Any) -> Any:
     run.add_argument("run", metavar="RUN", nargs="?", default="latest", help=f"{_RUN} (default: %(default)s)")
 
     command = actions.add_parser("list", help="state, accuracies, gate, version and size of each", parents=[as_json])
+    what = "only those of which name, params file, state, gate, version, note or a `#tag` has this text"
+    command.add_argument("text", metavar="TEXT", nargs="?", default="", help=what)
     command.set_defaults(command=_list)
     what = "stages with their times, what was reused, keys that were set, files and unfinished work"
     command = actions.add_parser("show", help=what, parents=[run, as_json])
@@ -26,10 +28,17 @@ def add_runs_commands(commands: Any) -> Any:
     command.add_argument("--plain", action="store_true", help="print a line per step, as it is done without a terminal")
     command.add_argument("--completions", action="store_true", help="print each sampled completion with its rewards")
     command.set_defaults(command=_watch)
-    what = "how the params, accuracies and times of two runs differ"
+    what = "how the params, accuracies and times of runs differ, and a curve of each in one plot"
     command = actions.add_parser("compare", help=what, parents=[as_json])
-    command.add_argument("runs", metavar="RUN", nargs=2, help=_RUN)
+    command.add_argument("runs", metavar="RUN", nargs="+", help=_RUN)
+    what = "figure of the GRPO steps that is drawn, such as kl (default: %(default)s)"
+    command.add_argument("--curve", metavar="NAME", default="accuracy", help=what)
     command.set_defaults(command=_compare)
+    command = actions.add_parser("note", help="replace the note and the tags of a run")
+    command.add_argument("run", metavar="RUN", help=_RUN)
+    command.add_argument("note", metavar="TEXT", help="the note; '' for none")
+    command.add_argument("--tag", action="append", default=[], help="may be given several times")
+    command.set_defaults(command=_note)
     command = actions.add_parser("open", help="open the report in a browser, or print where it is", parents=[run])
     command.set_defaults(command=_open)
     command = actions.add_parser("rm", help="remove runs; what other runs reuse stays with them")
@@ -68,6 +77,12 @@ def _compare(options: argparse.Namespace) -> int:
     from pipelines.run.listing import compare
 
     return compare(options)
+
+
+def _note(options: argparse.Namespace) -> int:
+    from pipelines.run.listing import note
+
+    return note(options)
 
 
 def _open(options: argparse.Namespace) -> int:

@@ -212,7 +212,8 @@ class FileSource(Config):
         """Return the split of a problem in the train file: the same for questions that differ in case and space."""
         if fraction_of(f"test {seed} {' '.join(question.casefold().split())}") < self.test_fraction:
             return Split.TEST
-        return Split.DEV if fraction_of(f"dev {question}") < self.dev_fraction else Split.TRAIN
+        is_dev = fraction_of(f"dev {question}") * (1 - self.test_fraction) < self.dev_fraction
+        return Split.DEV if is_dev else Split.TRAIN
 
 
 def fraction_of(content: str) -> float:

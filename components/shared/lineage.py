@@ -355,7 +355,8 @@ def differences(stage: str, before: Fingerprint | None, now: Fingerprint) -> str
         return "its fingerprint is unknown"
     old, new = dict(flat(stage, before["config"])), dict(flat(stage, now["config"]))
     keys = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    parts = [f"{name}: {old.get(name, '(none)')} -> {new.get(name, '(none)')}" for name in keys]
+    parts = [f"{name}: {old.get(name, '(none)')} -> {new.get(name, '(none)')}" for name in keys[:_NUM_LISTED]]
+    parts += [f"{len(keys) - _NUM_LISTED} more keys"] if len(keys) > _NUM_LISTED else []
     parts += [f"the input `{name}`" for name in _unequal(before["inputs"], now["inputs"])]
     if before["code"] != now["code"]:
         files = [f"components/{name}" for name in _unequal(before.get("files", {}), now.get("files", {}))]

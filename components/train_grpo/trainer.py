@@ -234,7 +234,7 @@ class Trainer:
             "accuracy": row["accuracy"],
             **{name: share for name, share in lost.items() if share >= _SHOWN_FROM},
             "length": row["completion_length_tokens"],
-            "kl": row["kl"],
+            **({"kl": row["kl"]} if self.reference else {}),
             "tokens_per_s": timing["tokens_per_s"],
         }
         bar.advance(**shown)

@@ -1,7 +1,8 @@
 """The runs on this machine, as their folders record them: one reader for `runs`, the index and later runs.
 
-<outputs>/runs/<name>/   params.yaml, journal.jsonl, kfp.log, artifacts/ and, where the report was made, report.html and
-                         summary.json; locked by `run.lock` while the run goes on
+<outputs>/runs/<name>/   about.json (its params file, and what its user says of it), params.yaml, journal.jsonl,
+                         kfp.log, artifacts/ and, where the report was made, report.html and summary.json; locked by
+                         `run.lock` while the run goes on
 """
 
 import json
@@ -14,6 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from components.shared import durable, jsonl
 from components.shared.errors import PipelineError, RetryableError
 
@@ -21,10 +24,21 @@ OUTPUTS = Path("outputs")
 LATEST = "latest"
 """Names the run that was started last."""
 PARAMS, JOURNAL, LOG, ARTIFACTS, LOCK = "params.yaml", "journal.jsonl", "kfp.log", "artifacts", "run.lock"
-PAGE, FIGURES = "report.html", "summary.json"
+PAGE, FIGURES, ABOUT = "report.html", "summary.json", "about.json"
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-(.+)")
 _NUM_NAMED = 5
 _TRY_AGAIN = RetryableError.exit_code
+
+
+class About(BaseModel):
+    """What is known of a run before it starts, and what its user says of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    params: str
+    """Name of its params file."""
+    note: str = ""
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,8 +76,7 @@ class Run:
     """One run, as far as it got."""
 
     folder: Path
-    params: str
-    """Name of its params file."""
+    about: About
     started: datetime
     events: Sequence[Mapping[str, Any]] = field(repr=False)
     figures: Mapping[str, Any] = field(repr=False)
@@ -73,6 +86,11 @@ class Run:
     def name(self) -> str:
         """Name of its folder."""
         return self.folder.name
+
+    @property
+    def params(self) -> str:
+        """Name of its params file."""
+        return self.about.params
 
     @property
     def verdict(self) -> Mapping[str, Any]:
@@ -139,10 +157,13 @@ def read_run(folder: Path) -> Run | None:
     if match is None:
         return None
     figures: Mapping[str, Any] = {}
+    about = About(params=match[2])
     with suppress(PipelineError):  # one that is missing, or half written
         figures = jsonl.read_json(folder / FIGURES)
+    with suppress(PipelineError):
+        about = About.model_validate(jsonl.read_json(folder / ABOUT))
     started = datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-    return Run(folder, match[2], started, list(_events(folder / JOURNAL)), figures)
+    return Run(folder, about, started, list(_events(folder / JOURNAL)), figures)
 
 
 def resolve(name: str, outputs: Path = OUTPUTS) -> Path:

@@ -12,17 +12,17 @@ from markupsafe import Markup
 
 from components.register.snapshot import VERSION_FILE, read_registry
 from components.report.formatting import points
-from components.shared import jsonl, page
+from components.shared import page
 from components.shared.errors import PipelineError
-from components.shared.live import LIVE, STEPS
 from components.shared.versioning import is_url
+from pipelines.run.curves import COLORS, curve, steps_of, svg_plot
 from pipelines.run.history import LOG, PAGE, PARAMS, Run, runs
 
 INDEX = "index.html"
 _REGISTRY = "registry"
 _CURVES = {"reward": "#e0803a", "accuracy": "#4a8fd4"}
 """Columns of the steps of GRPO, with the colors of their curves."""
-_WIDTH, _HEIGHT, _MAX_POINTS = 160, 36, 80
+_WIDTH, _HEIGHT = 160, 36
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,10 @@ def write(outputs: Path, registry: str = _REGISTRY) -> Path:
         except PipelineError as error:
             problems.append(str(error))
     rows = [_row(run, outputs) for run in every]
+    compared = [row for row in rows if row["accuracy"]][: len(COLORS)]
+    plot = svg_plot({row["name"]: row["accuracy"] for row in compared}) if len(compared) > 1 else None
     values = {"runs": rows, "versions": versions, "problems": problems, "sparkline": sparkline, "points": points}
+    values |= {"plot": plot, "legend": list(zip(COLORS, compared, strict=False))}
     text = page.render(Path(__file__).with_name("index.html.jinja"), colors=_CURVES, **values)
     partial = outputs / f".{INDEX}.{os.getpid()}"
     partial.write_text(text, encoding="utf-8")
@@ -63,8 +66,11 @@ def write(outputs: Path, registry: str = _REGISTRY) -> Path:
 
 def _row(run: Run, outputs: Path) -> dict[str, Any]:
     """What the page shows of a run."""
-    report = run.folder / PAGE
+    report, steps = run.folder / PAGE, steps_of(run)
+    curves = {name: [value for _, value in curve(steps, name)] for name in _CURVES}
     return {
+        "about": run.about,
+        "accuracy": curve(steps, "accuracy"),
         "name": run.name,
         "params": run.params,
         "started": run.started,
@@ -74,7 +80,7 @@ def _row(run: Run, outputs: Path) -> dict[str, Any]:
         "files": {name: f"runs/{run.name}/{name}" for name in (PARAMS, LOG) if (run.folder / name).is_file()},
         "target": run.verdict.get("target"),
         "version": run.version.get("tag"),
-        "curves": _curves(run),
+        "curves": {name: values for name, values in curves.items() if values},
     }
 
 
@@ -86,20 +92,6 @@ def _status(run: Run) -> str:
     if last.get("event") == "failed":
         return f"failed in {last['stage']}: {last['error']}"
     return run.state
-
-
-def _curves(run: Run) -> dict[str, list[float]]:
-    """The curves of GRPO as far as it has come, thinned."""
-    trained = run.stages.get("train_grpo")
-    folders = [trained.outputs.get("training", Path()), (trained.work or Path()) / LIVE] if trained else []
-    path = next((folder / STEPS for folder in folders if (folder / STEPS).is_file()), Path())
-    rows: list[Mapping[str, Any]] = []
-    if path.is_file():
-        with suppress(PipelineError):
-            rows = [row for _, row in jsonl.read_rows(path)]
-    kept = rows[:: -(-len(rows) // _MAX_POINTS) or 1]
-    curves = {name: [float(row[name]) for row in kept if row.get(name) is not None] for name in _CURVES}
-    return {name: values for name, values in curves.items() if values}
 
 
 def _versions(location: str, runs: Sequence[Run]) -> Iterator[Listed]:

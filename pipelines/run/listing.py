@@ -3,6 +3,7 @@
 import argparse
 import os
 import stat
+import sys
 import webbrowser
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,13 +12,27 @@ from typing import Any
 
 import yaml
 
-from components.shared import durable
+from components.shared import durable, jsonl
 from components.shared.errors import PipelineError
 from components.shared.lineage import flat
 from components.shared.page import percent
 from components.shared.work import last_step
-from pipelines.run.history import FIGURES, JOURNAL, LOG, OUTPUTS, PAGE, PARAMS, Run, StageRun, read_run, resolve, runs
-from pipelines.run.screen import duration
+from pipelines.run.curves import COLORS, curve, steps_of, text_plot
+from pipelines.run.history import (
+    ABOUT,
+    FIGURES,
+    JOURNAL,
+    LOG,
+    OUTPUTS,
+    PAGE,
+    PARAMS,
+    Run,
+    StageRun,
+    read_run,
+    resolve,
+    runs,
+)
+from pipelines.run.screen import Screen, duration
 from pipelines.run.settings import own_keys
 from pipelines.tables import print_json, print_labelled, print_table
 
@@ -25,14 +40,14 @@ _MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
 
 
 def list_runs(options: argparse.Namespace) -> int:
-    """List all runs, the newest first."""
-    every = [_summary(run) for run in runs()]
+    """List the runs of which something said contains a text, the newest first."""
+    every = [each for each in map(_summary, runs()) if options.text in " ".join(map(str, _said(each)))]
     if options.json:
         print_json(every)
     elif not every:
-        print(f"{OUTPUTS / 'runs'} has no runs")
+        print(f"{OUTPUTS / 'runs'} has no {f'run that says {options.text!r}' if options.text else 'runs'}")
     else:
-        header = ("run", "state", *_MODELS.values(), "gate", "version", "size", "freed by rm")
+        header = ("run", "state", *_MODELS.values(), "gate", "version", "size", "freed by rm", "note")
         rows = [
             (
                 each["name"],
@@ -42,6 +57,7 @@ def list_runs(options: argparse.Namespace) -> int:
                 each["version"] or "-",
                 size(each["bytes"]),
                 size(each["bytes_freed"]),
+                " ".join([*(f"#{tag}" for tag in each["tags"]), each["note"]]),
             )
             for each in every
         ]
@@ -60,6 +76,7 @@ def show(options: argparse.Namespace) -> int:
     print(f"{run.name}: {run.state}{gate}{', ' + facts['version'] if facts['version'] else ''}")
     for stage in run.stages.values():
         print_labelled(stage.name, _told(stage))
+    print_labelled("note", [" ".join([*(f"#{tag}" for tag in run.about.tags), run.about.note])])
     print_labelled("accuracy", _accuracies(run))
     print_labelled("set keys", own_keys(run.folder / PARAMS))
     print_labelled("disk", [f"{size(facts['bytes'])}, of which rm frees {size(facts['bytes_freed'])}"])
@@ -67,24 +84,42 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
+def note(options: argparse.Namespace) -> int:
+    """Replace the note and the tags of a run."""
+    run = _read(options.run)
+    about = run.about.model_copy(update={"note": options.note, "tags": tuple(options.tag)})
+    jsonl.write_json(run.folder / ABOUT, about.model_dump(mode="json"))
+    return 0
+
+
 def compare(options: argparse.Namespace) -> int:
-    """Show how two runs differ."""
-    first, second = map(_read, options.runs)
-    settings = [_settings(run) for run in (first, second)]
+    """Show how runs differ, with a curve of each in one plot."""
+    compared = list(map(_read, options.runs))
+    if not 2 <= len(compared) <= len(COLORS):
+        raise PipelineError(f"runs compare: name 2 to {len(COLORS)} runs; these are {len(compared)}")
+    settings = list(map(_settings, compared))
     params = {
-        key: [each.get(key) for each in settings]
-        for key in {**settings[0], **settings[1]}
-        if settings[0].get(key) != settings[1].get(key)
+        key: [each.get(key) for each in settings] for key in dict(pair for each in settings for pair in each.items())
     }
-    accuracies, seconds = ([read(run) for run in (first, second)] for read in (_scores, _seconds))
+    params = {key: values for key, values in params.items() if len(set(values)) > 1}
+    accuracies, seconds = ([read(run) for run in compared] for read in (_scores, _seconds))
     if options.json:
-        names = [first.name, second.name]
+        names = [run.name for run in compared]
         print_json({"runs": names, "params": params, "accuracy": accuracies, "seconds": seconds})
         return 0
-    print(f"{first.name} -> {second.name}")
-    print_labelled("params", [f"{key}: {old} -> {new}" for key, (old, new) in params.items()] or ["same"])
+    print(" -> ".join(run.name for run in compared))
+    print_labelled("params", [f"{key}: {' -> '.join(map(str, values))}" for key, values in params.items()] or ["same"])
     print_labelled("accuracy", _side_by_side(accuracies, percent))
     print_labelled("times", _side_by_side(seconds, duration))
+    screen, rows = Screen(sys.stdout, sys.stderr), {run.name: steps_of(run) for run in compared}
+    plot = text_plot({name: curve(each, options.curve) for name, each in rows.items()}, screen.size[0])
+    known = sorted({column for each in rows.values() for row in each for column in row})
+    if not plot and known and options.curve not in known:
+        raise PipelineError(f"--curve {options.curve}: no step has this figure; there are {', '.join(known)}")
+    if plot:
+        screen.show(f"{options.curve} by step")
+    for line in plot:
+        screen.show(line)
     return 0
 
 
@@ -171,9 +206,17 @@ def _summary(run: Run) -> dict[str, Any]:
         "accuracy": _scores(run),
         "gate": None if passed is None else "passed" if passed else "missed",
         "version": run.version.get("tag"),
+        "note": run.about.note,
+        "tags": run.about.tags,
         "bytes": size_bytes,
         "bytes_freed": freed,
     }
+
+
+def _said(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What a list of runs is searched for."""
+    yield from (summary[key] or "" for key in ("name", "state", "params", "gate", "version", "note"))
+    yield from (f"#{tag}" for tag in summary["tags"])
 
 
 def _scores(run: Run) -> dict[str, float]:
@@ -239,8 +282,5 @@ def _accuracy(scores: Mapping[str, float], model: str) -> str:
 
 
 def _side_by_side(values: Sequence[Mapping[str, float]], show: Any) -> list[str]:
-    first, second = values
-    both = [name for name in {**first, **second} if "." in name or name not in _MODELS]
-    return [
-        f"{name}: {' -> '.join(show(each[name]) if name in each else '-' for each in (first, second))}" for name in both
-    ]
+    names = dict.fromkeys(name for each in values for name in each if "." in name or name not in _MODELS)
+    return [f"{name}: {' -> '.join(show(each[name]) if name in each else '-' for each in values)}" for name in names]

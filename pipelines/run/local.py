@@ -32,7 +32,7 @@ from components.preflight.config import (
 )
 from components.preflight.disk import short_of_disk
 from components.preflight.inputs import missing_here
-from components.shared import durable
+from components.shared import durable, jsonl
 from components.shared.environment import JOURNAL_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, raise_all
 from components.shared.execution import current_revision, keys_in, uncommitted_files
@@ -41,7 +41,19 @@ from components.shared.work import last_step
 from pipelines.doctor import slow_here, unused_gpu
 from pipelines.run import expected as expectation
 from pipelines.run import index, settings, summary
-from pipelines.run.history import ARTIFACTS, JOURNAL, LOCK, LOG, OUTPUTS, PARAMS, read_run, resolve, runs
+from pipelines.run.history import (
+    ABOUT,
+    ARTIFACTS,
+    JOURNAL,
+    LOCK,
+    LOG,
+    OUTPUTS,
+    PARAMS,
+    About,
+    read_run,
+    resolve,
+    runs,
+)
 from pipelines.run.journal import Tracker
 from pipelines.run.screen import Screen, Style, duration
 from pipelines.run.stage_server import forked_stages
@@ -74,6 +86,10 @@ class Request:
     """Whether each stage runs in a container of its image."""
     verbose: bool = False
     """Whether everything that KFP and the stages print is shown."""
+    name: str = ""
+    """What its folder is named after its time; like its params file if empty."""
+    note: str = ""
+    tags: Sequence[str] = ()
 
 
 def run(request: Request) -> int:
@@ -113,7 +129,7 @@ def run(request: Request) -> int:
         _show_expected(expected, screen, every=request.dry)
     if request.dry:
         return 0
-    folder = _new_folder(name)
+    folder = _new_folder(About(params=name, note=request.note, tags=tuple(request.tags)), request.name or name)
     lock = durable.lock_folder(folder / LOCK)  # while it is locked the run goes on
     heading = settings.heading(path, request.settings)
     (folder / PARAMS).write_text(f"{heading}{as_yaml(params)}", encoding="utf-8")
@@ -197,8 +213,8 @@ def _containers() -> ModuleType:
     return containers
 
 
-def _new_folder(name: str) -> Path:
-    """Make the folder of a run; two runs begun in the same second get folders of their own."""
+def _new_folder(about: About, name: str) -> Path:
+    """Make the folder of a run; two runs begun in the same second get different ones."""
     first = folder = OUTPUTS / "runs" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{name}"
     number = 1
     while True:
@@ -208,6 +224,7 @@ def _new_folder(name: str) -> Path:
             number += 1
             folder = first.with_name(f"{first.name}-{number}")
         else:
+            jsonl.write_json(folder / ABOUT, about.model_dump(mode="json"))
             return folder
 
 

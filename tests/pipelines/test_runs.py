@@ -10,7 +10,7 @@ from components.shared import durable, lineage
 from components.shared.errors import PipelineError
 from components.shared.page import percent
 from pipelines.cli import main
-from pipelines.run.history import LOCK, resolve
+from pipelines.run.history import LOCK, read_run, resolve
 from pipelines.run.listing import disk
 from pipelines.run.settings import heading
 from tests.pipelines.test_index import make_outputs
@@ -35,7 +35,7 @@ def test_runs_are_listed_the_newest_first(outputs: Path, capsys: pytest.CaptureF
     assert runs[2]["bytes"] >= 5_000_000
     assert main(["runs", "list"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["run", "state", "base", "SFT", "GRPO", "gate", "version", "size", "freed", "by", "rm"]
+    assert header.split() == ["run", "state", "base", "SFT", "GRPO", "gate", "version", "size", "freed", "by", "rm", "note"]
     assert [row.split()[0] for row in rows] == [run["name"] for run in runs]
     assert percent(runs[3]["accuracy"]["grpo"]) in rows[3]
     assert runs[3]["version"] == "grpo-policy@v0.0.1"
@@ -101,6 +101,46 @@ def test_two_runs_are_compared(outputs: Path, capsys: pytest.CaptureFixture[str]
     shown = capsys.readouterr().out
     assert "params       train_grpo.num_steps: 7 -> 8\naccuracy" in shown
     assert " -> -" in shown
+
+
+def test_curves_of_runs_are_drawn_in_one_plot(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over common axes, each by its number; a figure that no step has is refused with those there are."""
+    for name, accuracies in ((FINISHED, (0.0, 0.5, 1.0)), (FAILED, (1.0, 0.5))):
+        training = outputs / "runs" / name / "training"
+        training.mkdir()
+        rows = [{"step": step, "accuracy": each, "kl": None} for step, each in enumerate(accuracies, start=1)]
+        (training / "steps.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+        event = {"stage": "train_grpo", "event": "started", "outputs": {"training": str(training)}}
+        (outputs / "runs" / name / "journal.jsonl").write_text(json.dumps(event) + "\n")
+    assert main(["runs", "compare", FINISHED, FAILED]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    plot = shown[shown.index("accuracy by step") + 1 :]
+    top, bottom, middle = plot[0], plot[11], next(line for line in plot[1:11] if "2" in line)
+    assert top.split() == ["1", "2", "1"]  # the label, then the second run's first step and the first run's last
+    assert top.index("2") < len(top) // 2 < len(top) - 1
+    assert bottom.split() == ["0", "1"]
+    assert middle.count("2") == 1  # where the two coincide the later run covers the earlier one
+    assert plot[-2:] == [f"{'':>9}1 {FINISHED}", f"{'':>9}2 {FAILED}"]
+    assert main(["runs", "compare", FINISHED, FAILED, "--curve", "nonsense"]) == 2
+    assert "--curve nonsense: no step has this figure; there are accuracy, kl, step" in capsys.readouterr().err
+    assert main(["runs", "compare", FINISHED]) == 2
+
+
+def test_a_run_is_found_by_what_is_said_of_it(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its note and tags are listed and shown; the name of its params file stays known."""
+    assert main(["runs", "note", FAILED, "a larger rate", "--tag", "lr"]) == 0
+    for text in ("larger", "#lr", "failed"):
+        assert main(["runs", "list", text]) == 0
+        (line,) = capsys.readouterr().out.splitlines()[1:]
+        assert line.startswith(FAILED)
+        assert line.endswith("#lr a larger rate")
+    assert main(["runs", "show", FAILED]) == 0
+    assert "note         #lr a larger rate\n" in capsys.readouterr().out
+    assert main(["runs", "list", "nowhere"]) == 0
+    assert capsys.readouterr().out == "outputs/runs has no run that says 'nowhere'\n"
+    run = read_run(outputs / "runs" / FAILED)
+    assert run is not None
+    assert run.params == "smoke"
 
 
 def test_removing_a_run_leaves_what_others_share(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
