@@ -37,6 +37,8 @@ _CUDA_VERSION = re.compile(r"CUDA Version: (\d+\.\d+)")
 _PINNED = re.compile(r"^([a-z0-9-]+)==([^\s;]+)", re.MULTILINE)
 _NUM_NAMED = 5
 _LARGE = 100_000_000
+_FAST_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Flags of processors, x86 and ARM, that have instructions for products of bfloat16."""
 _DEBIAN = {"libnuma.so.1": "libnuma1", "libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1"}
 """Packages of Debian and Ubuntu by the libraries that vLLM and NVIDIA's packages load."""
 _TORCH = """
@@ -83,13 +85,28 @@ def unused_gpu() -> str:
 
 
 def slow_here(params: "Params") -> str:
-    """Return a warning where a model of 100 M parameters or more would be trained without a GPU; else nothing."""
+    """Return a warning where training takes long without a GPU, with the precision that this processor is fast in."""
     from components.preflight.resources import shape_of_base
 
-    shape = shape_of_base(params)
-    if shape is None or shape.num_parameters < _LARGE or _nvidia()[0]:
+    if _nvidia()[0]:
         return ""
-    return f"{params.train_sft.model.base}: trains {shape.num_parameters / 1e6:,.0f} M parameters without a GPU, slowly"
+    precision, fast = params.train_grpo.engine.precision, _has_fast_bf16()
+    if precision == "bf16" and not fast:
+        return "train_grpo.engine.precision: this processor has no instructions for bf16; fp32 is several times faster"
+    shape = shape_of_base(params)
+    if shape is None or shape.num_parameters < _LARGE:
+        return ""
+    remedy = "; set engine.precision: bf16 and zero_stage: 2, which this processor multiplies in" if fast else ""
+    return (
+        f"{params.train_sft.model.base}: trains {shape.num_parameters / 1e6:,.0f} M parameters without a GPU, slowly"
+        f"{remedy if precision == 'fp32' else ''}"
+    )
+
+
+def _has_fast_bf16() -> bool:
+    """Whether this processor has instructions for products of bfloat16, by what Linux says of it."""
+    words = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").is_file() else []
+    return not _FAST_BF16.isdisjoint(words)
 
 
 def add_doctor_command(commands: Any) -> None:
@@ -129,7 +146,8 @@ def _python() -> Iterator[Finding]:
 
 def _cores() -> Iterator[Finding]:
     cores, busy = available_cores(), os.getloadavg()[0]
-    text = f"{cores} cores, {busy:.1f} of them busy in the last minute"
+    bf16 = "with" if _has_fast_bf16() else "without"
+    text = f"{cores} cores {bf16} instructions for bf16, {busy:.1f} of them busy in the last minute"
     if busy > _BUSY_FRACTION * cores:
         remedy = "training on CPUs takes about twice as long beside other work"
         yield Finding("cores", "warning", text, remedy)

@@ -19,8 +19,9 @@ Written by `make compile` from the config models; not to be edited.
 
 A params file has a section per stage and names what differs from the defaults below. `extends: FILE`, relative to its
 own folder, lays it over another file: mappings are merged, lists and scalars are replaced, and `null` resets a key to
-its default. `grpo-pipeline config --params FILE` prints a file with everything filled in. The sections `cluster` and
-`deployment` are for runs on a cluster.
+its default; of several files, `extends: [FILE, FILE]`, the later is laid over the earlier. `grpo-pipeline config
+--params FILE` prints a file with everything filled in. The sections `cluster` and `deployment` are for runs on a
+cluster.
 
 ## The form of a run on a cluster
 

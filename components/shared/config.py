@@ -1,13 +1,14 @@
 """Typed configuration: frozen models, unknown keys refused, errors that name file, line and key.
 
 A params file has a section per stage. `extends: FILE`, relative to its own folder, lays it over another one: mappings
-are merged key by key, lists and scalars are replaced, and `null` resets a key to its default.
+are merged key by key, lists and scalars are replaced, and `null` resets a key to its default. `extends: [FILE, FILE]`
+lays the second file over the first.
 """
 
 import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -131,23 +132,27 @@ def named(keys: KeyPath) -> str:
     return ".".join(map(str, keys))
 
 
-def _layers(path: Path) -> list[_Layer]:
-    """A params file, the one it extends, the one that extends, and so on."""
-    layers = [_read_layer(path)]
-    while _EXTENDS in layers[-1].sections:
-        layer = layers[-1]
-        name = layer.sections.pop(_EXTENDS)
-        where = f"{layer.place((_EXTENDS,))}: {_EXTENDS}"
+def _layers(path: Path, below: Sequence[Path] = ()) -> list[_Layer]:
+    """A params file and all that it extends, each after every file that is laid over it.
+
+    `below` are the files through which this one was reached.
+    """
+    layer = _read_layer(path)
+    extended = layer.sections.pop(_EXTENDS, [])
+    names, where = extended if isinstance(extended, list) else [extended], f"{layer.place((_EXTENDS,))}: {_EXTENDS}"
+    layers, chain = [layer], [*below, path]
+    for name in reversed(names):
         if not isinstance(name, str):
             raise PipelineError(f"{where}: expected the path of a params file, got {name!r}")
-        parent = Path(os.path.normpath(layer.path.parent / name))
-        chain = [each.path for each in layers]
+        parent = Path(os.path.normpath(path.parent / name))
         if parent.resolve() in map(Path.resolve, chain):
             cycle = " -> ".join(map(str, [*chain, parent]))
             raise PipelineError(f"{where}: the files extend one another in a circle ({cycle})")
         if not parent.is_file():
             raise PipelineError(f"{where}: {parent}: no such params file")
-        layers.append(_read_layer(parent))
+        added = _layers(parent, chain)
+        again = {each.path for each in added}  # what several files extend is below all of them
+        layers = [*(each for each in layers if each.path not in again), *added]
     return layers
 
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from components.preflight.config import Params
+from components.shared.model_shape import ModelShape
 from pipelines import doctor
 from pipelines.cli import main
 from pipelines.doctor import Finding, unused_gpu
+from tests.presets import preset
 
 _SMI = """#!/bin/sh
 if [ $# -eq 0 ]; then echo "| NVIDIA-SMI 550.54  Driver Version: 550.54  CUDA Version: 12.4 |"
@@ -144,6 +147,30 @@ def test_a_library_that_a_package_loads_and_that_is_missing_is_named(
     assert finding.remedy == "apt-get install libnuma1"
 
 
+@pytest.mark.parametrize(
+    ("precision", "is_fast", "warning"),
+    [
+        ("fp32", True, "slowly; set engine.precision: bf16 and zero_stage: 2, which this processor multiplies in"),
+        ("fp32", False, "slowly"),
+        ("bf16", True, "slowly"),
+        ("bf16", False, "no instructions for bf16; fp32 is several times faster"),
+    ],
+)
+def test_the_precision_that_a_processor_is_fast_in_is_named(
+    precision: str, is_fast: bool, warning: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a large model would be trained without a GPU in the other one."""
+    monkeypatch.setattr(doctor, "_nvidia", lambda: ([], None))
+    monkeypatch.setattr(doctor, "_has_fast_bf16", lambda: is_fast)
+    monkeypatch.setattr(
+        "components.preflight.resources.shape_of_base",
+        lambda params: ModelShape(576, 1536, 30, 9, 3, 64, 49152, tied=True),
+    )
+    values = preset()
+    values["train_grpo"]["engine"] |= {"precision": precision, "zero_stage": 2}
+    assert doctor.slow_here(Params.model_validate(values)).endswith(warning)
+
+
 def test_packages_of_other_versions_than_the_lock_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other versions compute other results."""
     assert [finding.state for finding in doctor._lock()] == ["ok"]
@@ -178,7 +205,7 @@ def test_what_a_run_would_miss_is_part_of_the_diagnosis(
     assert wrong
     assert wrong[0]["state"] == "error"
     assert any("report.gate.target" in each["text"] for each in wrong)
-    assert wrong[-1]["text"] == f"{tmp_path}: trains 135 M parameters without a GPU, slowly"
+    assert wrong[-1]["text"].startswith(f"{tmp_path}: trains 135 M parameters without a GPU, slowly")
     assert {"python", "cores", "memory", "disk", "gpu", "torch", "packages", "git"} <= {
         each["name"] for each in findings
     }

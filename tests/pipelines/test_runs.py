@@ -35,7 +35,20 @@ def test_runs_are_listed_the_newest_first(outputs: Path, capsys: pytest.CaptureF
     assert runs[2]["bytes"] >= 5_000_000
     assert main(["runs", "list"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["run", "state", "base", "SFT", "GRPO", "gate", "version", "size", "freed", "by", "rm", "note"]
+    assert header.split() == [
+        "run",
+        "state",
+        "base",
+        "SFT",
+        "GRPO",
+        "gate",
+        "version",
+        "size",
+        "freed",
+        "by",
+        "rm",
+        "note",
+    ]
     assert [row.split()[0] for row in rows] == [run["name"] for run in runs]
     assert percent(runs[3]["accuracy"]["grpo"]) in rows[3]
     assert runs[3]["version"] == "grpo-policy@v0.0.1"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from components.preflight.config import Params, as_yaml, load_params, stage_sections
+from components.preflight.config import Params, as_yaml, contradictions, load_params, stage_sections
 from components.shared.config import (
     Config,
     Operational,
@@ -18,6 +18,7 @@ from components.shared.config import (
     without_operational,
 )
 from components.shared.errors import PipelineError
+from components.train_grpo.config import CorrectionConfig
 from tests.presets import FILES, ROOT
 
 
@@ -243,10 +244,26 @@ def test_an_error_names_the_file_and_line_where_the_wrong_value_stands(
     assert str(refused.value).startswith(f"{tmp_path}/{place}")
 
 
+def test_of_several_extended_files_the_later_goes_before_the_earlier(tmp_path: Path) -> None:
+    """And before both what extends them; a file that both of them extend is below both."""
+    for name, text in (
+        ("base", "train: {a: 0, b: 0, c: 0, d: 0, e: 0}"),
+        ("first", "extends: base.yaml\ntrain: {b: 1, c: 1, d: 1, e: 1}"),
+        ("second", "extends: base.yaml\ntrain: {c: 2, d: 2, e: null}"),
+        ("own", "extends: [first.yaml, second.yaml]\ntrain: {d: 3}"),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    assert read_params(tmp_path / "own.yaml") == {"train": {"a": 0, "b": 1, "c": 2, "d": 3}}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("extends: nope.yaml\n", "overlay.yaml:1: extends: {folder}/nope.yaml: no such params file"),
+        (
+            "train: {}\nextends: [broken.yaml, 4]\n",
+            "overlay.yaml:2: extends: expected the path of a params file, got 4",
+        ),
         ("train: {}\nextends: 3\n", "overlay.yaml:2: extends: expected the path of a params file, got 3"),
         (
             "extends: overlay.yaml\n",
@@ -308,6 +325,18 @@ def test_what_is_wrong_with_the_whole_file_is_one_line(tmp_path: Path, overlay: 
         load_params(path)
     assert str(refused.value).startswith(f"{tmp_path}/{message}")
     assert "\n" not in str(refused.value)
+
+
+def test_the_overlay_for_cpus_makes_a_run_for_cpus_of_a_preset_for_gpus(tmp_path: Path) -> None:
+    """The user names the model, and nothing else."""
+    layers = [str(ROOT / f"params/{name}.yaml") for name in ("qwen-1.5b", "overlays/cpu")]
+    path = tmp_path / "own.yaml"
+    path.write_text(f"extends: [{', '.join(layers)}]\ntrain_sft: {{model: {{base: org/model}}}}\n")
+    params = load_params(path)
+    grpo = params.train_grpo
+    assert [grpo.sampler.vllm, params.evaluate.vllm, grpo.engine.lora, params.train_sft.engine.lora] == [None] * 4
+    assert grpo.sampler.correction == CorrectionConfig()
+    assert contradictions(params) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
