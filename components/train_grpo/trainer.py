@@ -20,6 +20,7 @@ from components.policy.lora import merged_state_dict
 from components.policy.packing import MicroBatch, pack_shard
 from components.policy.training import learning_rate, memory_for_passes, memory_for_update
 from components.shared import jsonl
+from components.shared.model import context_tokens_of
 from components.shared.progress import Progress, progress, say
 from components.shared.work import MODEL
 from components.train_grpo.config import TrainGRPOConfig
@@ -46,6 +47,7 @@ from components.train_grpo.update import (
     mask_completions,
     rollout_advantages,
     split_minibatches,
+    try_largest_pass,
     update,
 )
 from components.train_grpo.validation import Measured, Validator, early_stop
@@ -94,6 +96,8 @@ class Trainer:
                     rollout = self.rollouts.of_step(step)  # lines 5 to 7
                     require_scorable(config, rollout.sampled)
                     self._show_first(step, rollout)
+                    if step == steps_done + 1:
+                        self._try_largest_pass(rollout)
                     if self.reward_model and iteration + 1 < config.num_iterations:
                         self.reward_model.collect(rollout.sampled)
                     figures, batches = self._learn(rollout.trained, step)  # lines 8 to 11
@@ -105,6 +109,13 @@ class Trainer:
         """Print what the first rollout says of whether the policy can learn."""
         for line in first_look(self.config, rollout.sampled) if step == 1 and self.policy.ranks.is_main else ():
             say(_STAGE, line)
+
+    def _try_largest_pass(self, rollout: Rollout) -> None:
+        """Find memory that is too small for the limits before the first update of a process."""
+        checkpoint, prompt_ids = self.checkpoint, rollout.sampled[0].scored_G[0].completion.tokens.prompt_ids
+        context = context_tokens_of(checkpoint.model.config.to_dict())
+        with memory_for_update(_STAGE, self.config.engine):
+            try_largest_pass(self.config, self.policy, prompt_ids, context=context, device=checkpoint.device)
 
     def _fit_first_reward_model(self, reward_model: RewardModel) -> None:
         """Fit a reward model to rollouts of the reference, before anything learns from its rewards."""

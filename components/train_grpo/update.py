@@ -14,7 +14,7 @@ from torch import Tensor
 
 from components.policy.engine import Policy
 from components.policy.logprobs import TokenLogprobs, completion_logprobs
-from components.policy.packing import MicroBatch, Shard, TokenSequence, pack_shard
+from components.policy.packing import MicroBatch, Shard, TokenSequence, pack, pack_shard
 from components.policy.parallel import Ranks
 from components.shared.errors import PipelineError
 from components.train_grpo.config import TrainGRPOConfig
@@ -145,6 +145,23 @@ def split_minibatches(config: TrainGRPOConfig, experience: Experience, *, ranks:
         shard = pack_shard(ranks, experience.sequences_B, max_tokens=max_tokens, device=device, indices=indices)
         minibatches.append(Minibatch(shard, weights_B.to(device)))
     return minibatches
+
+
+def try_largest_pass(
+    config: TrainGRPOConfig, policy: Policy, prompt_ids: tuple[int, ...], *, context: int | None, device: torch.device
+) -> None:
+    """Go forward and back through the largest micro-batch that the limits allow, for a loss of zero.
+
+    So memory that is too small for it is found before the first update, and not by the first rollout that is as long.
+    """
+    max_new_tokens, max_tokens = config.sampling.max_new_tokens, config.engine.micro_batch_tokens
+    length = max_new_tokens if context is None else min(max_new_tokens, context - len(prompt_ids))
+    if length < 1:
+        return
+    longest = TokenSequence(prompt_ids, prompt_ids[:1] * length)
+    count = max(1, (max_tokens - len(prompt_ids)) // length)
+    (batch,) = pack([longest] * count, max_tokens=max(max_tokens, len(longest)), device=device)
+    policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
 
 
 def update(

@@ -192,6 +192,32 @@ def test_memory_that_runs_out_is_named_with_what_needed_it(verify: Verifier, pha
     assert "\n" not in str(error.value)
 
 
+def test_the_largest_pass_comes_first_and_changes_nothing(verify: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No micro-batch of the run is larger, the policy is that of a run without it, and it has no gradient."""
+
+    def trained(*, tries: bool) -> tuple[list[int], dict[str, torch.Tensor]]:
+        checkpoint = tiny.checkpoint()
+        config = grpo_config(num_steps=2, reward__weights=SHORTNESS)
+        trainer = build_trainer(config, checkpoint, tiny.PROBLEMS, verify, TransformersSampler(checkpoint, 64))
+        sizes, learn = [], trainer.policy.learn
+
+        def noted(batch: Any, *arguments: Any, **options: Any) -> None:
+            sizes.append(batch.input_ids_T.numel())
+            learn(batch, *arguments, **options)
+
+        monkeypatch.setattr(trainer.policy, "learn", noted)
+        if not tries:
+            monkeypatch.setattr(trainer, "_try_largest_pass", lambda rollout: None)
+        trainer.run(steps_done=0, after_step=lambda _: None)
+        return sizes, {name: each.clone() for name, each in checkpoint.model.state_dict().items()}
+
+    sizes, weights = trained(tries=True)
+    other_sizes, other_weights = trained(tries=False)
+    assert sizes[1:] == other_sizes
+    assert sizes[0] > max(other_sizes)
+    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
 def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path, reference: Path) -> None:
     """The KL divergence from the reference is exactly zero where an outer iteration starts, and at no other step."""
     rows = _run(
