@@ -258,14 +258,15 @@ def _experience(sequences: list[TokenSequence], name: str = "the paper's", **log
     return Experience(sequences, in_loss_B, advantages_M, **logprobs_M)
 
 
-def _gradients(module: torch.nn.Module) -> dict[str, Tensor]:
+def gradients_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the gradient of each weight that has one, and remove them."""
     gradients = {name: weight.grad.clone() for name, weight in module.named_parameters() if weight.grad is not None}
     module.zero_grad()
     return gradients
 
 
 @functools.cache
-def _exact_model() -> PreTrainedModel:
+def exact_model() -> PreTrainedModel:
     """Return a transformer that computes everything in float64."""
     torch.manual_seed(4)
     size = {"vocab_size": 19, "n_positions": 32, "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -294,10 +295,12 @@ TRAJECTORIES = [
 ]
 
 
-def _exact_experience(name: str, sequences: list[TokenSequence] = EXACT_SEQUENCES) -> Experience:
+def exact_experience(
+    name: str, sequences: list[TokenSequence] = EXACT_SEQUENCES, model: PreTrainedModel | None = None
+) -> Experience:
     """Return log-probabilities at some distance from the model's own: ratios are on either side of the clips."""
     with torch.no_grad():
-        own_M = torch.cat([plain_scores(_exact_model(), sequence)[0] for sequence in sequences])
+        own_M = torch.cat([plain_scores(model or exact_model(), sequence)[0] for sequence in sequences])
     generator = torch.manual_seed(9)
     old, sampler, reference = (
         spread * torch.randn(len(own_M), dtype=torch.float64, generator=generator) for spread in (0.4, 0.3, 0.7)
@@ -319,7 +322,7 @@ class _OneOf(Ranks):
         return [value] * self.world_size
 
 
-def _loss_of_step(
+def loss_of_step(
     config: TrainGRPOConfig, experience: Experience, model: PreTrainedModel, ranks: Ranks = SINGLE_PROCESS
 ) -> tuple[Tensor, Any]:
     """Return a process's part of the loss of one optimizer step, micro-batch by micro-batch, and its metrics."""
@@ -354,14 +357,14 @@ def test_the_loss_and_its_gradient_are_those_of_the_objective_written_out(
     monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)
     monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", chunk_tokens)
     config = _config(name, engine__micro_batch_tokens=max_tokens)
-    experience = _exact_experience(name, sequences)
-    plain, packed = _exact_model(), copy.deepcopy(_exact_model())
+    experience = exact_experience(name, sequences)
+    plain, packed = exact_model(), copy.deepcopy(exact_model())
     expected = plain_loss(config, experience, plain)
     expected.backward()
-    loss, figures = _loss_of_step(config, experience, packed)
+    loss, figures = loss_of_step(config, experience, packed)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-10)
-    result, wanted = _gradients(packed), _gradients(plain)
+    result, wanted = gradients_of(packed), gradients_of(plain)
     assert result.keys() == wanted.keys()
     for weight, gradient in wanted.items():
         torch.testing.assert_close(result[weight], gradient, rtol=1e-10, atol=1e-12)
@@ -377,17 +380,17 @@ def test_processes_together_have_the_loss_and_the_gradient_written_out(
 ) -> None:
     """In float64, of trajectories: their sums over any number of processes and micro-batches agree to ten digits."""
     config = _config(loss__aggregation=aggregation, engine__micro_batch_tokens=max_tokens)
-    experience = _exact_experience("the paper's", TRAJECTORIES)
-    plain, packed = _exact_model(), copy.deepcopy(_exact_model())
+    experience = exact_experience("the paper's", TRAJECTORIES)
+    plain, packed = exact_model(), copy.deepcopy(exact_model())
     expected = plain_loss(config, experience, plain)
     expected.backward()
-    losses = [_loss_of_step(config, experience, packed, _OneOf(rank, world_size))[0] for rank in range(world_size)]
+    losses = [loss_of_step(config, experience, packed, _OneOf(rank, world_size))[0] for rank in range(world_size)]
     for loss in losses:
         loss.backward()
     parts = [float(loss.detach()) for loss in losses]
     assert sum(parts) == pytest.approx(float(expected.detach()), rel=1e-10)
     assert 0.0 not in parts
-    result, wanted = _gradients(packed), _gradients(plain)
+    result, wanted = gradients_of(packed), gradients_of(plain)
     assert result.keys() == wanted.keys()
     for weight, gradient in wanted.items():
         torch.testing.assert_close(result[weight], gradient, rtol=1e-10, atol=1e-12)
@@ -415,7 +418,7 @@ def test_completions_outside_the_mask_have_no_part_in_the_loss(
             "mask": {"level": level, "low": math.exp(-nats), "high": math.exp(nats)},
         },
     )
-    experience, plain = _exact_experience("the paper's"), _exact_model()
+    experience, plain = exact_experience("the paper's"), exact_model()
     # Four tokens, one, seven, two, three, five: large differences that cancel out, and small ones that do not.
     mismatches = [[0.3, -0.3] * 2, [0.11], [0.09] * 7, [-0.12, -0.1], [0.5, -0.1, -0.3], [0.0, 0.0, -0.49, 0, 0]]
     off_M = torch.tensor([each for row in mismatches for each in row], dtype=torch.float64)
@@ -424,11 +427,11 @@ def test_completions_outside_the_mask_have_no_part_in_the_loss(
     assert experience.in_loss_B.tolist() == in_loss
     expected = plain_loss(config, experience, plain)
     expected.backward()
-    wanted, packed = _gradients(plain), copy.deepcopy(_exact_model())
-    loss, _ = _loss_of_step(config, experience, packed)
+    wanted, packed = gradients_of(plain), copy.deepcopy(exact_model())
+    loss, _ = loss_of_step(config, experience, packed)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-10)
-    result = _gradients(packed)
+    result = gradients_of(packed)
     for weight, gradient in wanted.items():
         torch.testing.assert_close(result[weight], gradient, rtol=1e-10, atol=1e-12)
 
@@ -440,7 +443,7 @@ def test_a_sampler_whose_every_completion_is_masked_stops_the_run() -> None:
         sampler__correction__mask={"level": "geometric", "low": math.exp(-0.1), "high": math.exp(0.1)},
         sampler__max_mismatch=0.3,
     )
-    experience = _exact_experience("masked")
+    experience = exact_experience("masked")
     experience.sampler_logprobs_M = experience.old_logprobs_M - 0.2
     mask_completions(config, experience)
     assert not bool(experience.in_loss_B.any())
@@ -448,7 +451,7 @@ def test_a_sampler_whose_every_completion_is_masked_stops_the_run() -> None:
     experience.sampler_logprobs_M = experience.old_logprobs_M - 0.4
     with pytest.raises(SamplerMismatchError, match=r"0\.4 nats per token"):
         mask_completions(config, experience)
-    masked = _exact_experience("masked")
+    masked = exact_experience("masked")
     masked.sampler_logprobs_M = masked.old_logprobs_M
     mask_completions(config, masked)
     assert masked.in_loss_B.tolist() == [True, False, True, True, True, True]
@@ -557,7 +560,7 @@ def _expected(run: _Run) -> tuple[float, dict[str, Tensor]]:
     model = tiny.checkpoint().model
     loss = plain_loss(run.config, run.experience, model)
     loss.backward()
-    return float(loss.detach()), _gradients(model)
+    return float(loss.detach()), gradients_of(model)
 
 
 def _assert_same(result: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
