@@ -203,7 +203,11 @@ def _add_limits(commands: Any, params: argparse.ArgumentParser) -> None:
     command.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help=_SET)
     which = "a run whose reference is asked, or a folder that a stage has saved (default: the base model)"
     command.add_argument("--model", metavar="MODEL", help=which)
-    command.add_argument("--problems", type=int, default=32, help="problems that are asked (default: %(default)s)")
+    command.add_argument("--problems", type=int, help="problems that are asked (default: 32; all with --pass-rates)")
+    rates = (
+        "write how often each problem is answered right, for prepare_data.difficulty; what FILE has is not asked again"
+    )
+    command.add_argument("--pass-rates", type=Path, metavar="FILE", help=rates)
     command.set_defaults(command=_preview)
 
 
@@ -384,7 +388,7 @@ def _limits(options: argparse.Namespace) -> int:
 def _preview(options: argparse.Namespace) -> int:
     from pipelines.preview import preview
 
-    return preview(options.params, options.set, model=options.model, num_problems=options.problems)
+    return preview(options.params, options.set, options.model, num_problems=options.problems, rates=options.pass_rates)
 
 
 def _plan(options: argparse.Namespace) -> int:

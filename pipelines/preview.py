@@ -5,7 +5,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,15 @@ from components.policy.engine import torch_dtype
 from components.policy.logprobs import LogprobModel
 from components.policy.packing import pack
 from components.preflight.config import Params
+from components.prepare_data.difficulty import Measured, PassRate, question_digest, read_pass_rates
 from components.prepare_data.prepare import prepare
 from components.rollout.sampler import Sampling, grade_completions
 from components.rollout.transformers_sampler import TransformersSampler
+from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
-from components.shared.model import holds_model
+from components.shared.model import holds_model, local_model, model_file
 from components.shared.problem import Problem, Split, draw, read_problems
+from components.shared.progress import progress
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import is_unanswered
 from components.train_grpo.monitoring import first_look
@@ -39,16 +42,19 @@ _SHOWN_CHARACTERS = 600
 _RULE_OF_THREE = 3
 """Over n trials without an event its probability is below 3 / n with a confidence of 95 %."""
 _RARE = 0.01
-_PORTION, _ENOUGH_S = 8, 45.0
-"""Problems that are asked at once, and the time after which no more are: on two cores a look takes two minutes."""
+_NUM_ASKED, _PORTION, _ENOUGH_S = 32, 8, 45.0
+"""Problems that are asked in all and at once, and the time after which no more are: a look takes two minutes."""
 _SHARE_LEARNED = 8
 """One completion in so many is learned from to tell how long an update takes."""
 
 
-def preview(path: Path, settings: Sequence[str], *, model: str | None, num_problems: int) -> int:
+def preview(
+    path: Path, settings: Sequence[str], model: str | None, *, num_problems: int | None, rates: Path | None = None
+) -> int:
     """Sample as GRPO would, print what comes of it, and return 1 where nothing can be learned from it.
 
-    `model` is a folder that a stage has saved, or a run whose reference is asked; None asks the base model.
+    `model` is a folder that a stage has saved, or a run whose reference is asked; None asks the base model. With
+    `rates` all train problems are asked, or `num_problems` of them, and their pass rates are added to that file.
     """
     params = load_params(path, settings)
     config = params.train_grpo
@@ -58,11 +64,24 @@ def preview(path: Path, settings: Sequence[str], *, model: str | None, num_probl
         prepare(params.prepare_data, problems=Path(scratch))
         problems = read_problems(Path(scratch), Split.TRAIN)
     wanted = {name for name, weight in config.prompts.source_weights.items() if weight}
-    asked = draw([each for each in problems if not wanted or each.source in wanted], num_problems, config.seed)
+    number = num_problems or (None if rates else _NUM_ASKED)
+    asked = draw([each for each in problems if not wanted or each.source in wanted], number, config.seed)
     print(f"\n{first_prompt(params, asked)}\n")
-    checkpoint = _checkpoint(params, problems, model)
-    started = time.monotonic()
-    groups = _sample(config, checkpoint, asked)
+    name = _asked_model(params, model)
+    checkpoint = _checkpoint(params, problems, name)
+    if rates:
+        measured = Measured(
+            model=str(name),
+            digest=_digest(name),
+            temperature=config.sampling.temperature,
+            max_new_tokens=config.sampling.max_new_tokens,
+        )
+        return measure_pass_rates(config, checkpoint, asked, measured, rates)
+    started, groups = time.monotonic(), list[Group]()
+    for portion in _sampled(config, checkpoint, asked):
+        groups += portion
+        if time.monotonic() - started > _ENOUGH_S:
+            break
     sampling_s = time.monotonic() - started
     if len(groups) < len(asked):
         print(f"after {_ENOUGH_S:g} s {len(groups)} of {len(asked)} problems have been asked: enough for a first look")
@@ -74,9 +93,9 @@ def preview(path: Path, settings: Sequence[str], *, model: str | None, num_probl
     return verdict(config, groups)
 
 
-def _checkpoint(params: Params, problems: Sequence[Problem], model: str | None) -> Checkpoint:
-    """Return the model that is asked."""
-    dtype, described = torch_dtype(params.train_grpo.engine), params.train_sft.model
+def _asked_model(params: Params, model: str | None) -> str | Path:
+    """Return the base model by its name, or the folder of a reference."""
+    described = params.train_sft.model
     if model is None:
         if described.scratch:
             raise PipelineError(
@@ -85,17 +104,64 @@ def _checkpoint(params: Params, problems: Sequence[Problem], model: str | None) 
             )
         if params.train_sft.num_steps:
             print("this is the base model; after fine-tuning, preview the run's reference: --model outputs/latest")
-        return create(described, problems, seed=params.train_sft.seed, dtype=dtype)
+        return described.base
     run = read_run(Path(model).resolve())
     stage = run.stages.get("train_sft") if run else None
     folder = stage.outputs["reference"] if stage and stage.finished else Path(model)
     if not holds_model(folder):
         raise PipelineError(f"preview: {model}: neither a run that has fine-tuned nor a model that a stage has saved")
-    return load(folder, dtype=dtype)
+    return folder
 
 
-def _sample(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[Group]:
-    """Return a group of scored completions for each problem, or for the first of them where that takes long."""
+def _checkpoint(params: Params, problems: Sequence[Problem], model: str | Path) -> Checkpoint:
+    dtype = torch_dtype(params.train_grpo.engine)
+    if isinstance(model, Path):
+        return load(model, dtype=dtype)
+    return create(params.train_sft.model, problems, seed=params.train_sft.seed, dtype=dtype)
+
+
+def _digest(model: str | Path) -> str:
+    """Return the digest of a model in a folder or a file, or the commit of one of the hub."""
+    local = Path(local_model(str(model)))
+    return lineage.digest(local) if local.exists() else model_file(str(model), "config.json").parent.name
+
+
+def measure_pass_rates(
+    config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem], measured: Measured, path: Path
+) -> int:
+    """Add the pass rate of each problem that a file does not have to it, each portion as soon as it is known.
+
+    PipelineError where the file is of another model or other settings.
+    """
+    known: Mapping[str, float] = {}
+    if path.exists():
+        before, known = read_pass_rates(path)
+        if before != measured:
+            raise PipelineError(f"{path}: was measured with {before}, not {measured}; name another file")
+    else:
+        jsonl.write_rows(path, [measured.model_dump()])
+    missing = [each for each in problems if question_digest(each) not in known]
+    with path.open("a", encoding="utf-8") as file, progress("preview", len(missing)) as bar:
+        for groups in _sampled(config, checkpoint, missing):
+            for group in groups:
+                rate = PassRate(
+                    question=question_digest(group.problem), right=group.num_right, samples=config.group_size
+                )
+                file.write(f"{rate.model_dump_json()}\n")
+            file.flush()
+            bar.advance(len(groups), right=statistics.fmean(group.num_right / config.group_size for group in groups))
+    _, known = read_pass_rates(path)
+    of_asked = [known[question_digest(each)] for each in problems]
+    between = sum(0 < rate < 1 for rate in of_asked)
+    print(
+        f"{path}: {len(of_asked)} problems, {between} of them answered right now and then; keep those that teach with"
+    )
+    print(f"prepare_data: {{difficulty: {{pass_rates: {path}}}}}")
+    return 0
+
+
+def _sampled(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> Iterator[Sequence[Group]]:
+    """Yield the groups of scored completions, some problems at a time."""
     tools = checkpoint.format.tools
     with Verifier() as verify, closing(Environments(tools)) if tools else nullcontext() as environments:
         sampling = Sampling(
@@ -107,14 +173,9 @@ def _sample(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[
         )
         sampler = TransformersSampler(checkpoint, config.sampling.max_batch_size)
         score = Scorer(config, checkpoint, partial(grade_completions, verify))
-        groups: list[Group] = []
-        started = time.monotonic()
         for start in range(0, len(problems), _PORTION):
             portion = problems[start : start + _PORTION]
-            groups += score(portion, sampler.generate(portion, sampling))
-            if time.monotonic() - started > _ENOUGH_S:
-                break
-        return groups
+            yield score(portion, sampler.generate(portion, sampling))
 
 
 def histogram(groups: Sequence[Group]) -> Iterator[str]:

@@ -56,7 +56,7 @@ def read_questions(config: EvaluateConfig, folder: Path) -> Questions:
             )
     drawn = draw(problems, config.limit, config.seed)
     examples = examples_for(protocol, folder)
-    manifest = folder / "manifest.json"
+    manifest = jsonl.read_json(folder / "manifest.json") if (folder / "manifest.json").is_file() else {}
     facts = {
         "split": config.split,
         "problems": len(drawn),
@@ -65,7 +65,8 @@ def read_questions(config: EvaluateConfig, folder: Path) -> Questions:
         "subset_seed": None if config.limit is None else config.seed,
         "shots": len(examples),
         "examples_digest": lineage.value_digest(examples) if examples else None,
-        "contaminated": jsonl.read_json(manifest)["removed_as_contaminated"] if manifest.is_file() else None,
+        "contaminated": manifest.get("removed_as_contaminated"),
+        "difficulty": manifest.get("difficulty"),
     }
     return Questions(drawn, examples, facts)
 

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from components.prepare_data.calculator_problems import CalculatorProblems
 from components.prepare_data.dataset import Dataset
+from components.prepare_data.difficulty import DifficultyConfig
 from components.prepare_data.gsm8k import GSM8K
 from components.prepare_data.hub import is_hub_id
 from components.prepare_data.math_dataset import MATH
@@ -68,6 +69,8 @@ class PrepareConfig(Config):
     max_malformed_fraction: float = Field(0.001, ge=0, lt=1)
     """Fraction of the rows of one file that may be unusable; they go to quarantine.jsonl with a reason."""
     contamination: ContaminationConfig = ContaminationConfig()
+    difficulty: DifficultyConfig | None = None
+    """Pass rates of a model by which train problems are chosen; null keeps all. Fine-tuning sees the same problems."""
 
     @field_validator("sources")
     @classmethod
@@ -86,10 +89,11 @@ class PrepareConfig(Config):
 
     @property
     def files(self) -> list[Path]:
-        """The files and folders of all sources, in their order, with what may be on the hub instead."""
+        """The files and folders of all sources, in their order, with what may be on the hub instead; pass rates."""
         sources = [source for source in self.sources if isinstance(source, FileSource)]
         paths = (source.path(split) for source in sources for split in (Split.TRAIN, Split.TEST))
-        return [path for path in paths if path is not None]
+        rates = [self.difficulty.pass_rates] if self.difficulty else []
+        return [*(path for path in paths if path is not None), *rates]
 
     @property
     def hub_ids(self) -> set[Path]:

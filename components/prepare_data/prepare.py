@@ -10,6 +10,7 @@ from components.grading.verifier import Verifier
 from components.prepare_data.config import ContaminationConfig, PrepareConfig
 from components.prepare_data.contamination import Contamination, find_contamination
 from components.prepare_data.dataset import Dataset
+from components.prepare_data.difficulty import within_band
 from components.prepare_data.raw_files import RawFolder, raw_folder
 from components.prepare_data.source import FileSource, MalformedRow
 from components.shared import durable, jsonl, lineage
@@ -31,7 +32,7 @@ _FILE_KEYS = {
 
 def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
     """Turn raw datasets into problems with a train and a test split, and maybe a dev split, that share nothing."""
-    splits, quarantine, raw_files = _read_sources(config)
+    splits, quarantine, raw_files, difficulty = _read_sources(config)
     numbers = {split: len(members) for split, members in splits.items()}
     contaminated = _remove_contamination(splits, config.contamination)
     _check_what_is_left(splits, numbers, contaminated)
@@ -54,6 +55,7 @@ def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
         },
         "removed_as_contaminated": len(contaminated),
         "quarantined": len(quarantine),
+        "difficulty": difficulty,
         "raw_files": raw_files,
     }
     jsonl.write_rows(problems / "quarantine.jsonl", quarantine)
@@ -62,6 +64,9 @@ def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
     sizes = {split: len(members) for split, members in splits.items()}
     *all_but_last, last = (f"{size:,} {split}" for split, size in sizes.items())
     left_out = f"{len(contaminated)} contaminated, {len(quarantine)} malformed"
+    if difficulty:
+        judged = ("too_easy", "too_hard", "unmeasured")
+        left_out += "".join(f", {difficulty[key]} {key.replace('_', ' ')}" for key in judged)
     say("prepare_data", f"{', '.join(all_but_last)} and {last} problems (left out: {left_out})")
     return {
         **{f"num_{split}": size for split, size in sizes.items()},
@@ -86,8 +91,11 @@ STAGE = Stage(
 )
 
 
-def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Rows, Rows]:
-    """Return the problems of every source, the train split of each before its test split; quarantine; raw files."""
+def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Rows, Rows, Mapping[str, Any] | None]:
+    """Return the problems of every source, those of the train split that are neither too easy nor too hard.
+
+    Then what is quarantined, the raw files, and what is recorded of the difficulty.
+    """
     splits: dict[Split, list[Problem]] = {split: [] for split in Split}
     quarantine: Rows = []
     raw_files: Rows = []
@@ -107,6 +115,7 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
                     name, material = _material(config, raw, source, split)
                     file = {"path": name, "source": source.name, "split": split, "rows": len(rows)}
                     raw_files.append({**file, **material.model_dump()})
+        difficulty = _choose_by_difficulty(config, raw, splits, raw_files) if config.difficulty else None
     has_dev = any(source.max_problems(Split.DEV) != 0 for source in config.sources)
     wanted = [split for split in Split if has_dev or split != Split.DEV]
     for split in wanted:
@@ -115,15 +124,32 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
                 f"prepare_data.sources: no source has a {split} problem; set {_FILE_KEYS[split]} of one, "
                 f"or num_{split} of a built-in source above 0"
             )
-    return {split: splits[split] for split in wanted}, quarantine, raw_files
+    return {split: splits[split] for split in wanted}, quarantine, raw_files, difficulty
+
+
+def _choose_by_difficulty(
+    config: PrepareConfig, raw: RawFolder, splits: dict[Split, list[Problem]], raw_files: Rows
+) -> Mapping[str, Any]:
+    """Leave in the train split what is neither too easy nor too hard, and return what is recorded of it."""
+    assert config.difficulty
+    path = config.difficulty.pass_rates
+    splits[Split.TRAIN], difficulty = within_band(splits[Split.TRAIN], config.difficulty, raw.path)
+    file = {"path": path.as_posix(), "source": None, "split": Split.TRAIN, "rows": difficulty["rates"]}
+    raw_files.append({**file, **_file_material(config, raw, path).model_dump()})
+    return difficulty
 
 
 def _material(config: PrepareConfig, raw: RawFolder, source: FileSource, split: Split) -> tuple[str, Material]:
     """Name what a split was read from: a file or folder by its path, a dataset of the hub as `id@revision`."""
-    path, repository = source.path(split) or Path(), config.repository
+    path = source.path(split) or Path()
     if isinstance(source, Dataset) and (dataset := source.on_hub(split, raw.path)):
         return f"{path}@{source.revision}", Material(repository=f"{HUB_PREFIX}{path}", commit=dataset.commit)
-    return path.as_posix(), Material(
+    return path.as_posix(), _file_material(config, raw, path)
+
+
+def _file_material(config: PrepareConfig, raw: RawFolder, path: Path) -> Material:
+    repository = config.repository
+    return Material(
         sha256=lineage.digest(raw.path / path),
         size_bytes=durable.size(raw.path / path),
         dvc_md5=raw.md5s.get(path),

@@ -6,6 +6,8 @@ import pytest
 
 from components.grading.verifier import Verdict
 from components.policy.checkpoint import save
+from components.prepare_data.difficulty import read_pass_rates
+from components.shared import lineage
 from pipelines.cli import main
 from pipelines.preview import examples, histogram, verdict
 from tests import tiny
@@ -49,6 +51,28 @@ def test_the_verdict_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None
     assert verdict(config, [rewarded(0, 0), rewarded(0, 1)]) == 0
     assert verdict(config, [rewarded(0, 0)] * 30) == 1
     assert "fewer than 10% of groups differ; 30 training steps without one" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_pass_rates_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second call asks only what the file lacks; one with other settings is refused."""
+    save(tiny.checkpoint(), tmp_path / "model")
+    rates, model = tmp_path / "rates.jsonl", str(tmp_path / "model")
+    command = ["preview", "--params", "params/smoke.yaml", "--model", model, "--pass-rates", str(rates)]
+    command += ["--set", "prepare_data.sources.0.num_train=12", "--set", "train_grpo.sampling.max_new_tokens=4"]
+    assert main([*command, "--problems", "3"]) == 0
+    first = rates.read_text()
+    assert len(first.splitlines()) == 1 + 3
+    assert main(command) == 0
+    whole = rates.read_text()
+    assert whole.startswith(first)
+    measured, known = read_pass_rates(rates)
+    assert (measured.model, measured.digest) == (model, lineage.digest(tmp_path / "model"))
+    assert set(known.values()) == {0.0}
+    assert len(known) == len(whole.splitlines()) - 1 > 3
+    assert "0 of them answered right now and then" in capsys.readouterr().out
+    assert main([*command, "--set", "train_grpo.sampling.max_new_tokens=5"]) == 2
+    assert "name another file" in capsys.readouterr().err
 
 
 @pytest.mark.slow
