@@ -249,9 +249,11 @@ class _Head:
     def __init__(
         self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, temperature: float
     ) -> None:
-        self.hidden_ND, self.weight_VD, self.bias_V = hidden_ND, weight_VD, bias_V
-        self.target_N, self.temperature = target_N, temperature
         self.dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
+        # Once for all chunks: of half precision a product on CPUs would convert the whole weight each time.
+        self.weight_VD = weight_VD if weight_VD.is_cuda else weight_VD.to(self.dtype)
+        self.hidden_ND, self.bias_V = hidden_ND, bias_V
+        self.target_N, self.temperature = target_N, temperature
         self.chunks = _chunks(len(target_N), len(weight_VD), weight_VD.device.type)
 
     def logits(self, rows: slice) -> Tensor:

@@ -211,6 +211,21 @@ def test_an_output_layer_with_float32_logits_keeps_them() -> None:
     assert model.get_output_embeddings().forward == own
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_output_layer_in_half_precision_is_converted_once(dtype: torch.dtype) -> None:
+    """Its logits are those that the trainer computes, in float32, up to the order of sums."""
+    model = _model("qwen2").to(dtype)
+    use_float32_logits(model.get_output_embeddings())
+    with torch.no_grad():
+        expected = _logits(model)
+        with packed_weights(model):
+            own = vars(model.get_output_embeddings())["forward"]
+            computed = _logits(model)
+    assert own != vars(model.get_output_embeddings())["forward"]
+    assert computed.dtype == torch.float32
+    assert (computed - expected).abs().max() < _ROUNDING
+
+
 def test_weights_in_other_types_are_not_packed() -> None:
     """What oneDNN is not used for computes as ever."""
     model = _model("qwen2").double()
