@@ -50,7 +50,7 @@ def main() -> None:
 
 def _measure(folder: Path, rounds: int, progress: Progress) -> dict[str, Result]:
     """Return the median seconds of a step by kind of trainer and number of busy processes."""
-    model, _ = save_model(folder / "model", size="0.6m", dtype=torch.float32)
+    model, _ = save_model(folder / "model", model="0.6m", dtype=torch.float32)
     case = folder / "case.json"
     write_case(
         case,

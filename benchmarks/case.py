@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 _SPECIAL = ("<pad>", "<eos>", "<unk>")
 _SEED = 1
@@ -89,9 +97,12 @@ class Row:
         return random.Random(_SEED).sample(spread, size)
 
 
-def save_model(folder: Path, *, size: str, dtype: torch.dtype) -> tuple[Qwen2Config, int]:
-    """Write a Qwen2 of random weights with a tokenizer of one token per word; return its shape and parameters."""
-    vocabulary_size = _SIZES[size]["vocab_size"]
+def save_model(folder: Path, *, model: str, dtype: torch.dtype) -> tuple[PretrainedConfig, int]:
+    """Write a model with a tokenizer of one token per word; return its shape and how many parameters it has.
+
+    It is a Qwen2 of random weights and one of the `MODELS`, or that of a folder.
+    """
+    vocabulary_size = _SIZES[model]["vocab_size"] if model in _SIZES else AutoConfig.from_pretrained(model).vocab_size
     words = [*_SPECIAL, *(f"w{index}" for index in range(len(_SPECIAL), vocabulary_size))]
     built = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=_SPECIAL[2]))
     built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -100,10 +111,15 @@ def save_model(folder: Path, *, size: str, dtype: torch.dtype) -> tuple[Qwen2Con
         folder
     )
     torch.manual_seed(_SEED)
-    config = Qwen2Config(**_SIZES[size], tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None)
-    model = Qwen2ForCausalLM(config).to(dtype)
-    model.save_pretrained(folder)
-    return config, model.num_parameters()
+    ids: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+    if model in _SIZES:
+        made = Qwen2ForCausalLM(Qwen2Config(**_SIZES[model], tie_word_embeddings=True, **ids)).to(dtype)
+    else:
+        made = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+        made.config.update(ids)
+        made.generation_config = GenerationConfig(**ids)
+    made.save_pretrained(folder)
+    return made.config, made.num_parameters()
 
 
 def write_case(path: Path, row: Row, *, model: Path, vocabulary_size: int, num_steps: int, **settings: Any) -> None:

@@ -50,7 +50,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             figures = _measure(options, pythons, row, Path(folder), progress)
         print("\n".join(_lines(row, figures)))
-        identity = {"row": str(row), "model": options.model, "trainers": list(pythons)}
+        identity = {"row": str(row), "model": Path(options.model).name, "trainers": list(pythons)}
+        if options.device == "cpu" and options.dtype != "float32":
+            identity["dtype"] = options.dtype
         path = record(options.out, "grpo_step", on, identity, {"versions": installed, "settings": settings, **figures})
         print(f"recorded in {path}", flush=True)
 
@@ -58,8 +60,10 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", default=_ROWS, help="PROMPTSxGROUP:PROMPT/COMPLETION tokens")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="fp32 on cpu, bf16 on cuda")
-    parser.add_argument("--model", choices=MODELS, default="13m", help="its shape; weights are random")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="(default: bfloat16 on cuda, else float32)")
+    sizes = f"{', '.join(MODELS)} (a shape, with random weights), or the folder of a model (default: %(default)s)"
+    parser.add_argument("--model", default="13m", help=sizes)
     parser.add_argument("--rounds", type=int, default=3, help="measured steps of each trainer")
     parser.add_argument("--only", choices=("trl", "own"), help="measure one trainer alone")
     parser.add_argument("--trl-python", type=Path, help="the Python of an environment with TRL; needed on cuda")
@@ -67,6 +71,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--micro-batch-tokens", type=int, default=3072, help="tokens per forward pass of our update")
     parser.add_argument("--out", type=Path, default=FOLDER, help="the folder of results")
     options = parser.parse_args()
+    options.dtype = options.dtype or ("bfloat16" if options.device == "cuda" else "float32")
+    if options.model not in MODELS and not Path(options.model, "config.json").is_file():
+        parser.error(f"--model {options.model}: neither one of {', '.join(MODELS)} nor the folder of a model")
     try:
         options.rows = [Row.parse(text) for text in options.rows]
     except ValueError as error:
@@ -90,8 +97,8 @@ def _measure(
     options: argparse.Namespace, pythons: Mapping[str, Path], row: Row, folder: Path, progress: Progress
 ) -> Result:
     """Return what a row costs: each trainer's steps in turns, and what the arithmetic alone would cost."""
-    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
-    model, num_parameters = save_model(folder / "model", size=options.model, dtype=dtype)
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    model, num_parameters = save_model(folder / "model", model=options.model, dtype=dtype)
     for name in pythons:
         write_case(
             folder / f"{name}.json",
@@ -100,7 +107,7 @@ def _measure(
             vocabulary_size=model.vocab_size,
             num_steps=_WARM_UP + options.rounds,
             device=options.device,
-            dtype=str(dtype).removeprefix("torch."),
+            dtype=options.dtype,
             learning_rate=1e-6,
             kl_coefficient=0.04,
             trl_batch_size=options.trl_batch_size if name == "trl_tuned" else row.num_prompts * row.group_size,

@@ -112,7 +112,7 @@ def _measure(
     options: argparse.Namespace, pythons: Mapping[str, Path], row: TurnsRow, folder: Path, progress: Progress
 ) -> Result:
     """Return what a row costs each trainer, in turns, and the ratios to this project's."""
-    model, num_parameters = save_model(folder / "model", size="13m", dtype=torch.float32)
+    model, num_parameters = save_model(folder / "model", model="13m", dtype=torch.float32)
     (folder / "model" / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
     # The role of the user, the end of its message and the role of the assistant are part of the prompt.
     words = Row(row.num_prompts, row.group_size, row.prompt_tokens - 3, row.length, row.length)
