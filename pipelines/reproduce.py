@@ -27,7 +27,7 @@ from components.shared.lineage import Lineage, Material
 from components.shared.versioning import Workspace
 from pipelines.comparison import facts_of
 from pipelines.run.history import LATEST, OUTPUTS, read_run
-from pipelines.run.local import output, process
+from pipelines.run.process import output, process
 
 _CHECKOUT = Path(__file__).parents[1]
 _MACHINE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "LD_PRELOAD", "NCCL_")

@@ -68,7 +68,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from pipelines.watch import watch
+    from pipelines.run.watch import watch
 
     return watch(options.run, plain=options.plain, completions=options.completions)
 

@@ -1,8 +1,8 @@
 """Feedback: the model is told that its answer is wrong and may try again; it is never told the right answer."""
 
 from components.environments.environment import Observation
-from components.grading.grade import Verdict, grade
-from components.grading.reasons import Reason
+from components.grading.grade import grade
+from components.grading.verdicts import Reason, Verdict
 from components.shared.problem import Problem
 from components.shared.tools import FeedbackArguments, ToolsConfig
 

@@ -12,7 +12,6 @@ import torch
 
 from components.environments.pool import Environments
 from components.evaluate.config import EvaluateConfig
-from components.evaluate.evaluate import STAGE
 from components.evaluate.probes import probes
 from components.evaluate.protocols import PROTOCOLS
 from components.evaluate.questions import (
@@ -38,6 +37,8 @@ from components.shared.problem import Problem
 from components.shared.progress import Progress, progress, say
 from components.shared.tools import environment_materials
 
+_STAGE = "evaluate"
+
 
 @dataclass(frozen=True)
 class Evaluator:
@@ -61,12 +62,10 @@ class Evaluator:
         batches = list(_batches(self.config, problems, self.environments))
         paths = [work / f"{number:05d}.jsonl" for number in range(len(batches))]
         stored = [[row for _, row in jsonl.read_rows(path)] for path in paths if path.is_file()]
-        with progress(STAGE.name, len(problems) * (1 + self.config.num_samples)) as bar:
+        with progress(_STAGE, len(problems) * (1 + self.config.num_samples)) as bar:
             if stored:
                 records = [row for rows in stored for row in rows]
-                say(
-                    STAGE.name, f"{self.name}: goes on after {len(records):,} answers of an evaluation that ended early"
-                )
+                say(_STAGE, f"{self.name}: goes on after {len(records):,} answers of an evaluation that ended early")
                 bar.skip(len(records))
             for batch, path in list(zip(batches, paths, strict=True))[len(stored) :]:
                 graded = self._answer(batch)
@@ -92,7 +91,7 @@ class Evaluator:
     def _answer(self, batch: "Batch") -> list[dict[str, Any]]:
         config = self.config
         remedies = [
-            f"lower {STAGE.name}.{key} (it is {getattr(config, key)})" for key in ("max_batch_size", "max_new_tokens")
+            f"lower {_STAGE}.{key} (it is {getattr(config, key)})" for key in ("max_batch_size", "max_new_tokens")
         ]
         with explain_out_of_memory(f"answers to {len(batch.problems)} problems at once", *remedies):
             groups = self.generate(batch.problems, batch.sampling)

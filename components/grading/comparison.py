@@ -21,7 +21,6 @@ from components.grading.arithmetic import approximate_value, differ, exact_value
 from components.grading.expression import UnreadableError, parse_expression, same_rational_function, variables
 from components.grading.parsing import Answer, Kind, Structure, as_interval, is_integer, is_name, parse, parse_structure
 from components.grading.quantities import Number
-from components.grading.reasons import Reason
 from components.grading.regions import parse_region
 from components.grading.text_rules import (
     Decision,
@@ -32,6 +31,7 @@ from components.grading.text_rules import (
     reject_evasions,
 )
 from components.grading.units import DEGREE, PERCENT, read_question
+from components.grading.verdicts import Reason
 
 _SETS = {r"\emptyset", *(rf"\mathbb{{{letter}}}" for letter in "NZQRC")}
 _ORDERED = {Kind.TUPLE, Kind.MATRIX}

@@ -14,8 +14,8 @@ from math import isqrt
 from components.grading.expression import Node, UnreadableError, parse_expression, rational_value
 from components.grading.parsing import Answer, Kind, is_name, parse, parse_structure
 from components.grading.quantities import parse_number
-from components.grading.reasons import Reason
 from components.grading.units import DEGREE, PERCENT
+from components.grading.verdicts import Reason
 
 _FREE = frozenset(map(Fraction, (1, 2, 100)))
 """Numbers that stand in formulas rather than in questions: a half, a square, a percentage."""

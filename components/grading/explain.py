@@ -6,9 +6,10 @@ Run it as the function of a `Verifier`: it reads what a model wrote once more, w
 from collections.abc import Iterator
 from dataclasses import replace
 
-from components.grading.grade import Grade, grade, is_unit_tests, prepare
+from components.grading.grade import grade, is_unit_tests, prepare
 from components.grading.parsing import Answer, Kind, parse, parse_structure
 from components.grading.units import read_question
+from components.grading.verdicts import Grade
 from components.shared.answer_policy import AnswerPolicy
 
 __all__ = ["EXPLAIN", "explain", "prepare"]

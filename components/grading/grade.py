@@ -1,61 +1,20 @@
 """The one grader: compares the final answer of a response with the expected one, or runs its code on unit tests."""
 
 import re
-from dataclasses import dataclass
-from enum import StrEnum
 
 from components.grading.comparison import compare
 from components.grading.evasion import evasion
 from components.grading.extract import final_answer, find_answer
 from components.grading.parsing import parse
 from components.grading.quantities import parse_number
-from components.grading.reasons import Reason
 from components.grading.text_rules import RejectedAnswerError, UnreadableGoldError
 from components.grading.units import read_question
+from components.grading.verdicts import Grade, Reason, Verdict
 from components.shared.answer_policy import AnswerPolicy
 
 _MAX_ANSWER_CHARACTERS = 300
 _UNCLOSED_BOX = re.compile(r"^\\+boxed\s*\{(?=[^{}]*(?:\{[^{}]*\}[^{}]*)*$)")  # its end was cut off
 _ASSERT = re.compile(r"(?:\s|#[^\n]*\n)*assert\b")
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A response to be graded, and its expected answer."""
-
-    gold: str
-    response: str
-    policy: AnswerPolicy
-    """Where the response has to state its final answer."""
-    question: str = ""
-    """What was asked, of which a part is no answer; empty where it is not known."""
-
-
-class Verdict(StrEnum):
-    """The verdict on a response."""
-
-    RIGHT = "right"
-    WRONG = "wrong"
-    UNSCORABLE = "unscorable"
-    """No verdict is possible: the expected answer cannot be read, or the comparison did not end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """A verdict, the answer that was compared, and why."""
-
-    verdict: Verdict
-    extracted: str | None
-    reason: Reason
-    tests_passed: float | None = None
-    """Fraction of the unit tests that passed; None where the gold is not unit tests."""
-    detail: str = ""
-    """What the reason is about in this response, such as the two units that differ."""
-
-    @property
-    def why(self) -> str:
-        """The reason, with its detail."""
-        return f"{self.reason} ({self.detail})" if self.detail else str(self.reason)
 
 
 def is_unit_tests(gold: str) -> bool:

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from components.grading.parsing import Answer, Kind, is_name, parse_structure, unstyled
-from components.grading.reasons import Reason
+from components.grading.verdicts import Reason
 from components.grading.vocabulary import FUNCTION_NAMES
 
 

@@ -16,10 +16,9 @@ from functools import partial
 from typing import NamedTuple
 
 from components.grading.extract import outside_thoughts
-from components.grading.grade import Grade, Verdict
-from components.grading.reasons import Reason
 from components.grading.sandbox.child import encode
 from components.grading.sandbox.run import Failed, Outcome, Returned, decode, run
+from components.grading.verdicts import Grade, Reason, Verdict
 from components.shared.errors import PipelineError
 
 _MAX_TESTS_CHARACTERS = 2**16

@@ -14,10 +14,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from components.grading.extract import final_answer, has_reasoning
-from components.grading.grade import Grade, Submission, Verdict, grade, is_unit_tests
-from components.grading.reasons import Reason
+from components.grading.grade import grade, is_unit_tests
 from components.grading.sandbox.confinement import environment
 from components.grading.sandbox.run import require_sandbox
+from components.grading.verdicts import Grade, Reason, Submission, Verdict
 from components.shared.environment import available_cores
 from components.shared.errors import PipelineError
 from components.workers.fork_server import PoolConfig

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from components.grading.grade import Grade
+from components.grading.verdicts import Grade
 from components.shared.answer_policy import AnswerPolicy
 from components.workers.service import Service
 

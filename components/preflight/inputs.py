@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from components.environments.pool import environment_error
 from components.grading.verifier import Verifier, require_sandbox
 from components.policy.config import TrackingConfig
@@ -37,14 +39,14 @@ from components.register.snapshot import read_registry
 from components.register.storage import CONFIG, check_storage, new_config
 from components.shared import lineage
 from components.shared.chat import prompt_format
-from components.shared.config import HOLDS_SECRET, keys_with_secrets, named
+from components.shared.config import HOLDS_SECRET, Config, keys_with_secrets, named, without_operational
 from components.shared.errors import PipelineError, UnchangedRunError
 from components.shared.model import context_tokens, model_config
 from components.shared.problem import Problem, Split
 from components.shared.progress import say
 from components.shared.tokenizer import token_lengths
 from components.shared.tools import is_own
-from components.shared.versioning import Workspace, changes_since, is_url
+from components.shared.versioning import Workspace, is_url
 from components.train_grpo.custom_rewards import import_errors, is_custom
 from components.train_sft.config import TrainSFTConfig
 from components.validate_data.gradable import ungradable
@@ -439,3 +441,20 @@ def refuse_repetition(form: Form, params: Params) -> None:
             f"code, data and config are those of {tags[-1]}; a run would reproduce the latest registered version"
         )
     say("preflight", f"changed since {tags[-1]}: {', '.join(changed)}")
+
+
+def changes_since(made_by: lineage.Lineage, configs: Mapping[str, Config], code: str) -> list[str]:
+    """Return what differs from the lineage of a version; empty where a run would reproduce it.
+
+    `configs` are the sections of the stages that make a policy, in which data are named by commit, or are none.
+    """
+    changes = [] if made_by.work.code == code else ["the code"]
+    recorded = {work.stage: work.config for work in made_by.works}
+    for stage, config in configs.items():
+        try:
+            before = without_operational(type(config).model_validate(recorded.get(stage, {})))
+        except ValidationError:  # written by an older version of the code, with other keys
+            before = {}
+        now = without_operational(config)
+        changes += [f"{stage}.{key}" for key in now if key not in before or now[key] != before[key]]
+    return changes

@@ -28,6 +28,7 @@ from components.shared.environment import (
     RUN_NAME_VARIABLE,
     available_cores,
 )
+from components.shared.versioning import Workspace
 
 _ROOT = Path(__file__).parents[2]
 _CODE = ("components", "pipelines", "pyproject.toml", "requirements.lock")
@@ -291,8 +292,6 @@ def _words(value: object) -> str:
 @cache
 def current_revision(root: Path = _ROOT) -> Revision:
     """Return the state of the code in a repository; outside one, as in an image, the commit that it was built from."""
-    from components.shared.versioning import Workspace  # it imports lineages, which import this
-
     if not (root / ".git").exists():
         return Revision(commit=os.environ.get(REVISION_VARIABLE) or None)
     workspace = Workspace(root, root)

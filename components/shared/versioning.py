@@ -5,15 +5,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from components.shared import lineage
-from components.shared.config import Config, without_operational
 from components.shared.errors import PipelineError, RetryableError
 
 _GIT_OPTIONS = (
@@ -136,20 +132,3 @@ def _reason(output: str) -> str:
 def is_url(location: str) -> bool:
     """Whether a location is a URL, in any of the forms that git and DVC accept, and not a folder."""
     return "://" in location or re.match(r"[\w.-]+@[\w.-]+:", location) is not None
-
-
-def changes_since(made_by: lineage.Lineage, configs: Mapping[str, Config], code: str) -> list[str]:
-    """Return what differs from the lineage of a version; empty where a run would reproduce it.
-
-    `configs` are the sections of the stages that make a policy, in which data are named by commit, or are none.
-    """
-    changes = [] if made_by.work.code == code else ["the code"]
-    recorded = {work.stage: work.config for work in made_by.works}
-    for stage, config in configs.items():
-        try:
-            before = without_operational(type(config).model_validate(recorded.get(stage, {})))
-        except ValidationError:  # written by an older version of the code, with other keys
-            before = {}
-        now = without_operational(config)
-        changes += [f"{stage}.{key}" for key in now if key not in before or now[key] != before[key]]
-    return changes

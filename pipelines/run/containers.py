@@ -21,7 +21,7 @@ from kfp.local import docker_task_handler
 from components.shared.environment import JOURNAL_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.images import GPU, LIGHT
-from pipelines.run.local import lines
+from pipelines.run.process import lines
 
 _LABEL = "grpo-pipeline/run"
 """Label of every container of a run, with the run's folder."""

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rich.text import Text
 
 from pipelines.run.screen import INDENT, Screen, Style, duration
-from pipelines.watch import TRAININGS, Training, view
+from pipelines.run.watch import TRAININGS, Training, view
 
 Event = dict[str, Any]
 _DRAW_S = 0.5

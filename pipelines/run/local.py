@@ -6,19 +6,17 @@ whose output is read here: the part of it that is meant for people is shown.
 
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 
 from components.preflight.config import (
     STAGES,
@@ -55,6 +53,7 @@ from pipelines.run.history import (
     runs,
 )
 from pipelines.run.journal import Tracker
+from pipelines.run.process import lines, output, process
 from pipelines.run.screen import Screen, Style, duration
 from pipelines.run.stage_server import forked_stages
 
@@ -63,8 +62,6 @@ _FILES_SHOWN = 5
 _TAIL_BYTES = 1 << 20
 _MARGIN_S = 5.0
 _KFP_INDENT = " " * 4
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_IDLE_S, _GRACE_S = 0.2, 3.0
 
 
 @dataclass(frozen=True)
@@ -298,83 +295,6 @@ def _make_latest(folder: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(folder.relative_to(OUTPUTS))
     link.replace(OUTPUTS / "latest")
-
-
-@contextmanager
-def process(
-    command: Sequence[str], environment: Mapping[str, str], *, grace_s: float, folder: Path | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process with all its output in one pipe; neither it nor any process it started outlives the block.
-
-    That holds for Ctrl-C, SIGTERM and a closed terminal too: they become a SystemExit with the usual exit code. The
-    process then gets SIGINT, and has `grace_s` to end before it is terminated.
-    """
-    # Before the process starts: it would otherwise inherit that a background job ignores Ctrl-C.
-    before = {number: signal.signal(number, _stop) for number in _STOPS}
-    try:
-        with subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # one signal reaches all processes of a session
-        ) as started:
-            try:
-                yield started
-            finally:
-                _end(started, grace_s)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def output(started: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
-    """Yield blocks of output until it ends, and None after each moment without output."""
-    assert started.stdout is not None
-    pipe = started.stdout.fileno()
-    while True:
-        if not select.select([pipe], [], [], _IDLE_S)[0]:
-            yield None
-        elif block := os.read(pipe, 1 << 16):
-            yield block
-        else:
-            return
-
-
-def lines(blocks: Iterable[bytes | None]) -> Iterator[bytes | None]:
-    """Yield each line of a stream that arrives in blocks; None is passed on."""
-    rest = b""
-    for block in blocks:
-        if block is None:
-            yield None
-            continue
-        *complete, rest = (rest + block).split(b"\n")
-        yield from complete
-    if rest:
-        yield rest
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    for each in _STOPS:
-        signal.signal(each, signal.SIG_IGN)
-    raise SystemExit(128 + number)
-
-
-def _end(started: subprocess.Popen[bytes], grace_s: float) -> None:
-    """End the process and all it started, as far as they still run."""
-    # SIGINT first: a stage then removes incomplete outputs, or writes a checkpoint.
-    for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
-        deadline = time.monotonic() + wait_s
-        try:
-            os.killpg(started.pid, number)
-            while time.monotonic() < deadline:
-                started.poll()
-                os.killpg(started.pid, 0)
-                time.sleep(0.05)
-        except (ProcessLookupError, PermissionError):  # the latter on macOS, if only zombies are left
-            return
 
 
 def _run_graph(params: Path, pipeline_root: str, journal: Path, *, containers: bool) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from components.grading.reasons import Reason
+from components.grading.verdicts import Reason
 from components.grading.verifier import Submission, Verdict, Verifier
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.tables import rows, table

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from components.grading.reasons import Reason
 from components.grading.text_rules import _ONLY_IF_EXPECTED
+from components.grading.verdicts import Reason
 from components.grading.verifier import Grade, Verdict
 
 _SOURCES = sorted(Path("components/grading").glob("*.py"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from components.grading.extract import final_answer
-from components.grading.reasons import Reason
+from components.grading.verdicts import Reason
 from components.grading.verifier import Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.tables import ATTACKS, Case, rows, table

@@ -14,6 +14,7 @@ from kfp.local import subprocess_task_handler
 
 from pipelines.run import local
 from pipelines.run.journal import Tracker
+from pipelines.run.process import lines, output, process
 from pipelines.run.screen import Screen, Style, duration
 
 
@@ -201,7 +202,7 @@ time.sleep(30)
 
 def test_a_process_that_ignores_signals_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither Ctrl-C nor SIGTERM ends it; nothing that was started outlives the block."""
-    monkeypatch.setattr(local, "_GRACE_S", 0.1)
-    with local.process([sys.executable, "-c", _STUBBORN], os.environ, grace_s=0.1) as started:
-        assert next(line for line in local.lines(local.output(started)) if line is not None) == b"ready"
+    monkeypatch.setattr("pipelines.run.process._GRACE_S", 0.1)
+    with process([sys.executable, "-c", _STUBBORN], os.environ, grace_s=0.1) as started:
+        assert next(line for line in lines(output(started)) if line is not None) == b"ready"
     assert started.returncode == -signal.SIGKILL

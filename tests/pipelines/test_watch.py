@@ -16,7 +16,7 @@ from rich.text import Text
 from components.shared import durable
 from components.shared.live import LIVE
 from pipelines.run.screen import Screen
-from pipelines.watch import Training, completion_lines, sparkline, view, watch
+from pipelines.run.watch import Training, completion_lines, sparkline, view, watch
 
 NUM_STEPS = 8
 ROWS = [

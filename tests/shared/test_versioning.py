@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from components.preflight.inputs import changes_since
 from components.shared.config import Config
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.lineage import Lineage
-from components.shared.versioning import Workspace, changes_since
+from components.shared.versioning import Workspace
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
 from tests.lineages import made

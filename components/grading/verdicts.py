@@ -1,6 +1,9 @@
-"""Why a verdict was given: a closed list of short phrases, which are counted over many responses."""
+"""What is graded, the verdict, and why: a closed list of short phrases, which are counted over many responses."""
 
+from dataclasses import dataclass
 from enum import StrEnum
+
+from components.shared.answer_policy import AnswerPolicy
 
 
 class Reason(StrEnum):
@@ -127,3 +130,42 @@ class Reason(StrEnum):
     UNREADABLE_TESTS = "the unit tests cannot be read", "The unit tests are not in a form that is understood."
     NO_SANDBOX = "no sandbox", "Code can only be run in a sandbox, and there is none."
     ENVIRONMENT = "environment", "The environment that the model acted in failed, and the response is not whole."
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A response to be graded, and its expected answer."""
+
+    gold: str
+    response: str
+    policy: AnswerPolicy
+    """Where the response has to state its final answer."""
+    question: str = ""
+    """What was asked, of which a part is no answer; empty where it is not known."""
+
+
+class Verdict(StrEnum):
+    """The verdict on a response."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    UNSCORABLE = "unscorable"
+    """No verdict is possible: the expected answer cannot be read, or the comparison did not end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """A verdict, the answer that was compared, and why."""
+
+    verdict: Verdict
+    extracted: str | None
+    reason: Reason
+    tests_passed: float | None = None
+    """Fraction of the unit tests that passed; None where the gold is not unit tests."""
+    detail: str = ""
+    """What the reason is about in this response, such as the two units that differ."""
+
+    @property
+    def why(self) -> str:
+        """The reason, with its detail."""
+        return f"{self.reason} ({self.detail})" if self.detail else str(self.reason)

@@ -1,0 +1,91 @@
+"""A process that nothing of outlives its run: its output as it comes, and its end by a signal, in good order."""
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_IDLE_S, _GRACE_S = 0.2, 3.0
+
+
+@contextmanager
+def process(
+    command: Sequence[str], environment: Mapping[str, str], *, grace_s: float, folder: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process with all its output in one pipe; neither it nor any process it started outlives the block.
+
+    That holds for Ctrl-C, SIGTERM and a closed terminal too: they become a SystemExit with the usual exit code. The
+    process then gets SIGINT, and has `grace_s` to end before it is terminated.
+    """
+    # Before the process starts: it would otherwise inherit that a background job ignores Ctrl-C.
+    before = {number: signal.signal(number, _stop) for number in _STOPS}
+    try:
+        with subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # one signal reaches all processes of a session
+        ) as started:
+            try:
+                yield started
+            finally:
+                _end(started, grace_s)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def output(started: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
+    """Yield blocks of output until it ends, and None after each moment without output."""
+    assert started.stdout is not None
+    pipe = started.stdout.fileno()
+    while True:
+        if not select.select([pipe], [], [], _IDLE_S)[0]:
+            yield None
+        elif block := os.read(pipe, 1 << 16):
+            yield block
+        else:
+            return
+
+
+def lines(blocks: Iterable[bytes | None]) -> Iterator[bytes | None]:
+    """Yield each line of a stream that arrives in blocks; None is passed on."""
+    rest = b""
+    for block in blocks:
+        if block is None:
+            yield None
+            continue
+        *complete, rest = (rest + block).split(b"\n")
+        yield from complete
+    if rest:
+        yield rest
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    for each in _STOPS:
+        signal.signal(each, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def _end(started: subprocess.Popen[bytes], grace_s: float) -> None:
+    """End the process and all it started, as far as they still run."""
+    # SIGINT first: a stage then removes incomplete outputs, or writes a checkpoint.
+    for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
+        deadline = time.monotonic() + wait_s
+        try:
+            os.killpg(started.pid, number)
+            while time.monotonic() < deadline:
+                started.poll()
+                os.killpg(started.pid, 0)
+                time.sleep(0.05)
+        except (ProcessLookupError, PermissionError):  # the latter on macOS, if only zombies are left
+            return
