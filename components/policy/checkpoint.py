@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -27,6 +27,7 @@ with without_packages("sklearn"):  # with SciPy and pandas a second and 110 MB, 
         AutoConfig,
         AutoModelForCausalLM,
         AutoTokenizer,
+        BitsAndBytesConfig,
         GenerationConfig,
         PreTrainedModel,
         PreTrainedTokenizerBase,
@@ -190,11 +191,18 @@ class Checkpoint:
         return text
 
 
-def create(config: ModelConfig, problems: Sequence[Problem], *, seed: int, dtype: torch.dtype) -> Checkpoint:
-    """Return the base model: from a folder or hub, or initialised from scratch with a vocabulary from `problems`."""
+def create(
+    config: ModelConfig, problems: Sequence[Problem], *, seed: int, dtype: torch.dtype, quantise: str | None = None
+) -> Checkpoint:
+    """Return the base model: from a folder or hub, or initialised from scratch with a vocabulary from `problems`.
+
+    `quantise` is as in EngineConfig; PipelineError for a model from scratch, whose weights are random.
+    """
     size = config.scratch
     if size is None:
-        return _read(config, dtype)
+        return _read(config, dtype, quantise=quantise)
+    if quantise:
+        raise PipelineError(f"engine.quantise: {config.base} has random weights, which adapters do not make a model of")
     torch.manual_seed(seed)
     text = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.tokenizer_for(config, problems),
@@ -224,12 +232,12 @@ def create(config: ModelConfig, problems: Sequence[Problem], *, seed: int, dtype
     return Checkpoint(_to_device(Qwen3ForCausalLM(qwen3).to(dtype)), text, config)
 
 
-def load(folder: Path, *, dtype: torch.dtype) -> Checkpoint:
-    """Return the checkpoint that a stage saved in `folder`."""
+def load(folder: Path, *, dtype: torch.dtype, quantise: str | None = None) -> Checkpoint:
+    """Return the checkpoint that a stage saved in `folder`; `quantise` is as in EngineConfig."""
     described = jsonl.read_json(folder / PIPELINE_FILE)
     base = described.get("weights", str(folder))
     config = ModelConfig(base=base, **asking(described))
-    return _read(config, dtype, revision=described.get("revision"))
+    return _read(config, dtype, revision=described.get("revision"), quantise=quantise)
 
 
 def load_without_weights(folder: Path) -> Checkpoint:
@@ -279,7 +287,9 @@ def _explained(base: str) -> Iterator[None]:
         raise PipelineError(f"model {base}: cannot be loaded ({reason})") from None
 
 
-def _read(config: ModelConfig, dtype: torch.dtype, *, revision: str | None = None) -> Checkpoint:
+def _read(
+    config: ModelConfig, dtype: torch.dtype, *, revision: str | None = None, quantise: str | None = None
+) -> Checkpoint:
     base = local_model(config.base)
     if Path(base).is_dir():
         require_model_folder(Path(base))
@@ -287,9 +297,18 @@ def _read(config: ModelConfig, dtype: torch.dtype, *, revision: str | None = Non
         shape = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
         require_supported_layers(shape, name=base)
         model, loading = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype, revision=revision, output_loading_info=True, trust_remote_code=False
+            base,
+            dtype=dtype,
+            revision=revision,
+            output_loading_info=True,
+            trust_remote_code=False,
+            **(_quantisation(quantise, dtype) if quantise else {}),
         )
         text = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
+    for layer in model.modules() if quantise else ():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            # Its kernel for processors takes the weights apart in place, and rounds otherwise than the backward pass.
+            layer.support_avx512bf16_for_cpu = False
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise PipelineError(f"model {base}: lacks {len(missing)} of its weights, such as {missing[0]}")
@@ -300,6 +319,16 @@ def _read(config: ModelConfig, dtype: torch.dtype, *, revision: str | None = Non
     return Checkpoint(_to_device(model), text, config)
 
 
+def _quantisation(kind: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Return what loads every linear layer but the output layer in 4 bits, and computes in `dtype`."""
+    try:
+        import bitsandbytes  # noqa: F401  # without it transformers' error names three packages
+    except (ImportError, RuntimeError) as error:
+        raise PipelineError(f"engine.quantise: bitsandbytes cannot be used here ({error}); set it to null") from None
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=dtype)
+    return {"quantization_config": settings, "device_map": {"": "cuda" if torch.cuda.is_available() else "cpu"}}
+
+
 def _require_row_for_each_token(base: str, model: PreTrainedModel, text: PreTrainedTokenizerBase) -> None:
     rows, tokens = len(model.get_input_embeddings().weight), max(text.get_vocab().values()) + 1
     if tokens > rows:
@@ -308,6 +337,8 @@ def _require_row_for_each_token(base: str, model: PreTrainedModel, text: PreTrai
 
 
 def _to_device(model: PreTrainedModel) -> PreTrainedModel:
+    if getattr(model, "is_quantized", False):  # it has been loaded there
+        return model.eval()
     moved: PreTrainedModel = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     return moved
 
@@ -323,9 +354,26 @@ def save(checkpoint: Checkpoint, folder: Path, *, max_shard_size: str = "50GB") 
     ordered = dict(sorted(weights.items(), key=lambda item: item[0] in adapted))
     if checkpoint.config.chat is not None:  # for those who serve the folder without reading pipeline.json
         checkpoint.model.generation_config.eos_token_id = list(checkpoint.end_ids)
-    checkpoint.model.save_pretrained(folder, state_dict=ordered, max_shard_size=max_shard_size)
+    with _as_if_plain(checkpoint.model):
+        checkpoint.model.save_pretrained(folder, state_dict=ordered, max_shard_size=max_shard_size)
     save_tokenizer(checkpoint.tokenizer, folder)
     _write_prompt(checkpoint, folder)
+
+
+@contextmanager
+def _as_if_plain(model: PreTrainedModel) -> Iterator[None]:
+    """Have transformers save a quantised model as one that is not: its weights are given in full."""
+    quantizer, settings = (vars(of).pop(name, None) for of, name in _quantisation_of(model))
+    try:
+        yield
+    finally:
+        for (of, name), value in zip(_quantisation_of(model), (quantizer, settings), strict=True):
+            if value is not None:
+                setattr(of, name, value)
+
+
+def _quantisation_of(model: PreTrainedModel) -> tuple[tuple[Any, str], ...]:
+    return (model, "hf_quantizer"), (model.config, "quantization_config")
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -90,6 +90,9 @@ class EngineConfig(Config):
     """What is kept in the memory of the host: the state of the optimizer, or also the weights between uses."""
     lora: LoraConfig | None = None
     """Adapters to train instead of the weights, merged into them wherever a model is saved; null trains the weights."""
+    quantise: Literal["nf4"] | None = None
+    """Type of the frozen weights under adapters: `nf4`, 4 bits each (QLoRA, arXiv 2305.14314), computed with in
+    `precision`; null keeps them in `precision`. A model that is saved or sent has the weights as they were rounded."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Type of weights and activations; bf16 keeps fp32 master weights in the optimizer."""
     gradient_checkpointing: Annotated[bool, Operational] = True
@@ -110,6 +113,14 @@ class EngineConfig(Config):
     def dtype(self) -> Dtype:
         """Name of the type of weights and activations, for torch and vLLM."""
         return "bfloat16" if self.precision == "bf16" else "float32"
+
+    @model_validator(mode="after")
+    def _frozen_weights_are_quantised(self) -> "EngineConfig":
+        if self.quantise and self.lora is None:
+            raise ValueError("quantise needs lora: 4-bit weights are not trained, the adapters beside them are")
+        if self.quantise and self.zero_stage == 3:
+            raise ValueError("quantise needs zero_stage 2 or less: 4-bit weights are not sharded")
+        return self
 
     @model_validator(mode="after")
     def _stage_fits(self) -> "EngineConfig":

@@ -115,14 +115,29 @@ def copy_merged_weights(model: PreTrainedModel, *, to: PreTrainedModel) -> None:
 
 
 def _merged_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, tensor in model.state_dict().items():
         layer, base, own_name = name.partition(".base_layer.")
+        if ".weight." in name:  # how a quantised weight was rounded
+            continue
+        weight = _full_weight(parameters.get(name, tensor), tensor)
         if own_name == "weight":
-            yield f"{layer}.weight", _merged(model.get_submodule(layer), tensor)
+            yield f"{layer}.weight", _merged(model.get_submodule(layer), weight)
         elif base:
             yield f"{layer}.{own_name}", tensor
         elif ".lora_" not in name:
-            yield name, tensor
+            yield name, weight
+
+
+def _full_weight(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """Return a weight as the model computes with it: a quantised one in the type that it had before."""
+    state = getattr(parameter, "quant_state", None)
+    if state is None:
+        return tensor
+    from bitsandbytes.functional import dequantize_4bit
+
+    full: Tensor = dequantize_4bit(tensor, state)
+    return full
 
 
 @torch.no_grad()

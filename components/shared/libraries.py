@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _MISSING = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
+_ALTERNATIVES = "bitsandbytes/libbitsandbytes_*"
+"""One for each release of CUDA, ROCm and oneAPI: the package loads one that fits, or the one for processors."""
 _OPTIONAL = re.compile(r"lib(cuda|nvidia-ml|tbb|mpi|oshmem|pmix|uc[mpst]|fabric|gdrapi)\b")
 """Of the driver of GPUs, which a container gets from its node, and of plugins that nothing here uses."""
 
@@ -17,7 +19,7 @@ def missing_libraries() -> dict[str, str]:
     One that another package brings counts as found: that package is loaded before.
     """
     site = Path(sysconfig.get_path("platlib"))
-    files = sorted(path for path in site.rglob("*.so*") if path.is_file())
+    files = sorted(path for path in site.rglob("*.so*") if path.is_file() and not path.match(_ALTERNATIVES))
     with ThreadPoolExecutor() as pool:
         answers = list(pool.map(_ask_loader, files))
     brought, missing = {path.name for path in files}, dict[str, str]()

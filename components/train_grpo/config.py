@@ -446,6 +446,10 @@ class TrainGRPOConfig(Config):
                 _require(self.engine.lora is not None, f"{name} needs engine.lora")
                 fits = self.engine.lora is None or self.engine.lora.rank <= MAX_LORA_RANK
                 _require(fits, f"{name} needs an engine.lora.rank of at most {MAX_LORA_RANK}, the largest of vLLM")
+                rounded = "vLLM has the base weights in full; set synchronise: weights"
+                _require(not self.engine.quantise, f"{name} does not go with engine.quantise: {rounded}")
+        copied = self.engine.quantise and self.loss.kl.coefficient > 0 and self.reference_placement != "adapters"
+        _require(not copied, "engine.quantise needs reference: adapters, or a loss.kl.coefficient of 0")
         return self
 
     @model_validator(mode="after")

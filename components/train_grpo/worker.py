@@ -62,7 +62,7 @@ def train_rank(
     with ranks.report_lost_ranks(), Verifier() as verify, graceful_shutdown(config.checkpoint.grace_s) as stop:
         resumption = Resumption(ranks, work, config.checkpoint, stage=_STAGE, num_steps=config.num_steps)
         with memory_for_loading(_STAGE, config.engine):
-            checkpoint = load(reference, dtype=torch_dtype(config.engine))
+            checkpoint = load(reference, dtype=torch_dtype(config.engine), quantise=config.engine.quantise)
         with (
             closing(make_sampler(config, checkpoint, reference, work / "servers")) as sampler,
             _environments(checkpoint) as environments,

@@ -43,7 +43,8 @@ def train_rank(
     with ranks.report_lost_ranks(), graceful_shutdown(config.checkpoint.grace_s) as stop:
         resumption = Resumption(ranks, work, config.checkpoint, stage=_STAGE, num_steps=config.num_steps)
         with memory_for_loading(_STAGE, config.engine):
-            checkpoint = create(config.model, training_problems, seed=config.seed, dtype=torch_dtype(config.engine))
+            dtype, quantise = torch_dtype(config.engine), config.engine.quantise
+            checkpoint = create(config.model, training_problems, seed=config.seed, dtype=dtype, quantise=quantise)
         checkpoint.require_observations()
         if ranks.is_main:
             save_base(checkpoint, base_model)

@@ -26,6 +26,8 @@ _CONTEXT_BYTES, _GRAPH_BYTES = 0.5 * GIB, 1.0 * GIB
 """CUDA context of a second process on the GPU, and vLLM's captured graphs; both stay while it sleeps (assumed)."""
 _PREFILL_TOKENS = 16384
 """Tokens of prompts that vLLM computes at once (its default on GPUs of 70 GiB or more, and half of that on others)."""
+_QUANTISED_BYTES = 0.5 + 4 / 64
+"""Of an element in NF4: 4 bits, and a scale in float32 for each 64 (QLoRA, arXiv 2305.14314, section 2)."""
 _INDEX_BYTES = 8
 _MAX_GPUS = 4096
 _MIN_ZERO_STAGE = {"none": 0, "optimizer": 1, "all": 3}
@@ -67,6 +69,8 @@ def _states(run: Run) -> dict[str, float]:
     weights = whole
     if run.zero_stage == 3:
         weights = small if run.offload == "all" else sharded
+    if run.quantised:
+        weights -= (run.element_bytes - _QUANTISED_BYTES) * run.shape.layer_weights
     if run.lora_rank:
         weights += run.element_bytes * run.num_trained
     gradients = 4.0 * run.num_trained / (run.num_trainers if run.zero_stage >= 2 else 1)
@@ -206,7 +210,10 @@ def _options(run: Run) -> list[list[_Change]]:
     return [
         [_change("engine.micro_batch_tokens", number, 1 + i / 10) for i, number in enumerate(tokens)],
         [] if run.gradient_checkpointing else [_change("engine.gradient_checkpointing", True, 2)],
-        [_change("engine.zero_stage", stage, 1 + stage / 2) for stage in range(run.zero_stage + 1, 4)],
+        [
+            _change("engine.zero_stage", stage, 1 + stage / 2)
+            for stage in range(run.zero_stage + 1, 3 if run.quantised else 4)
+        ],
         samplers if run.sampler == "transformers" else [],
         references if run.reference == "replicated" else [],
         offloads if run.offload == "none" else [],

@@ -46,6 +46,8 @@ class Run:
     lora_rank: int = 0
     """0 trains all weights."""
     lora_targets: tuple[str, ...] = ()
+    quantised: bool = False
+    """Whether the frozen matrices of the layers have 4 bits an element."""
     reference: Literal["none", "replicated", "sharded", "offloaded", "adapters"]
     reward_model: bool = False
     """Whether a learned reward model of the same shape is trained as well."""
@@ -148,4 +150,5 @@ def engine_values(engine: EngineConfig) -> dict[str, Any]:
         "offload": engine.offload,
         "lora_rank": engine.lora.rank if engine.lora else 0,
         "lora_targets": tuple(engine.lora.targets) if engine.lora else (),
+        "quantised": engine.quantise is not None,
     }

@@ -16,7 +16,7 @@ from components.shared.answer_policy import AnswerPolicy
 from tests.presets import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
-IN_TRL_ENVIRONMENT = {"trl_step", "trl_tools"}
+IN_TRL_ENVIRONMENT = {"trl_losses", "trl_step", "trl_tools"}
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from components.shared.model_shape import KNOWN_MODELS, ModelShape
 from pipelines.plan.hardware import gpu
-from pipelines.plan.memory import STATES, fits, memory_of, peak, smallest_change
+from pipelines.plan.memory import STATES, _options, fits, memory_of, peak, smallest_change
 from pipelines.plan.run import Run
 from tests.pipelines.planned import NUM_PARAMETERS, run
 from tests.presets import ROOT
@@ -96,6 +96,16 @@ def test_only_adapters_have_gradients_and_optimizer_state() -> None:
     assert memory["optimizer"] == near(12 * trained / 8)
     assert memory["gradients"] == near(4 * trained / 8)
     assert memory["weights"] == near(WHOLE + 2 * trained)
+
+
+def test_quantised_matrices_take_four_bits_and_their_scales() -> None:
+    """Of 7B: 0.5625 bytes in place of 2 for each element of 30 layers; nothing that 4 bits exclude is proposed."""
+    plain, quantised = (run(lora_rank=8, lora_targets=("q_proj",), quantised=each) for each in (False, True))
+    layer = 4 * 4096 * 4096 + 3 * 4096 * 11008
+    saved = memory_of(plain)["weights"] - memory_of(quantised)["weights"]
+    assert saved == near((2 - 0.5625) * 30 * layer)
+    changes = [each.text for options in _options(quantised) for each in options]
+    assert "engine.zero_stage: 3" not in changes
 
 
 def test_the_sampler_has_its_copy_of_the_weights() -> None:

@@ -57,6 +57,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "num_iterations": 2,
         "engine__lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "up_proj"]},
     },
+    "adapters beside weights of 4 bits": {
+        "engine__lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "up_proj"]},
+        "engine__quantise": "nf4",
+    },
 }
 
 

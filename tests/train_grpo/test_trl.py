@@ -141,7 +141,7 @@ class _Both:
         )
         if found.returncode:
             pytest.skip(f"needs TRL's environment, which a package index serves: {found.stderr.strip()[-200:]}")
-        script = Path(__file__).with_name("trl_losses.py")
+        script = ROOT / "benchmarks/trl_losses.py"
         subprocess.run([found.stdout.split()[-1], script, folder], check=True, timeout=900)
         return load_file(folder / "results.safetensors")
 
