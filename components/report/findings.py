@@ -16,6 +16,7 @@ from components.shared import jsonl, lineage
 from components.shared.config import validate
 from components.shared.errors import PipelineError
 from components.shared.lineage import Lineage, Work, in_order
+from components.shared.live import FIRST_ROLLOUT
 from components.shared.problem import Split
 from components.shared.statistics import PairedCounts
 
@@ -147,6 +148,8 @@ class Findings:
     """With validation: the step of the policy, the steps done, why training stopped early, and each validation."""
     learned: bool
     """Whether any step of GRPO had a gradient: without one the policy has the weights of its reference."""
+    first_rollout: list[str]
+    """What the first rollout said of whether the policy can learn; empty where it is not known."""
 
     @property
     def is_fine_tuned(self) -> bool:
@@ -267,7 +270,12 @@ def find(config: ReportConfig, folders: Mapping[str, Path], verdict: Mapping[str
         ),
         training=training,
         learned=any(row["gradient_norm"] for row in of_policy),
+        first_rollout=_lines(folders["grpo_training"] / FIRST_ROLLOUT),
     )
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
 def _training(folder: Path) -> dict[str, Any] | None:

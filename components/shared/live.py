@@ -19,6 +19,8 @@ from components.shared.environment import JOURNAL_VARIABLE, RUN_NAME_VARIABLE
 
 LIVE = "live"
 RUN, STEPS, COMPLETIONS = "run.json", "steps.jsonl", "completions.jsonl"
+FIRST_ROLLOUT = "first_rollout.txt"
+"""Beside the curves of a training: what its first rollout said of whether the policy can learn."""
 
 Row = Mapping[str, float | None]
 

@@ -16,6 +16,7 @@ from components.rollout.sampler import Completion
 from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
+from components.shared.live import FIRST_ROLLOUT
 from components.shared.tools import ToolsConfig
 from components.train_grpo.config import ClipConfig, TrainGRPOConfig, reward_column
 from components.train_grpo.objective import TokenObjective, Tokens, clipped_high, clipped_low
@@ -45,6 +46,8 @@ class History:
     timings: list[dict[str, float]] = field(default_factory=list)
     reward_model: list[dict[str, float | None]] = field(default_factory=list)
     validation: list[dict[str, Any]] = field(default_factory=list)
+    first_rollout: list[str] = field(default_factory=list)
+    """What the first rollout says of whether the policy can learn."""
 
     @property
     def rows(self) -> list[dict[str, float | None]]:
@@ -67,6 +70,7 @@ class History:
         if self.validation:
             jsonl.write_rows(training / "validation.jsonl", self.validation)
         jsonl.write_rows(training / "completions.jsonl", self.completions)
+        (training / FIRST_ROLLOUT).write_text("".join(f"{line}\n" for line in self.first_rollout), encoding="utf-8")
         if self.reward_model:
             jsonl.write_rows(training / "reward_model.jsonl", self.reward_model)
         jsonl.write_rows(timings / "timings.jsonl", self.timings)

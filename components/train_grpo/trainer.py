@@ -106,8 +106,11 @@ class Trainer:
                 after_step(step)
 
     def _show_first(self, step: int, rollout: Rollout) -> None:
-        """Print what the first rollout says of whether the policy can learn."""
-        for line in first_look(self.config, rollout.sampled) if step == 1 and self.policy.ranks.is_main else ():
+        """Print and keep what the first rollout says of whether the policy can learn."""
+        if step > 1:
+            return
+        self.history.first_rollout = list(first_look(self.config, rollout.sampled))
+        for line in self.history.first_rollout if self.policy.ranks.is_main else ():
             say(_STAGE, line)
 
     def _try_largest_pass(self, rollout: Rollout) -> None:

@@ -152,6 +152,7 @@ def test_the_step_of_the_policy_and_an_early_stop_are_shown(
     jsonl.write_rows(training / "validation.jsonl", rows)
     reason = "entropy 0.001 over the last 10 steps"
     jsonl.write_json(training / "result.json", {"policy_step": 10, "num_steps": 25, "stopped": reason})
+    (training / "first_rollout.txt").write_text("the first 8 completions: 50% right\n")
     edit(training / "steps.jsonl", lambda row: row if row["step"] < 10 else {**row, "entropy": 0.001})
     limited = CONFIG.model_copy(
         update={"gate": CONFIG.gate.model_copy(update={"health": HealthConfig(min_entropy=0.01)})}
@@ -161,6 +162,7 @@ def test_the_step_of_the_policy_and_an_early_stop_are_shown(
     page = read_page(tmp_path / "report")
     assert "The policy is that of step 10 of 25, which answered 50.0 % (35.2 to 64.8) of 40 problems" in page
     assert f"After step 25: {reason}." in page
+    assert "The first 8 completions: 50% right." in page
     assert 'aria-label="Validation accuracy, with the policy' in page
     assert f"warning: training stopped after step 25: {reason}" in capsys.readouterr().out
     summary = jsonl.read_json(tmp_path / "report" / "summary.json")

@@ -134,7 +134,7 @@ def assert_equal(folder: Path, *, num_steps: int) -> None:
     straight, resumed = folder / STRAIGHT, folder / RESUMED
     names = ["policy/model.safetensors", "training/steps.jsonl", "training/completions.jsonl"]
     if "validation_accuracy" in _rows(straight)[0]:
-        names += ["training/validation.jsonl", "training/result.json"]
+        names += ["training/validation.jsonl", "training/result.json", "training/first_rollout.txt"]
     for name in names:
         assert (straight / name).read_bytes() == (resumed / name).read_bytes(), name
     rows = _rows(resumed)
