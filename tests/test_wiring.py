@@ -7,15 +7,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from google.protobuf import json_format  # type: ignore[import-untyped]
 from kfp import dsl
 
+from components.grading.verdicts import Reason
 from components.preflight.config import STAGES, load_params, stage_sections
+from components.prepare_data.config import Source
 from components.shared.stage import Stage
+from components.train_grpo.config import AdvantageEstimator, Aggregation, KLEstimator, PolicyLoss
+from components.train_grpo.rewards import BUILT_IN
 from pipelines.graph import local_graph
 from pipelines.run import stage_server
 from tests.pipelines.compiled import graph
@@ -288,3 +292,30 @@ def _paths_in(markdown: str) -> set[str]:
     paths = {word for word in words if re.fullmatch(r"\.?[\w-][\w./-]*(/|/[\w.-]+|\.(py|ya?ml|toml|md|lock))", word)}
     made_by_runs = ("outputs/", "dvc_plots/", ".venv/", "mine.yaml")  # or by the reader
     return {path for path in paths if not path.startswith(made_by_runs) and "//" not in path}
+
+
+def _literals(kind: Any) -> set[str]:
+    return set(map(str, get_args(kind)))
+
+
+_LISTED: dict[str, set[str]] = {
+    "how-to/objectives-and-rewards.md": {
+        *_literals(AdvantageEstimator),
+        *_literals(KLEstimator),
+        *_literals(Aggregation),
+        *_literals(PolicyLoss),
+        *BUILT_IN,
+    },
+    "how-to/models-and-data.md": {
+        kind for source in get_args(get_args(Source)[0]) for kind in _literals(source.model_fields["kind"].annotation)
+    },
+    "reference/grading.md": set(map(str, Reason)),
+}
+"""What a page lists by hand."""
+
+
+@pytest.mark.parametrize("page", _LISTED)
+def test_a_page_that_lists_values_has_all_of_them(page: str) -> None:
+    """A new estimator, reward, kind of data or reason is found in the page that people look it up in."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert sorted(value for value in _LISTED[page] if f"`{value}`" not in text and f"| {value} |" not in text) == []
