@@ -14,6 +14,7 @@ from components.policy.config import CheckpointConfig, EngineConfig, Schedule, T
 from components.rollout.vllm.config import MAX_LORA_RANK, SamplerDtype, ServersConfig, VllmConfig
 from components.shared.config import Config, Operational, SameAs
 from components.train_grpo.custom_rewards import MAX_REWARD, is_custom
+from components.train_grpo.judge import JudgeConfig
 from components.train_grpo.rewards import BUILT_IN
 
 AdvantageEstimator = Literal["z_score", "z_score_bessel", "mean_only", "leave_one_out", "batch_std"]
@@ -83,6 +84,19 @@ class RewardModelConfig(Config):
         return self
 
 
+class RewardCallsConfig(Config):
+    """Calls of rewards that wait: of `async def` functions, of those marked `threaded_reward`, and of `judge`."""
+
+    max_concurrency: Annotated[int, Operational] = Field(32, gt=0)
+    """Calls at once, in each process."""
+    timeout_s: Annotated[float, Operational] = Field(60, gt=0)
+    """Time for one call."""
+    max_tries: Annotated[int, Operational] = Field(3, gt=0)
+    """Tries of a call that fails with ConnectionError, TimeoutError or RetryableError; pauses between them double."""
+    deadline_s: Annotated[float, Operational] = Field(300, gt=0)
+    """Time for all calls of a rollout; what is not answered by then has no reward."""
+
+
 class RewardConfig(Config):
     """What a completion is worth."""
 
@@ -108,6 +122,9 @@ class RewardConfig(Config):
     """Tokens before the length limit over which `overlong` falls from 0 to -1; 0 without that reward."""
     model: RewardModelConfig | None = None
     """The model behind `reward_model`; null without that reward."""
+    judge: JudgeConfig | None = None
+    """The server behind the reward `judge`; null without that reward."""
+    calls: RewardCallsConfig = RewardCallsConfig()
 
     @property
     def names(self) -> list[str]:

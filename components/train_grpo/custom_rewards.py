@@ -66,8 +66,8 @@ def load_reward(name: str) -> RewardFunction:
     if not callable(function):
         value = "" if function is None else f": it is {function!r:.80}"
         raise PipelineError(f"{where}: {module_name} ({module.__file__}) has no function `{function_name}`{value}")
-    if inspect.iscoroutinefunction(function):
-        raise PipelineError(f"{where}: {function_name} ({module.__file__}) is an `async def`, a function is expected")
+    if inspect.iscoroutinefunction(function) and getattr(function, "judges_steps", False):
+        raise PipelineError(f"{where}: {function_name} ({module.__file__}) rewards steps, and is an `async def`")
     if not _takes_three(function):
         group = "completions, grades" if getattr(function, "compares_group", False) else "completion, grade"
         group = "steps, grade" if getattr(function, "judges_steps", False) else group
@@ -121,7 +121,7 @@ def ask(
     with _watched(name, problem, deadline_s):
         values = _values(name, function, problem, completions_G, grades_G)
     os.chdir(here)  # paths of a run may be relative
-    return [_number(name, weight, value, grade) for value, grade in zip(values, grades_G, strict=True)]
+    return [number_of(name, weight, value, grade) for value, grade in zip(values, grades_G, strict=True)]
 
 
 def ask_steps(
@@ -146,7 +146,7 @@ def ask_steps(
         if isinstance(values, Failure):
             results.append(values)
             continue
-        numbers = [_number(name, weight, value, grade) for value in values]
+        numbers = [number_of(name, weight, value, grade) for value in values]
         failure = next((number for number in numbers if isinstance(number, Failure)), None)
         results.append(failure or tuple(number for number in numbers if not isinstance(number, Failure)))
     os.chdir(here)  # paths of a run may be relative
@@ -208,18 +208,26 @@ def _attempt(name: str, problem: Problem, call: Callable[[], Any]) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # what people write may fail in any way, and one completion should not end the run
-        innermost = traceback.extract_tb(error.__traceback__)[-1]
-        last_line = traceback.format_exception_only(error)[-1].strip()
-        what = f"reward {name} raised {last_line} ({Path(innermost.filename).name}, line {innermost.lineno})"
+        failure = failure_of(name, error)
         if isinstance(error, Exception):
-            return Failure(f"reward {name} raised {type(error).__name__}", what)
+            return failure
         raise PipelineError(
-            f"train_grpo.reward.weights.{name}: {what} for a completion of {problem.id}; a reward has to return a "
-            "number, or raise an Exception for a completion that it cannot score"
+            f"train_grpo.reward.weights.{name}: {failure.message} for a completion of {problem.id}; a reward has to "
+            "return a number, or raise an Exception for a completion that it cannot score"
         ) from error
 
 
-def _number(name: str, weight: float, value: Any, grade: Grade) -> float | Failure:
+def failure_of(name: str, error: BaseException) -> Failure:
+    """Return why there is no value of a reward that raised an error."""
+    where = ""
+    if error.__traceback__ is not None:
+        innermost = traceback.extract_tb(error.__traceback__)[-1]
+        where = f" ({Path(innermost.filename).name}, line {innermost.lineno})"
+    last_line = traceback.format_exception_only(error)[-1].strip()
+    return Failure(f"reward {name} raised {type(error).__name__}", f"reward {name} raised {last_line}{where}")
+
+
+def number_of(name: str, weight: float, value: Any, grade: Grade) -> float | Failure:
     """Return a reward as a float; one that is not finite, NaN without need, or too large has failed."""
     if isinstance(value, Failure):
         return value

@@ -10,14 +10,16 @@ or at the texts of its steps, with `supervision: process` or `turn`:
     (problem, steps, grade) -> one float for each step                  (decorated with `step_reward`)
 
 To add a built-in reward, write such a function here and register it with `built_in`. A user's own reward is the same
-kind of function in any module, named in the params as `package.module:function`. NaN is no reward at all, for what
-could not be scored. A completion for which a reward fails has none either, and is counted as unscorable.
+kind of function in any module, named in the params as `package.module:function`. One that waits for a server is an
+`async def`, or marked `threaded_reward` (slow_rewards.py). NaN is no reward at all, for what could not be scored. A
+completion for which a reward fails has none either, and is counted as unscorable.
 
 No torch is imported here: configurations are checked against the registry, wherever that is.
 
 Shape suffixes: P prompts, G completions per prompt (see objective.py)
 """
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,14 +28,25 @@ from functools import partial, update_wrapper
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from components.grading.extract import outside_thoughts
 from components.grading.verifier import Grade, Verdict, is_unit_tests, require_sandbox
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.shared.progress import say
-from components.train_grpo.custom_rewards import Failure, RewardFunction, ask, ask_steps, is_custom, load_reward
+from components.train_grpo.custom_rewards import (
+    Failure,
+    RewardFunction,
+    ask,
+    ask_steps,
+    is_custom,
+    load_reward,
+    number_of,
+)
+from components.train_grpo.judge import JudgeConfig, judge
 from components.train_grpo.process_supervision import Step, line_steps, outcome, turn_steps
+from components.train_grpo.slow_rewards import Answers, Call, Limits, is_slow
 
 if TYPE_CHECKING:  # torch, and the config, which reads the registry
     from components.policy.checkpoint import Checkpoint
@@ -83,6 +96,12 @@ def built_in(
 def group_reward(function: _FunctionT) -> _FunctionT:
     """Mark a reward that takes the completions of a group, with their grades, and returns a value for each."""
     function.compares_group = True  # type: ignore[attr-defined]
+    return function
+
+
+def threaded_reward(function: _FunctionT) -> _FunctionT:
+    """Mark a reward that waits for something else, and may be called by several threads at once."""
+    function.runs_in_thread = True  # type: ignore[attr-defined]
     return function
 
 
@@ -171,6 +190,12 @@ def overlong(problem: Problem, completion: "Completion", grade: Grade, *, config
     return -max(0, completion.num_tokens - (limit - buffer)) / buffer
 
 
+@built_in("judge", key="judge", settings=lambda config, model: {"settings": config.reward.judge})
+async def judged(problem: Problem, completion: "Completion", grade: Grade, *, settings: JudgeConfig) -> float:
+    """Return what a model says of the response, from 0 to 1; its thoughts are left out."""
+    return await judge(problem, outside_thoughts(completion.response), settings)
+
+
 # Scoring --------------------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +269,8 @@ class Scorer:
             if reward.function is not None:
                 settings = reward.settings(config, checkpoint.config)
                 self._functions[name] = update_wrapper(partial(reward.function, **settings), reward.function)
+        self.answers = Answers()
+        """What rewards that wait have answered before; new answers are kept there."""
         self._failures_shown: set[str] = set()
 
     def __call__(self, problems_P: Sequence[Problem], completions_PG: Sequence[Sequence["Completion"]]) -> list[Group]:
@@ -265,9 +292,20 @@ class Scorer:
         learned = self._learned(
             [each for group, scored_G in pairs if self._uses_model(group.problem) for each in scored_G]
         )
+        called = self._called([(group.problem, each) for group, each in zip(groups, rewarded_PG, strict=True)])
         for group, scored_G in zip(groups, rewarded_PG, strict=True):
-            self._reward(group.problem, scored_G, learned)
+            self._reward(group.problem, scored_G, learned, called)
         return groups
+
+    def _called(self, asked_P: Sequence[tuple[Problem, Sequence[Scored]]]) -> Iterator[Any]:
+        """Return the answers of rewards that wait, to all completions of a rollout at once, as `_column` takes them."""
+        calls: list[Call] = []
+        for problem, scored_G in asked_P:
+            for name in self.config.reward.weights_of(problem.source) if scored_G else ():
+                if (function := self._functions.get(name)) and is_slow(function):
+                    calls += _calls(name, function, problem, scored_G)
+        limits = Limits(**self.config.reward.calls.model_dump())
+        return iter(self.answers.get(calls, limits))
 
     def _uses_model(self, problem: Problem) -> bool:
         return "reward_model" in self.config.reward.weights_of(problem.source)
@@ -296,10 +334,16 @@ class Scorer:
         names = self.config.reward.weights_of(problem.source)
         return Scored(completion, grade, steps, dict.fromkeys(names, (math.nan,) * len(steps)))
 
-    def _reward(self, problem: Problem, scored_G: Sequence[Scored], learned: Iterator[tuple[float, ...]]) -> None:
+    def _reward(
+        self,
+        problem: Problem,
+        scored_G: Sequence[Scored],
+        learned: Iterator[tuple[float, ...]],
+        called: Iterator[Any],
+    ) -> None:
         """Set the rewards of completions, or their first failure; print each kind of failure once."""
         names = self.config.reward.weights_of(problem.source) if scored_G else ()
-        columns = {name: self._column(name, problem, scored_G, learned) for name in names}
+        columns = {name: self._column(name, problem, scored_G, learned, called) for name in names}
         for g, scored in enumerate(scored_G):
             values = {name: column[g] for name, column in columns.items()}
             scored.failure = next((value for value in values.values() if isinstance(value, Failure)), None)
@@ -324,7 +368,12 @@ class Scorer:
             say("train_grpo", f"warning: no reward for a completion of {problem.id}: {failure.message}")
 
     def _column(
-        self, name: str, problem: Problem, scored_G: Sequence[Scored], learned: Iterator[tuple[float, ...]]
+        self,
+        name: str,
+        problem: Problem,
+        scored_G: Sequence[Scored],
+        learned: Iterator[tuple[float, ...]],
+        called: Iterator[Any],
     ) -> "Sequence[tuple[float, ...] | Failure]":
         """Return one reward of each completion: a value for every step, or one for the last."""
         if name == "reward_model":
@@ -334,12 +383,41 @@ class Scorer:
             return [environment_rewards(scored.completion, by_turn=by_turn) for scored in scored_G]
         function, grades_G = self._functions[name], [scored.grade for scored in scored_G]
         weight, deadline_s = self.config.reward.weights_of(problem.source)[name], self.config.engine.deadline_s
+        if is_slow(function):
+            values = _in_order(name, function, called, len(scored_G))
+            numbers = [number_of(name, weight, value, grade) for value, grade in zip(values, grades_G, strict=True)]
+            return [value if isinstance(value, Failure) else (value,) for value in numbers]
         if getattr(function, "judges_steps", False):
             texts_G = [[step.text for step in scored.steps] for scored in scored_G]
             return ask_steps(name, weight, function, problem, texts_G, grades_G, deadline_s=deadline_s)
         completions_G = [scored.completion for scored in scored_G]
         values_G = ask(name, weight, function, problem, completions_G, grades_G, deadline_s=deadline_s)
         return [value if isinstance(value, Failure) else (value,) for value in values_G]
+
+
+def _calls(name: str, function: RewardFunction, problem: Problem, scored_G: Sequence[Scored]) -> list[Call]:
+    """Return the calls of a reward that waits: one for each completion, or one for the group."""
+    in_thread = getattr(function, "runs_in_thread", False)
+    texts_G = [scored.completion.text for scored in scored_G]
+    completions_G, grades_G = ([getattr(each, key) for each in scored_G] for key in ("completion", "grade"))
+    if getattr(function, "compares_group", False):
+        whole = partial(function, problem, completions_G, grades_G)
+        return [Call(name, json.dumps([problem.id, *texts_G]), whole, in_thread)]
+    return [
+        Call(name, json.dumps([problem.id, text]), partial(function, problem, completion, grade), in_thread)
+        for text, completion, grade in zip(texts_G, completions_G, grades_G, strict=True)
+    ]
+
+
+def _in_order(name: str, function: RewardFunction, called: Iterator[Any], count: int) -> Sequence[Any]:
+    """Take the values of so many completions from the answers to `_calls`."""
+    if not getattr(function, "compares_group", False):
+        return list(islice(called, count))
+    values = next(called)
+    if isinstance(values, list) and len(values) != count:
+        what = f"reward {name} returned a wrong number of values"
+        values = Failure(what, f"{what}: {len(values)} for {count} completions")
+    return [values] * count if isinstance(values, Failure) else values
 
 
 def environment_rewards(completion: "Completion", *, by_turn: bool) -> tuple[float, ...]:

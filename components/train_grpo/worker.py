@@ -41,6 +41,7 @@ from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import Scorer, require_rewards
 from components.train_grpo.rollouts import Rollouts
+from components.train_grpo.slow_rewards import Answers
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.validation import ACCURACY, Validator, best, early_stop
 
@@ -72,6 +73,8 @@ def train_rank(
                 trainer = build_trainer(
                     config, checkpoint, training_problems, verify, sampler, saved, held_out, environments
                 )
+            assert isinstance(trainer.rollouts.score, Scorer)
+            trainer.rollouts.score.answers = Answers(work / "answers", rank=ranks.rank)
             resumption.restore_random_state()
             if problem := missing_signal(config, trainer.history.curves):  # of a resumed run, before another step
                 raise PipelineError(problem)

@@ -1,5 +1,6 @@
 """Completions with the rewards and steps that a test wants."""
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,6 +78,12 @@ def shortness(problem: Any, response: Completion, grade: Any) -> float:
     """A custom reward that differs between almost any two completions."""
     del problem, grade
     return -len(response.text) / 10
+
+
+async def random_judge(problem: Any, response: Completion, grade: Any) -> float:
+    """A custom reward that is another each time that it is asked."""
+    del problem, response, grade
+    return random.SystemRandom().random()
 
 
 @step_reward

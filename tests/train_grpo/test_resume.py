@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -157,6 +158,21 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path, vari
     (tmp_path / "zero_2").mkdir()
     run_both(_config(**VARIANTS[variant]), **_undecided(tmp_path), folder=tmp_path)
     assert_equal(tmp_path / "zero_2", num_steps=4)
+
+
+@pytest.mark.slow
+def test_a_judge_that_answers_at_random_is_asked_once(tmp_path: Path) -> None:
+    """With its answers a run that is stopped and resumed ends where the one does that got them, and no other does."""
+    inputs, config = _undecided(tmp_path), _config(reward__weights={"tests.train_grpo.groups:random_judge": 1.0})
+    folder = tmp_path / "zero_2"
+    _train(config, **inputs, folder=folder / STRAIGHT)
+    shutil.copytree(folder / STRAIGHT / "work/answers", folder / RESUMED / "work/answers")
+    with _stopped_after_step(2), pytest.raises(StoppedError, match="step 2 of 4 is saved"):
+        _train(config, **inputs, folder=folder / RESUMED)
+    _train(config, **inputs, folder=folder / RESUMED)
+    assert_equal(folder, num_steps=4)
+    _train(config, **inputs, folder=tmp_path / "other")
+    assert _rows(tmp_path / "other") != _rows(folder / STRAIGHT)
 
 
 SEGMENTS = {

@@ -218,7 +218,12 @@ def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatc
         ("import no_such_library", "mine:half", r"cannot be imported \(ModuleNotFoundError: .*'no_such_library'"),
         ("raise RuntimeError('no licence')", "mine:half", r"cannot be imported \(RuntimeError: no licence\)"),
         ("raise SystemExit(0)", "mine:half", r"cannot be imported \(SystemExit: 0\)"),
-        ("async def half(problem, completion, grade): return 0.5", "mine:half", "is an `async def`, a function is"),
+        (
+            "from components.train_grpo.rewards import step_reward\n"
+            "@step_reward\nasync def half(problem, steps, grade): return [0.5]",
+            "mine:half",
+            "rewards steps, and is an `async def`",
+        ),
         ("half = 0.5", "mine:third", r"mine\.py\) has no function `third`"),
         ("half = 0.5", "mine:half", r"mine\.py\) has no function `half`: it is 0\.5"),
         (

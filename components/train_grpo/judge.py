@@ -1,0 +1,120 @@
+"""A model as a judge: each response is rated by an OpenAI-compatible server, item by item of a rubric.
+
+The request is that of `POST /chat/completions` with a JSON schema as response format, as OpenAI and vLLM serve it.
+"""
+
+import json
+import os
+import re
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from components.shared.config import Config
+from components.shared.errors import PipelineError, RetryableError
+from components.shared.problem import Problem
+
+_PLACE = re.compile(r"\{(question|answer|response|rubric)\}")
+_MAX_SCORE = 10
+_SHOWN_CHARACTERS = 200
+
+
+class JudgeConfig(Config):
+    """The judge behind the reward `judge`."""
+
+    base_url: str = Field(pattern=r"^https?://")
+    """Address of the API, such as `https://api.openai.com/v1` or `http://judge:8000/v1`."""
+    model: str = Field(min_length=1)
+    """Name of the model there."""
+    key_variable: str | None = None
+    """Environment variable that holds the API key; null sends none."""
+    prompt: str = (
+        "Rate a response to a question.\n\nQuestion:\n{question}\n\nExpected answer: {answer}\n\n"
+        "Response:\n{response}\n\nRate each item from 0 (not at all) to 10 (fully):\n{rubric}"
+    )
+    """What the judge is asked; `{question}`, `{answer}`, `{response}` and `{rubric}` are filled in."""
+    rubric: dict[str, str] = Field(
+        {"quality": "The response answers the question, correctly and clearly."}, min_length=1
+    )
+    """What each item means, by its name; the reward is the mean of their ratings, from 0 to 1."""
+    max_tokens: int = Field(512, gt=0)
+    """Tokens of the judge's answer at most."""
+    temperature: float = Field(0.0, ge=0)
+
+    @field_validator("prompt")
+    @classmethod
+    def _shows_the_response(cls, prompt: str) -> str:
+        if "{response}" not in prompt:
+            raise ValueError("has no {response}: the judge would rate nothing")
+        return prompt
+
+
+async def judge(problem: Problem, response: str, settings: JudgeConfig) -> float:
+    """Return the mean rating of a response, from 0 to 1.
+
+    Raises:
+        RetryableError: The server is overloaded, does not answer or breaks off.
+        PipelineError: It refuses, or its answer has no rating for each item.
+    """
+    filled = {
+        "question": problem.conversation,
+        "answer": problem.answer,
+        "response": response,
+        "rubric": "\n".join(f"- {name}: {meaning}" for name, meaning in settings.rubric.items()),
+    }
+    text = _PLACE.sub(lambda match: filled[match[1]], settings.prompt)
+    rating = {"type": "integer", "minimum": 0, "maximum": _MAX_SCORE}
+    schema = {
+        "type": "object",
+        "properties": dict.fromkeys(settings.rubric, rating),
+        "required": list(settings.rubric),
+        "additionalProperties": False,
+    }
+    body = {
+        "model": settings.model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "ratings", "schema": schema, "strict": True},
+        },
+    }
+    return _mean_rating(await _post(settings, body), settings)
+
+
+async def _post(settings: JudgeConfig, body: dict[str, Any]) -> Any:
+    import aiohttp  # takes a third of a second
+
+    headers = {}
+    if settings.key_variable:
+        key = os.environ.get(settings.key_variable)
+        if not key:
+            raise PipelineError(f"train_grpo.reward.judge: the environment has no {settings.key_variable}")
+        headers["Authorization"] = f"Bearer {key}"
+    url = f"{settings.base_url.rstrip('/')}/chat/completions"
+    try:
+        async with aiohttp.ClientSession(headers=headers) as session, session.post(url, json=body) as answer:
+            if answer.status == 429 or answer.status >= 500:
+                raise RetryableError(f"{url} answers {answer.status}")
+            if answer.status != 200:
+                reason = " ".join((await answer.text()).split())[:_SHOWN_CHARACTERS]
+                raise PipelineError(f"{url} answers {answer.status} ({reason})")
+            return await answer.json(content_type=None)
+    except aiohttp.ClientError as error:
+        raise RetryableError(f"{url}: {error or type(error).__name__}") from None
+    except ValueError:
+        raise PipelineError(f"{url} answers no JSON") from None
+
+
+def _mean_rating(answer: Any, settings: JudgeConfig) -> float:
+    try:
+        content = answer["choices"][0]["message"]["content"]
+        ratings = json.loads(content)
+        values = [ratings[name] for name in settings.rubric]
+    except (LookupError, TypeError, ValueError):
+        raise PipelineError(f"the judge answers without ratings: {json.dumps(answer)[:_SHOWN_CHARACTERS]}") from None
+    for name, value in zip(settings.rubric, values, strict=True):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MAX_SCORE:
+            raise PipelineError(f"the judge rates {name} {value!r:.40}, not from 0 to {_MAX_SCORE}")
+    return float(sum(values) / len(values) / _MAX_SCORE)

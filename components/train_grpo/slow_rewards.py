@@ -1,0 +1,164 @@
+"""Rewards that wait: those of `async def`, and functions marked `threaded_reward`, are called many at a time.
+
+Each call has a deadline and is made again after an error that is said to pass (ConnectionError, TimeoutError,
+RetryableError). All calls of a rollout together have a deadline, too. A call that brings no value leaves its
+completion without a reward, with the reason; it never counts as 0.
+
+Answers are kept in a file of the run, by reward, problem and text, so that a run that is resumed learns from what it
+would have learned from, and nobody is asked twice about the same text.
+"""
+
+import asyncio
+import hashlib
+import inspect
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.shared.errors import RetryableError
+from components.shared.progress import say
+from components.train_grpo.custom_rewards import Failure, failure_of
+
+_PASSING = (ConnectionError, TimeoutError, RetryableError)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_REPORT_S = 20.0
+"""Between two lines that say how many calls are done."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many calls are made at once, and how long they may take."""
+
+    max_concurrency: int
+    timeout_s: float
+    max_tries: int
+    deadline_s: float
+    """Of all calls together."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One question to a reward: about a completion, or about those of a group."""
+
+    reward: str
+    key: str
+    """What is asked, as one text: equal keys have equal answers."""
+    ask: Callable[[], Any]
+    """Returns the answer, or what has to be awaited for it."""
+    in_thread: bool
+
+
+def is_slow(function: Callable[..., Any]) -> bool:
+    """Return whether a reward is called concurrently."""
+    return inspect.iscoroutinefunction(function) or getattr(function, "runs_in_thread", False)
+
+
+class Answers:
+    """Answers to calls, as JSON values, in memory and in a file to which each is added as soon as it is there."""
+
+    def __init__(self, folder: Path | None = None, *, rank: int = 0) -> None:
+        """Read what the processes of an earlier start have written to a folder; without one nothing is kept."""
+        self._known: dict[str, Any] = {}
+        self._path = folder and folder / f"rank-{rank}.jsonl"
+        for path in sorted(folder.glob("*.jsonl")) if folder else ():
+            for line in path.read_bytes().splitlines():
+                with suppress(ValueError, TypeError, KeyError):  # half written when the process was killed
+                    row = json.loads(line)
+                    self._known[row["call"]] = row["value"]
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def get(self, calls: Sequence[Call], limits: Limits) -> list[Any]:
+        """Return the answer to each call, or a Failure."""
+        names = [_name(call) for call in calls]
+        missing = {name: call for name, call in zip(names, calls, strict=True) if name not in self._known}
+        failed = asyncio.run(self._ask(missing, limits)) if missing else {}
+        return [failed[name] if name in failed else self._known[name] for name in names]
+
+    async def _ask(self, calls: dict[str, Call], limits: Limits) -> dict[str, Failure]:
+        """Make calls, keep their answers, and return the failures."""
+        free, ends = asyncio.Semaphore(limits.max_concurrency), time.monotonic() + limits.deadline_s
+        tasks = {asyncio.ensure_future(_answered(call, limits, free)): name for name, call in calls.items()}
+        failures: dict[str, Failure] = {}
+        waiting = set(tasks)
+        while waiting and (left := ends - time.monotonic()) > 0:
+            done, waiting = await asyncio.wait(waiting, timeout=min(left, _REPORT_S), return_when="FIRST_COMPLETED")
+            for task in done:
+                self._keep(tasks[task], task.result(), failures)
+            if not done and time.monotonic() < ends:
+                say("train_grpo", f"{len(tasks) - len(waiting):,} of {len(tasks):,} calls of rewards are answered")
+        for task in waiting:
+            task.cancel()
+            reward = calls[tasks[task]].reward
+            what = f"reward {reward} did not answer"
+            failures[tasks[task]] = Failure(what, f"{what} within {limits.deadline_s:g} s, the time for a rollout")
+        return failures
+
+    def _keep(self, name: str, value: Any, failures: dict[str, Failure]) -> None:
+        if isinstance(value, Failure):
+            failures[name] = value
+            return
+        self._known[name] = value
+        if self._path:
+            with self._path.open("a", encoding="utf-8") as file:
+                # What a killed process has left of a line ends before it.
+                file.write(f"\n{json.dumps({'call': name, 'value': value})}")
+
+
+def _name(call: Call) -> str:
+    return hashlib.sha256(f"{call.reward}\n{call.key}".encode()).hexdigest()
+
+
+async def _answered(call: Call, limits: Limits, free: asyncio.Semaphore) -> Any:
+    """Return the answer to a call as JSON holds it, or a Failure after its last try."""
+    pause_s = _FIRST_PAUSE_S
+    for tries_left in reversed(range(limits.max_tries)):
+        async with free:
+            try:
+                return _plain(await asyncio.wait_for(_begun(call), limits.timeout_s))
+            except _PASSING as error:
+                last: Exception = error
+                if isinstance(error, TimeoutError) and not str(error):
+                    last = TimeoutError(f"no answer within {limits.timeout_s:g} s")
+            except Exception as error:  # what people write may fail in any way
+                return failure_of(call.reward, error)
+        if tries_left:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return failure_of(call.reward, last)
+
+
+async def _begun(call: Call) -> Any:
+    """Begin a call, a function in a thread of its own: one that does not return must hold up nothing at the end."""
+    if not call.in_thread:
+        return await call.ask()
+    loop, answer = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if not answer.done():
+            answer.set_exception(error) if error else answer.set_result(value)
+
+    def run() -> None:
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            value = call.ask()
+        except BaseException as raised:  # handed to who waits
+            error = raised if isinstance(raised, Exception) else RuntimeError(f"it raised {type(raised).__name__}")
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, value, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await answer
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers of any library as floats, alone or in a list."""
+    if isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "shape", None) != ():
+        return [_plain(each) for each in value]
+    return float(value)

@@ -1,0 +1,265 @@
+"""Rewards that wait: many calls at once, limits on each and on all, answers that are kept, and a judge."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from components.shared.errors import RetryableError
+from components.train_grpo.config import RewardConfig
+from components.train_grpo.custom_rewards import Failure
+from components.train_grpo.judge import JudgeConfig, judge
+from components.train_grpo.rewards import Scorer, group_reward, threaded_reward
+from components.train_grpo.slow_rewards import Answers, Call, Limits
+from tests import tiny
+from tests.train_grpo.groups import completion, grade
+from tests.train_grpo.settings import grpo_config
+
+LIMITS = Limits(max_concurrency=64, timeout_s=30.0, max_tries=3, deadline_s=60.0)
+
+
+def _call(key: str, ask: Callable[[], Any], *, in_thread: bool = False) -> Call:
+    return Call("mine", key, ask, in_thread)
+
+
+def _together(number: int) -> Callable[[], Any]:
+    """Return an async reward that returns only once as many calls of it are at work."""
+    meeting: list[asyncio.Event] = []
+    present = [0]
+
+    async def ask() -> float:
+        if not meeting:
+            meeting.append(asyncio.Event())
+        present[0] += 1
+        if present[0] == number:
+            meeting[0].set()
+        await meeting[0].wait()
+        return 1.0
+
+    return ask
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_calls_are_made_at_once(in_thread: bool) -> None:
+    """As many as are allowed: all of them wait for the last."""
+    barrier = threading.Barrier(16, timeout=20)
+    ask: Any = (lambda: float(barrier.wait() >= 0)) if in_thread else _together(16)
+    calls = [_call(str(number), ask, in_thread=in_thread) for number in range(16)]
+    assert Answers().get(calls, LIMITS) == [1.0] * 16
+
+
+def test_no_more_calls_are_at_work_than_allowed() -> None:
+    """And the answers come in the order of the calls."""
+    at_work, most = [0], [0]
+
+    def asking(number: int) -> Callable[[], Any]:
+        async def ask() -> float:
+            at_work[0] += 1
+            most[0] = max(most[0], at_work[0])
+            await asyncio.sleep(0)
+            at_work[0] -= 1
+            return float(number)
+
+        return ask
+
+    limits = Limits(max_concurrency=3, timeout_s=30.0, max_tries=1, deadline_s=60.0)
+    assert Answers().get([_call(str(n), asking(n)) for n in range(10)], limits) == list(map(float, range(10)))
+    assert most == [3]
+
+
+def test_what_passes_is_tried_again_and_what_does_not_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason; a value that is no number fails as well."""
+    monkeypatch.setattr("components.train_grpo.slow_rewards._FIRST_PAUSE_S", 0.0)
+    tries: list[str] = []
+
+    def raising(name: str, *errors: Exception) -> Callable[[], Any]:
+        left = list(errors)
+
+        async def ask() -> float:
+            tries.append(name)
+            if left:
+                raise left.pop(0)
+            return 0.5
+
+        return ask
+
+    lost = [RetryableError("busy") for _ in range(3)]
+    calls = [
+        _call("twice", raising("twice", ConnectionError("reset"), RetryableError("busy"))),
+        _call("lost", raising("lost", *lost)),
+        _call("wrong", raising("wrong", KeyError("score"))),
+        _call("text", lambda: "good", in_thread=True),
+    ]
+    value, busy, wrong, text = Answers().get(calls, LIMITS)
+    assert value == 0.5
+    assert sorted(tries) == ["lost"] * 3 + ["twice"] * 3 + ["wrong"]
+    assert "busy" in busy.message
+    assert wrong.kind == "reward mine raised KeyError"
+    assert text.kind == "reward mine raised ValueError"
+
+
+def test_a_judge_that_never_answers_costs_its_deadline_once() -> None:
+    """All calls are given up together, those that wait for their turn as well."""
+
+    async def never() -> float:
+        await asyncio.Event().wait()
+        return 0.0
+
+    limits = Limits(max_concurrency=2, timeout_s=60.0, max_tries=3, deadline_s=0.2)
+    failures = Answers().get([_call(str(number), never) for number in range(20)], limits)
+    assert {each.message for each in failures} == {"reward mine did not answer within 0.2 s, the time for a rollout"}
+    one = Limits(max_concurrency=2, timeout_s=0.05, max_tries=1, deadline_s=20.0)
+    (late,) = Answers().get([_call("late", never)], one)
+    assert "no answer within 0.05 s" in late.message
+
+
+def test_nobody_is_asked_twice(tmp_path: Path) -> None:
+    """Neither in a rollout, nor after a restart, of another process as well; half a line counts for nothing."""
+    numbers = iter(range(100))
+
+    async def ask() -> float:
+        return float(next(numbers))
+
+    first = Answers(tmp_path, rank=0)
+    assert first.get([_call("a", ask), _call("a", ask)], LIMITS) == [0.0, 0.0]
+    assert first.get([_call("b", ask)], LIMITS) == [1.0]
+    path = tmp_path / "rank-0.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    again = Answers(tmp_path, rank=0)
+    assert again.get([_call("a", ask), _call("b", ask)], LIMITS) == [0.0, 2.0]
+    other = Answers(tmp_path, rank=1)
+    assert other.get([_call("b", ask)], LIMITS) == [2.0]
+    assert other.get([_call("c", ask)], LIMITS) == [3.0]
+    assert Answers(tmp_path).get([_call("c", ask)], LIMITS) == [3.0]
+
+
+async def _half(problem: Any, response: Any, result: Any) -> float:
+    if response.text == "lost":
+        raise ValueError("no such thing")
+    return float(response.text)
+
+
+@threaded_reward
+@group_reward
+def _ranks(problem: Any, completions: Any, grades: Any) -> list[float]:
+    ordered = sorted(each.text for each in completions)
+    return [float(ordered.index(each.text)) for each in completions]
+
+
+def test_rewards_that_wait_are_scored_with_the_others() -> None:
+    """Of a rollout of two problems, beside one that does not wait; a failure leaves its completion without any."""
+    weights = {f"{__name__}:{name}": 1.0 for name in ("_half", "_ranks")}
+    config = grpo_config(reward__weights={"accuracy": 1.0, **weights})
+    texts_PG = [["0.5", "0.25"], ["lost", "1.0"]]
+    completions_PG = [[completion(text=text) for text in texts] for texts in texts_PG]
+    grades = [grade("right") for _ in range(4)]  # type: ignore[arg-type]
+    score = Scorer(config, tiny.checkpoint(), lambda *_: grades)
+    groups = score(tiny.PROBLEMS[:2], completions_PG)
+    half, ranks = weights
+    assert [scored.rewards[half] for scored in groups[0].scored_G] == [(0.5,), (0.25,)]
+    assert [scored.rewards[ranks] for scored in groups[0].scored_G] == [(1.0,), (0.0,)]
+    lost, kept = groups[1].scored_G
+    assert isinstance(lost.failure, Failure)
+    assert "no such thing" in lost.failure.message
+    assert kept.rewards[half] == (1.0,)
+
+
+# The judge ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _server(answers: list[tuple[int, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield the address of a server that gives these answers in turn, and the requests that it gets."""
+    requests: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            requests.append({"path": self.path, "key": self.headers["Authorization"], **body})
+            status, content = answers.pop(0)
+            text = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", requests
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _rated(content: Any) -> tuple[int, Any]:
+    text = content if isinstance(content, str) else json.dumps(content)
+    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+def _settings(url: str, **changes: Any) -> JudgeConfig:
+    rubric = {"right": "It is right.", "short": "It is short."}
+    return JudgeConfig.model_validate({"base_url": url, "model": "judge", "rubric": rubric, **changes})
+
+
+def test_the_mean_of_the_ratings_is_the_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge sees question, answer, response and rubric, whatever they hold, and is asked for numbers alone."""
+    monkeypatch.setenv("MY_KEY", "secret")
+    problem = tiny.problem(3, question="Why {response}?")
+    with _server([_rated({"right": 10, "short": 4})]) as (url, requests):
+        settings = _settings(url, key_variable="MY_KEY")
+        assert asyncio.run(judge(problem, "Because {question}", settings)) == pytest.approx(0.7)
+    (request,) = requests
+    assert (request["path"], request["key"], request["model"]) == ("/v1/chat/completions", "Bearer secret", "judge")
+    (message,) = request["messages"]
+    for text in ("Why {response}?", "Because {question}", problem.answer, "- short: It is short."):
+        assert text in message["content"]
+    schema = request["response_format"]["json_schema"]["schema"]
+    assert schema["required"] == ["right", "short"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message", "passes"),
+    [
+        ((429, {}), "answers 429", True),
+        ((503, {}), "answers 503", True),
+        ((404, {"error": "no such model"}), "no such model", False),
+        (_rated({"right": 10}), "without ratings", False),
+        (_rated("ten"), "without ratings", False),
+        (_rated({"right": 11, "short": 0}), "rates right 11", False),
+        ((200, {"choices": []}), "without ratings", False),
+    ],
+)
+def test_an_answer_without_a_rating_is_an_error(answer: Any, message: str, passes: bool) -> None:
+    """One that may pass is told from one that will not."""
+    with _server([answer]) as (url, _), pytest.raises(Exception, match=message) as error:
+        asyncio.run(judge(tiny.problem(3), "5", _settings(url)))
+    assert isinstance(error.value, RetryableError) == passes
+
+
+def test_a_server_that_is_not_there_may_come_back() -> None:
+    """As a key that is not there will not."""
+    with pytest.raises(RetryableError, match=r"127\.0\.0\.1:9"):
+        asyncio.run(judge(tiny.problem(3), "5", _settings("http://127.0.0.1:9/v1")))
+    with pytest.raises(Exception, match="the environment has no NOT_SET"):
+        asyncio.run(judge(tiny.problem(3), "5", _settings("http://127.0.0.1:9/v1", key_variable="NOT_SET")))
+
+
+def test_settings_of_the_judge_that_cannot_work_are_refused() -> None:
+    """A prompt without the response, an address without a scheme, and a weight without a judge."""
+    with pytest.raises(ValidationError, match=r"has no \{response\}"):
+        _settings("http://here", prompt="Rate it.")
+    with pytest.raises(ValidationError, match="base_url"):
+        _settings("here")
+    with pytest.raises(ValidationError, match=r"weights\.judge and judge go together"):
+        RewardConfig.model_validate({"weights": {"judge": 1.0}})
