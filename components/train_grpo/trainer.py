@@ -245,7 +245,7 @@ class Trainer:
         lost = {"truncated": row["truncated_fraction"], "no_answer": row["unanswered_fraction"]}
         shown = {
             "reward": row["reward"],
-            "accuracy": row["accuracy"],
+            **({"accuracy": row["accuracy"]} if self.config.reward.weights != {"accuracy": 1.0} else {}),
             **{name: share for name, share in lost.items() if share >= _SHOWN_FROM},
             "length": row["completion_length_tokens"],
             **({"kl": row["kl"]} if self.reference else {}),

@@ -1,5 +1,6 @@
 """SmolLM2-135M: a real pretrained model, fetched, asked, trained for some steps, resumed, and sampled with vLLM."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from components.rollout.vllm.config import VllmConfig
 from components.shared.errors import RetryableError
 from components.shared.model import ChatConfig, ModelConfig
 from components.shared.problem import Problem, Split, write_problems
+from components.train_grpo.judge import JudgeConfig, judge
 from pipelines.base_models import fetch_base_model
 from tests import tiny
+from tests.fake_cluster.processes import free_port
+from tests.pipelines.test_use import served, wait_for
 from tests.rollout.vllm_policies import VLLM, beside, largest_difference, sampler
 from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.settings import grpo_config
@@ -143,3 +147,14 @@ def test_vllm_samples_from_it_and_takes_weights(checkpoint: Checkpoint, server: 
     server.set_weights(1, tmp_path / "moved")
     assert difference() < 1e-3
     assert checkpoint.model.config.num_hidden_layers == 30
+
+
+@pytest.mark.long(minutes=1)
+def test_it_judges_through_vllm(base: Path) -> None:
+    """Behind a real server every answer is a rating, as the JSON schema of the request asks."""
+    port = free_port()
+    with served(base, port) as server:
+        wait_for(port, server)
+        settings = JudgeConfig(base_url=f"http://127.0.0.1:{port}/v1", model=str(base), max_tokens=64)
+        ratings = [asyncio.run(judge(_problems()[0], response, settings)) for response in ("8", "It has five legs.")]
+    assert all(0 <= rating <= 1 and (10 * rating).is_integer() for rating in ratings)

@@ -95,7 +95,8 @@ def test_a_server_renders_the_prompt_of_training(template: str, thinking: bool |
 
 
 @contextmanager
-def _served(model: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def served(model: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Serve a model as people do, and yield the process."""
     command = [str(_COMMAND), "serve", str(model), f"--port={port}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
         try:
@@ -108,8 +109,8 @@ def _served(model: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_served_model_is_asked_as_in_training(model: Path) -> None:
     """The chat endpoint puts the message into the prompt of the model; nothing is left when the command is stopped."""
     port = free_port()
-    with _served(model, port) as server:
-        _wait(port, server)
+    with served(model, port) as server:
+        wait_for(port, server)
         body: dict[str, Any] = {"model": str(model), "temperature": 0, "max_tokens": 24}
         for question, expected in zip(QUESTIONS, _answers(model, 24), strict=True):
             message = {"role": "user", "content": question}
@@ -121,7 +122,8 @@ def test_a_served_model_is_asked_as_in_training(model: Path) -> None:
     assert not _listens(port)
 
 
-def _wait(port: int, server: subprocess.Popen[bytes]) -> None:
+def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+    """Wait until a server answers."""
     for _ in range(10 * _START_S):
         if _listens(port):
             return
