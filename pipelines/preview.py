@@ -61,7 +61,8 @@ def preview(
     if config.reward.model:
         raise PipelineError("preview: train_grpo.reward.model is trained during the run, so nothing can be scored yet")
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-preview-") as scratch:
-        prepare(params.prepare_data, problems=Path(scratch))
+        every = params.prepare_data.model_copy(update={"difficulty": None}) if rates else params.prepare_data
+        prepare(every, problems=Path(scratch))
         problems = read_problems(Path(scratch), Split.TRAIN)
     wanted = {name for name, weight in config.prompts.source_weights.items() if weight}
     number = num_problems or (None if rates else _NUM_ASKED)
@@ -154,7 +155,7 @@ def measure_pass_rates(
     of_asked = [known[question_digest(each)] for each in problems]
     between = sum(0 < rate < 1 for rate in of_asked)
     print(
-        f"{path}: {len(of_asked)} problems, {between} of them answered right now and then; keep those that teach with"
+        f"{path}: {between} of {len(of_asked)} problems are answered right now and then; to train on those alone, set"
     )
     print(f"prepare_data: {{difficulty: {{pass_rates: {path}}}}}")
     return 0

@@ -70,7 +70,7 @@ def test_pass_rates_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (measured.model, measured.digest) == (model, lineage.digest(tmp_path / "model"))
     assert set(known.values()) == {0.0}
     assert len(known) == len(whole.splitlines()) - 1 > 3
-    assert "0 of them answered right now and then" in capsys.readouterr().out
+    assert f"0 of {len(known)} problems are answered right now and then" in capsys.readouterr().out
     assert main([*command, "--set", "train_grpo.sampling.max_new_tokens=5"]) == 2
     assert "name another file" in capsys.readouterr().err
 

@@ -228,6 +228,18 @@ def test_the_mean_of_the_ratings_is_the_reward(monkeypatch: pytest.MonkeyPatch) 
     assert schema["required"] == ["right", "short"]
 
 
+def test_the_judge_is_a_reward() -> None:
+    """By its name in the weights; thoughts are not shown to it."""
+    texts = ["<think>psst</think>5", "6"]
+    with _server([_rated({"right": 10, "short": 10}), _rated({"right": 10, "short": 10})]) as (url, requests):
+        settings = _settings(url).model_dump()
+        config = grpo_config(reward__weights={"accuracy": 1.0, "judge": 0.5}, reward__judge=settings)
+        score = Scorer(config, tiny.checkpoint(), lambda *_: [grade("right")] * 2)  # type: ignore[arg-type]
+        (group,) = score(tiny.PROBLEMS[:1], [[completion(text=text) for text in texts]])
+    assert [scored.combined(config.reward.weights) for scored in group.scored_G] == [(1.5,), (1.5,)]
+    assert "psst" not in json.dumps(requests)
+
+
 @pytest.mark.parametrize(
     ("answer", "message", "passes"),
     [
