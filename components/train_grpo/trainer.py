@@ -83,6 +83,7 @@ class Trainer:
             self._fit_first_reward_model(self.reward_model)
         if not steps_done and self.validator:
             self._validate(self.validator, 0)
+        has_tried = False
         with progress(_STAGE, config.num_steps) as bar:
             bar.skip(steps_done)
             for step in range(steps_done + 1, config.num_steps + 1):
@@ -96,8 +97,9 @@ class Trainer:
                     rollout = self.rollouts.of_step(step)  # lines 5 to 7
                     require_scorable(config, rollout.sampled)
                     self._show_first(step, rollout)
-                    if step == steps_done + 1:
+                    if rollout.sampled and not has_tried:
                         self._try_largest_pass(rollout)
+                        has_tried = True
                     if self.reward_model and iteration + 1 < config.num_iterations:
                         self.reward_model.collect(rollout.sampled)
                     figures, batches = self._learn(rollout.trained, step)  # lines 8 to 11
