@@ -21,7 +21,7 @@ from tests.presets import ROOT
 from tests.train_grpo.settings import grpo_config
 from tests.train_grpo.test_update import EXACT_SEQUENCES, exact_experience, gradients_of, loss_of_step
 
-pytestmark = [pytest.mark.long(minutes=3), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long(minutes=0.1), pytest.mark.timeout(1800)]
 
 _VOCABULARY, _PAD = 19, 0
 _PYTHON_OF_TRL = "from environments import python_of; print(python_of('trl'))"
