@@ -104,7 +104,7 @@ def slow_here(params: "Params") -> str:
 
 
 def _has_fast_bf16() -> bool:
-    """Whether this processor has instructions for products of bfloat16, by what Linux says of it."""
+    """Whether /proc/cpuinfo lists instructions for bfloat16 products."""
     words = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").is_file() else []
     return not _FAST_BF16.isdisjoint(words)
 

@@ -135,7 +135,7 @@ def named(keys: KeyPath) -> str:
 def _layers(path: Path, below: Sequence[Path] = ()) -> list[_Layer]:
     """A params file and all that it extends, each after every file that is laid over it.
 
-    `below` are the files through which this one was reached.
+    `below` are the files that led to this one.
     """
     layer = _read_layer(path)
     extended = layer.sections.pop(_EXTENDS, [])

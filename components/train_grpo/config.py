@@ -16,6 +16,7 @@ from components.shared.config import Config, Operational, SameAs
 from components.train_grpo.custom_rewards import MAX_REWARD, is_custom
 from components.train_grpo.judge import JudgeConfig
 from components.train_grpo.rewards import BUILT_IN
+from components.train_grpo.slow_rewards import RewardCallsConfig
 
 AdvantageEstimator = Literal["z_score", "z_score_bessel", "mean_only", "leave_one_out", "batch_std"]
 PolicyLoss = Literal["clipped", "cispo"]
@@ -82,19 +83,6 @@ class RewardModelConfig(Config):
         trained = self.base != "reference" or self.initial_rollouts > 0
         _require(trained, "base: reference has a new head, which needs initial_rollouts to learn from")
         return self
-
-
-class RewardCallsConfig(Config):
-    """Calls of rewards that wait: of `async def` functions, of those marked `threaded_reward`, and of `judge`."""
-
-    max_concurrency: Annotated[int, Operational] = Field(32, gt=0)
-    """Calls at once, in each process."""
-    timeout_s: Annotated[float, Operational] = Field(60, gt=0)
-    """Time for one call."""
-    max_tries: Annotated[int, Operational] = Field(3, gt=0)
-    """Tries of a call that fails with ConnectionError, TimeoutError or RetryableError; pauses between them double."""
-    deadline_s: Annotated[float, Operational] = Field(300, gt=0)
-    """Time for all calls of a rollout; what is not answered by then has no reward."""
 
 
 class RewardConfig(Config):

@@ -46,7 +46,7 @@ from components.train_grpo.custom_rewards import (
 )
 from components.train_grpo.judge import JudgeConfig, judge
 from components.train_grpo.process_supervision import Step, line_steps, outcome, turn_steps
-from components.train_grpo.slow_rewards import Answers, Call, Limits, is_slow
+from components.train_grpo.slow_rewards import Answers, Call, is_slow
 
 if TYPE_CHECKING:  # torch, and the config, which reads the registry
     from components.policy.checkpoint import Checkpoint
@@ -304,8 +304,7 @@ class Scorer:
             for name in self.config.reward.weights_of(problem.source) if scored_G else ():
                 if (function := self._functions.get(name)) and is_slow(function):
                     calls += _calls(name, function, problem, scored_G)
-        limits = Limits(**self.config.reward.calls.model_dump())
-        return iter(self.answers.get(calls, limits))
+        return iter(self.answers.get(calls, self.config.reward.calls))
 
     def _uses_model(self, problem: Problem) -> bool:
         return "reward_model" in self.config.reward.weights_of(problem.source)

@@ -18,8 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from components.shared.config import Config, Operational
 from components.shared.errors import RetryableError
 from components.shared.progress import say
 from components.train_grpo.custom_rewards import Failure, failure_of
@@ -30,15 +33,17 @@ _REPORT_S = 20.0
 """Between two lines that say how many calls are done."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How many calls are made at once, and how long they may take."""
+class RewardCallsConfig(Config):
+    """Calls of rewards that wait: of `async def` functions, of those marked `threaded_reward`, and of `judge`."""
 
-    max_concurrency: int
-    timeout_s: float
-    max_tries: int
-    deadline_s: float
-    """Of all calls together."""
+    max_concurrency: Annotated[int, Operational] = Field(32, gt=0)
+    """Calls at once, in each process."""
+    timeout_s: Annotated[float, Operational] = Field(60, gt=0)
+    """Time for one call."""
+    max_tries: Annotated[int, Operational] = Field(3, gt=0)
+    """Tries of a call that fails with ConnectionError, TimeoutError or RetryableError; pauses between them double."""
+    deadline_s: Annotated[float, Operational] = Field(300, gt=0)
+    """Time for all calls of a rollout; what is not answered by then has no reward."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +78,14 @@ class Answers:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
 
-    def get(self, calls: Sequence[Call], limits: Limits) -> list[Any]:
+    def get(self, calls: Sequence[Call], limits: RewardCallsConfig) -> list[Any]:
         """Return the answer to each call, or a Failure."""
         names = [_name(call) for call in calls]
         missing = {name: call for name, call in zip(names, calls, strict=True) if name not in self._known}
         failed = asyncio.run(self._ask(missing, limits)) if missing else {}
         return [failed[name] if name in failed else self._known[name] for name in names]
 
-    async def _ask(self, calls: dict[str, Call], limits: Limits) -> dict[str, Failure]:
+    async def _ask(self, calls: dict[str, Call], limits: RewardCallsConfig) -> dict[str, Failure]:
         """Make calls, keep their answers, and return the failures."""
         free, ends = asyncio.Semaphore(limits.max_concurrency), time.monotonic() + limits.deadline_s
         tasks = {asyncio.ensure_future(_answered(call, limits, free)): name for name, call in calls.items()}
@@ -114,7 +119,7 @@ def _name(call: Call) -> str:
     return hashlib.sha256(f"{call.reward}\n{call.key}".encode()).hexdigest()
 
 
-async def _answered(call: Call, limits: Limits, free: asyncio.Semaphore) -> Any:
+async def _answered(call: Call, limits: RewardCallsConfig, free: asyncio.Semaphore) -> Any:
     """Return the answer to a call as JSON holds it, or a Failure after its last try."""
     pause_s = _FIRST_PAUSE_S
     for tries_left in reversed(range(limits.max_tries)):

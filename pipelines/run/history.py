@@ -1,6 +1,6 @@
 """The runs on this machine, as their folders record them: one reader for `runs`, the index and later runs.
 
-<outputs>/runs/<name>/   about.json (its params file, and what its user says of it), params.yaml, journal.jsonl,
+<outputs>/runs/<name>/   about.json (its params file, note and tags), params.yaml, journal.jsonl,
                          kfp.log, artifacts/ and, where the report was made, report.html and summary.json; locked by
                          `run.lock` while the run goes on
 """
@@ -31,7 +31,7 @@ _TRY_AGAIN = RetryableError.exit_code
 
 
 class About(BaseModel):
-    """What is known of a run before it starts, and what its user says of it."""
+    """The params file of a run, and its user's note and tags."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -84,7 +84,7 @@ class Request:
     verbose: bool = False
     """Whether everything that KFP and the stages print is shown."""
     name: str = ""
-    """What its folder is named after its time; like its params file if empty."""
+    """Name of its folder after the time; that of its params file if empty."""
     note: str = ""
     tags: Sequence[str] = ()
 

@@ -1,4 +1,4 @@
-"""A process that nothing of outlives its run: its output as it comes, and its end by a signal, in good order."""
+"""Start a process, read its output as it comes, and end it together with all that it started."""
 
 import os
 import select

@@ -17,12 +17,12 @@ from components.train_grpo.config import RewardConfig
 from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.judge import JudgeConfig, judge
 from components.train_grpo.rewards import Scorer, group_reward, threaded_reward
-from components.train_grpo.slow_rewards import Answers, Call, Limits
+from components.train_grpo.slow_rewards import Answers, Call, RewardCallsConfig
 from tests import tiny
 from tests.train_grpo.groups import completion, grade
 from tests.train_grpo.settings import grpo_config
 
-LIMITS = Limits(max_concurrency=64, timeout_s=30.0, max_tries=3, deadline_s=60.0)
+LIMITS = RewardCallsConfig(max_concurrency=64, timeout_s=30.0, max_tries=3, deadline_s=60.0)
 
 
 def _call(key: str, ask: Callable[[], Any], *, in_thread: bool = False) -> Call:
@@ -69,7 +69,7 @@ def test_no_more_calls_are_at_work_than_allowed() -> None:
 
         return ask
 
-    limits = Limits(max_concurrency=3, timeout_s=30.0, max_tries=1, deadline_s=60.0)
+    limits = RewardCallsConfig(max_concurrency=3, timeout_s=30.0, max_tries=1, deadline_s=60.0)
     assert Answers().get([_call(str(n), asking(n)) for n in range(10)], limits) == list(map(float, range(10)))
     assert most == [3]
 
@@ -112,10 +112,10 @@ def test_a_judge_that_never_answers_costs_its_deadline_once() -> None:
         await asyncio.Event().wait()
         return 0.0
 
-    limits = Limits(max_concurrency=2, timeout_s=60.0, max_tries=3, deadline_s=0.2)
+    limits = RewardCallsConfig(max_concurrency=2, timeout_s=60.0, max_tries=3, deadline_s=0.2)
     failures = Answers().get([_call(str(number), never) for number in range(20)], limits)
     assert {each.message for each in failures} == {"reward mine did not answer within 0.2 s, the time for a rollout"}
-    one = Limits(max_concurrency=2, timeout_s=0.05, max_tries=1, deadline_s=20.0)
+    one = RewardCallsConfig(max_concurrency=2, timeout_s=0.05, max_tries=1, deadline_s=20.0)
     (late,) = Answers().get([_call("late", never)], one)
     assert "no answer within 0.05 s" in late.message
 
