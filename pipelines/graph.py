@@ -1,7 +1,6 @@
-"""The graph: problems in, a registered model out; what each task asks of a cluster; the document that Kubeflow runs.
+"""The graph on a cluster: problems in, a registered model out; what each task asks for; what Kubeflow runs.
 
-`stages` wires the tasks once. On this machine they run one after the other (`local_graph`); on a cluster they have a
-form of parameters and a check before them (`cluster_graph`).
+Its edges are the inputs that the stages declare, as those of a local run and of dvc.yaml are.
 """
 
 import inspect
@@ -133,16 +132,6 @@ attempts together, each of which has a limit of its own. Argo reads 0 as no time
 _RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
 """Where Kubeflow writes the run on each pod, for lineages and the registry; its name is an annotation of the Workflow
 alone, and passed as a parameter."""
-
-
-def local_graph(sections: Mapping[str, Any]) -> GraphComponent:
-    """Return the graph for one machine, whose tasks run one after the other."""
-
-    def graph() -> None:
-        for before, after in itertools.pairwise(stages(sections, launch={}, place={}).values()):
-            after.after(before)
-
-    return dsl.pipeline(name=NAME)(graph)
 
 
 def cluster_graph(params: Params) -> GraphComponent:

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import itertools
 import re
 import subprocess
 import sys
@@ -11,17 +10,16 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from google.protobuf import json_format  # type: ignore[import-untyped]
 from kfp import dsl
 
 from components.grading.verdicts import Reason
-from components.preflight.config import STAGES, load_params, stage_sections
+from components.preflight.config import STAGES
 from components.prepare_data.config import Source
+from components.shared.images import GPU
 from components.shared.stage import Stage
 from components.train_grpo.config import AdvantageEstimator, Aggregation, KLEstimator, PolicyLoss
 from components.train_grpo.rewards import BUILT_IN
-from pipelines.graph import local_graph
-from pipelines.run import stage_server
+from pipelines.run.stages import declared
 from tests.pipelines.compiled import graph
 from tests.presets import FILES, PAGES, ROOT
 
@@ -49,30 +47,23 @@ def test_the_graph_runs_every_stage_with_its_own_section() -> None:
     }
 
 
-def test_each_stage_of_a_local_run_has_a_server_to_be_forked_from() -> None:
-    """None is left to a process that imports everything again."""
-    assert sorted([*stage_server._LIGHT, *stage_server._WITH_TORCH]) == sorted(STAGES)
+def test_stages_can_run_in_their_order() -> None:
+    """What each reads is made by one before it."""
+    made: set[str] = set()
+    for name in STAGES:
+        stage = declared(name)
+        assert stage.name == name
+        assert set(stage.inputs.values()) <= made
+        made |= {f"{name}/{output}" for output in stage.outputs}
 
 
-def test_one_machine_runs_the_same_graph() -> None:
-    """Each task passes the same artifacts on to the same tasks as on a cluster, and runs after the one before it."""
-    spec = json_format.MessageToDict(local_graph(stage_sections(load_params(FILES[0]))).pipeline_spec)
-    tasks = {_stage_of(task): task for task in spec["root"]["dag"]["tasks"].values()}
-    assert {name: _sources(task) for name, task in tasks.items()} == {
-        _stage_of(task): _sources(task) for task in _stage_tasks()
-    }
-    for before, after in itertools.pairwise(STAGES):
-        assert before in {_underscored(each) for each in tasks[after]["dependentTasks"]}
-
-
-def test_each_dvc_stage_reads_its_own_section_alone() -> None:
-    """dvc.yaml has every stage and one that writes their sections; each depends on its own, whatever the preset."""
-    written = DVC["stages"]["params"]["outs"]
-    assert written == [f"outputs/stages/params/{stage}.yaml" for stage in STAGES]
-    assert DVC["stages"].keys() == {"params", *STAGES}
-    for stage, section in zip(STAGES, written, strict=True):
-        assert [dep for dep in DVC["stages"][stage]["deps"] if dep in written] == [section]
-        assert f" --params {section} " in DVC["stages"][stage]["cmd"]
+def test_what_stages_are_forked_from_has_their_imports() -> None:
+    """Where one could not be imported, stages would import everything themselves."""
+    code = "import pipelines.run.preloaded, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    stages = [name for name in STAGES if declared(name).image == GPU]
+    modules = {f"components.{name}.{part}" for name in stages for part in ("__main__", "worker")}
+    assert {*modules, "torch", "deepspeed"} <= set(done.stdout.split())
 
 
 def test_dvc_runs_the_default_job_of_a_clone_and_can_override_its_keys() -> None:
@@ -81,13 +72,6 @@ def test_dvc_runs_the_default_job_of_a_clone_and_can_override_its_keys() -> None
     text = yaml.safe_load((ROOT / "params.yaml").read_text())
     assert tuple(text) == STAGES
     assert "num_steps" in text["train_grpo"]
-
-
-def test_dvc_and_kubeflow_draw_the_same_edges() -> None:
-    """What runs after what is the same under both; in Kubeflow the data come to some stages through others."""
-    dvc, kubeflow = _dvc_edges(), _kubeflow_edges()
-    assert dvc.keys() == kubeflow.keys()
-    assert {stage: _upstream(stage, dvc) for stage in dvc} == {stage: _upstream(stage, kubeflow) for stage in kubeflow}
 
 
 def test_nothing_is_trained_measured_or_registered_before_validation() -> None:
@@ -101,7 +85,7 @@ def test_nothing_is_trained_measured_or_registered_before_validation() -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_step_component_and_command_agree_on_the_folders(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step function, its Kubeflow component and its DVC command take the same outputs of the same stages."""
-    declared: Stage = importlib.import_module(f"components.{stage}.__main__").STAGE
+    own = declared(stage)
     component = importlib.import_module(f"components.{stage}.component").__dict__[stage]
     (task,) = (task for task in _stage_tasks() if _stage_of(task) == stage)
     folders = {name: _FOLDERS[source] for name, source in _sources(task).items()}
@@ -110,7 +94,8 @@ def test_step_component_and_command_agree_on_the_folders(stage: str, monkeypatch
     values = {name: dsl.Artifact(uri=path) if name in taken else path for name, path in {**folders, **outputs}.items()}
 
     def run_task(run: Stage, config: object, artifact: str, **values: Any) -> None:
-        assert run is declared
+        assert run is own
+        assert component.component_spec.implementation.container.image == own.image
         inputs = {name: values[name] for name in run.inputs}
         assert values.keys() - inputs.keys() <= {"cluster", "run_id", "volume"}
         raise _CalledError({**inputs, **{name: f"{artifact}/{name}" for name in run.outputs}})
@@ -121,14 +106,18 @@ def test_step_component_and_command_agree_on_the_folders(stage: str, monkeypatch
         component.python_func(config={}, **values)
     options = re.findall(r"--([a-z-]+) (\S+)", DVC["stages"][stage]["cmd"])
     assert called.value.args[0] == {option.replace("-", "_"): path for option, path in options if option != "params"}
+    sources = {name: f"outputs/stages/{source}" for name, source in own.inputs.items()}
+    assert sources.items() <= called.value.args[0].items()
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_dvc_reruns_a_stage_when_its_code_changes(stage: str) -> None:
-    """A stage depends on its own folder and on each shared folder that it imports from."""
+    """A stage depends on its own folder, on each folder that it imports from, and on its section of the params."""
     used = {f"components/{name}" for name in _component_folders_used_by(stage)} | {f"components/{stage}"}
     deps = DVC["stages"][stage]["deps"]
     assert {dep for dep in deps if dep.startswith("components/")} == used
+    sections = DVC["stages"]["params"]["outs"]
+    assert [dep for dep in deps if dep in sections] == [f"outputs/stages/params/{stage}.yaml"]
 
 
 def test_the_makefile_offers_the_presets_that_exist() -> None:
@@ -248,12 +237,6 @@ def _sources(task: dict[str, Any]) -> dict[str, tuple[str, str]]:
         **{name: (_underscored(each["producerTask"]), each["outputArtifactKey"]) for name, each in artifacts.items()},
         **{name: (_underscored(each["producerTask"]), each["outputParameterKey"]) for name, each in parameters.items()},
     }
-
-
-def _dvc_edges() -> dict[str, set[str]]:
-    stages = {name: stage for name, stage in DVC["stages"].items() if name in STAGES}
-    made_by = {out: name for name, stage in stages.items() for out in stage["outs"]}
-    return {name: {made_by[dep] for dep in stage["deps"] if dep in made_by} for name, stage in stages.items()}
 
 
 def _upstream(task: str, edges: dict[str, set[str]]) -> set[str]:

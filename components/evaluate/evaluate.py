@@ -5,6 +5,7 @@ from pathlib import Path
 
 from components.evaluate.config import EvaluateConfig
 from components.shared import jsonl
+from components.shared.images import GPU
 from components.shared.lineage import Material
 from components.shared.stage import Stage
 from components.shared.tools import ToolsConfig, environment_materials
@@ -36,8 +37,14 @@ STAGE = Stage(
     name="evaluate",
     function=evaluate,
     config=EvaluateConfig,
-    inputs=("base_model", "reference", "policy", "problems"),
+    inputs={
+        "base_model": "train_sft/base_model",
+        "reference": "train_sft/reference",
+        "policy": "train_grpo/policy",
+        "problems": "prepare_data/problems",
+    },
     outputs=("evaluation",),
+    image=GPU,
     has_work=True,
     sources=lambda config: environment_materials(config.tools),
     materials=_environment,
@@ -46,8 +53,9 @@ MODEL_STAGE = Stage(
     name="evaluate",
     function=evaluate_model,
     config=EvaluateConfig,
-    inputs=("model", "problems"),
+    inputs={"model": "train_grpo/policy", "problems": "prepare_data/problems"},
     outputs=("evaluation",),
+    image=GPU,
     has_work=True,
     sources=lambda config: environment_materials(config.tools),
     materials=_environment,

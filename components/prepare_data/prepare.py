@@ -85,7 +85,7 @@ STAGE = Stage(
     name="prepare_data",
     function=prepare,
     config=PrepareConfig,
-    inputs=(),
+    inputs={},
     outputs=("problems",),
     materials=raw_materials,
 )

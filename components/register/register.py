@@ -29,15 +29,16 @@ _ATTEMPTS = 10
 """Pushes to a registry that others change at the same time."""
 _PULL_REQUEST = "pull_request.md"
 _REPORT_FILES = ("verdict", "summary", "provenance")
-_FOLDERS = {
-    "policy": POLICY,
-    "reference": "reference",
-    "base_model": "base_model",
-    "problems": "problems",
-    "evaluation": "evaluation",
-    "grpo_training": "training",
-    "sft_training": "sft_training",
+_INPUTS = {
+    "policy": "train_grpo/policy",
+    "reference": "train_sft/reference",
+    "base_model": "train_sft/base_model",
+    "problems": "prepare_data/problems",
+    "evaluation": "evaluate/evaluation",
+    "grpo_training": "train_grpo/training",
+    "sft_training": "train_sft/training",
 }
+_FOLDERS = {**{name: name for name in _INPUTS}, "policy": POLICY, "grpo_training": "training"}
 """Folders of a version in the storage, by the inputs that they are copies of."""
 
 
@@ -111,8 +112,9 @@ STAGE = Stage(
     name="register",
     function=register,
     config=RegisterConfig,
-    inputs=(*_FOLDERS, "report"),
+    inputs={**_INPUTS, "report": "report/report"},
     outputs=("registration",),
+    never_reused="writes to the registry",
 )
 
 

@@ -112,8 +112,14 @@ STAGE = Stage(
     name="report",
     function=report,
     config=ReportConfig,
-    inputs=("evaluation", "sft_training", "grpo_training", "validation"),
+    inputs={
+        "evaluation": "evaluate/evaluation",
+        "sft_training": "train_sft/training",
+        "grpo_training": "train_grpo/training",
+        "validation": "validate_data/validation",
+    },
     outputs=("report",),
+    never_reused="reads the registry",
 )
 
 

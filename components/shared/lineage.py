@@ -30,8 +30,8 @@ from components.shared.execution import (
 
 FILE_NAME = "lineage.json"
 Fingerprint = Mapping[str, Any]
-"""What decides whether one run may resume the work of another: `config` without operational keys, `inputs` (digests by
-name) and `code` (a digest), with `files` of code (digests by path) where it is recorded for people."""
+"""What decides whether two runs do the same work: `config` without operational keys, `inputs` (digests by name) and
+`code` (a digest); for people, `files` of code (digests by path)."""
 _NUM_LISTED = 3
 """Files of code that are listed one by one."""
 _IMPORT = re.compile(r"^\s*(?:from|import) components\.(\w+)", re.MULTILINE)
@@ -327,26 +327,16 @@ def write(folder: Path, lineage: Lineage) -> None:
     jsonl.write_json(folder / FILE_NAME, lineage.model_dump(mode="json"))
 
 
-def fingerprint(config: Config, made_by: Lineage, sources: Mapping[str, Material] | None = None) -> Fingerprint:
-    """Return the fingerprint of the work that a lineage describes, with the code that its stage imports.
+def fingerprint(
+    stage: str, config: Config, inputs: Mapping[str, str], sources: Mapping[str, Material] | None = None
+) -> Fingerprint:
+    """Return the fingerprint of a stage's work on inputs with these digests.
 
-    Files from outside the graph (`sources`) count as inputs.
+    Files from outside the graph (`sources`) count as inputs, too.
     """
-    inputs = {name: each.digest for name, each in made_by.work.inputs.items()}
-    inputs |= {name: each.sha256 for name, each in (sources or {}).items() if each.sha256}
-    code = _listing_digest(stage_files(made_by.work.stage))
-    return {"config": without_operational(config), "inputs": inputs, "code": code}
-
-
-def same_fingerprint(config: Config, made_by: Lineage, other: Lineage | None) -> bool:
-    """Tell whether two lineages are of the same work and of all the same code; `config` is that of the first."""
-    if other is None or other.work.code != made_by.work.code:
-        return False
-    try:
-        recorded = type(config).model_validate(other.work.config)
-    except ValidationError:  # written by another version of the code
-        return False
-    return fingerprint(config, made_by) == fingerprint(recorded, other)
+    inputs = {**inputs, **{name: each.sha256 for name, each in (sources or {}).items() if each.sha256}}
+    files = stage_files(stage)
+    return {"config": without_operational(config), "inputs": inputs, "code": _listing_digest(files), "files": files}
 
 
 def differences(stage: str, before: Fingerprint | None, now: Fingerprint) -> str:

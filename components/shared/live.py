@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from components.shared import jsonl
-from components.shared.environment import JOURNAL_VARIABLE, RUN_NAME_VARIABLE
+from components.shared.environment import RUN_NAME_VARIABLE
+from components.shared.journal import run_name
 
 LIVE = "live"
 RUN, STEPS, COMPLETIONS = "run.json", "steps.jsonl", "completions.jsonl"
@@ -27,8 +28,7 @@ Row = Mapping[str, float | None]
 
 def begin(work: Path, stage: str) -> None:
     """Write which run of which stage the folder of unfinished work belongs to; the stage's launcher knows that."""
-    journal = os.environ.get(JOURNAL_VARIABLE)
-    name = Path(journal).resolve().parent.name if journal else os.environ.get(RUN_NAME_VARIABLE)
+    name = run_name() or os.environ.get(RUN_NAME_VARIABLE)
     (work / LIVE).mkdir(exist_ok=True)
     jsonl.write_json(work / LIVE / RUN, {"name": name or f"{stage}-{work.name}", "stage": stage})
 

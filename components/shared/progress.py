@@ -8,6 +8,8 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from components.shared.journal import log_event
+
 _INTERVAL_S = 5.0
 
 
@@ -44,7 +46,9 @@ class Progress:
         else:
             return
         self._last_line = now
-        print(f"{self._stage} {self._done}/{self._total}  {text}  {time_text}", flush=True)
+        line = f"{self._done}/{self._total}  {text}  {time_text}"
+        print(f"{self._stage} {line}", flush=True)
+        log_event(self._stage, "progress", done=self._done, total=self._total, text=line)
 
     def rate(self, units: float) -> float:
         """Return units per second, where `units` were done since the last call."""
@@ -67,6 +71,7 @@ def progress(stage: str, total: int) -> Iterator[Progress]:
 def say(stage: str, message: str) -> None:
     """Print one line of a stage."""
     say_line(f"{stage}: {message}")
+    log_event(stage, "message", text=message)
 
 
 def say_line(line: str) -> None:

@@ -11,48 +11,65 @@ retries every failure alike, 2.17 only lost pods.
 
 import argparse
 import inspect
-import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, TypeVar
 
-from components.shared import durable, lineage, live, reuse
+from components.shared import durable, lineage, live, results
 from components.shared.config import Config, load_section
-from components.shared.environment import JOURNAL_VARIABLE, POD_VARIABLE, WORK_VARIABLE, limit_spin
+from components.shared.environment import POD_VARIABLE, WORK_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, RetryableError, explain, raise_if_disk_is_full
 from components.shared.execution import current_environment
+from components.shared.images import LIGHT
+from components.shared.journal import log_event, run_name
 from components.shared.lineage import Lineage, Material, fingerprint
 from components.shared.model import require_unchanged, resolve_reference
 from components.shared.progress import say
-from components.shared.reuse import Finished
+from components.shared.results import Record, Result
 from components.shared.work import WorkFolder, locked_work
 
 PAUSES_S = (30.0, 120.0)
 """Between attempts of a task."""
+WORK = Path("outputs/work")
+"""For unfinished work, and records of what is finished."""
 _Result = TypeVar("_Result")
+
+
+class Reuse(StrEnum):
+    """Which results of the same work a run takes in place of computing it."""
+
+    NONE = "none"
+    IN_PLACE = "in place"
+    """Those that its output folders hold already, as an earlier attempt leaves them."""
+    ANY = "any"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: what the command line, DVC's graph and the Kubeflow component all run."""
+    """One stage: what a local run, DVC's graph and the Kubeflow component all run."""
 
     name: str
     """Its section in the params file, and its package: `python -m components.<name>`."""
     function: Callable[..., dict[str, float]]
     """Takes the config and each folder by its name, fills the outputs and returns the stage's metrics."""
     config: type[Config]
-    inputs: tuple[str, ...]
-    """Folders that the function reads."""
+    inputs: Mapping[str, str]
+    """Folders that the function reads, and which output of which stage each is in the graph: `train_sft/reference`."""
     outputs: tuple[str, ...]
     """Folders that the function finds empty and fills."""
+    image: str = LIGHT
+    """Container image that it runs in."""
+    never_reused: str = ""
+    """Why it runs although nothing has changed, `reads the registry`; empty for a stage whose results can be taken."""
     has_work: bool = False
     """Whether the function takes a folder `work` that outlives a failed or killed run, for checkpoints."""
     materials: Callable[[Any, Mapping[str, Path]], Mapping[str, Material]] = lambda config, outputs: {}
@@ -66,13 +83,14 @@ def main(stage: Stage) -> None:
     summary = (inspect.getdoc(stage.function) or "").split("\n", 1)[0]
     parser = argparse.ArgumentParser(prog=f"python -m components.{stage.name}", description=summary)
     parser.add_argument("--params", type=Path, default=Path("params.yaml"), help="params file (default: %(default)s)")
+    parser.add_argument("--fresh", action="store_true", help="compute even what an earlier run has finished")
     for kind, names in (("input", stage.inputs), ("output", stage.outputs)):
         for name in names:
             parser.add_argument(f"--{name.replace('_', '-')}", type=Path, required=True, help=f"{kind} folder")
     options = vars(parser.parse_args())
-    params = options.pop("params")
+    params, reuse = options.pop("params"), Reuse.NONE if options.pop("fresh") else Reuse.ANY
     with exit_on_error(stage.name):
-        run(stage, load_section(params, stage.name, stage.config), options)
+        run(stage, load_section(params, stage.name, stage.config), options, reuse=reuse)
 
 
 def keep_files_in_group() -> None:
@@ -101,60 +119,69 @@ def run(
     *,
     work_root: Path | None = None,
     owner: str = "",
-    before_publish: Callable[[dict[str, float]], object] = lambda metrics: None,
+    reuse: Reuse = Reuse.NONE,
 ) -> dict[str, float]:
     """Run a stage and move its outputs, with their lineage, to their folders; return its metrics.
 
     An input that is a reference to a model is replaced by that model. Unfinished work is kept below `work_root`, by
-    default outputs/work. Where another run does the same work already, this one waits and copies its result; that one
-    is named by its `owner`.
+    default outputs/work, beside records of finished work. Where another run does the same work already, this one waits
+    and takes its result; that one is named by its `owner`.
     """
     limit_spin()
     outputs = {name: folders[name] for name in stage.outputs}
     inputs = _resolved_inputs(stage, folders)
     started, started_at = time.monotonic(), datetime.now(UTC)
     current_environment()
-    _log_event(stage.name, "started", outputs=outputs)
+    log_event(stage.name, "started", outputs=outputs)
     made_by = _described(stage, config, folders, inputs)
-    earlier = reuse.find(stage.name, config, made_by, outputs)
-    if earlier:
-        return _take(earlier, stage, outputs, made_by, before_publish)
-    verdict = None
-    root = work_root or Path(os.environ.get(WORK_VARIABLE) or "outputs/work")
+    root = work_root or Path(os.environ.get(WORK_VARIABLE) or WORK)
     sources = stage.sources(config)
-    same_work = fingerprint(config, made_by, sources)
+    digests = {name: each.digest for name, each in made_by.work.inputs.items()}
+    same_work = fingerprint(stage.name, config, digests, sources)
+    record = Record(root, stage.name, same_work)
+    known = record.results()
+    if reuse is not Reuse.NONE and not stage.never_reused:
+        earlier = record.find(outputs, in_place=reuse is Reuse.IN_PLACE)
+        if earlier:
+            return _take(earlier, record, outputs, made_by)
+    verdict: PipelineError | None = None
     lock = locked_work(root, stage.name, same_work, owner) if stage.has_work else nullcontext()
     with lock as work:
+        others = record.find(outputs, known=known) if work and work.waited else None
+        if others:
+            return _take(others, record, outputs, made_by)
         work_folder = {"work": _begin(work, made_by)} if work else {}
         with _partial_outputs(outputs, *work_folder.values()) as partial:
-            metrics = work.copy_result(partial) if work else None
-            if metrics is not None:
-                _describe_taken(partial, made_by)
-            else:
-                try:
-                    metrics = stage.function(config, **inputs, **partial, **work_folder)
-                except PipelineError as error:
-                    if not error.keeps_outputs:
-                        raise
-                    metrics, verdict = {}, error
-                materials = {**sources, **stage.materials(config, partial)}
-                made_by = lineage.complete(made_by, materials, started_at, work_folder.get("work"))
-                for folder in partial.values():
-                    lineage.write(folder, made_by)
-            before_publish(metrics)
-        if work and not verdict:
-            work.finish(outputs, metrics)
+            metrics, verdict = _call(stage, config, {**inputs, **partial, **work_folder})
+            materials = {**sources, **stage.materials(config, partial)}
+            made_by = lineage.complete(made_by, materials, started_at, work_folder.get("work"))
+            for folder in partial.values():
+                lineage.write(folder, made_by)
+        seconds = round(time.monotonic() - started, 3)
+        if not verdict:
+            by = owner or run_name() or os.path.relpath(next(iter(outputs.values())).parent)
+            record.add(Result.of(by, outputs, seconds=seconds, metrics=metrics))
     if verdict:
         raise verdict
-    _log_finished(stage, outputs, metrics, seconds=round(time.monotonic() - started, 3))
+    log_event(stage.name, "finished", seconds=seconds, metrics=metrics)
     return metrics
+
+
+def _call(stage: Stage, config: Config, folders: Mapping[str, Path]) -> tuple[dict[str, float], PipelineError | None]:
+    """Return the metrics of a stage's function, or the verdict that it ends with, which keeps its outputs."""
+    try:
+        return stage.function(config, **folders), None
+    except PipelineError as error:
+        if not error.keeps_outputs:
+            raise
+        return {}, error
 
 
 def _begin(work: WorkFolder, made_by: Lineage) -> Path:
     """Return the folder of unfinished work, and say in the journal where it is: what happens can be seen there."""
     folder = work.begin(made_by)
     live.begin(folder, work.stage)
-    _log_event(work.stage, "work", folder=folder.resolve())
+    log_event(work.stage, "work", folder=folder.resolve())
     return folder
 
 
@@ -166,20 +193,15 @@ def _described(stage: Stage, config: Config, folders: Mapping[str, Path], inputs
     return made_by
 
 
-def _take(
-    earlier: Finished,
-    stage: Stage,
-    outputs: Mapping[str, Path],
-    made_by: Lineage,
-    before_publish: Callable[[dict[str, float]], object],
-) -> dict[str, float]:
-    """Publish the outputs of an earlier run as those of this one, and return their metrics."""
-    with _partial_outputs(outputs) as partial:
-        reuse.link(earlier, partial)
-        _describe_taken(partial, made_by)
-        before_publish(earlier.metrics)
-    recorded = earlier.model_dump(include={"seconds", "metrics", "digests", "code"})
-    _log_event(stage.name, "finished", reused_from=earlier.run, **recorded)
+def _take(earlier: Result, record: Record, outputs: Mapping[str, Path], made_by: Lineage) -> dict[str, float]:
+    """Publish the outputs of an earlier result as those of this run, and return their metrics."""
+    if not earlier.is_in(outputs):
+        with _partial_outputs(outputs) as partial:
+            results.link(earlier, partial)
+            _describe_taken(partial, made_by)
+        record.add(earlier.model_copy(update={"outputs": {name: path.resolve() for name, path in outputs.items()}}))
+    finished = earlier.model_dump(include={"seconds", "metrics"})
+    log_event(record.stage, "finished", reused_from=earlier.run, **finished)
     return earlier.metrics
 
 
@@ -192,14 +214,6 @@ def _describe_taken(outputs: Mapping[str, Path], described: Lineage) -> None:
         if taken != earlier:
             (folder / lineage.FILE_NAME).unlink()
             lineage.write(folder, taken)
-
-
-def _log_finished(stage: Stage, outputs: Mapping[str, Path], metrics: Mapping[str, float], *, seconds: float) -> None:
-    """Say in the run's journal, if there is one, what a stage has made: a later run may take it from there."""
-    if JOURNAL_VARIABLE in os.environ:
-        digests = {name: lineage.digest(path) for name, path in outputs.items()}
-        record = {"seconds": seconds, "metrics": metrics, "digests": digests, "code": lineage.stage_code(stage.name)}
-        _log_event(stage.name, "finished", **record)
 
 
 def _resolved_inputs(stage: Stage, folders: Mapping[str, Path]) -> dict[str, Path]:
@@ -261,15 +275,5 @@ def exit_on_error(name: str) -> Iterator[None]:
             raise
         message = str(explained).removeprefix(f"{name}: ")
         print(f"error: {name}: {message}", file=sys.stderr, flush=True)
-        with suppress(OSError):  # the journal may be on the disk that is full
-            _log_event(name, "failed", error=message, exit_code=explained.exit_code)
+        log_event(name, "failed", error=message, exit_code=explained.exit_code)
         sys.exit(explained.exit_code)
-
-
-def _log_event(name: str, event: str, **details: Any) -> None:
-    """Append one JSON line to the run's journal, if there is one."""
-    journal = os.environ.get(JOURNAL_VARIABLE)
-    if journal:
-        line = {"stage": name, "event": event, **details}
-        with Path(journal).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, default=str) + "\n")

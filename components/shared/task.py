@@ -15,13 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.shared import jsonl, lineage
+from components.shared import lineage
 from components.shared.config import Config, validate
 from components.shared.environment import POD_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.model import holds_model, resolve_reference, write_reference
-from components.shared.progress import say
-from components.shared.stage import Stage, exit_on_error, keep_files_in_group, run, with_retries
+from components.shared.stage import Reuse, Stage, exit_on_error, keep_files_in_group, run, with_retries
 
 
 class TaskResult(NamedTuple):
@@ -76,18 +75,13 @@ class StageFolders:
         self._run = mount / "grpo-pipeline" / run_id
         self.own = self._run / stage.name
         """Folder for outputs and records of the stage."""
-        self._metrics = self.own / "metrics.json"
 
     def run(self, config: Config, inputs: Mapping[str, str], artifact: Path) -> TaskResult:
         """Run the stage, unless an earlier attempt of the run has finished it, and pass its outputs on."""
-        stage, paths = self._stage, {name: self.input(Path(path)) for name, path in inputs.items()}
-        metrics = self.finished(config, paths)
-        if metrics is None:
-            on_volume = {**paths, **{name: self.own / name for name in stage.outputs}}
-            work, owner = self._mount / "grpo-pipeline" / "work", f"run {self._run_id}"
-            metrics = run(stage, config, on_volume, work_root=work, owner=owner, before_publish=self.write_metrics)
-        else:
-            say(stage.name, "was finished by an earlier attempt of this run")
+        paths = {name: self.input(Path(path)) for name, path in inputs.items()}
+        on_volume = {**paths, **{name: self.own / name for name in self._stage.outputs}}
+        work, owner = self._mount / "grpo-pipeline" / "work", f"run {self._run_id}"
+        metrics = run(self._stage, config, on_volume, work_root=work, owner=owner, reuse=Reuse.IN_PLACE)
         passed_on = self.pass_on()
         shutil.copytree(passed_on, artifact, dirs_exist_ok=True)
         return TaskResult(metrics, str(passed_on), {name: str(path) for name, path in paths.items()})
@@ -109,23 +103,6 @@ class StageFolders:
                     shutil.copyfile(source, target)
             partial.rename(copy)
         return copy
-
-    def write_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Write the stage's metrics, before its outputs are in place."""
-        self.own.mkdir(parents=True, exist_ok=True)
-        jsonl.write_json(self._metrics, metrics)
-
-    def finished(self, config: Config, inputs: Mapping[str, Path]) -> dict[str, float] | None:
-        """Return the stage's metrics where all its outputs exist and are of the same work; None otherwise."""
-        if not self._metrics.is_file():
-            return None
-        models = {name: resolve_reference(path) for name, path in inputs.items()}
-        wanted = lineage.describe(self._stage.name, config.model_dump(mode="json"), models)
-        made_by = [lineage.read(self.own / name) for name in self._stage.outputs]
-        if not all(lineage.same_fingerprint(config, wanted, each) for each in made_by):
-            return None
-        metrics: dict[str, float] = jsonl.read_json(self._metrics)
-        return metrics
 
     def pass_on(self) -> Path:
         """Return the folder that other tasks read, with each output: a model by reference, anything else as a copy."""

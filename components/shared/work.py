@@ -1,7 +1,7 @@
 """A stage's folder of unfinished work: identified by its fingerprint, one run at a time, never abandoned silently.
 
 <root>/<stage>/<key>/      the folder of a run that has not finished, with `fingerprint.json` and its lineage so far
-<root>/<stage>/<key>.json  where the last run that finished put its outputs, for runs that waited for it
+<root>/<stage>/<key>.json  where the outputs of runs that have finished are (components/shared/results.py)
 
 In such a folder are numbered checkpoints: at whatever moment a run is killed, each one found is complete. One process
 writes and any number read. A checkpoint is written to a hidden folder, sealed by a manifest of its files and their
@@ -9,10 +9,8 @@ digests, synced and renamed; one that is no longer needed is renamed before it i
 """
 
 import math
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,28 +48,11 @@ class WorkFolder:
         lineage.write(self.folder, made_by)
         return self.folder
 
-    def copy_result(self, outputs: Mapping[str, Path]) -> dict[str, float] | None:
-        """Fill `outputs` with the result of the run that this one waited for, if any, and return its metrics."""
-        result_file = self.folder.with_suffix(".json")
-        if not self.waited or not result_file.is_file():
-            return None
-        result = jsonl.read_json(result_file)
-        sources = {name: self.folder.parent / path for name, path in result["outputs"].items()}
-        if sources.keys() != outputs.keys() or _made_by(sources.values()) != result["made_by"]:
-            return None
-        for name, path in outputs.items():
-            shutil.copytree(sources[name], path, copy_function=shutil.copyfile, dirs_exist_ok=True)
-        say(self.stage, "the other run has finished; its result was copied")
-        metrics: dict[str, float] = result["metrics"]
-        return metrics
 
-    def finish(self, outputs: Mapping[str, Path], metrics: Mapping[str, float]) -> None:
-        """Record where the complete outputs are, for runs that wait for them."""
-        paths = {name: os.path.relpath(path.resolve(), self.folder.parent.resolve()) for name, path in outputs.items()}
-        result = {"outputs": paths, "made_by": _made_by(outputs.values()), "metrics": dict(metrics)}
-        partial = self.folder.with_name(f".{self.folder.name}.json.partial")
-        jsonl.write_json(partial, result)
-        partial.rename(self.folder.with_suffix(".json"))
+def work_folder(root: Path, stage: str, fingerprint: Fingerprint) -> Path:
+    """Return the folder for unfinished work with a fingerprint."""
+    work = {key: fingerprint[key] for key in ("config", "inputs", "code")}
+    return root / stage / lineage.value_digest(work)[:16]
 
 
 @contextmanager
@@ -79,18 +60,16 @@ def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "
     """Lock the folder of unfinished work, once no other run has it; remove it if the block leaves nothing to resume."""
     for leftover in (root / stage).glob(".*.removed"):
         durable.remove(leftover)
-    folder = root / stage / lineage.value_digest(fingerprint)[:16]
+    folder = work_folder(root, stage, fingerprint)
     waited = False
     try:
         lock = durable.lock_folder(folder / _LOCK, owner=owner)
-        folder.with_suffix(".json").unlink(missing_ok=True)  # of an earlier run: others wait for this one now
     except durable.InUseError as error:
         say(stage, f"waiting for the result of {error.owner}, which does the same work in {folder}")
         lock, waited = durable.lock_folder(folder / _LOCK, wait=True, owner=owner), True
-    record = {**fingerprint, "files": lineage.stage_files(stage)}
     if not waited and last_step(folder) is None:
-        _list_others(stage, folder, record)
-    jsonl.write_json(folder / _RECORD, record)
+        _list_others(stage, folder, fingerprint)
+    jsonl.write_json(folder / _RECORD, fingerprint)
     try:
         yield WorkFolder(stage, folder, waited)
     except BaseException:
@@ -104,6 +83,11 @@ def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "
         lock.release()
         with suppress(OSError):  # where something is in it
             folder.parent.rmdir()
+
+
+def is_in_use(folder: Path) -> bool:
+    """Tell whether a run is doing the work in a folder of unfinished work."""
+    return durable.is_locked(folder / _LOCK)
 
 
 @contextmanager
@@ -128,14 +112,10 @@ def fingerprint_in(folder: Path) -> Fingerprint | None:
     return fingerprint
 
 
-def _made_by(outputs: Iterable[Path]) -> str:
-    return lineage.value_digest([made and made.model_dump(mode="json") for made in map(lineage.read, outputs)])
-
-
 def _list_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None:
     """List the longest other unfinished work of the stage that no run is using, and how it differs."""
     steps = ((last_step(other), other) for other in folder.parent.glob("[!.]*/"))
-    others = [(step, other) for step, other in steps if step is not None and not durable.is_locked(other / _LOCK)]
+    others = [(step, other) for step, other in steps if step is not None and not is_in_use(other)]
     for step, other in sorted(others, reverse=True)[:_NUM_LISTED]:
         differences = lineage.differences(stage, fingerprint_in(other), fingerprint)
         say(stage, f"{other}: unfinished work after step {step} is not resumed: {differences}")

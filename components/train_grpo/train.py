@@ -9,6 +9,7 @@ from components.cluster.config import current_stage
 from components.cluster.launch import run_ranks
 from components.shared.environment import ON_LOOPBACK, SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
+from components.shared.images import GPU
 from components.shared.lineage import Material, digest
 from components.shared.model import has_tools, model_file, weights_folder
 from components.shared.progress import say
@@ -42,8 +43,9 @@ STAGE = Stage(
     name="train_grpo",
     function=train,
     config=TrainGRPOConfig,
-    inputs=("problems", "reference"),
+    inputs={"problems": "prepare_data/problems", "reference": "train_sft/reference"},
     outputs=("policy", "training", "timings"),
+    image=GPU,
     has_work=True,
     sources=lambda config: {**reward_materials(config.reward.names), **_reward_model(config)},
 )

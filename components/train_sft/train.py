@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from components.cluster.launch import run_ranks
+from components.shared.images import GPU
 from components.shared.model import base_materials
 from components.shared.stage import Stage
 from components.shared.tools import environment_materials
@@ -32,8 +33,9 @@ STAGE = Stage(
     name="train_sft",
     function=train,
     config=TrainSFTConfig,
-    inputs=("problems",),
+    inputs={"problems": "prepare_data/problems"},
     outputs=("base_model", "reference", "training"),
+    image=GPU,
     has_work=True,
     sources=lambda config: environment_materials(config.model.tools),  # the reference takes its tools with it
     materials=lambda config, outputs: base_materials(config.model.base, outputs["base_model"]),

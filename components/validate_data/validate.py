@@ -64,7 +64,7 @@ STAGE = Stage(
     name="validate_data",
     function=validate,
     config=ValidateConfig,
-    inputs=("problems",),
+    inputs={"problems": "prepare_data/problems"},
     outputs=("validation",),
 )
 

@@ -8,20 +8,16 @@ import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import docker
 from docker import DockerClient
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.models.containers import Container
 from docker.types import Mount
-from kfp import local
-from kfp.local import docker_task_handler
 
 from components.shared.environment import JOURNAL_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.images import GPU, LIGHT
-from pipelines.run.process import lines
 
 _LABEL = "grpo-pipeline/run"
 """Label of every container of a run, with the run's folder."""
@@ -43,33 +39,29 @@ def check() -> None:
                 ) from None
 
 
-def runner(folder: Path, journal: Path) -> local.DockerRunner:
-    """Return KFP's runner for a run whose results go into `folder`."""
-    # KFP's own function reports success if a container is gone before its exit code was read.
-    docker_task_handler.run_docker_container = run_container
+def run(image: str, command: list[str], folder: Path, journal: Path) -> int:
+    """Run a stage of the run in `folder` in a container, print its output, and return its exit code."""
     here = str(Path.cwd())
     passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    return local.DockerRunner(
-        mounts=[Mount(target=here, source=here, type="bind")],
-        working_dir=here,
-        user=f"{os.getuid()}:{os.getgid()}" if os.getuid() else None,
-        environment={JOURNAL_VARIABLE: str(journal), **passed_on},
-        labels={_LABEL: str(folder)},
-        read_only=True,
-        tmpfs={"/tmp": "mode=1777,exec"},
-        shm_size="2g",  # /dev/shm, through which the ranks of a stage exchange data
-    )
-
-
-def run_container(client: DockerClient, image: str, command: list[str], volumes: object, **options: Any) -> int:
-    """Run a container to its end, print its output, and return its exit code."""
-    # `volumes` would mount the folder of artifacts, which is inside the working folder.
-    container = client.containers.run(image, command, detach=True, **options)
-    for line in lines(container.logs(stream=True, follow=True)):
-        print((line or b"").decode(errors="replace"))
-    status: int = container.wait()["StatusCode"]
-    # If this is interrupted, `no_containers_left` lets the stage end first.
-    _remove(container)
+    with closing(_client()) as client:
+        container = client.containers.run(
+            image,
+            ["sh", "-c", '"$@"; exit $?', "sh", *command],
+            detach=True,
+            mounts=[Mount(target=here, source=here, type="bind")],
+            working_dir=here,
+            user=f"{os.getuid()}:{os.getgid()}" if os.getuid() else None,
+            environment={JOURNAL_VARIABLE: str(journal), **passed_on},
+            labels={_LABEL: str(folder)},
+            read_only=True,
+            tmpfs={"/tmp": "mode=1777,exec"},
+            shm_size="2g",  # /dev/shm, through which the ranks of a stage exchange data
+        )
+        for block in container.logs(stream=True, follow=True):
+            print(block.decode(errors="replace"), end="", flush=True)
+        status: int = container.wait()["StatusCode"]
+        # If this is interrupted, `no_containers_left` lets the stage end first.
+        _remove(container)
     return status
 
 

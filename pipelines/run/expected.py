@@ -1,23 +1,19 @@
 """What a run will do before it does it: which stages it takes from earlier runs, which it computes, and why."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from components.preflight.config import STAGES, Params
-from components.shared import durable, lineage, reuse
-from components.shared.config import Config, without_operational
-from components.shared.reuse import Finished
-from components.shared.work import fingerprint_in, last_step
+from components.shared.config import Config
+from components.shared.lineage import Fingerprint, differences, fingerprint
+from components.shared.results import Record, Result, changed, damaged, read_record
+from components.shared.stage import WORK, Stage
+from components.shared.work import is_in_use, last_step, work_folder
 from pipelines.run.history import Run
 from pipelines.run.screen import duration
+from pipelines.run.stages import declared
 
-_NEVER_REUSED = {"report": "reads the registry", "register": "writes to the registry"}
 _NEVER_FINISHED = "no earlier run of this file has finished it"
-_NUM_OFFERED = 20
-"""Finished stages of earlier runs that are looked at, the newest first."""
-_WORK = Path("outputs/work")
 
 
 @dataclass(frozen=True)
@@ -45,81 +41,64 @@ class Expectation:
         return f"runs: {self.reason}{step}{before}"
 
 
-def offers(runs: Sequence[Run], *, before: str = "") -> dict[str, list[Finished]]:
-    """Return what runs, the newest first, offer to the stages before one (`before`; all without it) by stage."""
-    names = STAGES[: STAGES.index(before)] if before else STAGES
-    return {name: _finished(runs, name)[:_NUM_OFFERED] if name not in _NEVER_REUSED else [] for name in names}
+def records(stage: str) -> list[tuple[Fingerprint, list[Result]]]:
+    """Return what is recorded as finished by a stage, the latest first."""
+    paths = sorted((WORK / stage).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [read_record(path) for path in paths]
 
 
-def _finished(runs: Sequence[Run], name: str) -> list[Finished]:
-    stages = ((run.name, run.stages[name]) for run in runs if name in run.stages)
-    return [
-        Finished.model_validate({"run": stage.reused_from or run, "outputs": stage.outputs, **stage.finished})
-        for run, stage in stages
-        if stage.finished and "digests" in stage.finished
-    ]
-
-
-def expectations(
-    params: Params,
-    like: Sequence[Run],
-    offered: Mapping[str, Sequence[Finished]],
-    *,
-    asked: str = "",
-) -> list[Expectation]:
-    """Return what a run is expected to do at each stage; `asked` says why stages without an offer are computed.
+def expectations(params: Params, like: Sequence[Run], *, fresh_from: str = "") -> list[Expectation]:
+    """Return what a run is expected to do at each stage, if it computes all from the stage `fresh_from` on.
 
     Reasons and times are those of the runs `like` it, of the same params file: what differs from any other run, and how
-    long that took, says nothing. Outputs are taken from whichever run offers them.
+    long that took, says nothing. Outputs are taken from whichever run has them.
     """
     known = {name for run in like for name in (run.name, *(stage.reused_from for stage in run.stages.values()))}
-    taken: dict[str, Finished] = {}
+    fresh = STAGES[STAGES.index(fresh_from) :] if fresh_from else ()
+    taken: dict[str, Result] = {}
     expected = []
-    for stage in STAGES:
-        config: Config = getattr(params, stage)
-        reasons: list[str] = []
-        for earlier in offered.get(stage, ()):
-            difference = _difference(stage, config, earlier, taken)
-            if not difference:
-                taken[stage] = earlier
-                break
-            if earlier.run in known:
-                reasons.append(difference)
-        reasons += [_NEVER_REUSED.get(stage) or ("" if stage in offered else asked) or _NEVER_FINISHED]
-        if stage in taken:
-            expected.append(Expectation(stage, taken[stage].run, ""))
-            continue
-        before = next((each.seconds for each in _finished(like, stage)), None)
-        step, num_steps = _saved_step(stage, config, taken), getattr(config, "num_steps", None)
-        expected.append(Expectation(stage, None, reasons[0], before, step, num_steps))
+    for name in STAGES:
+        stage, config = declared(name), getattr(params, name)
+        each = _expected(stage, config, taken, known, is_fresh=name in fresh)
+        seconds = (run.stages[name].seconds for run in like if name in run.stages)
+        before = next((each for each in seconds if each is not None), None)
+        expected.append(replace(each, seconds=before, num_steps=getattr(config, "num_steps", None)))
     return expected
 
 
-def _difference(stage: str, config: Config, earlier: Finished, taken: Mapping[str, Finished]) -> str:
-    """Why a stage cannot take what an earlier run has finished; empty where it can."""
-    made_by = reuse.made_by_of(earlier)
-    if made_by is None:
-        return f"the outputs of {earlier.run} are gone"
-    inputs, computed = {}, []
-    for name, each in made_by.work.inputs.items():
-        maker = made_by.maker(each)
-        inputs[name] = each.digest
-        if maker and maker.stage not in taken:
-            computed.append(maker.stage)
-        elif maker and each.digest not in taken[maker.stage].digests.values():
-            inputs[name] = ""
-    own = reuse.difference(stage, config, inputs, earlier)
-    return own or ", ".join(f"after {name}" for name in dict.fromkeys(computed)) or reuse.damaged(earlier)
+def _expected(
+    stage: Stage, config: Config, taken: dict[str, Result], known: Collection[str | None], *, is_fresh: bool
+) -> Expectation:
+    """What is expected of one stage, after those whose results are `taken`; its own is added to them."""
+    makers = {name: source.split("/") for name, source in stage.inputs.items()}
+    inputs = {name: taken[maker].digests[output] for name, (maker, output) in makers.items() if maker in taken}
+    computed = dict.fromkeys(maker for maker, _ in makers.values() if maker not in taken)
+    work = fingerprint(stage.name, config, inputs, stage.sources(config))
+    if stage.never_reused or is_fresh:
+        reason = stage.never_reused or "asked for"
+    elif computed:
+        reason = _difference(stage, work, known, unknown=f"after {', '.join(computed)}")
+    else:
+        results = [each for each in Record(WORK, stage.name, work).results() if each.outputs.keys() == {*stage.outputs}]
+        wrong = [changed(each) or damaged(each) for each in results]
+        found = next((each for each, reason in zip(results, wrong, strict=True) if not reason), None)
+        if found:
+            taken[stage.name] = found
+            return Expectation(stage.name, found.run, "")
+        reason = next(iter(wrong), "") or _difference(stage, work, known)
+    return Expectation(stage.name, None, reason, step=None if computed else _saved_step(stage, work))
 
 
-def _saved_step(stage: str, config: Config, taken: Mapping[str, Finished]) -> int | None:
-    """The last step of unfinished work with the same settings and code, on inputs that are taken over."""
-    digests = {digest for each in taken.values() for digest in each.digests.values()}
-    wanted: dict[str, Any] = {"config": without_operational(config), "files": lineage.stage_files(stage)}
-    steps = []
-    for folder in (_WORK / stage).glob("[!.]*/"):
-        recorded = fingerprint_in(folder) or {}
-        same = all(recorded.get(key) == value for key, value in wanted.items())
-        if same and set(recorded["inputs"].values()) <= digests and not durable.is_locked(folder / "run.lock"):
-            steps.append(last_step(folder))
-    return max((step for step in steps if step is not None), default=None)
+def _difference(stage: Stage, work: Fingerprint, known: Collection[str | None], *, unknown: str = "") -> str:
+    """How the work differs from the latest that a known run has finished; `unknown` where its inputs may differ."""
+    for before, results in records(stage.name):
+        if any(each.run in known for each in results):
+            inputs = {**before["inputs"], **work["inputs"]}
+            return differences(stage.name, before, {**work, "inputs": inputs}) or unknown
+    return _NEVER_FINISHED
+
+
+def _saved_step(stage: Stage, work: Fingerprint) -> int | None:
+    """The last step of the same work that is unfinished, and that no run is doing."""
+    folder = work_folder(WORK, stage.name, work)
+    return last_step(folder) if folder.is_dir() and not is_in_use(folder) else None

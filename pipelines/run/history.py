@@ -1,7 +1,7 @@
 """The runs on this machine, as their folders record them: one reader for `runs`, the index and later runs.
 
 <outputs>/runs/<name>/   about.json (its params file, note and tags), params.yaml, journal.jsonl,
-                         kfp.log, artifacts/ and, where the report was made, report.html and summary.json; locked by
+                         run.log, artifacts/ and, where the report was made, report.html and summary.json; locked by
                          `run.lock` while the run goes on
 """
 
@@ -23,7 +23,7 @@ from components.shared.errors import PipelineError, RetryableError
 OUTPUTS = Path("outputs")
 LATEST = "latest"
 """Names the run that was started last."""
-PARAMS, JOURNAL, LOG, ARTIFACTS, LOCK = "params.yaml", "journal.jsonl", "kfp.log", "artifacts", "run.lock"
+PARAMS, JOURNAL, LOG, ARTIFACTS, LOCK = "params.yaml", "journal.jsonl", "run.log", "artifacts", "run.lock"
 PAGE, FIGURES, ABOUT = "report.html", "summary.json", "about.json"
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-(.+)")
 _NUM_NAMED = 5

@@ -1,21 +1,16 @@
-"""One run of the graph on this machine, under KFP's local runner: progress on the screen, everything else in a log.
+"""One run of the graph on this machine: what its stages say on the screen, all their output in a log."""
 
-The graph runs in a process of its own, `python -m pipelines.run.local PARAMS PIPELINE_ROOT JOURNAL [--containers]`,
-whose output is read here: the part of it that is meant for people is shown.
-"""
-
-import json
 import os
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 from types import ModuleType
 
 from components.preflight.config import (
@@ -25,8 +20,6 @@ from components.preflight.config import (
     as_yaml,
     contradictions,
     is_about_limits,
-    load_params,
-    stage_sections,
 )
 from components.preflight.disk import short_of_disk
 from components.preflight.inputs import missing_here
@@ -34,14 +27,12 @@ from components.shared import durable, jsonl
 from components.shared.environment import JOURNAL_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, raise_all
 from components.shared.execution import current_revision, keys_in, uncommitted_files
-from components.shared.reuse import offer
 from components.shared.work import last_step
 from pipelines.doctor import slow_here, unused_gpu
 from pipelines.run import expected as expectation
 from pipelines.run import index, settings, summary
 from pipelines.run.history import (
     ABOUT,
-    ARTIFACTS,
     JOURNAL,
     LOCK,
     LOG,
@@ -53,15 +44,15 @@ from pipelines.run.history import (
     runs,
 )
 from pipelines.run.journal import Tracker
-from pipelines.run.process import lines, output, process
+from pipelines.run.process import process
 from pipelines.run.screen import Screen, Style, duration
-from pipelines.run.stage_server import forked_stages
+from pipelines.run.stages import header
 
 _LINES_SHOWN = 20
 _FILES_SHOWN = 5
 _TAIL_BYTES = 1 << 20
 _MARGIN_S = 5.0
-_KFP_INDENT = " " * 4
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -82,11 +73,16 @@ class Request:
     containers: bool = False
     """Whether each stage runs in a container of its image."""
     verbose: bool = False
-    """Whether everything that KFP and the stages print is shown."""
+    """Whether everything that the stages print is shown."""
     name: str = ""
     """Name of its folder after the time; that of its params file if empty."""
     note: str = ""
     tags: Sequence[str] = ()
+
+    @property
+    def fresh_from(self) -> str:
+        """First stage that is computed even if it is unchanged; empty for none."""
+        return STAGES[0] if self.fresh else self.start
 
 
 def run(request: Request) -> int:
@@ -106,11 +102,9 @@ def run(request: Request) -> int:
     if any(map(is_about_limits, wrong)):
         wrong.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
     wrong = [f"{path}: {line}" for line in wrong]
-    earlier = runs(OUTPUTS)
-    offered = {} if request.fresh else expectation.offers(earlier, before=request.start)
     full = None if any("train_sft.model.base" in line for line in wrong) else short_of_disk(params, OUTPUTS)
     # What is taken from an earlier run takes no space.
-    raise_all(wrong if full is None or offered.get("train_sft") else [*wrong, full])
+    raise_all(wrong if full is None or expectation.records("train_sft") else [*wrong, full])
     limit_spin()
     patch = current_revision().patch or ""
     found = "seems to hold a key or a password; remove it: uncommitted changes are recorded with all that is made"
@@ -118,19 +112,14 @@ def run(request: Request) -> int:
     engine = _containers() if request.containers else None
     screen = Screen(sys.stdout, sys.stderr)
     if request.dry or before:
-        asked = "--fresh" if request.fresh else f"--from {request.start}"
-        like = [before] if before else [run for run in earlier if run.params == name]
-        expected = expectation.expectations(
-            params, like, offered, asked=asked if request.fresh or request.start else ""
-        )
-        _show_expected(expected, screen, every=request.dry)
+        like = [before] if before else [run for run in runs(OUTPUTS) if run.params == name]
+        _show_expected(expectation.expectations(params, like, fresh_from=request.fresh_from), screen, every=request.dry)
     if request.dry:
         return 0
     folder = _new_folder(About(params=name, note=request.note, tags=tuple(request.tags)), request.name or name)
     lock = durable.lock_folder(folder / LOCK)  # while it is locked the run goes on
     heading = settings.heading(path, request.settings)
     (folder / PARAMS).write_text(f"{heading}{as_yaml(params)}", encoding="utf-8")
-    offer(folder / JOURNAL, offered)
     screen.show(f"{path} -> {folder}/", Style.DIM)
     if not before and (purpose := _purpose(path)):
         screen.show(purpose, Style.DIM)
@@ -140,7 +129,7 @@ def run(request: Request) -> int:
     idle = "" if request.containers else unused_gpu()
     for line in filter(None, [*advisories(params, data), slow_here(params), full, idle]):
         screen.show(f"warning: {line}")
-    exit_code = _run(folder, params, screen, engine, verbose=request.verbose)
+    exit_code = _run(folder, params, screen, engine, request)
     lock.release()
     return exit_code
 
@@ -151,24 +140,24 @@ def _purpose(path: Path) -> str:
     return " ".join(line.lstrip("# ") for line in comment).partition(". ")[0]
 
 
-def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None, *, verbose: bool) -> int:
-    """Run the graph in the folder of a new run, and return the exit code."""
+def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None, request: Request) -> int:
+    """Run all stages in the folder of a new run, and return the exit code."""
     started = time.monotonic()
     # The longest that a stage may need to write a checkpoint.
     grace_s = _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)
     with (folder / JOURNAL).open("a+", encoding="utf-8") as journal:
-        tracker = Tracker(screen, journal)
+        tracker = Tracker(screen, journal, STAGES)
         try:
-            status = _execute(folder, tracker, screen, grace_s, engine, verbose=verbose)
+            _execute(folder, tracker, screen, grace_s, engine, request)
         except SystemExit:
             screen.end(f"{_end_of(folder, params)}; log: {folder / LOG}")
             raise
-    exit_code = _exit_code(tracker, status, folder, screen)
+    exit_code = _exit_code(tracker, folder, screen)
     if any(task.name == "report" for task in tracker.finished):
         summary.write(folder, tracker.tasks, exit_code)
         _make_latest(folder)
         summary.show(folder, screen)
-    elif tracker.tasks:
+    else:
         screen.show(_end_of(folder, params))
     with suppress(PipelineError, OSError):  # of all runs: what became of this one does not depend on it
         index.write(OUTPUTS, params.register.registry)
@@ -226,28 +215,25 @@ def _new_folder(about: About, name: str) -> Path:
 
 
 def _execute(
-    folder: Path, tracker: Tracker, screen: Screen, grace_s: float, engine: ModuleType | None, *, verbose: bool
-) -> int:
-    """Run the graph in a process of its own until it ends; log and show its output, and return its exit status."""
-    paths = [str(folder.resolve() / name) for name in (PARAMS, ARTIFACTS, JOURNAL)]
-    command = [sys.executable, "-m", "pipelines.run.local", *paths, *(["--containers"] if engine else [])]
-    environment = {**os.environ, JOURNAL_VARIABLE: paths[-1]}
+    folder: Path, tracker: Tracker, screen: Screen, grace_s: float, engine: ModuleType | None, request: Request
+) -> None:
+    """Run all stages in a process of its own until it ends; show what they say."""
+    command = [sys.executable, "-m", "pipelines.run.stages", str(folder.resolve())]
+    command += [f"--fresh-from={request.fresh_from}", *(["--containers"] if engine else [])]
+    environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / JOURNAL)}
     with (
         engine.no_containers_left(folder.resolve()) if engine else nullcontext(),
-        # KFP leaves temporary folders behind; they go away with this one.
+        # Where stages are killed, their temporary folders go away with this one.
         tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as scratch,
-        (folder / LOG).open("wb", buffering=0) as log,
-        process(command, {**environment, "TMPDIR": scratch}, grace_s=grace_s) as graph,
+        (folder / LOG).open("wb") as log,
+        (folder / LOG).open(encoding="utf-8", errors="replace") as logged,
+        process(command, {**environment, "TMPDIR": scratch}, grace_s=grace_s, log=log) as stages,
     ):
         try:
-            for line in lines(output(graph)):
-                if line is None:
-                    tracker.idle()
-                    continue
-                log.write(line + b"\n")
-                if verbose:
-                    screen.show(line.decode("utf-8", errors="replace"), Style.DIM)
-                tracker.line(line.decode("utf-8", errors="replace"))
+            for _ in _moments(stages):
+                if request.verbose and (text := logged.read()):
+                    screen.show(text.removesuffix("\n"), Style.DIM)
+                tracker.read()
         except SystemExit:
             screen.draw([])
             if tracker.running and tracker.running.name.startswith("train"):
@@ -256,37 +242,33 @@ def _execute(
                     f"stopping: {tracker.running.name} ends its step and saves a checkpoint ({limit})", Style.DIM
                 )
             raise
-        status = graph.wait()
-    tracker.idle()
-    tracker.idle()
-    return status
 
 
-def _exit_code(tracker: Tracker, status: int, folder: Path, screen: Screen) -> int:
+def _moments(process: Popen[bytes]) -> Iterator[None]:
+    """Yield now and then while a process runs, and once after its end."""
+    while process.poll() is None:
+        yield
+        with suppress(TimeoutExpired):
+            process.wait(_POLL_S)
+    yield
+
+
+def _exit_code(tracker: Tracker, folder: Path, screen: Screen) -> int:
     """Return the exit code of the run, and show where to look if something went wrong."""
     if not folder.is_dir():
         raise PipelineError(f"{folder}: was removed while the run was at work")
     task = tracker.running
-    if tracker.tasks and task is None and status == 0:
+    if task is None:
         return 0
-    if task is not None and tracker.exit_code is not None:
+    if tracker.exit_code is not None:
         for page in (output / "report.html" for output in task.outputs.values()):
             if page.is_file():
                 screen.detail(f"see {os.path.relpath(page)}")
         return tracker.exit_code
-    what = f"{task.name} stopped unexpectedly" if task else "the graph could not be run"
-    screen.error(f"{what}; the last lines of {folder / LOG}:", *_last_lines(folder / LOG, of_stage=status == 0))
+    last = durable.tail(folder / LOG, max_bytes=_TAIL_BYTES).rpartition(f"{header(task.name)}\n")[2].splitlines()
+    what = f"{task.name} stopped unexpectedly; the last lines of {folder / LOG}:"
+    screen.error(what, *[line for line in map(str.rstrip, last) if line][-_LINES_SHOWN:])
     return 1
-
-
-def _last_lines(log: Path, *, of_stage: bool) -> list[str]:
-    """The end of the log; with `of_stage`, of the output of the last stage, which KFP indents, without KFP's own."""
-    text = [line.rstrip() for line in durable.tail(log, max_bytes=_TAIL_BYTES).splitlines()]
-    if of_stage:
-        text = [line.removeprefix(_KFP_INDENT) for line in text if line.startswith(_KFP_INDENT)]
-        # A task begins by printing its inputs, as a JSON object.
-        text = text[len(text) - text[::-1].index("}") :] if "}" in text else text
-    return [line for line in text if line][-_LINES_SHOWN:]
 
 
 def _make_latest(folder: Path) -> None:
@@ -295,48 +277,3 @@ def _make_latest(folder: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(folder.relative_to(OUTPUTS))
     link.replace(OUTPUTS / "latest")
-
-
-def _run_graph(params: Path, pipeline_root: str, journal: Path, *, containers: bool) -> None:
-    """Run every task of the graph, one after the other, in this environment or each in a container of its image."""
-    # Standard output is a pipe here: without this, lines would arrive in blocks of 8 KiB.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    with nullcontext() if containers else forked_stages():
-        _run_tasks(params, pipeline_root, journal, containers=containers)
-
-
-def _start_nothing_after_stop() -> None:
-    """Leave SIGINT to the stage at work, which ends in good order, and have KFP start no stage after it.
-
-    A stage may miss the signal while it starts, or be done with its work: the run ends all the same.
-    """
-    from kfp.local import subprocess_task_handler
-
-    start, stops = subprocess_task_handler.run_local_subprocess, list[int]()
-    signal.signal(signal.SIGINT, lambda number, _: stops.append(number))
-
-    def run(full_command: Sequence[str], env_vars: Mapping[str, str] | None = None) -> int:
-        exit_code: int = 128 + stops[0] if stops else start(full_command=full_command, env_vars=env_vars)
-        return exit_code
-
-    subprocess_task_handler.run_local_subprocess = run
-
-
-def _run_tasks(params: Path, pipeline_root: str, journal: Path, *, containers: bool) -> None:
-    from kfp import local
-
-    from pipelines.graph import local_graph
-
-    graph = local_graph(stage_sections(load_params(params)))
-    journal.write_text(json.dumps({"event": "planned", "tasks": STAGES}) + "\n", encoding="utf-8")
-    if containers:
-        runner = _containers().runner(journal.parent, journal)
-    else:
-        _start_nothing_after_stop()
-        runner = local.SubprocessRunner(use_venv=False)
-    local.init(runner, pipeline_root=pipeline_root, raise_on_error=False)
-    graph()
-
-
-if __name__ == "__main__":
-    _run_graph(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), containers="--containers" in sys.argv)

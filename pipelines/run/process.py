@@ -5,10 +5,11 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _IDLE_S, _GRACE_S = 0.2, 3.0
@@ -16,9 +17,14 @@ _IDLE_S, _GRACE_S = 0.2, 3.0
 
 @contextmanager
 def process(
-    command: Sequence[str], environment: Mapping[str, str], *, grace_s: float, folder: Path | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    grace_s: float,
+    folder: Path | None = None,
+    log: IO[bytes] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process with all its output in one pipe; neither it nor any process it started outlives the block.
+    """Start a process with all its output in a log or a pipe; neither it nor what it started outlives the block.
 
     That holds for Ctrl-C, SIGTERM and a closed terminal too: they become a SystemExit with the usual exit code. The
     process then gets SIGINT, and has `grace_s` to end before it is terminated.
@@ -31,7 +37,7 @@ def process(
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=log or subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # one signal reaches all processes of a session
         ) as started:
@@ -55,19 +61,6 @@ def output(started: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
             yield block
         else:
             return
-
-
-def lines(blocks: Iterable[bytes | None]) -> Iterator[bytes | None]:
-    """Yield each line of a stream that arrives in blocks; None is passed on."""
-    rest = b""
-    for block in blocks:
-        if block is None:
-            yield None
-            continue
-        *complete, rest = (rest + block).split(b"\n")
-        yield from complete
-    if rest:
-        yield rest
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -20,7 +20,7 @@ from pipelines.run.screen import Screen, Style
 _FILES = {
     "figures": FIGURES,
     "params": "params.yaml",
-    "log": "kfp.log",
+    "log": "run.log",
     "journal": "journal.jsonl",
     "outputs of the stages": "artifacts",
     "all runs": "../../index.html",

@@ -55,7 +55,7 @@ def train(config: TrainConfig, *, policy: Path, work: Path) -> dict[str, float]:
     return run_ranks(train_ranks, config, {}, outputs, num_processes=NUM_RANKS, work=work, grace_s=20)
 
 
-STEP = Stage("train_grpo", train, TrainConfig, inputs=(), outputs=("policy",), has_work=True)
+STEP = Stage("train_grpo", train, TrainConfig, inputs={}, outputs=("policy",), has_work=True)
 """A stage whose ranks are in the fake cluster."""
 
 

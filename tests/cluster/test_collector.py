@@ -124,7 +124,7 @@ def test_all_that_a_task_leaves_is_removed(volume: Volume, tmp_path: Path, monke
         (reference / "model.safetensors").write_bytes((problems / "train.jsonl").read_bytes())
         return {}
 
-    stage = Stage("train_sft", train, Config, ("problems",), ("reference",), has_work=True)
+    stage = Stage("train_sft", train, Config, {"problems": "prepare_data/problems"}, ("reference",), has_work=True)
     (tmp_path / "problems").mkdir()
     (tmp_path / "problems/train.jsonl").write_text("{}")
     monkeypatch.setattr(task, "keep_files_in_group", lambda: None)

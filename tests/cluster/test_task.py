@@ -11,9 +11,9 @@ from components.cluster.task import run_task
 from components.shared import durable, jsonl, lineage
 from components.shared.config import Config
 from components.shared.model import PIPELINE_FILE, resolve_reference
+from components.shared.results import Record, Result
 from components.shared.stage import Stage
 from components.shared.task import StageFolders
-from tests import lineages
 from tests.cluster.launched import KilledError
 from tests.cluster.processes import wait_until
 
@@ -43,7 +43,8 @@ def train(config: TrainingConfig, *, problems: Path, model: Path, training: Path
 
 
 def _stage(name: str = "train_sft") -> Stage:
-    return Stage(name, train, TrainingConfig, ("problems",), ("model", "training"), has_work=True)
+    inputs = {"problems": "prepare_data/problems"}
+    return Stage(name, train, TrainingConfig, inputs, ("model", "training"), has_work=True)
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ def test_stage_with_one_stale_output_is_run_again(run: Any, tmp_path: Path, name
     """An attempt may be killed when only some of its outputs are published."""
     run("1")
     made = tmp_path / "volume/grpo-pipeline" / RUN_ID / "train_sft" / name
-    lineage.write(made, lineages.made("train_sft", {"ending": ""}, code="earlier"))
+    (made / "more.txt").write_text("of an earlier attempt")
     run("2")
     assert len(CALLS) == 2
 
@@ -178,12 +179,15 @@ def test_result_of_a_run_with_the_same_work_is_used(
     """Of another run, which is named and waited for; a later attempt finds it as its own."""
     begun, waited = tmp_path / "begun", tmp_path / "waited"
 
-    def finish_late(*_: Any) -> None:
+    add = Record.add
+
+    def add_late(record: Record, result: Result) -> None:
         begun.touch()
         wait_until(waited.exists)
+        add(record, result)
 
     def first() -> None:
-        monkeypatch.setattr(StageFolders, "write_metrics", finish_late)
+        monkeypatch.setattr(Record, "add", add_late)
         run("first", run_id="another-run")
 
     lock_folder = durable.lock_folder

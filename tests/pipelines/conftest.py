@@ -38,7 +38,7 @@ def _runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Runs]:
 
 @pytest.fixture(scope="session")
 def smoke_run(_runs: _Runs) -> FinishedRun:
-    """The smoke preset from raw data to a registered version, under KFP's local runner."""
+    """The smoke preset from raw data to a registered version."""
     return _runs.passing.result()
 
 

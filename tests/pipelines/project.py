@@ -112,11 +112,8 @@ class FinishedRun:
     def outputs(self) -> dict[str, dict[str, Path]]:
         """The folders that its stages wrote down in the journal, by stage and name."""
         events = [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
-        started = [event["outputs"] for event in events if event["event"] == "started"]
-        return {
-            stage: {name: Path(path) for name, path in folders.items()}
-            for stage, folders in zip(events[0]["tasks"], started, strict=True)
-        }
+        started = [event for event in events if event["event"] == "started"]
+        return {event["stage"]: {name: Path(path) for name, path in event["outputs"].items()} for event in started}
 
 
 def unmoved(policy: Path, reference: Path) -> list[str]:

@@ -184,7 +184,7 @@ def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> 
     assert run.errors.strip().startswith("error: rows.jsonl: 600 of ")
     assert run.errors.count("\n") == 1
     assert [line for line in run.printed.splitlines() if line.startswith("[")] == ["[1/7] prepare_data"]
-    (log,) = tmp_path.glob("outputs/runs/*-malformed/kfp.log")
+    (log,) = tmp_path.glob("outputs/runs/*-malformed/run.log")
     assert str(log.relative_to(tmp_path)) in run.printed
     assert not (tmp_path / "outputs/latest").exists()
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_both_runners_make_the_same_bytes(smoke_run: FinishedRun, dvc_project: Project) -> None:
-    """Equal inputs give equal artifacts: under KFP and DVC, after a kill, on another day."""
+    """Equal inputs give equal artifacts: in a run and under DVC, after a kill, on another day."""
     different = []
     for stage, outputs in smoke_run.outputs.items():
         for name in outputs.keys() - {"timings"}:

@@ -101,28 +101,6 @@ class _TrainConfig(Config):
     num_processes: Annotated[int, Operational] = 1
 
 
-@pytest.mark.parametrize(
-    ("config", "code", "digest", "same"),
-    [
-        ({"rate": 0.5}, "c1", "d1", True),
-        ({"rate": 0.5, "num_processes": 8}, "c1", "d1", True),
-        ({"rate": 0.6}, "c1", "d1", False),
-        ({"pace": 0.5}, "c1", "d1", False),  # of another version of the code
-        ({"rate": 0.5}, "c2", "d1", False),
-        ({"rate": 0.5}, "c1", "d2", False),
-    ],
-)
-def test_the_same_work_has_the_same_fingerprint(config: dict[str, float], code: str, digest: str, same: bool) -> None:
-    """Config without operational keys, code, and the content of inputs decide; who ran it, when and where do not."""
-
-    def work(config: dict[str, float], code: str, digest: str, **packages: str) -> lineage.Lineage:
-        return made("x", config, {"problems": None}, code=code, digests={"problems": digest}, packages=packages)
-
-    made_by = work({"rate": 0.5}, "c1", "d1", torch="2")
-    assert lineage.same_fingerprint(_TrainConfig(rate=0.5), made_by, work(config, code, digest, torch="1")) == same
-    assert not lineage.same_fingerprint(_TrainConfig(rate=0.5), made_by, None)
-
-
 def test_every_stage_and_environment_is_in_a_lineage_once() -> None:
     """However many ways lead to it: a diamond of stages is four records, in an order of their own."""
     data = made("data", packages={"numpy": "2"})

@@ -21,7 +21,6 @@ from components.shared.errors import PipelineError, RetryableError
 from components.shared.execution import Revision
 from components.shared.lineage import Material
 from components.shared.stage import Stage, run
-from components.shared.work import WorkFolder
 from tests.lineages import made
 
 _ADVICE = (
@@ -34,6 +33,9 @@ class _TrainConfig(Config):
     num_steps: int = 3
     seed: int = 0
     num_processes: Annotated[int, Operational] = 1
+
+
+_INPUTS = {"source": "draw/text"}
 
 
 class _Training:
@@ -70,7 +72,7 @@ class _Training:
             return {"done": float(done)}
 
         sources = dict(self.sources)
-        stage = Stage(name, train, _TrainConfig, ("source",), ("model",), has_work=True, sources=lambda config: sources)
+        stage = Stage(name, train, _TrainConfig, _INPUTS, ("model",), has_work=True, sources=lambda config: sources)
         folders = {"source": self.folder / source, "model": self.folder / output}
         return run(stage, _TrainConfig(**config), folders, owner="run 0f1e2d3c")["done"]
 
@@ -120,7 +122,7 @@ def test_the_journal_names_the_folder_in_which_a_training_can_be_watched(
         seen.append(json.loads((work / "live/run.json").read_text()))
         raise RetryableError("a peer was lost")
 
-    stage = Stage("train", train, _TrainConfig, (), ("model",), has_work=True)
+    stage = Stage("train", train, _TrainConfig, {}, ("model",), has_work=True)
     with pytest.raises(RetryableError):
         run(stage, _TrainConfig(), {"model": training.folder / "out/model"})
     assert seen == [{"name": "evening", "stage": "train"}]
@@ -175,7 +177,7 @@ def test_only_the_same_work_is_resumed(training: _Training, monkeypatch: pytest.
 
 
 def test_inputs_are_hashed_once(training: _Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may be hundreds of gigabytes of weights."""
+    """They may be hundreds of gigabytes of weights; and outputs once, when they are done."""
     digest, hashed = lineage.digest, list[Path]()
 
     def record(path: Path) -> str:
@@ -184,7 +186,7 @@ def test_inputs_are_hashed_once(training: _Training, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(lineage, "digest", record)
     training.run()
-    assert hashed == [training.folder / "source"]
+    assert hashed == [training.folder / "source", training.folder / "out/model"]
 
 
 class _First:
@@ -220,9 +222,9 @@ class _First:
 def test_a_run_waits_for_another_of_the_same_work(
     training: _Training, monkeypatch: pytest.MonkeyPatch, failure: BaseException | None
 ) -> None:
-    """It copies that one's result with its metrics, or resumes what it left unfinished; earlier runs do not matter.
+    """It takes that one's result with its metrics, or resumes what it left unfinished; earlier runs do not matter.
 
-    Equal inputs can be of another run: what is copied has the lineage of its own.
+    Equal inputs can be of another run: what is taken has the lineage of its own.
     """
     training.run(output="earlier")
     training.calls.clear()
@@ -276,24 +278,6 @@ def test_a_run_takes_over_when_the_one_it_waits_for_is_killed(
     assert len(output) == 1
     assert output[0].startswith(f"waiting for the result of run 0f1e2d3c (process {process.pid} on ")
     assert training.unfinished() == []
-
-
-def test_a_result_that_was_replaced_or_removed_is_not_copied(training: _Training) -> None:
-    """A run that waited then does the work itself."""
-    training.fail()
-    training.run()
-    (result,) = training.root.glob("train/*.json")
-    waited = WorkFolder("train", result.with_suffix(""), waited=True)
-    copy = training.folder / "copy"
-    copy.mkdir()
-    assert waited.copy_result({"model": copy}) == {"done": 3.0}
-    assert (copy / "weights.txt").read_text() == "trained"
-    assert WorkFolder("train", result.with_suffix(""), waited=False).copy_result({"model": copy}) is None
-    assert waited.copy_result({"another": copy}) is None
-    lineage.write(training.folder / "out/model", made("train", {"seed": 7}))
-    assert waited.copy_result({"model": copy}) is None
-    shutil.rmtree(training.folder / "out/model")
-    assert waited.copy_result({"model": copy}) is None
 
 
 def test_unfinished_work_that_is_not_resumed_is_listed(

@@ -14,6 +14,7 @@ from components.cluster import kube
 from components.cluster.kube import Clock, TrainJobs
 from components.preflight.config import load_params
 from components.shared.environment import ENDPOINT_VARIABLES, KUBECONFIG_VARIABLE
+from components.shared.results import Record, Result
 from components.shared.work import locked_work
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.stages import FINISHED
@@ -273,8 +274,8 @@ def test_only_what_the_check_made_is_removed_from_the_volume(tmp_path: Path) -> 
         with suppress(KeyboardInterrupt), work as unfinished:
             (unfinished.folder / "checkpoint").touch()
             raise KeyboardInterrupt
-        with locked_work(root / "work", "train_sft", fingerprint) as finished:
-            finished.finish({"reference": root / run_id / "train_sft/reference"}, {})
+        outputs = {"reference": root / run_id / "train_sft/reference"}
+        Record(root / "work", "train_sft", fingerprint).add(Result.of(run_id, outputs, seconds=1.0, metrics={}))
     script = cleaning(str(tmp_path), "cluster-check-1", 123456789, [ours])
     subprocess.run(["sh", "-c", script], check=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster-check-2", "grpo-pipeline"]

@@ -1,18 +1,18 @@
 """Taking what an earlier run has finished: only the same work, only undamaged, by hard link."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
-from components.shared import environment, lineage, reuse
+from components.shared import environment, lineage, results
 from components.shared.config import Config, Operational
 from components.shared.execution import Revision, current_environment
 from components.shared.lineage import Material
-from components.shared.reuse import Finished
-from components.shared.stage import Stage, run
+from components.shared.stage import Reuse, Stage, run
 from tests.lineages import made
 
 
@@ -37,28 +37,22 @@ class _Runs:
         """The output of the run that was started last."""
         return self.folder / f"run-{self.number}/copy"
 
-    def run(self, **config: Any) -> dict[str, float]:
-        """Run the stage with the results of all earlier runs on offer."""
-        offered = [self._finished(number) for number in range(self.number, 0, -1)]
+    def run(self, *, reuse: Reuse = Reuse.ANY, **config: Any) -> dict[str, float]:
+        """Run the stage in the folder of another run."""
         self.number += 1
-        self.output.parent.mkdir()
-        reuse.offer(self._journal(self.number), {"copy": offered})
-        self._monkeypatch.setenv(environment.JOURNAL_VARIABLE, str(self._journal(self.number)))
+        return self.again(reuse=reuse, **config)
+
+    def again(self, *, reuse: Reuse, **config: Any) -> dict[str, float]:
+        """Run the stage in the folder of the run that was started last."""
+        self.output.parent.mkdir(exist_ok=True)
+        self._monkeypatch.setenv(environment.JOURNAL_VARIABLE, str(self.output.parent / "journal.jsonl"))
         folders = {"source": self.folder / "source", "copy": self.output}
-        return run(self._stage(), _Config(**config), folders)
+        return run(self._stage(), _Config(**config), folders, work_root=self.folder / "work", reuse=reuse)
 
     def event(self) -> dict[str, Any]:
         """The last line of the journal of the run that was started last."""
-        event: dict[str, Any] = json.loads(self._journal(self.number).read_text().splitlines()[-1])
+        event: dict[str, Any] = json.loads((self.output.parent / "journal.jsonl").read_text().splitlines()[-1])
         return event
-
-    def _journal(self, number: int) -> Path:
-        return self.folder / f"run-{number}/journal.jsonl"
-
-    def _finished(self, number: int) -> Finished:
-        event = json.loads(self._journal(number).read_text().splitlines()[-1])
-        outputs = {"copy": self.folder / f"run-{number}/copy"}
-        return Finished.model_validate({"run": f"run-{number}", "outputs": outputs, **event})
 
     def _stage(self) -> Stage:
         def copy(config: _Config, *, source: Path, copy: Path) -> dict[str, float]:
@@ -68,9 +62,8 @@ class _Runs:
             return {"files": 1.0}
 
         raw = self.raw or Material(sha256=lineage.file_digest(self.folder / "raw.jsonl"))
-        return Stage(
-            "copy", copy, _Config, ("source",), ("copy",), materials=lambda config, outputs: {"raw.jsonl": raw}
-        )
+        inputs = {"source": "write/text"}
+        return Stage("copy", copy, _Config, inputs, ("copy",), materials=lambda config, outputs: {"raw.jsonl": raw})
 
 
 @pytest.fixture
@@ -146,25 +139,45 @@ def test_other_settings_code_or_packages_are_other_work(runs: _Runs, monkeypatch
     assert runs.computed == 3
     with monkeypatch.context() as changed:
         current = current_environment()
-        changed.setattr(reuse, "current_environment", lambda: current.model_copy(update={"lock": "other"}))
+        changed.setattr(results, "current_environment", lambda: current.model_copy(update={"lock": "other"}))
         runs.run()
     assert runs.computed == 4
     runs.run(seed=1)
     assert runs.computed == 4
 
 
-def test_a_damaged_output_is_named_and_an_older_one_taken(
-    runs: _Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_output_is_named_and_an_older_one_taken(runs: _Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """Every byte of an output is read before it is taken."""
-    with monkeypatch.context() as changed:
-        changed.setattr(reuse, "find", lambda *arguments: None)
-        runs.run()
+    runs.run(reuse=Reuse.NONE)
     (runs.output / "text.txt").write_text("tex\0")
     runs.run()
     assert runs.event()["reused_from"] == "run-1"
     damaged = runs.folder / "run-2/copy"
     assert capsys.readouterr().out == f"copy: {damaged}: has changed since run-2 made it; it is not used\n"
+
+
+def test_what_an_earlier_attempt_has_finished_is_left_where_it_is(runs: _Runs) -> None:
+    """As on a cluster: what other runs have finished does not count there."""
+    runs.run(reuse=Reuse.IN_PLACE)
+    assert runs.computed == 2
+    inode = (runs.output / "text.txt").stat().st_ino
+    assert runs.again(reuse=Reuse.IN_PLACE) == {"files": 1.0}
+    assert runs.computed == 2
+    assert (runs.output / "text.txt").stat().st_ino == inode
+    (runs.output / "text.txt").write_text("tex\0")
+    runs.again(reuse=Reuse.IN_PLACE)
+    assert runs.computed == 3
+
+
+def test_a_result_outlives_the_run_that_computed_it(runs: _Runs) -> None:
+    """Where another run has taken it; the folder as a whole can be moved."""
+    runs.run()
+    shutil.rmtree(runs.folder / "run-1")
+    (runs.folder / "run-2").rename(runs.folder / "run-9")
+    (runs.folder / "run-9").rename(runs.folder / "run-2")
+    runs.run()
+    assert runs.computed == 1
+    assert runs.event()["reused_from"] == "run-1"
 
 
 def test_code_that_a_stage_does_not_import_does_not_count() -> None:
