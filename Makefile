@@ -113,9 +113,10 @@ cluster-check: setup  ## Try on the cluster of kubectl what the docs promise (PA
 gpu-check: setup  ## Try on this machine's GPU what was developed without one (MODEL=FOLDER TRL_PYTHON=PATH)
 	@$(BIN)/python -m tests.gpu.gpu_check $(MODEL:%=--model "%") $(TRL_PYTHON:%=--trl-python "%")
 
-compile: setup  ## Write pipelines/grpo_post_training.yaml, the graph that Kubeflow runs, and docs/parameters.md
+compile: setup  ## Write the graphs that Kubeflow and DVC run, and docs/parameters.md
 	@$(BIN)/grpo-pipeline compile
 	@$(BIN)/python -m pipelines.parameter_table > docs/parameters.md
+	@$(BIN)/python -m pipelines.dvc_graph > dvc.yaml
 
 images:  ## Build the container images (BASE=NAME@sha256:... VARIANT=cuda|cpu REGISTRY=PREFIX; images/README.md)
 	@$(PYTHON) -m images.build --base "$(BASE)" --variant "$(VARIANT)" --registry "$(REGISTRY)"

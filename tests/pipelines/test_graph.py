@@ -16,6 +16,7 @@ from components.preflight.preflight import DEADLINE_S
 from components.preflight.resources import shape_of_base, with_memory
 from components.shared import images
 from components.shared.environment import IMAGE_VARIABLE
+from pipelines import dvc_graph
 from pipelines.parameter_table import page
 from tests.pipelines.compiled import COMMITTED, compile_graph, compiled, graph
 from tests.presets import ROOT
@@ -47,9 +48,10 @@ SECRETS = {
 
 
 def test_what_is_committed_is_what_the_code_compiles_to() -> None:
-    """The file that people upload and the page that explains it are not older than the code: `make compile`."""
+    """Kubeflow's graph, DVC's and the page of parameters are not older than the code: `make compile`."""
     assert COMMITTED.read_text() == compiled()[0]
     assert (ROOT / "docs/parameters.md").read_text() == page()
+    assert (ROOT / "dvc.yaml").read_text() == dvc_graph.text()
 
 
 @pytest.mark.slow

@@ -1,0 +1,78 @@
+"""The graph for DVC: dvc.yaml, from what the stages declare. Written by `make compile`."""
+
+from typing import Any
+
+import yaml
+
+from components.preflight.config import STAGES
+from components.shared import lineage
+from pipelines.run.stages import declared
+
+_HEAD = """\
+# The graph for one machine under DVC: `dvc repro` computes what changed. Which params file it runs is in repro.yaml.
+# Written from the stages by `make compile` (pipelines/dvc_graph.py); not to be edited.
+"""
+_OUTPUTS = "outputs/stages"
+_MORE_INPUTS = {
+    "prepare_data": ["data/own"],  # files in data/raw need not be here: they are what their pointers say
+    "train_sft": [f"{_OUTPUTS}/validate_data/validation"],  # nothing is trained on data that were rejected
+}
+_NO_OUTPUT = {"timings"}
+"""Differ between equal runs."""
+_PLOTS = {
+    "SFT loss": ("train_sft", "loss"),
+    "GRPO reward and accuracy": ("train_grpo", ["reward", "accuracy", "worked_fraction"]),
+    "GRPO completion length (tokens)": ("train_grpo", "completion_length_tokens"),
+    "GRPO KL from the reference (nats per token)": ("train_grpo", "kl"),
+    "GRPO entropy (nats per token)": ("train_grpo", "entropy"),
+    "GRPO clip fraction": ("train_grpo", ["clip_high_fraction", "clip_low_fraction"]),
+}
+"""Stage and columns of its curves, by title."""
+
+
+def text() -> str:
+    """Return the content of dvc.yaml."""
+    graph = {
+        "vars": ["repro.yaml"],
+        "stages": {"params": _sections(), **{name: _stage(name) for name in STAGES}},
+        "metrics": [f"{_OUTPUTS}/report/report/metrics.json"],
+        "plots": [
+            {title: {"x": "step", "y": {f"{_OUTPUTS}/{stage}/training/curves.csv": columns}}}
+            for title, (stage, columns) in _PLOTS.items()
+        ],
+    }
+    return _HEAD + yaml.safe_dump(graph, sort_keys=False, width=1000)
+
+
+def _section(name: str) -> str:
+    return f"{_OUTPUTS}/params/{name}.yaml"
+
+
+def _sections() -> dict[str, Any]:
+    """What a params file, those that it extends and the defaults of the code mean for each stage.
+
+    A stage depends on its own file alone, so that it runs again only if one of its values has changed.
+    """
+    return {
+        "cmd": f"grpo-pipeline config --params ${{params}} --sections {_OUTPUTS}/params",
+        "deps": ["components", "params", "params.yaml"],
+        "params": [{"repro.yaml": ["params"]}, {"${params}": None}],
+        "outs": list(map(_section, STAGES)),
+    }
+
+
+def _stage(name: str) -> dict[str, Any]:
+    stage = declared(name)
+    inputs = {key: f"{_OUTPUTS}/{source}" for key, source in stage.inputs.items()}
+    outputs = {key: f"{_OUTPUTS}/{name}/{key}" for key in stage.outputs}
+    options = [f"--{key.replace('_', '-')} {folder}" for key, folder in {**inputs, **outputs}.items()]
+    code = [f"components/{package}" for package in sorted(lineage.stage_code(name))]
+    return {
+        "cmd": " ".join([f"python -m components.{name} --params {_section(name)}", *options]),
+        "deps": [*code, *sorted([_section(name), *inputs.values(), *_MORE_INPUTS.get(name, [])])],
+        "outs": [folder for key, folder in outputs.items() if key not in _NO_OUTPUT],
+    }
+
+
+if __name__ == "__main__":
+    print(text(), end="")
