@@ -201,7 +201,12 @@ def _times(config: TrainGRPOConfig, checkpoint: Checkpoint, groups: Sequence[Gro
     """Return how long a step and the run would take: sampling as measured, learning as a part of it takes."""
     sequences = [each.completion.tokens for group in groups for each in group.scored_G]
     tried = sequences[: max(1, len(sequences) // _SHARE_LEARNED)]
-    batches = pack(tried, max_tokens=config.engine.micro_batch_tokens, device=checkpoint.device)
+    batches = pack(
+        tried,
+        max_tokens=config.engine.micro_batch_tokens,
+        device=checkpoint.device,
+        padded=checkpoint.is_padded,
+    )
     model = LogprobModel(checkpoint.model, temperature=config.sampling.temperature)
     started = time.monotonic()
     for batch in batches:

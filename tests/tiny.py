@@ -64,6 +64,6 @@ def engine_config(**changes: Any) -> EngineConfig:
     return EngineConfig.model_validate({**fields, **changes})
 
 
-def batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[MicroBatch]:
+def batches(sequences: Sequence[TokenSequence], max_tokens: int, *, padded: bool = False) -> list[MicroBatch]:
     """Return micro-batches on the CPU."""
-    return pack(sequences, max_tokens=max_tokens, device=torch.device("cpu"))
+    return pack(sequences, max_tokens=max_tokens, device=torch.device("cpu"), padded=padded)

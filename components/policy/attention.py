@@ -112,16 +112,14 @@ def _attention(
 ) -> tuple[Tensor, None]:
     name = type(module).__name__
     if layout is None:
-        raise PipelineError(
-            f"{name} does not forward the layout of packed sequences to attention, which training requires"
-        )
+        raise PipelineError(f"{name} does not forward the layout of packed sequences to attention")
     # Layers that do not pass their window on have that of their config; None for all tokens.
     window = others.get("sliding_window", getattr(getattr(module, "config", None), "sliding_window", None))
     special = attention_mask is not None or others.get("softcap") is not None or others.get("s_aux") is not None
     if special or (window or layout.longest) < layout.longest or v_1KTD.shape[-1] != q_1HTD.shape[-1]:
         raise PipelineError(
             f"{name} attends with a soft cap, sinks, a mask of its own, a window shorter than the sequences, or values "
-            "of another size than its keys (multi-head latent attention), which training does not support"
+            "of another size than its keys (multi-head latent attention)"
         )
     q_THD, k_TKD, v_TKD = (x.squeeze(0).transpose(0, 1) for x in (q_1HTD, k_1KTD, v_1KTD))
     scale = q_THD.shape[-1] ** -0.5 if scaling is None else scaling

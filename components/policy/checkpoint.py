@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 
-from components.policy.compatibility import require_supported_layers, require_supported_model
+from components.policy.compatibility import prepare_model
 from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence
+from components.policy.padded import padded_because
 from components.shared import jsonl, lineage, tokenizer
 from components.shared.chat import CUT, ChatTemplate, PromptFormat, no_template
 from components.shared.errors import PipelineError, out_of_memory
@@ -83,6 +84,16 @@ class Checkpoint:
         of_turn = self.encode(self.format.end.lstrip())[:1]
         is_special = of_turn and of_turn[0] in self.tokenizer.added_tokens_decoder  # else an answer may well have it
         return tuple(dict.fromkeys([*(of_turn if is_special else ()), *of_model]))
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether the model takes padded rows alone (padded.py)."""
+        return bool(padded_because(self.model))
+
+    def cost_of_padding(self) -> Iterator[str]:
+        """Yield what it costs that the model takes padded rows, and why it does; nothing for other models."""
+        if self.is_padded:
+            yield f"padded rows, each prompt once per completion: {padded_because(self.model)}"
 
     @property
     def device(self) -> torch.device:
@@ -294,8 +305,6 @@ def _read(
     if Path(base).is_dir():
         require_model_folder(Path(base))
     with _explained(base):
-        shape = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
-        require_supported_layers(shape, name=base)
         model, loading = AutoModelForCausalLM.from_pretrained(
             base,
             dtype=dtype,
@@ -313,7 +322,7 @@ def _read(
         missing = sorted(loading["missing_keys"])
         raise PipelineError(f"model {base}: lacks {len(missing)} of its weights, such as {missing[0]}")
     _require_row_for_each_token(base, model, text)
-    require_supported_model(model)
+    prepare_model(model)
     # The sampling defaults of a checkpoint (top-p, repetition penalty ...) would silently change what is sampled.
     model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     return Checkpoint(_to_device(model), text, config)

@@ -1,4 +1,4 @@
-"""Which models can be trained here: all layers attend as usual, and the logits are those of the output layer.
+"""How a model is trained here: in packed rows where all its layers attend as usual, in padded rows where they do not.
 
 Each model is tried out when it is loaded: what it samples would otherwise not be what is scored in training.
 """
@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from components.policy.attention import PackedLayout
 from components.policy.logprobs import LogprobModel, completion_logprobs, use_float32_logits
 from components.policy.packing import MicroBatch, TokenSequence, pack
-from components.shared.errors import PipelineError
-from components.shared.model import require_attention_layers
+from components.policy.padded import use_padded_rows
+from components.shared.errors import PipelineError, out_of_memory
+from components.shared.model import other_layers
 
 _PROBE_LENGTHS = ((7, (4, 6, 5)), (5, (3, 6)))
 """Tokens of each probe prompt, and of its completions."""
@@ -28,30 +29,49 @@ _TOLERANCE_BF16 = 1e-1
 logits of some tens of nats in their tenths. Smaller leaks between completions are found by `_require_isolation`."""
 
 
-def require_supported_layers(config: PreTrainedConfig, *, name: str) -> None:
-    """Raise PipelineError if a config names a type of layer that is not attention over all tokens or a window of them.
+@torch.no_grad()
+def prepare_model(model: PreTrainedModel) -> None:
+    """Have a model be trained in packed rows where these have its own log-probabilities, else in padded ones.
 
-    All completions lie in one row, and only attention knows which tokens belong together. Configs that name no types
-    are left to `require_supported_model`.
+    PipelineError where not even those have them.
     """
-    text: Any = config.get_text_config(decoder=True)
-    types = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
-    require_attention_layers(types, name=name)
+    attention, versions = model.config._attn_implementation, [each._version for each in model.parameters()]
+    try:
+        require_packed_rows(model)
+    except Exception as error:  # whatever code that knows nothing of layouts does
+        if out_of_memory(error) is not None:
+            raise
+        model.set_attn_implementation(attention)
+        vars(model.get_output_embeddings()).pop("forward", None)
+        reason = str(error) if isinstance(error, PipelineError) else f"{type(model).__name__} takes no layout"
+        _require_padded_rows(use_padded_rows(model, reason))
+        if versions != [each._version for each in model.parameters()]:  # as RWKV does, outside of training mode
+            raise PipelineError(
+                f"{type(model).__name__} cannot be trained here: it changes its weights as it reads"
+            ) from None
+
+
+def _probes(model: PreTrainedModel) -> list[TokenSequence]:
+    # Random tokens: no prompt and no completion ends as another does, as far as the vocabulary allows. A layer that
+    # takes a token from the row before it, and not from the token's own sequence, takes another one then.
+    ids = partial(random.Random(0).choices, range(len(model.get_input_embeddings().weight)))
+    prompts = [(tuple(ids(k=length)), lengths) for length, lengths in _PROBE_LENGTHS]
+    return [TokenSequence(prompt, tuple(ids(k=length))) for prompt, lengths in prompts for length in lengths]
 
 
 @torch.no_grad()
-def require_supported_model(model: PreTrainedModel) -> None:
-    """Raise PipelineError if the model's own log-probabilities are not those that are trained on.
+def require_packed_rows(model: PreTrainedModel) -> None:
+    """Raise PipelineError if the model's own log-probabilities are not those of packed rows.
 
     Some families rescale or cap their logits (Gemma, Cohere, Granite), attend by rules of their own, or connect tokens
     without attention.
     """
+    config: Any = model.config.get_text_config(decoder=True)
+    types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
+    if others := other_layers(types):
+        raise PipelineError(f"{type(model).__name__} has layers of type {', '.join(others)}")
     use_float32_logits(model.get_output_embeddings())
-    # Random tokens: no prompt and no completion ends as another does, as far as the vocabulary allows. A layer that
-    # takes a token from the row before it, and not from the token's own sequence, takes another one then.
-    ids = partial(random.Random(0).choices, range(len(model.get_output_embeddings().weight)))
-    prompts = [(tuple(ids(k=length)), lengths) for length, lengths in _PROBE_LENGTHS]
-    sequences = [TokenSequence(prompt, tuple(ids(k=length))) for prompt, lengths in prompts for length in lengths]
+    sequences = _probes(model)
     expected_M = torch.cat([_unpacked_logprobs(model, sequence) for sequence in sequences]).double()
     (batch,) = pack(sequences, max_tokens=10**9, device=model.device)
     layout = _RecordingLayout(batch.layout.own, batch.layout.shared, batch.layout.longest)
@@ -59,9 +79,75 @@ def require_supported_model(model: PreTrainedModel) -> None:
     logprobs_M = completion_logprobs(packed, [replace(batch, layout=layout)], len(expected_M))
     _require_attention_in_order(model, layout.layers)
     _require_isolation(packed, batch)
-    tolerance = _TOLERANCE_BF16 if model.dtype == torch.bfloat16 else _TOLERANCE
-    if not torch.allclose(logprobs_M, expected_M, rtol=tolerance, atol=tolerance):
+    if not _are_close(model, logprobs_M, expected_M):
         raise _unusual(model)
+
+
+def _require_padded_rows(model: PreTrainedModel) -> None:
+    """Require that a model computes a sequence alone as in a row beside others, and no token from those after it."""
+    name, sequences = type(model).__name__, _probes(model)
+    try:
+        (batch,) = pack(sequences, max_tokens=10**9, device=model.device, padded=True)
+        scored = LogprobModel(model, temperature=1.0)
+        together_M = completion_logprobs(scored, [batch], len(batch.token_N))
+        alone_M = torch.cat([_alone(model, sequence) for sequence in sequences]).double()
+        is_causal, has_cache = _is_causal(model, sequences[0]), _decodes_as_it_reads(model, sequences[0])
+    except Exception as error:  # of code that we have not seen
+        if out_of_memory(error) is not None:
+            raise
+        raise PipelineError(f"{name} cannot be trained here: {' '.join(str(error).split())[:200]}") from None
+    if not is_causal or not _are_close(model, together_M, alone_M):
+        raise PipelineError(f"{name} cannot be trained here: what it computes of a text depends on what follows it")
+    if not has_cache:
+        raise PipelineError(f"{name} cannot be trained here: with its cache it computes other logits than without")
+
+
+def _alone(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
+    """The log-probabilities of a completion, each from a call with no more than the tokens before it."""
+    ids = torch.tensor((*sequence.prompt_ids, *sequence.completion_ids), device=model.device)
+    places = range(len(sequence.prompt_ids), len(ids))
+    logits_SV = torch.stack([model(input_ids=ids[None, :place], use_cache=False).logits[0, -1] for place in places])
+    logprobs_S: Tensor = logits_SV.float().log_softmax(-1).gather(1, ids[places.start :, None]).squeeze(1)
+    return logprobs_S
+
+
+def _is_causal(model: PreTrainedModel, sequence: TokenSequence) -> bool:
+    """Whether no logits have a gradient by a token after theirs, however small."""
+    embedded: list[Tensor] = []
+
+    def embed(_layer: nn.Module, _inputs: object, output_1SD: Tensor) -> Tensor:
+        embedded.append(output_1SD.detach().requires_grad_())
+        return embedded[-1]
+
+    hook = model.get_input_embeddings().register_forward_hook(embed)
+    ids = torch.tensor((*sequence.prompt_ids, *sequence.completion_ids), device=model.device)
+    with torch.enable_grad():
+        model(input_ids=ids[None], use_cache=False).logits[0, : len(sequence.prompt_ids)].square().sum().backward()
+    hook.remove()
+    model.zero_grad()
+    grad_1SD = embedded[0].grad
+    return grad_1SD is not None and not grad_1SD[:, len(sequence.prompt_ids) :].any()
+
+
+def _decodes_as_it_reads(model: PreTrainedModel, sequence: TokenSequence) -> bool:
+    """Whether a token at a time with the model's own cache leads to the logits of all tokens at once."""
+    ids = torch.tensor([sequence.prompt_ids], device=model.device)
+    length = ids.shape[1]
+    decoded = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        generation_config=GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0),
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    read_SV = model(input_ids=decoded.sequences[:, :-1], use_cache=False).logits[0, length - 1 :].float()
+    decoded_SV = torch.cat(decoded.logits).float()
+    return _are_close(model, decoded_SV.log_softmax(-1), read_SV.log_softmax(-1))
+
+
+def _are_close(model: PreTrainedModel, one_M: Tensor, other_M: Tensor) -> bool:
+    tolerance = _TOLERANCE_BF16 if model.dtype == torch.bfloat16 else _TOLERANCE
+    return torch.allclose(one_M, other_M, rtol=tolerance, atol=tolerance)
 
 
 def _unpacked_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
@@ -82,7 +168,7 @@ def _unpacked_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tenso
 
 def _unusual(model: PreTrainedModel) -> PipelineError:
     name = type(model).__name__
-    return PipelineError(f"{name} has no standard attention and output layer, which training requires")
+    return PipelineError(f"{name} rescales or caps its logits, or attends by rules of its own")
 
 
 @dataclass(frozen=True)
@@ -105,7 +191,7 @@ def _require_attention_in_order(model: PreTrainedModel, attended: Sequence[int])
         kinds = ", ".join(sorted({type(layer).__name__ for layer in others or stack}))
         raise PipelineError(
             f"{type(model).__name__} has layers ({kinds}) that do not attend exactly once each through transformers' "
-            "attention interface, which training requires"
+            "attention interface"
         )
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from components.policy.attention import use_packed_attention
 from components.policy.decoder import Decoder, trains_as_usual
 from components.policy.packing import MicroBatch
+from components.policy.padded import padded_because, token_scores
 from components.policy.products import onednn_product
 
 _CHUNK_ELEMENTS = 8_388_608
@@ -45,12 +46,18 @@ TokenLoss = Callable[[TokenLogprobs, slice], Tensor]
 
 
 class LogprobModel(nn.Module):
-    """A language model with its `TokenHead`: the module that is trained, so that sharding sees one forward."""
+    """A language model with its `TokenHead`: the module that is trained, so that sharding sees one forward.
+
+    A model that takes padded rows (padded.py) computes its logits itself.
+    """
 
     def __init__(self, model: PreTrainedModel, *, temperature: float, with_entropy: bool = True) -> None:
         super().__init__()
-        self.model = use_packed_attention(model)
-        self.head = TokenHead(model.get_output_embeddings(), temperature=temperature, with_entropy=with_entropy)
+        self.temperature, self.with_entropy = temperature, with_entropy
+        self.model = model if padded_because(model) else use_packed_attention(model)
+        self.head = None
+        if not padded_because(model):
+            self.head = TokenHead(model.get_output_embeddings(), temperature=temperature, with_entropy=with_entropy)
 
     def forward(
         self, batch: MicroBatch, token_loss: TokenLoss | None = None, *, is_sum: bool = True
@@ -60,6 +67,9 @@ class LogprobModel(nn.Module):
         Where the loss is a sum over tokens, it is computed for a chunk of them at a time, and its gradient costs no
         second computation of the logits.
         """
+        if self.head is None:
+            scores = TokenLogprobs(*token_scores(self.model, batch, self.temperature, with_entropy=self.with_entropy))
+            return scores if token_loss is None else token_loss(scores, slice(len(batch.target_N)))
         inputs = (self._hidden(batch), batch.target_N)
         if token_loss is not None and is_sum:
             loss: Tensor = self.head(*inputs, token_loss)

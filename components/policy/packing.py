@@ -1,4 +1,6 @@
-"""Prompts with their completions as tokens, packed into micro-batches without padding and sharded over processes.
+"""Prompts with their completions as tokens, packed into micro-batches and sharded over processes.
+
+Sequences lie in one row without padding, each prompt once; or in padded rows, for models that need them (padded.py).
 
 Shape suffixes (a capital per axis, valid in this package):
     T  tokens of a micro-batch, end to end     N  sampled tokens of a micro-batch, all sequences end to end
@@ -55,7 +57,7 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Sequences laid end to end, each prompt once, and where the sampled tokens are predicted."""
+    """Sequences laid end to end, and where the sampled tokens are predicted."""
 
     input_ids_T: Tensor
     position_ids_T: Tensor
@@ -69,6 +71,8 @@ class MicroBatch:
     """The index of the sequence that each sampled token belongs to."""
     token_N: Tensor
     """The place of each sampled token among those of all sequences, laid end to end in their own order (M)."""
+    width: int = 0
+    """Tokens that every sequence is padded to; 0 where none is padded, and each prompt is there once."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +91,23 @@ class Shard:
 
 
 def pack_shard(
-    ranks: Ranks, sequences: Sequence[TokenSequence], *, max_tokens: int, device: torch.device, indices: Sequence[int]
+    ranks: Ranks,
+    sequences: Sequence[TokenSequence],
+    *,
+    max_tokens: int,
+    device: torch.device,
+    indices: Sequence[int],
+    padded: bool = False,
 ) -> Shard:
     """Pack this process's shard of the sequences at `indices`; the sequences of one prompt stay together."""
     own = indices if ranks.world_size == 1 else _balanced_shards(sequences, indices, ranks.world_size)[ranks.rank]
-    batches = pack(sequences, max_tokens=max_tokens, device=device, indices=own)
+    batches = pack(sequences, max_tokens=max_tokens, device=device, indices=own, padded=padded)
     missing = max(ranks.all_gather(len(batches), "the packing of micro-batches")) - len(batches)
     if not missing:
         return Shard(batches, [])
     shortest = min(indices, key=lambda index: len(sequences[index]))
-    return Shard(batches, pack(sequences, max_tokens=max_tokens, device=device, indices=[shortest]) * missing)
+    (dummy,) = pack(sequences, max_tokens=max_tokens, device=device, indices=[shortest], padded=padded)
+    return Shard(batches, [dummy] * missing)
 
 
 def pack(
@@ -105,13 +116,27 @@ def pack(
     max_tokens: int,
     device: torch.device,
     indices: Sequence[int] | None = None,
+    padded: bool = False,
 ) -> list[MicroBatch]:
     """Pack sequences, or those at `indices`, into micro-batches of at most `max_tokens` tokens.
 
     Neighbours with the same prompt are a group, and share it. A group that alone is longer is split, and pays its
-    prompt once per part; a sequence that alone is longer gets a micro-batch of its own.
+    prompt once per part; a sequence that alone is longer gets a micro-batch of its own. With `padded`, each sequence is
+    a row of its own, and padding counts as tokens.
     """
-    groups = _groups(sequences, range(len(sequences)) if indices is None else indices)
+    indices = range(len(sequences)) if indices is None else indices
+    offsets = list(accumulate((sequence.num_sampled for sequence in sequences), initial=0))
+    if padded:
+        by_length = sorted(indices, key=lambda index: -len(sequences[index]))
+        rows_of_batches: list[list[int]] = []
+        for index in by_length:
+            width = len(sequences[rows_of_batches[-1][0]]) if rows_of_batches else 0
+            if rows_of_batches and width * (len(rows_of_batches[-1]) + 1) <= max_tokens:
+                rows_of_batches[-1].append(index)
+            else:
+                rows_of_batches.append([index])
+        return [_pad(sequences, rows, offsets, device) for rows in rows_of_batches]
+    groups = _groups(sequences, indices)
     parts: list[_Group] = []
     for group in groups:
         members = list(group.completions.items())
@@ -119,7 +144,6 @@ def pack(
         bins = _first_fit_decreasing(lengths, max_tokens - len(group.prompt_ids))
         parts += [_Group(group.prompt_ids, dict(members[place] for place in sorted(bin_))) for bin_ in bins]
     rows = _first_fit_decreasing([part.num_tokens for part in parts], max_tokens)
-    offsets = list(accumulate((sequence.num_sampled for sequence in sequences), initial=0))
     return [_pack_row([parts[index] for index in row], offsets, device) for row in rows]
 
 
@@ -163,6 +187,29 @@ def _first_fit_decreasing(sizes: Sequence[int], room: int) -> list[list[int]]:
         bins[place].append(index)
         free[place] -= sizes[index]
     return bins
+
+
+def _pad(
+    sequences: Sequence[TokenSequence], rows: Sequence[int], offsets: Sequence[int], device: torch.device
+) -> MicroBatch:
+    """Lay out sequences in rows of one length, padded at the end, the longest first."""
+    width = len(sequences[rows[0]])
+    ids: list[int] = []
+    predictions: list[tuple[int, int, int, int]] = []
+    for index in rows:
+        sequence = sequences[index]
+        first = len(ids) + len(sequence.prompt_ids)
+        sources = (first + place - 1 for place in sequence.sampled_places)
+        tokens = range(offsets[index], offsets[index + 1])
+        predictions.extend(zip(sources, sequence.sampled_ids, [index] * len(tokens), tokens, strict=True))
+        ids.extend((*sequence.prompt_ids, *sequence.completion_ids, *[0] * (width - len(sequence))))
+    bounds = tuple(range(0, len(ids) + 1, width))
+    own, none = Segments(bounds, bounds, causal=True), Segments((0,), (0,), causal=False)
+    source_N, target_N, sequence_N, token_N = torch.tensor(predictions, device=device).T.contiguous()
+    positions_T = torch.arange(width, device=device).repeat(len(rows))
+    layout = PackedLayout(own=own, shared=none, longest=width)
+    ids_T = torch.tensor(ids, device=device)
+    return MicroBatch(ids_T, positions_T, layout, source_N, target_N, sequence_N, token_N, width)
 
 
 def _pack_row(groups: Sequence[_Group], offsets: Sequence[int], device: torch.device) -> MicroBatch:

@@ -168,14 +168,9 @@ def require_model_folder(folder: Path) -> None:
         raise PipelineError(f"model {folder}: holds no weights; one of {', '.join(_WEIGHTS)} is expected")
 
 
-def require_attention_layers(types: Iterable[str], *, name: str) -> None:
-    """Raise PipelineError if a layer is of another type than attention over all tokens or over a window."""
-    others = sorted({str(layer_type) for layer_type in types} - {*_LAYER_TYPES, "attention"})
-    if others:
-        raise PipelineError(
-            f"model {name}: has layers of type {', '.join(others)}; models whose layers are all "
-            f"{' or '.join(_LAYER_TYPES)} can be trained here"
-        )
+def other_layers(types: Iterable[str]) -> list[str]:
+    """Return the types of layers that are neither attention over all tokens nor over a window of them."""
+    return sorted({str(layer_type) for layer_type in types} - {*_LAYER_TYPES, "attention"})
 
 
 def context_tokens(base: str) -> int | None:
@@ -184,15 +179,13 @@ def context_tokens(base: str) -> int | None:
     Of a model on the hub only the config is fetched.
 
     Raises:
-        PipelineError: There is no such model, it cannot be fetched, or it has layers that cannot be trained.
+        PipelineError: There is no such model, or it cannot be fetched.
     """
     if base in SCRATCH_MODELS:
         return SCRATCH_MODELS[base].max_tokens
     config = model_config(base)
     if Path(base).is_dir():
         model_file(base, TOKENIZER_FILE)
-    text = config.get("text_config") or config
-    require_attention_layers(text.get("layer_types") or text.get("layers_block_type") or (), name=base)
     return context_tokens_of(config)
 
 

@@ -120,7 +120,7 @@ class Trainer:
         checkpoint, prompt_ids = self.checkpoint, rollout.sampled[0].scored_G[0].completion.tokens.prompt_ids
         context = context_tokens_of(checkpoint.model.config.to_dict())
         with memory_for_update(_STAGE, self.config.engine):
-            try_largest_pass(self.config, self.policy, prompt_ids, context=context, device=checkpoint.device)
+            try_largest_pass(self.config, self.policy, prompt_ids, context=context, checkpoint=checkpoint)
 
     def _fit_first_reward_model(self, reward_model: RewardModel) -> None:
         """Fit a reward model to rollouts of the reference, before anything learns from its rewards."""
@@ -194,7 +194,8 @@ class Trainer:
                 with self._memory_for_logprobs():
                     experience.old_logprobs_M = self._logprobs(self.policy, experience)
             mask_completions(self.config, experience)
-        minibatches = split_minibatches(self.config, experience, ranks=self.policy.ranks)
+        padded = self.checkpoint.is_padded
+        minibatches = split_minibatches(self.config, experience, ranks=self.policy.ranks, padded=padded)
         if self.reference and kl_in_loss and minibatches:
             batches = [batch for minibatch in minibatches for batch in minibatch.shard.all_batches]
             with self._memory_for_logprobs(), self.reference.onloaded() as reference:
@@ -218,7 +219,14 @@ class Trainer:
         sequences_B, max_tokens = experience.sequences_B, self.config.engine.micro_batch_tokens
         device = self.checkpoint.device
         indices = [index for index, sequence in enumerate(sequences_B) if sequence.num_sampled]
-        shard = pack_shard(self.policy.ranks, sequences_B, max_tokens=max_tokens, device=device, indices=indices)
+        shard = pack_shard(
+            self.policy.ranks,
+            sequences_B,
+            max_tokens=max_tokens,
+            device=device,
+            indices=indices,
+            padded=self.checkpoint.is_padded,
+        )
         of_shard_M = completion_logprobs(scorer, shard.all_batches, len(experience.advantages_M))
         of_ranks = self.policy.ranks.all_gather(of_shard_M.cpu(), "the log-probabilities of a rollout")
         # Tokens of dummy batches were computed by several processes: the values differ only by rounding.

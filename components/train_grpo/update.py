@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
 from components.policy.logprobs import TokenLogprobs, completion_logprobs
 from components.policy.packing import MicroBatch, Shard, TokenSequence, pack, pack_shard
@@ -118,7 +119,9 @@ class Minibatch:
     weights_B: Tensor
 
 
-def split_minibatches(config: TrainGRPOConfig, experience: Experience, *, ranks: Ranks) -> list[Minibatch]:
+def split_minibatches(
+    config: TrainGRPOConfig, experience: Experience, *, ranks: Ranks, padded: bool = False
+) -> list[Minibatch]:
     """Split a rollout into optimizer steps of whole groups, without the completions that add nothing to the loss.
 
     Those still count in what the loss is divided by, unless they are masked. Where groups are few, so are the parts.
@@ -142,13 +145,20 @@ def split_minibatches(config: TrainGRPOConfig, experience: Experience, *, ranks:
             max_new_tokens=config.sampling.max_new_tokens,
         )
         max_tokens = config.engine.micro_batch_tokens
-        shard = pack_shard(ranks, experience.sequences_B, max_tokens=max_tokens, device=device, indices=indices)
+        shard = pack_shard(
+            ranks, experience.sequences_B, max_tokens=max_tokens, device=device, indices=indices, padded=padded
+        )
         minibatches.append(Minibatch(shard, weights_B.to(device)))
     return minibatches
 
 
 def try_largest_pass(
-    config: TrainGRPOConfig, policy: Policy, prompt_ids: tuple[int, ...], *, context: int | None, device: torch.device
+    config: TrainGRPOConfig,
+    policy: Policy,
+    prompt_ids: tuple[int, ...],
+    *,
+    context: int | None,
+    checkpoint: Checkpoint,
 ) -> None:
     """Go forward and back through the largest micro-batch that the limits allow, for a loss of zero.
 
@@ -159,8 +169,13 @@ def try_largest_pass(
     if length < 1:
         return
     longest = TokenSequence(prompt_ids, prompt_ids[:1] * length)
-    count = max(1, (max_tokens - len(prompt_ids)) // length)
-    (batch,) = pack([longest] * count, max_tokens=max(max_tokens, len(longest)), device=device)
+    count = max(1, max_tokens // len(longest) if checkpoint.is_padded else (max_tokens - len(prompt_ids)) // length)
+    (batch,) = pack(
+        [longest] * count,
+        max_tokens=max(max_tokens, len(longest)),
+        device=checkpoint.device,
+        padded=checkpoint.is_padded,
+    )
     policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
 
 

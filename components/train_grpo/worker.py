@@ -194,6 +194,8 @@ def build_trainer(
     if saved:
         load_parameters(model, saved.policy)
     policy = Policy(model, config.engine)
+    for line in checkpoint.cost_of_padding() if policy.ranks.is_main else ():
+        say(_STAGE, line)
     if config.loss.kl.coefficient > 0 and placement == "adapters":
         reference = AdapterReference(policy, checkpoint.model)
     sampler.attach(policy, checkpoint.examples(problems[:_NUM_PROBES]))

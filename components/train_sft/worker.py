@@ -101,6 +101,8 @@ def _tokenized(config: TrainSFTConfig, checkpoint: Checkpoint, problems: Sequenc
         raise PipelineError(f"{limit}, the shortest has {min(map(len, every))}; raise it")
     num_parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     say(_STAGE, f"{config.model.base} with {num_parameters:,} parameters, {len(fitting):,} examples")
+    for line in checkpoint.cost_of_padding():
+        say(_STAGE, line)
     if len(fitting) < len(every):
         say(_STAGE, f"{len(every) - len(fitting):,} examples are longer than {config.max_tokens} tokens and left out")
     return fitting
@@ -133,6 +135,7 @@ def _step(
         max_tokens=config.engine.micro_batch_tokens,
         device=checkpoint.device,
         indices=range(len(examples)),
+        padded=checkpoint.is_padded,
     )
     for batch in shard.batches:
         policy.learn(batch, lambda scores, _: -scores.logprobs_N.sum() / num_tokens)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralC
 
 from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint
-from components.policy.compatibility import require_supported_model
+from components.policy.compatibility import require_packed_rows
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence, pack
 from components.rollout.sampler import Sampling
@@ -45,7 +45,7 @@ def families(device: str) -> None:
             torch.manual_seed(0)
             # The probe changes the config of its model.
             model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
-            require_supported_model(model.eval().to(device, dtype))
+            require_packed_rows(model.eval().to(device, dtype))
     print(f"{', '.join(config.model_type for config in configs)}: float32 and bfloat16 with {layers} layers")
 
 

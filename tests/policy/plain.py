@@ -22,6 +22,7 @@ from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
+from components.policy.padded import padded_because
 from tests import tiny
 
 VOCABULARY_SIZE = 50
@@ -106,7 +107,7 @@ def packed(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperatur
     """Measure a model as training does; the gradient is summed over micro-batches."""
     model = copy.deepcopy(model)
     scorer = LogprobModel(model, temperature=temperature)
-    batches = tiny.batches(given, max_tokens)
+    batches = tiny.batches(given, max_tokens, padded=bool(padded_because(model)))
     scores = [scorer(batch) for batch in batches]
     scores_M2 = torch.cat([torch.stack([each.logprobs_N, each.entropy_N], dim=1) for each in scores])
     return _measured(model, scores_M2[torch.cat([batch.token_N for batch in batches]).argsort()])

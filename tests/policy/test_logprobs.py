@@ -57,6 +57,7 @@ def test_each_prompt_and_each_completion_goes_through_the_model_once() -> None:
     """Where groups fit there is no padding and no repeated prompt; only completion tokens reach the output layer."""
     model = LogprobModel(plain.gpt2(), temperature=1.0)
     embedded, scored = [], []
+    assert model.head is not None
     model.model.get_input_embeddings().register_forward_hook(lambda _, given, out: embedded.append(out.shape[:-1]))
     model.head.register_forward_hook(lambda _, given, out: scored.append(len(given[0])))
     batches = tiny.batches(SEQUENCES, 40)

@@ -253,7 +253,9 @@ class VllmSampler:
         self._probes = [TokenSequence(each.prompt_ids, each.completion_ids[:_MAX_PROBE_TOKENS]) for each in probes]
         # The same in each process: a pass may wait for that of every other.
         longest = max(map(len, self._probes))
-        self._batches = pack(self._probes, max_tokens=longest, device=self._checkpoint.device)
+        self._batches = pack(
+            self._probes, max_tokens=longest, device=self._checkpoint.device, padded=self._checkpoint.is_padded
+        )
 
     def update_weights(self, version: int) -> float:
         """See `Sampler`; a version that the engine has is not sent again."""
