@@ -33,7 +33,8 @@ def own_file(name: str) -> Path | None:
     for each in names:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        spec = PathFinder.find_spec(f"{spec.name}.{each}", list(spec.submodule_search_locations))
+        # By its last name: below a folder without __init__.py a full one needs all its parents to be imported.
+        spec = PathFinder.find_spec(each, list(spec.submodule_search_locations))
     return Path(spec.origin) if spec and spec.origin and Path(spec.origin).is_file() else None
 
 
