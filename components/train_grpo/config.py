@@ -18,10 +18,10 @@ from components.train_grpo.judge import JudgeConfig
 from components.train_grpo.rewards import BUILT_IN
 from components.train_grpo.slow_rewards import RewardCallsConfig
 
-AdvantageEstimator = Literal["z_score", "z_score_bessel", "mean_only", "leave_one_out", "batch_std"]
-PolicyLoss = Literal["clipped", "cispo"]
+AdvantageEstimator = Literal["z_score", "z_score_bessel", "mean_only", "leave_one_out", "batch_std", "mean_scaled"]
+PolicyLoss = Literal["clipped", "cispo", "sapo", "gmpo", "dppo"]
 KLEstimator = Literal["k1", "k2", "k3", "k3_corrected"]
-Aggregation = Literal["sequence_mean", "token_mean", "constant"]
+Aggregation = Literal["sequence_mean", "token_mean", "prompt_mean", "constant"]
 ReferencePlacement = Literal["replicated", "sharded", "offloaded", "adapters"]
 
 
@@ -169,11 +169,20 @@ class AdvantageConfig(Config):
     """What a reward is compared with, and what the difference is divided by. `z_score`: the group's mean and biased
     standard deviation; `z_score_bessel`: its mean and unbiased deviation; `mean_only`: its mean and nothing (Dr. GRPO);
     `leave_one_out`: the mean of its other rewards and nothing (RLOO); `batch_std`: its mean and the deviation of all
-    rewards of the rollout."""
+    rewards of the rollout; `mean_scaled`: its mean and its mean, for rewards that are never negative (MaxRL)."""
+
+
+class SoftClipConfig(Config):
+    """How fast SAPO's gate closes as the ratio leaves 1: the temperatures of its sigmoid."""
+
+    positive: float = Field(1.0, gt=0)
+    """Of tokens with a positive advantage."""
+    negative: float = Field(1.05, gt=0)
+    """Of all others: larger, as their gradients are less stable."""
 
 
 class ClipConfig(Config):
-    """Bounds of the ratio to the sampling policy."""
+    """Bounds of the ratio to the sampling policy; with `dppo`, of the difference from its probability."""
 
     low: float = Field(0.2, gt=0, le=1)
     """The ratio is held above 1 - low (epsilon in the paper); 1 is no lower bound, as CISPO was run in MiniMax-M1."""
@@ -200,14 +209,17 @@ class LossConfig(Config):
 
     policy_loss: PolicyLoss = "clipped"
     """`clipped`: the paper's surrogate, in which a token beyond the clip has no gradient; `cispo`: the clipped ratio
-    weights the token's log-probability, and every token has a gradient (MiniMax-M1)."""
+    weights the log-probability, and every token has a gradient (MiniMax-M1); `sapo`: a smooth gate in place of
+    the clip; `gmpo`: the geometric mean of the clipped ratios of a completion; `dppo`: the ratio, without a gradient
+    where the token's probability has changed by more than `clip.low` or `clip.high`."""
     aggregation: Aggregation = "sequence_mean"
     """How the tokens of an optimizer step are averaged. `sequence_mean`: over each completion, then over completions
-    (the paper); `token_mean`: over all tokens (DAPO); `constant`: their sum is divided by completions times the length
-    limit (Dr. GRPO)."""
+    (the paper); `token_mean`: over all tokens (DAPO); `prompt_mean`: over all tokens of a prompt's group, then over
+    prompts (ScaleRL); `constant`: their sum is divided by completions times the length limit (Dr. GRPO)."""
     ratio: Literal["token", "sequence"] = "token"
     """What the ratio to the sampling policy is of: each token, or the geometric mean over its completion (GSPO)."""
     clip: ClipConfig = ClipConfig()
+    soft_clip: SoftClipConfig = SoftClipConfig()
     kl: KLConfig = KLConfig()
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of the policy's entropy, which is maximised."""
@@ -216,6 +228,8 @@ class LossConfig(Config):
     def _dual_clip_fits(self) -> "LossConfig":
         fits = self.clip.dual is None or self.policy_loss == "clipped"
         _require(fits, f"clip.dual needs policy_loss: clipped; with {self.policy_loss}, set it to null")
+        is_of_tokens = self.ratio == "token" or self.policy_loss in ("clipped", "cispo")
+        _require(is_of_tokens, f"policy_loss: {self.policy_loss} is made of ratios of tokens; set ratio to token")
         return self
 
 

@@ -18,8 +18,8 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.live import FIRST_ROLLOUT
 from components.shared.tools import ToolsConfig
-from components.train_grpo.config import ClipConfig, TrainGRPOConfig, reward_column
-from components.train_grpo.objective import TokenObjective, Tokens, clipped_high, clipped_low
+from components.train_grpo.config import LossConfig, TrainGRPOConfig, reward_column
+from components.train_grpo.objective import TokenObjective, Tokens, clipped
 from components.train_grpo.rewards import Group, Scored
 from components.train_grpo.rollouts import Rollout, differs
 
@@ -282,13 +282,13 @@ class UpdateMetrics:
         return float(self._sums[-1] / self._sums[0])
 
     @torch.no_grad()
-    def add(self, clip: ClipConfig, tokens: Tokens, terms: TokenObjective) -> None:
+    def add(self, loss: LossConfig, tokens: Tokens, terms: TokenObjective) -> None:
         """Add the tokens of a micro-batch."""
-        ratio_N, advantages_N = terms.ratio_N, tokens.advantages_N
+        ratio_N = terms.ratio_N
         unknown_N = torch.full_like(ratio_N, torch.nan)
         kl_N = unknown_N if terms.kl_N is None else terms.kl_N
         weight_N, masked_N = (unknown_N,) * 2 if terms.weight_N is None else (terms.weight_N, terms.weight_N == 0)
-        high_N, low_N = clipped_high(ratio_N, advantages_N, clip), clipped_low(ratio_N, advantages_N, clip)
+        high_N, low_N = clipped(loss, tokens, ratio_N)
         mismatch_N = (tokens.old_logprobs_N - tokens.sampler_logprobs_N).abs()
         summed = (torch.ones_like(ratio_N), kl_N, tokens.entropy_N, high_N, low_N, weight_N, masked_N, mismatch_N)
         self._sums += torch.stack([values_N.double() for values_N in summed]).sum(1).cpu()

@@ -73,7 +73,7 @@ class TokenObjective:
 def token_objective(loss: LossConfig, tokens: Tokens, correction: CorrectionConfig) -> TokenObjective:
     """Return policy loss, KL penalty and entropy bonus of each token: the bracket of equation 3, before its means."""
     ratio_N = policy_ratio(tokens, loss.ratio)
-    objective_N = policy_objective(tokens.logprobs_N, ratio_N, tokens.advantages_N, loss)
+    objective_N = policy_objective(tokens, ratio_N, loss)
     weight_N = importance_weights(tokens, correction)
     if weight_N is not None:
         objective_N = objective_N * weight_N
@@ -94,6 +94,7 @@ def token_objective(loss: LossConfig, tokens: Tokens, correction: CorrectionConf
 def advantages(rewards_PK: Tensor, estimator: AdvantageEstimator) -> Tensor:
     """Return the advantage of each reward over its group, (P, K): zero in a group whose rewards are all equal."""
     centered_PK, num_scored_P1 = _centered(rewards_PK)  # r - mean(r)
+    mean_P1 = rewards_PK.nansum(1, keepdim=True) / num_scored_P1
     num_others_P1 = (num_scored_P1 - 1).clamp(min=1)
     match estimator:
         case "z_score":  # over the biased standard deviation: the paper does not say which
@@ -108,6 +109,8 @@ def advantages(rewards_PK: Tensor, estimator: AdvantageEstimator) -> Tensor:
             return centered_PK * num_scored_P1 / num_others_P1
         case "batch_std":  # over the biased standard deviation of all rewards of the rollout (arXiv 2508.08221)
             return centered_PK / _or_one(_std(*_centered(rewards_PK.reshape(1, -1))))
+        case "mean_scaled":  # over mean(r), zero where that is not positive (MaxRL, arXiv 2602.02710)
+            return torch.where(mean_P1 > 0, centered_PK / _or_one(mean_P1), 0.0)
 
 
 def decoupled_advantages(
@@ -200,13 +203,13 @@ def _summed(values_N: Tensor, tokens: Tokens) -> Tensor:
     return zero_B.index_add(0, tokens.sequence_N, values_N)
 
 
-def policy_objective(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, loss: LossConfig) -> Tensor:
+def policy_objective(tokens: Tokens, ratio_N: Tensor, loss: LossConfig) -> Tensor:
     """Return the term of each token whose gradient makes good completions likelier, to be maximised.
 
     The paper's epsilon is both `low` and `high`; DAPO's clip-higher (arXiv 2503.14476, section 3.1) raises `high`.
     With a dual clip (arXiv 1912.09729, equation 5) a negative advantage is never multiplied by more than `dual`.
     """
-    clip = loss.clip
+    clip, advantages_N = loss.clip, tokens.advantages_N
     clipped_N = ratio_N.clamp(1 - clip.low, 1 + clip.high)
     match loss.policy_loss:
         case "clipped":  # min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) (equation 3)
@@ -217,7 +220,40 @@ def policy_objective(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, 
         case "cispo":
             # clip(ratio) * A * log pi, the first factor without gradient (CISPO, arXiv 2506.13585): the clip bounds the
             # weight of a token, and never stops its gradient.
-            return clipped_N.detach() * advantages_N * logprobs_N
+            return clipped_N.detach() * advantages_N * tokens.logprobs_N
+        case "sapo":
+            # 4/tau sigmoid(tau (ratio - 1)) * A, tau by the sign of A (SAPO, arXiv 2511.20347): its slope is 1 at a
+            # ratio of 1, and fades with the distance from there.
+            tau_N = torch.full_like(ratio_N, loss.soft_clip.negative)
+            tau_N.masked_fill_(advantages_N > 0, loss.soft_clip.positive)
+            return 4 / tau_N * torch.sigmoid(tau_N * (ratio_N - 1)) * advantages_N
+        case "gmpo":
+            # The geometric mean over the completion of min(ratio, 1 + high), or max(ratio, 1 - low) where A is not
+            # positive, times A (GMPO, arXiv 2507.20673).
+            below_N, above_N = ratio_N.clamp(max=1 + clip.high), ratio_N.clamp(min=1 - clip.low)
+            bounded_N = torch.where(advantages_N > 0, below_N, above_N)
+            mean_B = _summed(bounded_N.log(), tokens) / tokens.num_tokens_B.clamp(min=1)
+            return mean_B.exp()[tokens.sequence_N] * advantages_N
+        case "dppo":  # ratio * A, without a gradient where the probability has changed too much (arXiv 2602.04879)
+            high_N, low_N = clipped(loss, tokens, ratio_N)
+            return torch.where(high_N | low_N, 0.0, ratio_N * advantages_N)
+
+
+def clipped(loss: LossConfig, tokens: Tokens, ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which tokens are beyond the upper and the lower bound; SAPO has none.
+
+    DPPO bounds what the ratio leaves open: pi - pi_sampler, the binary approximation of their total variation.
+    """
+    clip, advantages_N = loss.clip, tokens.advantages_N
+    match loss.policy_loss:
+        case "dppo":
+            change_N = tokens.logprobs_N.detach().exp() - tokens.sampler_logprobs_N.exp()
+            return (change_N > clip.high) & (advantages_N > 0), (change_N < -clip.low) & (advantages_N < 0)
+        case "sapo":
+            none_N = torch.zeros_like(ratio_N, dtype=torch.bool)
+            return none_N, none_N
+        case "clipped" | "cispo" | "gmpo":
+            return clipped_high(ratio_N, advantages_N, clip), clipped_low(ratio_N, advantages_N, clip)
 
 
 def clipped_high(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
@@ -316,7 +352,7 @@ def kl_to_reference(
             return ratio_N * k3_N
 
 
-def token_weights(num_tokens_B: Tensor, aggregation: Aggregation, *, max_new_tokens: int) -> Tensor:
+def token_weights(num_tokens_B: Tensor, aggregation: Aggregation, *, group_size: int, max_new_tokens: int) -> Tensor:
     """Return the weight in the loss of each token of each completion of an optimizer step, (B,).
 
     They are counted over the whole step, all its micro-batches and processes, before the first of them runs: the sum
@@ -330,5 +366,9 @@ def token_weights(num_tokens_B: Tensor, aggregation: Aggregation, *, max_new_tok
             return in_loss_B / (num_completions * num_tokens_B.clamp(min=1))
         case "token_mean":  # every token counts alike, so long completions count for more (DAPO, equation 8)
             return in_loss_B / num_tokens_B.sum().clamp(min=1)
+        case "prompt_mean":  # every prompt counts alike, and every token of its group (ScaleRL, arXiv 2510.13786)
+            num_tokens_P = num_tokens_B.view(-1, group_size).sum(1)
+            num_prompts = (num_tokens_P > 0).sum().clamp(min=1)
+            return in_loss_B / (num_prompts * num_tokens_P.clamp(min=1)).repeat_interleave(group_size)
         case "constant":  # no completion's length changes its tokens' weight (Dr. GRPO)
             return in_loss_B / (num_completions * max_new_tokens)

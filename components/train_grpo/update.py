@@ -142,6 +142,7 @@ def split_minibatches(
         weights_B[start:stop] = token_weights(
             (num_tokens_B * in_loss_B)[start:stop].double(),
             config.loss.aggregation,
+            group_size=config.group_size,
             max_new_tokens=config.sampling.max_new_tokens,
         )
         max_tokens = config.engine.micro_batch_tokens
@@ -216,7 +217,8 @@ def update(
 def loss_is_sum(config: TrainGRPOConfig) -> bool:
     """Return whether the loss of a token needs no other token of its completion, so that it is computed in chunks."""
     weight = config.sampler.correction.weight
-    return config.loss.ratio == "token" and (weight is None or weight.level == "token")
+    is_of_token = config.loss.ratio == "token" and config.loss.policy_loss != "gmpo"
+    return is_of_token and (weight is None or weight.level == "token")
 
 
 def _loss(
@@ -253,7 +255,7 @@ def _loss(
         num_tokens_B=torch.tensor(experience.num_tokens_B, device=sequence_N.device),
     )
     terms = token_objective(config.loss, tokens, config.sampler.correction)
-    metrics.add(config.loss.clip, tokens, terms)
+    metrics.add(config.loss, tokens, terms)
     return -(weights_B[sequence_N].to(terms.objective_N.dtype) * terms.objective_N).sum()
 
 

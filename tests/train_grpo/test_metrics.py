@@ -14,7 +14,7 @@ from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.problem import Split, write_problems
-from components.train_grpo.config import ClipConfig, TrainGRPOConfig
+from components.train_grpo.config import ClipConfig, LossConfig, TrainGRPOConfig
 from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.metrics import (
     Row,
@@ -218,7 +218,7 @@ def _update_metrics(*batches: Sequence[tuple[float, ...]], all_terms: bool = Tru
         index_N = torch.zeros(len(batch), dtype=torch.long)
         tokens = Tokens(old_N, old_N, sampler_N, None, entropy_N, advantages_N, index_N, index_N)
         terms = (kl_N, weight_N) if all_terms else (None, None)
-        metrics.add(CLIP, tokens, TokenObjective(ratio_N, ratio_N, *terms))
+        metrics.add(LossConfig(clip=CLIP), tokens, TokenObjective(ratio_N, ratio_N, *terms))
     return metrics
 
 

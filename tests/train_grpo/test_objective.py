@@ -64,6 +64,7 @@ def _advantages(estimator: AdvantageEstimator, *rewards_PK: Sequence[float]) -> 
         ("mean_only", 0.25, -0.75),
         ("leave_one_out", 1 / 3, -1.0),
         ("batch_std", 1 / math.sqrt(3), -math.sqrt(3)),
+        ("mean_scaled", 1 / 3, -1.0),
     ],
 )
 def test_advantages_of_three_right_and_one_wrong_answer(
@@ -80,6 +81,9 @@ _FORMULAS: dict[str, Callable[[float, list[float], list[float]], float]] = {
     "mean_only": lambda reward, group, _: reward - statistics.fmean(group),
     "leave_one_out": lambda reward, group, _: reward - (sum(group) - reward) / (len(group) - 1),
     "batch_std": lambda reward, group, all_: (reward - statistics.fmean(group)) / statistics.pstdev(all_),
+    "mean_scaled": lambda reward, group, _: (
+        reward / statistics.fmean(group) - 1 if statistics.fmean(group) > 0 else 0.0
+    ),
 }
 
 
@@ -194,7 +198,15 @@ CLIPS = [PAPER, HIGHER, LOWER, DUAL, DUAL_WITHIN]
 
 
 def _surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
-    return policy_objective(torch.zeros_like(ratio_N), ratio_N, advantages_N, LossConfig(clip=clip))
+    return _objective(torch.zeros_like(ratio_N), ratio_N, advantages_N, LossConfig(clip=clip))
+
+
+def _objective(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, loss: LossConfig) -> Tensor:
+    """The policy loss of tokens, each a completion of its own; what sampled them is the policy before the update."""
+    zero_N, old_N = torch.zeros_like(ratio_N), logprobs_N.detach() - ratio_N.detach().log()
+    number_N = torch.arange(len(ratio_N))
+    tokens = Tokens(logprobs_N, old_N, old_N, None, zero_N, advantages_N, number_N, torch.ones_like(number_N))
+    return policy_objective(tokens, ratio_N, loss)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +285,7 @@ def test_on_policy_the_gradient_is_that_of_reinforce(policy_loss: PolicyLoss, cl
     loss = LossConfig(policy_loss=policy_loss, clip=ClipConfig(low=clip.low, high=clip.high))
     logits, logprobs, advantages = _toy_policy()
     ratio = torch.exp(logprobs - logprobs.detach())
-    objective = policy_objective(logprobs, ratio, advantages, loss)
+    objective = _objective(logprobs, ratio, advantages, loss)
     (result,) = torch.autograd.grad(objective.sum(), logits, retain_graph=True)
     (expected,) = torch.autograd.grad((advantages * logprobs).sum(), logits, retain_graph=True)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
@@ -289,17 +301,57 @@ def test_cispo_weighs_the_log_probability_by_the_clipped_ratio(ratio: float, adv
     logprobs_N = _tensor(-0.7).requires_grad_()
     old_N = _tensor(-0.7) - math.log(ratio)
     ratio_N, loss = (logprobs_N - old_N).exp(), LossConfig(policy_loss="cispo", clip=PAPER)
-    objective_N = policy_objective(logprobs_N, ratio_N, _tensor(advantage), loss)
+    objective_N = _objective(logprobs_N, ratio_N, _tensor(advantage), loss)
     assert objective_N.tolist() == pytest.approx([weight * advantage * -0.7], rel=1e-12)
     (gradient_N,) = torch.autograd.grad(objective_N.sum(), logprobs_N)
     assert gradient_N.tolist() == pytest.approx([weight * advantage], rel=1e-12)
+
+
+@pytest.mark.parametrize(("ratio", "advantage", "tau"), [(1.5, 2.0, 1.0), (0.5, 2.0, 1.0), (1.5, -2.0, 1.05)])
+def test_sapo_fades_as_the_ratio_leaves_one(ratio: float, advantage: float, tau: float) -> None:
+    """Its equation 6 by hand: 4 p (1 - p) is what is left of the gradient of ratio * A, p the sigmoid."""
+    ratio_N, logprobs_N = _tensor(ratio).requires_grad_(), _tensor(-0.7)
+    objective_N = _objective(logprobs_N, ratio_N, _tensor(advantage), LossConfig(policy_loss="sapo"))
+    share = 1 / (1 + math.exp(-tau * (ratio - 1)))
+    assert objective_N.tolist() == pytest.approx([4 / tau * share * advantage], rel=1e-12)
+    (gradient_N,) = torch.autograd.grad(objective_N.sum(), ratio_N)
+    assert gradient_N.tolist() == pytest.approx([4 * share * (1 - share) * advantage], rel=1e-12)
+
+
+def test_gmpo_takes_the_geometric_mean_of_bounded_ratios() -> None:
+    """Of ratios 2 and 1/2 with bounds 1.25 and 0.8: sqrt(1.25 / 2) for a good completion, sqrt(2 x 0.8) for a bad."""
+    old_N, ratio_N = _tensor(-1.0, -1.0, -1.0, -1.0), _tensor(2.0, 0.5, 2.0, 0.5)
+    sequence_N, number_B, advantages_N = torch.tensor([0, 0, 1, 1]), torch.tensor([2, 2]), _tensor(1.0, 1.0, -1.0, -1.0)
+    tokens = Tokens(old_N + ratio_N.log(), old_N, old_N, None, old_N, advantages_N, sequence_N, number_B)
+    loss = LossConfig(policy_loss="gmpo", clip=ClipConfig(low=0.2, high=0.25))
+    good, bad = math.sqrt(1.25 * 0.5), -math.sqrt(2.0 * 0.8)
+    assert policy_objective(tokens, ratio_N, loss).tolist() == pytest.approx([good, good, bad, bad], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "advantage", "has_gradient"),
+    [
+        (0.01, 0.05, 1.0, True),  # five times as likely, and no more than 0.04 of all probability
+        (0.5, 0.75, 1.0, False),
+        (0.5, 0.75, -1.0, True),
+        (0.75, 0.5, -1.0, False),
+        (0.75, 0.5, 1.0, True),
+    ],
+)
+def test_dppo_bounds_the_change_of_probability(old: float, new: float, advantage: float, has_gradient: bool) -> None:
+    """The ratio of a rare token may be large; a common one may not go further than 0.2 in its advantage's direction."""
+    logprobs_N = _tensor(math.log(new)).requires_grad_()
+    ratio_N = (logprobs_N - math.log(old)).exp()
+    objective_N = _objective(logprobs_N, ratio_N, _tensor(advantage), LossConfig(policy_loss="dppo"))
+    (gradient_N,) = torch.autograd.grad(objective_N.sum(), logprobs_N)
+    assert gradient_N.tolist() == pytest.approx([new / old * advantage if has_gradient else 0.0], rel=1e-12)
 
 
 def test_cispo_without_a_lower_bound() -> None:
     """As MiniMax-M1 ran it: with `low` 1 the clip bounds the weight from above alone."""
     ratio_N, advantages_N, logprobs_N = _tensor(1e-3), _tensor(2.0), _tensor(-0.7)
     loss = LossConfig(policy_loss="cispo", clip=ClipConfig(low=1.0, high=0.2))
-    objective_N = policy_objective(logprobs_N, ratio_N, advantages_N, loss)
+    objective_N = _objective(logprobs_N, ratio_N, advantages_N, loss)
     assert objective_N.tolist() == pytest.approx([1e-3 * 2 * -0.7], rel=1e-12)
 
 
@@ -500,8 +552,9 @@ def test_an_outlier_has_a_finite_penalty_that_pulls_towards_the_reference(
 
 
 def _weights(aggregation: Aggregation, *num_tokens: int) -> list[float]:
-    weights: list[float] = token_weights(_tensor(*num_tokens), aggregation, max_new_tokens=10).tolist()
-    return weights
+    size = 1 if len(num_tokens) == 3 else 2
+    weights = token_weights(_tensor(*num_tokens), aggregation, group_size=size, max_new_tokens=10)
+    return [float(each) for each in weights]
 
 
 @pytest.mark.parametrize(
@@ -509,11 +562,12 @@ def _weights(aggregation: Aggregation, *num_tokens: int) -> list[float]:
     [
         ("sequence_mean", [1 / 2, 1 / 8], [1 / 4, 0, 1 / 8]),
         ("token_mean", [1 / 5, 1 / 5], [1 / 6, 0, 1 / 6]),
+        ("prompt_mean", [1 / 5, 1 / 5], [1 / 4, 0, 1 / 8]),
         ("constant", [1 / 20, 1 / 20], [1 / 20, 0, 1 / 20]),
     ],
 )
 def test_token_weights_by_hand(aggregation: Aggregation, expected: list[float], with_masked: list[float]) -> None:
-    """Of one and four tokens, a limit of ten; two, none and four: a masked completion is not counted."""
+    """One and four tokens of a group, a limit of ten; two, none and four of three: what is masked is not counted."""
     assert _weights(aggregation, 1, 4) == pytest.approx(expected, rel=1e-12)
     assert _weights(aggregation, 2, 0, 4) == pytest.approx(with_masked, rel=1e-12)
     assert _weights(aggregation, 0, 0, 0) == [0.0] * 3

@@ -63,6 +63,7 @@ CASES: dict[str, Case] = {
             "sampler__correction__weight": {"level": "token", "max": _MAX_WEIGHT},
         },
     ),
+    "sapo": ({"loss_type": "sapo"}, {"loss__policy_loss": "sapo"}),
     "cispo": (
         {"loss_type": "cispo", "epsilon_high": 1.3},
         {"loss__policy_loss": "cispo", "loss__aggregation": "token_mean", "loss__clip": {"low": 0.999, "high": 0.3}},

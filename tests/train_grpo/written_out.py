@@ -50,14 +50,16 @@ def plain_loss(config: TrainGRPOConfig, experience: Experience, model: PreTraine
         for t in range(lengths[number]):
             token_ratio = torch.exp(logprobs_T[t] - old_T[t])
             ratio = sequence_ratio if config.loss.ratio == "sequence" else token_ratio
-            objective = _policy_objective(config, logprobs_T[t], ratio, float(advantages_T[t]))
+            objective = _policy_objective(config, logprobs_T[t], ratio, float(advantages_T[t]), float(sampler_T[t]))
+            if config.loss.policy_loss == "gmpo":
+                objective = _geometric_mean(config, logprobs_T - old_T, advantages_T.tolist()) * float(advantages_T[t])
             objective = objective * _correction(config, (old_T - sampler_T).tolist(), t)
             if config.loss.kl.placement == "loss":
                 kl = _kl(config, logprobs_T[t], reference_T[t], token_ratio)
                 objective = objective - config.loss.kl.coefficient * kl
             objective = objective + config.loss.entropy_coefficient * entropy_T[t]
-            in_loss = [length for length, counts in zip(lengths, experience.in_loss_B.tolist(), strict=True) if counts]
-            total = total - _weight(config, in_loss, lengths[number]) * objective
+            in_loss = [length * counts for length, counts in zip(lengths, experience.in_loss_B.tolist(), strict=True)]
+            total = total - _weight(config, in_loss, number) * objective
     return total
 
 
@@ -72,16 +74,37 @@ def _correction(config: TrainGRPOConfig, log_ratio_T: list[float], t: int) -> fl
     return factor
 
 
-def _weight(config: TrainGRPOConfig, lengths: list[int], length: int) -> float:
+def _weight(config: TrainGRPOConfig, lengths: list[int], number: int) -> float:
+    """Lengths are zero for what is not in the loss."""
+    size, num_completions = config.group_size, sum(length > 0 for length in lengths)
+    groups = [lengths[start : start + size] for start in range(0, len(lengths), size)]
     return {
-        "sequence_mean": 1 / len(lengths) / length,
+        "sequence_mean": 1 / num_completions / lengths[number],
         "token_mean": 1 / sum(lengths),
-        "constant": 1 / len(lengths) / config.sampling.max_new_tokens,
+        "prompt_mean": 1 / sum(any(group) for group in groups) / sum(groups[number // size]),
+        "constant": 1 / num_completions / config.sampling.max_new_tokens,
     }[config.loss.aggregation]
 
 
-def _policy_objective(config: TrainGRPOConfig, logprob: Tensor, ratio: Tensor, advantage: float) -> Tensor:
+def _geometric_mean(config: TrainGRPOConfig, log_ratio_T: Tensor, advantages_T: list[float]) -> Tensor:
+    clip, product = config.loss.clip, torch.ones((), dtype=torch.float64)
+    for log_ratio, advantage in zip(log_ratio_T, advantages_T, strict=True):
+        ratio = log_ratio.exp()
+        product = product * (ratio.clamp(max=1 + clip.high) if advantage > 0 else ratio.clamp(min=1 - clip.low))
+    return product ** (1 / len(advantages_T))
+
+
+def _policy_objective(
+    config: TrainGRPOConfig, logprob: Tensor, ratio: Tensor, advantage: float, sampler: float
+) -> Tensor:
     clip = config.loss.clip
+    if config.loss.policy_loss == "sapo":
+        tau = config.loss.soft_clip.positive if advantage > 0 else config.loss.soft_clip.negative
+        return 4 / tau / (1 + torch.exp(-tau * (ratio - 1))) * advantage
+    if config.loss.policy_loss == "dppo":
+        change = math.exp(float(logprob.detach())) - math.exp(sampler)
+        is_beyond = change > clip.high if advantage > 0 else change < -clip.low
+        return ratio * advantage * (0.0 if is_beyond else 1.0)
     clipped = ratio.clamp(1 - clip.low, 1 + clip.high)
     if config.loss.policy_loss == "cispo":
         return clipped.detach() * advantage * logprob
