@@ -63,7 +63,10 @@ CASES: dict[str, Case] = {
             "sampler__correction__weight": {"level": "token", "max": _MAX_WEIGHT},
         },
     ),
-    "sapo": ({"loss_type": "sapo"}, {"loss__policy_loss": "sapo"}),
+    "sapo": (  # with a temperature that float32 holds: TRL rounds the default to it
+        {"loss_type": "sapo", "sapo_temperature_neg": 1.0625},
+        {"loss__policy_loss": "sapo", "loss__soft_clip": {"negative": 1.0625}},
+    ),
     "cispo": (
         {"loss_type": "cispo", "epsilon_high": 1.3},
         {"loss__policy_loss": "cispo", "loss__aggregation": "token_mean", "loss__clip": {"low": 0.999, "high": 0.3}},
