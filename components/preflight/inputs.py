@@ -152,6 +152,8 @@ def base_models(params: Params) -> dict[str, tuple[str, Check]]:
     models: dict[str, tuple[str, Check]] = {_BASE_MODEL: (base, partial(_policy_context, params.train_sft))}
     if reward_model and reward_model.base != "reference":
         models["train_grpo.reward.model.base"] = (reward_model.base, partial(model_config, reward_model.base))
+    if teacher := params.train_grpo.teacher:
+        models["train_grpo.teacher.base"] = (teacher.base, partial(model_config, teacher.base))
     return models
 
 

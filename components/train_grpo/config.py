@@ -162,6 +162,19 @@ class RewardConfig(Config):
         return self
 
 
+class TeacherConfig(Config):
+    """A frozen model that the policy is drawn to on its own completions, token by token (on-policy distillation)."""
+
+    base: str = Field(min_length=1)
+    """Folder of a model that a stage has saved, or any model as in `train_sft.model.base`; its tokenizer has to be that
+    of the policy."""
+    coefficient: float = Field(1.0, gt=0)
+    """Weight of the divergence KL(pi || pi_teacher) of each token, in nats, beside the policy loss. Alone it teaches
+    where all rewards have the weight 0."""
+    placement: Annotated[Literal["replicated", "sharded", "offloaded"], Operational] = "replicated"
+    """Where its weights are, as for `reference`."""
+
+
 class AdvantageConfig(Config):
     """From rewards to advantages."""
 
@@ -410,6 +423,8 @@ class TrainGRPOConfig(Config):
     reward: RewardConfig = RewardConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
+    teacher: TeacherConfig | None = None
+    """Null for none."""
     sampler: SamplerConfig = SamplerConfig()
     reference: Annotated[ReferencePlacement | None, Operational] = None
     """Where the weights of the reference are. `replicated`: whole in every process; `sharded`: over processes, and

@@ -33,7 +33,7 @@ _MAX_PARTS = 20
 _PART_PREFIX = "reward_environment_"
 _TOKEN_MEANS = (
     *("kl", "entropy", "clip_high_fraction", "clip_low_fraction"),
-    *("importance_weight", "masked_token_fraction", "sampler_mismatch"),
+    *("importance_weight", "masked_token_fraction", "teacher_kl", "sampler_mismatch"),
 )
 
 
@@ -286,11 +286,12 @@ class UpdateMetrics:
         """Add the tokens of a micro-batch."""
         ratio_N = terms.ratio_N
         unknown_N = torch.full_like(ratio_N, torch.nan)
-        kl_N = unknown_N if terms.kl_N is None else terms.kl_N
+        kl_N, teacher_N = (unknown_N if each is None else each for each in (terms.kl_N, terms.teacher_kl_N))
         weight_N, masked_N = (unknown_N,) * 2 if terms.weight_N is None else (terms.weight_N, terms.weight_N == 0)
         high_N, low_N = clipped(loss, tokens, ratio_N)
         mismatch_N = (tokens.old_logprobs_N - tokens.sampler_logprobs_N).abs()
-        summed = (torch.ones_like(ratio_N), kl_N, tokens.entropy_N, high_N, low_N, weight_N, masked_N, mismatch_N)
+        means = (kl_N, tokens.entropy_N, high_N, low_N, weight_N, masked_N, teacher_N, mismatch_N)
+        summed = (torch.ones_like(ratio_N), *means)
         self._sums += torch.stack([values_N.double() for values_N in summed]).sum(1).cpu()
         largest = torch.stack([mismatch_N, ratio_N, -ratio_N]).amax(1)
         self._maxima = torch.fmax(self._maxima, largest.double().cpu())

@@ -88,7 +88,7 @@ def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str
     mixed = sum(differs(config, group) for group in groups)
     shown = ", ".join(f"{share:.0%} {what}" for what, share in shares.items())
     yield f"the first {len(scored)} completions: {shown}; rewards differ in {mixed} of {len(groups)} groups"
-    if mixed < _FEW * len(groups) and shares.get("right", 0.0) < 1:
+    if mixed < _FEW * len(groups) and shares.get("right", 0.0) < 1 and not config.teacher:
         advice = _what_to_change(config, shares.get("truncated", 0.0), shares.get("without an answer", 0.0))
         yield f"warning: only groups whose rewards differ are learned from. {advice}"
 
@@ -124,8 +124,10 @@ def _what_to_change(config: TrainGRPOConfig, truncated: float, unanswered: float
 def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None:
     """Return why the run has to stop, if too many steps in a row had no learning signal; print a warning before.
 
-    Steps in which partial rollouts had finished no group do not count.
+    Steps in which partial rollouts had finished no group do not count. With a teacher there always is one.
     """
+    if config.teacher:
+        return None
     curves = _with_groups(curves)
     rows = list(takewhile(lambda row: _has_no_signal(row) and row["groups_all_right_fraction"] != 1, reversed(curves)))
     means = {
@@ -151,7 +153,7 @@ def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
     curves = _with_groups(curves)
     if all(row["groups_all_right_fraction"] == 1 for row in curves):
         say("train_grpo", "warning: every answer was right in every step: there was nothing left to learn")
-    elif config.reward.max_steps_without_signal and all(map(_has_no_signal, curves)):
+    elif config.reward.max_steps_without_signal and not config.teacher and all(map(_has_no_signal, curves)):
         raise PipelineError(
             "no learning signal in any step of the run: the rewards of each group were all equal. A group needs right "
             f"and wrong answers, or another reward that differs between them. To finish anyway, set {_SIGNAL_KEY}: 0"

@@ -11,7 +11,7 @@ from components.shared.environment import ON_LOOPBACK, SERVERS_VARIABLE, WEIGHTS
 from components.shared.errors import PipelineError
 from components.shared.images import GPU
 from components.shared.lineage import Material, digest
-from components.shared.model import has_tools, model_file, weights_folder
+from components.shared.model import has_tools, local_model, model_file, weights_folder
 from components.shared.progress import say
 from components.shared.stage import Stage
 from components.shared.watchdog import memory_folder
@@ -47,7 +47,7 @@ STAGE = Stage(
     outputs=("policy", "training", "timings"),
     image=GPU,
     has_work=True,
-    sources=lambda config: {**reward_materials(config.reward.names), **_reward_model(config)},
+    sources=lambda config: {**reward_materials(config.reward.names), **_models(config)},
 )
 
 
@@ -67,14 +67,16 @@ def config_warnings(config: TrainGRPOConfig) -> Iterator[str]:
         )
 
 
-def _reward_model(config: TrainGRPOConfig) -> dict[str, Material]:
-    """Return the checkpoint that the reward model begins as, unless it is a copy of the reference."""
-    base = config.reward.model.base if config.reward.model else "reference"
-    if base == "reference":
-        return {}
-    if Path(base).is_dir():
-        return {base: Material(sha256=digest(Path(base)))}
-    return {base: Material(repository=base, commit=model_file(base, "config.json").parent.name)}
+def _models(config: TrainGRPOConfig) -> dict[str, Material]:
+    """Return the models beside the reference: what the reward model begins as, unless it is a copy, and the teacher."""
+    bases = [each.base for each in (config.reward.model, config.teacher) if each and each.base != "reference"]
+    return {base: _material(local_model(base)) for base in bases}
+
+
+def _material(base: str) -> Material:
+    if Path(base).exists():
+        return Material(sha256=digest(Path(base)))
+    return Material(repository=base, commit=model_file(base, "config.json").parent.name)
 
 
 def _train_rank(config: TrainGRPOConfig, **folders: Path) -> dict[str, float]:

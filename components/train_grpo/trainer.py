@@ -71,6 +71,7 @@ class Trainer:
     reward_model: RewardModel | None
     timer: StepTimer
     validator: Validator | None = None
+    teacher: Reference | None = None
     profiler: Profiler | None = None
     """That of the main process."""
     history: History = field(default_factory=History)
@@ -200,6 +201,10 @@ class Trainer:
             batches = [batch for minibatch in minibatches for batch in minibatch.shard.all_batches]
             with self._memory_for_logprobs(), self.reference.onloaded() as reference:
                 experience.reference_logprobs_M = completion_logprobs(reference, batches, len(experience.advantages_M))
+        if self.teacher and minibatches:
+            batches = [batch for minibatch in minibatches for batch in minibatch.shard.all_batches]
+            with self._memory_for_logprobs(), self.teacher.onloaded() as teacher:
+                experience.teacher_logprobs_M = completion_logprobs(teacher, batches, len(experience.advantages_M))
         return experience, minibatches
 
     def _take_kl_off_rewards(
@@ -259,6 +264,7 @@ class Trainer:
             **{name: share for name, share in lost.items() if share >= _SHOWN_FROM},
             "length": row["completion_length_tokens"],
             **({"kl": row["kl"]} if self.reference else {}),
+            **({"teacher_kl": row["teacher_kl"]} if self.teacher else {}),
             "tokens_per_s": timing["tokens_per_s"],
         }
         bar.advance(**shown)

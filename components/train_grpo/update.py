@@ -53,6 +53,7 @@ class Experience:
     old_logprobs_M: Tensor
     """Under the policy before the update, computed as in training; NaN until they are known."""
     reference_logprobs_M: Tensor | None = None
+    teacher_logprobs_M: Tensor | None = None
     masked_B: Tensor | None = None
     """Whether `sampler.correction.mask` masks a completion; None without a mask of completions."""
 
@@ -128,7 +129,8 @@ def split_minibatches(
     """
     num_tokens_B, in_loss_B = torch.tensor(experience.num_tokens_B), experience.in_loss_B.cpu()
     contributes_B, kl, device = in_loss_B, config.loss.kl, experience.advantages_M.device
-    if not config.loss.entropy_coefficient and not (kl.coefficient and kl.placement == "loss"):
+    has_other_terms = config.loss.entropy_coefficient or config.teacher
+    if not has_other_terms and not (kl.coefficient and kl.placement == "loss"):
         parts = (experience.advantages_M != 0).cpu().split(experience.num_tokens_B)
         contributes_B = in_loss_B & torch.stack([part.any() for part in parts])
     num_groups, count = len(num_tokens_B) // config.group_size, config.minibatches_per_rollout
@@ -243,7 +245,7 @@ def _loss(
     def of_batch(values_M: Tensor) -> Tensor:
         return values_M[token_N].to(scores.logprobs_N.dtype)
 
-    reference_M = experience.reference_logprobs_M
+    reference_M, teacher_M = experience.reference_logprobs_M, experience.teacher_logprobs_M
     tokens = Tokens(
         logprobs_N=scores.logprobs_N,
         old_logprobs_N=of_batch(experience.old_logprobs_M),
@@ -253,8 +255,10 @@ def _loss(
         advantages_N=of_batch(experience.advantages_M),
         sequence_N=sequence_N,
         num_tokens_B=torch.tensor(experience.num_tokens_B, device=sequence_N.device),
+        teacher_logprobs_N=None if teacher_M is None else of_batch(teacher_M),
     )
-    terms = token_objective(config.loss, tokens, config.sampler.correction)
+    coefficient = config.teacher.coefficient if config.teacher else 0.0
+    terms = token_objective(config.loss, tokens, config.sampler.correction, coefficient)
     metrics.add(config.loss, tokens, terms)
     return -(weights_B[sequence_N].to(terms.objective_N.dtype) * terms.objective_N).sum()
 
