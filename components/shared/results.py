@@ -63,18 +63,22 @@ class Record:
         return read_record(self._path)[1]
 
     def find(
-        self, outputs: Mapping[str, Path], *, in_place: bool = False, known: Collection[Result] = ()
+        self, outputs: Mapping[str, Path], *, in_place: bool = False, known: Collection[Result] | None = None
     ) -> Result | None:
         """Return the newest result that can be taken; None without any. A damaged one is named.
+
+        What is outside of the graph is looked at for results of other times: not for one that an earlier attempt of
+        this run, or a run beside it, has made.
 
         Args:
             outputs: Folder of each output of the stage.
             in_place: Whether only a result in these very folders counts.
-            known: Results that do not count.
+            known: Results of other times, which do not count; None where they do.
         """
         for each in self.results():
             fits = each.is_in(outputs) if in_place else each.outputs.keys() == outputs.keys()
-            if not fits or each in known or changed(each):
+            is_of_now = in_place or known is not None
+            if not fits or each in (known or ()) or (made_by_of(each) is None if is_of_now else changed(each)):
                 continue
             damage = damaged(each)
             if not damage:

@@ -45,9 +45,12 @@ _Result = TypeVar("_Result")
 
 
 class Reuse(StrEnum):
-    """Which results of the same work a run takes in place of computing it."""
+    """Which results of the same work a run takes in place of computing it; others may take its own."""
 
     NONE = "none"
+    """Nor is its result recorded for others, but for runs that wait for it: there may be no place for records."""
+    FRESH = "fresh"
+    """None, either; its result is recorded."""
     IN_PLACE = "in place"
     """Those that its output folders hold already, as an earlier attempt leaves them."""
     ANY = "any"
@@ -88,7 +91,7 @@ def main(stage: Stage) -> None:
         for name in names:
             parser.add_argument(f"--{name.replace('_', '-')}", type=Path, required=True, help=f"{kind} folder")
     options = vars(parser.parse_args())
-    params, reuse = options.pop("params"), Reuse.NONE if options.pop("fresh") else Reuse.ANY
+    params, reuse = options.pop("params"), Reuse.FRESH if options.pop("fresh") else Reuse.ANY
     with exit_on_error(stage.name):
         run(stage, load_section(params, stage.name, stage.config), options, reuse=reuse)
 
@@ -140,7 +143,7 @@ def run(
     same_work = fingerprint(stage.name, config, digests, sources)
     record = Record(root, stage.name, same_work)
     known = record.results()
-    if reuse is not Reuse.NONE and not stage.never_reused:
+    if reuse in (Reuse.IN_PLACE, Reuse.ANY) and not stage.never_reused:
         earlier = record.find(outputs, in_place=reuse is Reuse.IN_PLACE)
         if earlier:
             return _take(earlier, record, outputs, made_by)
@@ -158,7 +161,8 @@ def run(
             for folder in partial.values():
                 lineage.write(folder, made_by)
         seconds = round(time.monotonic() - started, 3)
-        if not verdict:
+        is_recorded = stage.has_work or (reuse is not Reuse.NONE and not stage.never_reused)
+        if is_recorded and not verdict:
             by = owner or run_name() or os.path.relpath(next(iter(outputs.values())).parent)
             record.add(Result.of(by, outputs, seconds=seconds, metrics=metrics))
     if verdict:

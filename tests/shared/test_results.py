@@ -148,7 +148,7 @@ def test_other_settings_code_or_packages_are_other_work(runs: _Runs, monkeypatch
 
 def test_a_damaged_output_is_named_and_an_older_one_taken(runs: _Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """Every byte of an output is read before it is taken."""
-    runs.run(reuse=Reuse.NONE)
+    runs.run(reuse=Reuse.FRESH)
     (runs.output / "text.txt").write_text("tex\0")
     runs.run()
     assert runs.event()["reused_from"] == "run-1"
@@ -161,12 +161,20 @@ def test_what_an_earlier_attempt_has_finished_is_left_where_it_is(runs: _Runs) -
     runs.run(reuse=Reuse.IN_PLACE)
     assert runs.computed == 2
     inode = (runs.output / "text.txt").stat().st_ino
+    (runs.folder / "raw.jsonl").write_text("[]")  # what is outside the graph was looked at when the run began
     assert runs.again(reuse=Reuse.IN_PLACE) == {"files": 1.0}
     assert runs.computed == 2
     assert (runs.output / "text.txt").stat().st_ino == inode
     (runs.output / "text.txt").write_text("tex\0")
     runs.again(reuse=Reuse.IN_PLACE)
     assert runs.computed == 3
+
+
+def test_where_nothing_is_reused_nothing_is_written(runs: _Runs) -> None:
+    """Tasks of a cluster without the shared volume may write into their outputs alone."""
+    shutil.rmtree(runs.folder / "work")
+    runs.run(reuse=Reuse.NONE)
+    assert not (runs.folder / "work").exists()
 
 
 def test_a_result_outlives_the_run_that_computed_it(runs: _Runs) -> None:
