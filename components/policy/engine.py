@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from components.policy.config import EngineConfig
-from components.policy.logprobs import TokenLogprobs, TokenLoss
+from components.policy.logprobs import TeacherTerm, TokenLogprobs, TokenLoss
 from components.policy.packing import MicroBatch
 from components.policy.parallel import init_ranks, set_group_timeouts
 from components.shared.errors import PipelineError
@@ -237,9 +237,11 @@ class Engine(Generic[_Batch, _Output]):
 class Policy(Engine[MicroBatch, TokenLogprobs]):
     """A language model under training."""
 
-    def learn(self, batch: MicroBatch, token_loss: TokenLoss, *, is_sum: bool = True) -> None:
+    def learn(
+        self, batch: MicroBatch, token_loss: TokenLoss, *, is_sum: bool = True, term: TeacherTerm | None = None
+    ) -> None:
         """Add the gradient of a micro-batch's part of the loss, which LogprobModel computes."""
-        self.backward(self._engine(batch, token_loss, is_sum=is_sum))
+        self.backward(self._engine(batch, token_loss, is_sum=is_sum, term=term))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from components.policy.attention import use_packed_attention
 from components.policy.decoder import Decoder, trains_as_usual
 from components.policy.packing import MicroBatch
-from components.policy.padded import padded_because, token_scores
+from components.policy.padded import padded_because, token_logits, token_scores
 from components.policy.products import onednn_product
 
 _CHUNK_ELEMENTS = 8_388_608
@@ -45,6 +45,16 @@ TokenLoss = Callable[[TokenLogprobs, slice], Tensor]
 """Returns the loss of some of the N tokens, summed: of their scores, which it may be differentiated by, and places."""
 
 
+@dataclass
+class TeacherTerm:
+    """The divergence from a frozen model that is part of a loss: sum over tokens of weight * KL(pi || pi_teacher)."""
+
+    teacher: "LogprobModel"
+    weight_N: Tensor
+    kl_N: Tensor | None = None
+    """KL(pi || pi_teacher) of each token in nats, once the loss is computed."""
+
+
 class LogprobModel(nn.Module):
     """A language model with its `TokenHead`: the module that is trained, so that sharding sees one forward.
 
@@ -60,22 +70,45 @@ class LogprobModel(nn.Module):
             self.head = TokenHead(model.get_output_embeddings(), temperature=temperature, with_entropy=with_entropy)
 
     def forward(
-        self, batch: MicroBatch, token_loss: TokenLoss | None = None, *, is_sum: bool = True
+        self,
+        batch: MicroBatch,
+        token_loss: TokenLoss | None = None,
+        *,
+        is_sum: bool = True,
+        term: TeacherTerm | None = None,
     ) -> TokenLogprobs | Tensor:
         """Return the log-probabilities of the N completion tokens of `batch`, or their loss if `token_loss` is given.
 
         Where the loss is a sum over tokens, it is computed for a chunk of them at a time, and its gradient costs no
-        second computation of the logits.
+        second computation of the logits. A teacher's term is added to it.
         """
+        rows = slice(len(batch.target_N))
         if self.head is None:
-            scores = TokenLogprobs(*token_scores(self.model, batch, self.temperature, with_entropy=self.with_entropy))
-            return scores if token_loss is None else token_loss(scores, slice(len(batch.target_N)))
-        inputs = (self._hidden(batch), batch.target_N)
-        if token_loss is not None and is_sum:
-            loss: Tensor = self.head(*inputs, token_loss)
-            return loss
-        scores = TokenLogprobs(*self.head(*inputs))
-        return scores if token_loss is None else token_loss(scores, slice(len(batch.target_N)))
+            logits_NV = self._logits(batch)
+            scores = TokenLogprobs(*token_scores(logits_NV, batch.target_N, with_entropy=self.with_entropy))
+            if token_loss is None:
+                return scores
+            return token_loss(scores, rows) + (divergence(logits_NV, batch, term) if term else 0.0)
+        hidden_ND = self._hidden(batch)
+        inputs = (hidden_ND, batch.target_N)
+        if token_loss is None:
+            return TokenLogprobs(*self.head(*inputs))
+        loss: Tensor = (
+            self.head(*inputs, token_loss) if is_sum else token_loss(TokenLogprobs(*self.head(*inputs)), rows)
+        )
+        return loss + self.head(*inputs, teacher=term.teacher.logits_of(batch), term=term) if term else loss
+
+    def logits_of(self, batch: MicroBatch) -> Callable[[slice], Tensor]:
+        """Return what computes the logits of some of the tokens over the temperature, (C, V), without gradient."""
+        with torch.no_grad():
+            if self.head is None:
+                return self._logits(batch).__getitem__
+            head = self.head
+            return _Head(self._hidden(batch), head.weight, head.bias, batch.target_N, head.temperature).logits
+
+    def _logits(self, batch: MicroBatch) -> Tensor:
+        """Return the logits of a model that takes padded rows over the temperature, (N, V)."""
+        return token_logits(self.model, batch) / self.temperature
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """Return the hidden states that completion tokens are predicted from, (N, D)."""
@@ -126,15 +159,26 @@ class TokenHead(nn.Module):
         self.temperature, self.with_entropy = temperature, with_entropy
 
     def forward(
-        self, hidden_ND: Tensor, target_N: Tensor, token_loss: TokenLoss | None = None
+        self,
+        hidden_ND: Tensor,
+        target_N: Tensor,
+        token_loss: TokenLoss | None = None,
+        *,
+        teacher: Callable[[slice], Tensor] | None = None,
+        term: TeacherTerm | None = None,
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits / temperature).
 
         Both are differentiable. They are computed in float32 at least: a bfloat16 softmax is where samplers and
         trainers disagree most. Without the entropy, which takes time, it is NaN.
 
-        With a `token_loss`, return its sum over chunks instead.
+        With a `token_loss`, return its sum over chunks instead; with the logits of a `teacher`, its term of the loss.
         """
+        if term is not None:
+            divergence_, term.kl_N = _FusedDivergence.apply(  # type: ignore[no-untyped-call]
+                hidden_ND, self.weight, self.bias, target_N, self.temperature, teacher, term.weight_N
+            )
+            return cast("Tensor", divergence_)
         arguments = (hidden_ND, self.weight, self.bias, target_N, self.temperature, self.with_entropy)
         if token_loss is not None:
             loss: Tensor = _FusedLoss.apply(*arguments, token_loss)  # type: ignore[no-untyped-call]
@@ -234,6 +278,50 @@ class _FusedLoss(torch.autograd.Function):
         return loss.detach()
 
 
+class _FusedDivergence(torch.autograd.Function):
+    """The divergence from a teacher: its gradient is computed while the probabilities of a chunk are there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor,
+        temperature: float,
+        teacher: Callable[[slice], Tensor],
+        weight_N: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        head = _Head(hidden_ND, weight_VD, bias_V, target_N, temperature)
+        gradients = _Gradients(head, with_weight=ctx.needs_input_grad[1])
+        kl_N = hidden_ND.new_zeros(len(target_N), dtype=head.dtype)
+        for rows in head.chunks:
+            logprobs_CV = head.logits(rows).log_softmax(-1)
+            difference_CV = logprobs_CV - teacher(rows).to(head.dtype).log_softmax(-1)
+            probabilities_CV = logprobs_CV.exp_()
+            kl_N[rows] = (probabilities_CV * difference_CV).sum(-1)
+            # dKL/dlogit_v = pi_v (log pi_v / q_v - KL)
+            grad_CV = probabilities_CV.mul_(difference_CV.sub_(kl_N[rows, None]))
+            gradients.add_by_logits(rows, grad_CV, weight_N[rows].to(head.dtype) / temperature)
+        ctx.save_for_backward(gradients.hidden_ND, gradients.weight_VD, gradients.bias_V)
+        ctx.mark_non_differentiable(kl_N)
+        return (weight_N.to(head.dtype) * kl_N).sum(), kl_N
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        factor = float(grad_loss)  # the number of processes
+        scaled = (each if each is None or factor == 1 else each.mul_(factor) for each in ctx.saved_tensors)
+        return *scaled, None, None, None, None
+
+
+def divergence(logits_NV: Tensor, batch: MicroBatch, term: TeacherTerm) -> Tensor:
+    """Return the term of a teacher from all logits at once, and keep the divergence of each token."""
+    logprobs_NV, teacher_NV = (each.log_softmax(-1) for each in (logits_NV, term.teacher.logits_of(batch)(slice(None))))
+    kl_N = (logprobs_NV.exp() * (logprobs_NV - teacher_NV)).sum(-1)
+    term.kl_N = kl_N.detach()
+    return (term.weight_N * kl_N).sum()
+
+
 class _Chunk(NamedTuple):
     """What is known of the tokens of a chunk."""
 
@@ -329,6 +417,10 @@ class _Gradients:
         grad_CV.scatter_add_(1, head.target_N[rows, None], grad_logprobs_C[:, None])
         grad_CD = _product(grad_CV, head.weight_VD)
         self._add(rows, grad_CV, grad_CD, torch.full_like(lse_C, 1 / head.temperature))
+
+    def add_by_logits(self, rows: slice, grad_CV: Tensor, factor_C: Tensor) -> None:
+        """Add those of a chunk for a loss with a gradient by the logits, times the factor of each token."""
+        self._add(rows, grad_CV, _product(grad_CV, self._head.weight_VD), factor_C)
 
     def _add(self, rows: slice, grad_CV: Tensor, grad_CD: Tensor, factor_C: Tensor) -> None:
         """Add the gradients by the logits and by the hidden states of each token, times its factor."""

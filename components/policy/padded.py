@@ -35,23 +35,25 @@ def use_padded_rows(model: PreTrainedModel, reason: str) -> PreTrainedModel:
     return model
 
 
-def token_scores(
-    model: PreTrainedModel, batch: MicroBatch, temperature: float, *, with_entropy: bool
-) -> tuple[Tensor, Tensor]:
-    """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits / temperature).
-
-    Both are differentiable, and as in `TokenHead`: in float32 at least, NaN for an entropy that is not asked for.
-    """
+def token_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Return the logits that predict the completion tokens, (N, V), in float32 at least."""
     ids_RS = batch.input_ids_T.view(-1, batch.width)
     row_N, place_N = batch.source_N // batch.width, batch.source_N % batch.width
     kept: dict[str, Any] = {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         kept["logits_to_keep"], place_N = torch.unique(place_N, return_inverse=True)
     logits_RKV = model(input_ids=ids_RS, use_cache=False, **kept).logits
-    logits_NV = logits_RKV[row_N, place_N]
-    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature
+    logits_NV: Tensor = logits_RKV[row_N, place_N]
+    return logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+
+
+def token_scores(logits_NV: Tensor, target_N: Tensor, *, with_entropy: bool) -> tuple[Tensor, Tensor]:
+    """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits).
+
+    Both are differentiable, and as in `TokenHead`: NaN for an entropy that is not asked for.
+    """
     logprobs_NV = logits_NV.log_softmax(-1)
-    logprobs_N = logprobs_NV.gather(1, batch.target_N[:, None]).squeeze(1)
+    logprobs_N = logprobs_NV.gather(1, target_N[:, None]).squeeze(1)
     if not with_entropy:
         return logprobs_N, torch.full_like(logprobs_N, torch.nan)
     return logprobs_N, -(logprobs_NV.exp() * logprobs_NV).sum(-1)

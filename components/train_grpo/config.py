@@ -171,7 +171,7 @@ class TeacherConfig(Config):
     coefficient: float = Field(1.0, gt=0)
     """Weight of the divergence KL(pi || pi_teacher) of each token, in nats, beside the policy loss. Alone it teaches
     where all rewards have the weight 0."""
-    placement: Annotated[Literal["replicated", "sharded", "offloaded"], Operational] = "replicated"
+    placement: Annotated[Literal["replicated", "offloaded"], Operational] = "replicated"
     """Where its weights are, as for `reference`."""
 
 

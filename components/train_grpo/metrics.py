@@ -33,7 +33,7 @@ _MAX_PARTS = 20
 _PART_PREFIX = "reward_environment_"
 _TOKEN_MEANS = (
     *("kl", "entropy", "clip_high_fraction", "clip_low_fraction"),
-    *("importance_weight", "masked_token_fraction", "teacher_kl", "sampler_mismatch"),
+    *("importance_weight", "masked_token_fraction", "sampler_mismatch"),
 )
 
 
@@ -273,6 +273,8 @@ class UpdateMetrics:
     def __init__(self) -> None:
         self._sums = torch.zeros(1 + len(_TOKEN_MEANS), dtype=torch.float64)
         """The number of tokens, then the sums of what is averaged over them."""
+        self._teacher_kl = torch.full((), torch.nan, dtype=torch.float64)
+        """Sum of the divergences from the teacher."""
         self._maxima = torch.full((3,), torch.nan, dtype=torch.float64)
         """Of the sampler's mismatch, of the ratio, and of minus the ratio."""
 
@@ -286,15 +288,18 @@ class UpdateMetrics:
         """Add the tokens of a micro-batch."""
         ratio_N = terms.ratio_N
         unknown_N = torch.full_like(ratio_N, torch.nan)
-        kl_N, teacher_N = (unknown_N if each is None else each for each in (terms.kl_N, terms.teacher_kl_N))
+        kl_N = unknown_N if terms.kl_N is None else terms.kl_N
         weight_N, masked_N = (unknown_N,) * 2 if terms.weight_N is None else (terms.weight_N, terms.weight_N == 0)
         high_N, low_N = clipped(loss, tokens, ratio_N)
         mismatch_N = (tokens.old_logprobs_N - tokens.sampler_logprobs_N).abs()
-        means = (kl_N, tokens.entropy_N, high_N, low_N, weight_N, masked_N, teacher_N, mismatch_N)
-        summed = (torch.ones_like(ratio_N), *means)
+        summed = (torch.ones_like(ratio_N), kl_N, tokens.entropy_N, high_N, low_N, weight_N, masked_N, mismatch_N)
         self._sums += torch.stack([values_N.double() for values_N in summed]).sum(1).cpu()
         largest = torch.stack([mismatch_N, ratio_N, -ratio_N]).amax(1)
         self._maxima = torch.fmax(self._maxima, largest.double().cpu())
+
+    def add_teacher_kl(self, kl_N: Tensor) -> None:
+        """Add the divergences of the tokens of a micro-batch from the teacher."""
+        self._teacher_kl = self._teacher_kl.nan_to_num(0.0) + kl_N.double().sum().cpu()
 
     @staticmethod
     def merged(of_ranks: "Sequence[UpdateMetrics]") -> "UpdateMetrics":
@@ -302,6 +307,8 @@ class UpdateMetrics:
         merged = UpdateMetrics()
         for each in of_ranks:
             merged._sums += each._sums
+            known = torch.stack([merged._teacher_kl, each._teacher_kl])
+            merged._teacher_kl = torch.where(known.isnan().all(), torch.nan, known.nansum())
             merged._maxima = torch.fmax(merged._maxima, each._maxima)
         return merged
 
@@ -311,6 +318,7 @@ class UpdateMetrics:
         mismatch_max, ratio_max, minus_ratio_min = self._maxima.tolist()
         return {
             **dict(zip(_TOKEN_MEANS, means, strict=True)),
+            "teacher_kl": float(self._teacher_kl / self._sums[0]),
             "sampler_mismatch_max": mismatch_max,
             "ratio_min": -minus_ratio_min,
             "ratio_max": ratio_max,

@@ -57,8 +57,6 @@ class Tokens:
     """The completion of each token, whole in this micro-batch."""
     num_tokens_B: Tensor
     """Completion tokens of each completion of the rollout."""
-    teacher_logprobs_N: Tensor | None = None
-    """Under the teacher; None without one."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +68,10 @@ class TokenObjective:
     kl_N: Tensor | None
     weight_N: Tensor | None
     """What the correction multiplies the policy loss by, 0 where it is masked; None without a correction."""
-    teacher_kl_N: Tensor | None = None
-    """log(pi / pi_teacher), whose mean is the divergence from the teacher; None without one."""
 
 
-def token_objective(
-    loss: LossConfig, tokens: Tokens, correction: CorrectionConfig, teacher_coefficient: float = 0.0
-) -> TokenObjective:
-    """Return policy loss, KL penalty and entropy bonus of each token: the bracket of equation 3, before its means.
-
-    A teacher's term has the gradient of KL(pi || pi_teacher) on the policy's own samples (k2; generalised knowledge
-    distillation, arXiv 2306.13649, with the reverse divergence and samples of the student alone).
-    """
+def token_objective(loss: LossConfig, tokens: Tokens, correction: CorrectionConfig) -> TokenObjective:
+    """Return policy loss, KL penalty and entropy bonus of each token: the bracket of equation 3, before its means."""
     ratio_N = policy_ratio(tokens, loss.ratio)
     objective_N = policy_objective(tokens, ratio_N, loss)
     weight_N = importance_weights(tokens, correction)
@@ -95,12 +85,7 @@ def token_objective(
             objective_N = objective_N - loss.kl.coefficient * kl_N
     if loss.entropy_coefficient:
         objective_N = objective_N + loss.entropy_coefficient * tokens.entropy_N
-    teacher_kl_N = None
-    if tokens.teacher_logprobs_N is not None:
-        to_teacher = (tokens.logprobs_N, tokens.teacher_logprobs_N, ratio_N)
-        objective_N = objective_N - teacher_coefficient * kl_to_reference(*to_teacher, "k2")
-        teacher_kl_N = kl_to_reference(*to_teacher, "k1")
-    return TokenObjective(objective_N, ratio_N, kl_N, weight_N, teacher_kl_N)
+    return TokenObjective(objective_N, ratio_N, kl_N, weight_N)
 
 
 # Advantages -----------------------------------------------------------------------------------------------------------

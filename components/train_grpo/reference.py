@@ -39,6 +39,11 @@ class Reference:
         scores: TokenLogprobs = self._score(batch)
         return scores
 
+    @property
+    def scorer(self) -> LogprobModel:
+        """The frozen model, where its weights are not sharded."""
+        return self._scorer
+
     @contextmanager
     def onloaded(self) -> Iterator["Reference"]:
         """Have offloaded weights on the device of the model while the block runs."""

@@ -178,8 +178,10 @@ class Trainer:
         with self.timer.phase("reference_s"):
             experience, minibatches = self._prepare(groups)
         self.history.completions += completion_records(config, groups, experience.advantages_M, step=step)
-        with self.timer.phase("update_s"), memory_for_update(_STAGE, config.engine):
-            figures = update(config, self.policy, minibatches, experience, rate)
+        onloaded = self.teacher.onloaded() if self.teacher else nullcontext()
+        with self.timer.phase("update_s"), memory_for_update(_STAGE, config.engine), onloaded:
+            teacher = self.teacher.scorer if self.teacher else None
+            figures = update(config, self.policy, minibatches, experience, rate, teacher)
         if experience.masked_B is not None:
             figures[MASKED_COMPLETIONS] = float(experience.masked_B.double().mean())
         return figures, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
@@ -201,10 +203,6 @@ class Trainer:
             batches = [batch for minibatch in minibatches for batch in minibatch.shard.all_batches]
             with self._memory_for_logprobs(), self.reference.onloaded() as reference:
                 experience.reference_logprobs_M = completion_logprobs(reference, batches, len(experience.advantages_M))
-        if self.teacher and minibatches:
-            batches = [batch for minibatch in minibatches for batch in minibatch.shard.all_batches]
-            with self._memory_for_logprobs(), self.teacher.onloaded() as teacher:
-                experience.teacher_logprobs_M = completion_logprobs(teacher, batches, len(experience.advantages_M))
         return experience, minibatches
 
     def _take_kl_off_rewards(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
-from components.policy.logprobs import TokenLogprobs, completion_logprobs
+from components.policy.logprobs import LogprobModel, TeacherTerm, TokenLogprobs, completion_logprobs
 from components.policy.packing import MicroBatch, Shard, TokenSequence, pack, pack_shard
 from components.policy.parallel import Ranks
 from components.shared.errors import PipelineError
@@ -53,7 +53,6 @@ class Experience:
     old_logprobs_M: Tensor
     """Under the policy before the update, computed as in training; NaN until they are known."""
     reference_logprobs_M: Tensor | None = None
-    teacher_logprobs_M: Tensor | None = None
     masked_B: Tensor | None = None
     """Whether `sampler.correction.mask` masks a completion; None without a mask of completions."""
 
@@ -188,6 +187,7 @@ def update(
     minibatches: Sequence[Minibatch],
     experience: Experience,
     learning_rate: float,
+    teacher: LogprobModel | None = None,
 ) -> dict[str, float]:
     """Take an optimizer step on each minibatch, `updates_per_rollout` times; return the metrics of the last pass.
 
@@ -207,13 +207,29 @@ def update(
             for batch in minibatch.shard.batches:
                 is_first = epoch == number == 0
                 token_loss = partial(_loss, config, batch, minibatch.weights_B, experience, of_rank, is_first=is_first)
-                policy.learn(batch, token_loss, is_sum=is_sum)
+                term = _teacher_term(config, teacher, batch, minibatch.weights_B)
+                policy.learn(batch, token_loss, is_sum=is_sum, term=term)
+                if term and term.kl_N is not None:
+                    of_rank.add_teacher_kl(term.kl_N)
             for batch in minibatch.shard.dummies:  # other processes have more micro-batches, and wait for as many here
                 policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
             metrics = UpdateMetrics.merged(policy.ranks.all_gather(of_rank, "the metrics of an update"))
             _require_sampler_match(config, metrics.mean_mismatch)
             steps.append(policy.step(learning_rate))
     return metrics.figures(steps)
+
+
+def _teacher_term(
+    config: TrainGRPOConfig, teacher: LogprobModel | None, batch: MicroBatch, weights_B: Tensor
+) -> TeacherTerm | None:
+    """Return the divergence from the teacher of the tokens of a micro-batch, weighted like their objectives.
+
+    It is that of the whole distributions on the policy's own completions: generalised knowledge distillation (arXiv
+    2306.13649) with the reverse divergence and samples of the student alone.
+    """
+    if teacher is None or config.teacher is None:
+        return None
+    return TeacherTerm(teacher, config.teacher.coefficient * weights_B[batch.sequence_N])
 
 
 def loss_is_sum(config: TrainGRPOConfig) -> bool:
@@ -245,7 +261,7 @@ def _loss(
     def of_batch(values_M: Tensor) -> Tensor:
         return values_M[token_N].to(scores.logprobs_N.dtype)
 
-    reference_M, teacher_M = experience.reference_logprobs_M, experience.teacher_logprobs_M
+    reference_M = experience.reference_logprobs_M
     tokens = Tokens(
         logprobs_N=scores.logprobs_N,
         old_logprobs_N=of_batch(experience.old_logprobs_M),
@@ -255,10 +271,8 @@ def _loss(
         advantages_N=of_batch(experience.advantages_M),
         sequence_N=sequence_N,
         num_tokens_B=torch.tensor(experience.num_tokens_B, device=sequence_N.device),
-        teacher_logprobs_N=None if teacher_M is None else of_batch(teacher_M),
     )
-    coefficient = config.teacher.coefficient if config.teacher else 0.0
-    terms = token_objective(config.loss, tokens, config.sampler.correction, coefficient)
+    terms = token_objective(config.loss, tokens, config.sampler.correction)
     metrics.add(config.loss, tokens, terms)
     return -(weights_B[sequence_N].to(terms.objective_N.dtype) * terms.objective_N).sum()
 

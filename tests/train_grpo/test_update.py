@@ -210,7 +210,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "SAPO": {"loss__policy_loss": "sapo"},
     "GMPO": {"loss__policy_loss": "gmpo"},
     "DPPO": {"loss__policy_loss": "dppo", "loss__clip": {"low": 0.01, "high": 0.02, "dual": None}},
-    "a teacher": {"teacher": {"base": "teacher", "coefficient": 0.7}},
     "k1": {"loss__kl__estimator": "k1"},
     "k2": {"loss__kl__estimator": "k2"},
     "corrected k3": {"loss__kl__estimator": "k3_corrected"},
@@ -254,7 +253,7 @@ def _config(name: str = "the paper's", **changes: Any) -> TrainGRPOConfig:
     return grpo_config(**{**fixed, "engine__zero_stage": 0, **VARIANTS[name], **changes})
 
 
-def _experience(sequences: list[TokenSequence], name: str = "the paper's", **logprobs_M: Any) -> Experience:
+def _experience(sequences: list[TokenSequence], name: str = "the paper's", **logprobs_M: Tensor) -> Experience:
     """Return two groups of three completions with an advantage each, or one per token, or one completion masked."""
     lengths = torch.tensor([sum(is_sampled(sequence)) for sequence in sequences])
     advantages_M = torch.tensor(ADVANTAGES_B, dtype=torch.float64).repeat_interleave(lengths)
@@ -317,7 +316,6 @@ def exact_experience(
         old_logprobs_M=own_M + old,
         sampler_logprobs_M=own_M + old + sampler,
         reference_logprobs_M=own_M + reference,
-        teacher_logprobs_M=own_M - 0.5 * reference if "teacher" in name else None,
     )
 
 

@@ -58,9 +58,6 @@ def plain_loss(config: TrainGRPOConfig, experience: Experience, model: PreTraine
                 kl = _kl(config, logprobs_T[t], reference_T[t], token_ratio)
                 objective = objective - config.loss.kl.coefficient * kl
             objective = objective + config.loss.entropy_coefficient * entropy_T[t]
-            if config.teacher and experience.teacher_logprobs_M is not None:
-                teacher = experience.teacher_logprobs_M.split(lengths)[number][t]
-                objective = objective - config.teacher.coefficient * (logprobs_T[t] - teacher) ** 2 / 2
             in_loss = [length * counts for length, counts in zip(lengths, experience.in_loss_B.tolist(), strict=True)]
             total = total - _weight(config, in_loss, number) * objective
     return total
