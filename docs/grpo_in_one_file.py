@@ -5,9 +5,9 @@
 MODEL is a folder with a causal language model and its tokenizer; each line of PROBLEMS.jsonl has a `question` and the
 `answer`, a number. After `make run` there are both:
 
-    run=$(echo outputs/latest/artifacts/*)
-    .venv/bin/python docs/grpo_in_one_file.py $run/train-sft/sft/reference $run/prepare-data/data/problems/train.jsonl \
-        --held-out $run/prepare-data/data/problems/test.jsonl
+    run=outputs/latest/artifacts
+    .venv/bin/python docs/grpo_in_one_file.py $run/train_sft/reference $run/prepare_data/problems/train.jsonl \
+        --held-out $run/prepare_data/problems/test.jsonl
 
 Each step (DeepSeekMath, arXiv 2402.03300, algorithm 1): sample a group of completions for each of some problems, reward
 the right ones, take each reward's z-score in its group as the advantage of all tokens, and take an optimizer step on

@@ -33,7 +33,7 @@ from components.shared.images import LIGHT
 from components.shared.journal import log_event, run_name
 from components.shared.lineage import Lineage, Material, fingerprint
 from components.shared.model import require_unchanged, resolve_reference
-from components.shared.progress import say
+from components.shared.progress import say, say_line
 from components.shared.results import Record, Result
 from components.shared.work import WorkFolder, locked_work
 
@@ -204,6 +204,7 @@ def _take(earlier: Result, record: Record, outputs: Mapping[str, Path], made_by:
             results.link(earlier, partial)
             _describe_taken(partial, made_by)
         record.add(earlier.model_copy(update={"outputs": {name: path.resolve() for name, path in outputs.items()}}))
+    say_line(f"{record.stage}: unchanged: from {earlier.run}")
     finished = earlier.model_dump(include={"seconds", "metrics"})
     log_event(record.stage, "finished", reused_from=earlier.run, **finished)
     return earlier.metrics

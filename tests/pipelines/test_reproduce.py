@@ -170,7 +170,7 @@ def test_the_first_file_and_key_that_differ_are_named(smoke_run: FinishedRun, tm
     (tokenizer,) = folder.glob("runs/*/artifacts/**/policy/tokenizer_config.json")
     tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), "extra": {"local": True}}))
     assert find(policy) == "tokenizer_config.json (extra.local: (none) -> true)"
-    (steps,) = folder.glob("runs/*/artifacts/**/train-sft/**/training/steps.jsonl")
+    (steps,) = folder.glob("runs/*/artifacts/train_sft/training/steps.jsonl")
     first, second, *rest = steps.read_text().splitlines(keepends=True)
     steps.write_text("".join([first, json.dumps({**json.loads(second), "loss": 0.5}) + "\n", *rest]))
     assert find(training).startswith("steps.jsonl (in line 2, loss: ")

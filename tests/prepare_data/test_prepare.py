@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from components.prepare_data.config import PrepareConfig
 from components.prepare_data.prepare import STAGE, prepare
 from components.shared import stage
 from components.shared.config import validate
+from components.shared.environment import WORK_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.lineage import Material, file_digest, read
 from components.shared.problem import Split, read_problems
@@ -248,7 +250,8 @@ def test_two_runs_of_the_command_give_equal_bytes(tmp_path: Path, gsm8k: dict[st
     for name in ("one", "two"):
         command = [sys.executable, "-m", "components.prepare_data", "--params", str(params)]
         command += ["--problems", str(tmp_path / name)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        variables = {**os.environ, WORK_VARIABLE: str(tmp_path / "work" / name)}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
         assert "59 train and 15 test problems (left out: 1 contaminated, 0 malformed)" in done.stdout
         runs.append(bytes_in(tmp_path / name))
     assert sorted(runs[0]) == sorted([*_FILES, "lineage.json"])
