@@ -74,7 +74,7 @@ def reproduce(location: str, spec: str, into: Path | None) -> int:
         for block in filter(None, output(graph)):
             sys.stdout.buffer.write(block)
             sys.stdout.flush()
-    reports = sorted(run.glob("outputs/latest/artifacts/report/report"))
+    reports = sorted(run.glob("outputs/latest/artifacts/**/report/report"))
     again = lineage.read(reports[-1]) if reports else None
     if again is None:
         raise PipelineError(f"{run}: the run did not get as far as its report; correct what it says, and try again")
