@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -175,10 +175,11 @@ class TokenHead(nn.Module):
         With a `token_loss`, return its sum over chunks instead; with the logits of a `teacher`, its term of the loss.
         """
         if term is not None:
-            divergence_, term.kl_N = _FusedDivergence.apply(  # type: ignore[no-untyped-call]
+            divergence: Tensor
+            divergence, term.kl_N = _FusedDivergence.apply(  # type: ignore[no-untyped-call]
                 hidden_ND, self.weight, self.bias, target_N, self.temperature, teacher, term.weight_N
             )
-            return cast("Tensor", divergence_)
+            return divergence
         arguments = (hidden_ND, self.weight, self.bias, target_N, self.temperature, self.with_entropy)
         if token_loss is not None:
             loss: Tensor = _FusedLoss.apply(*arguments, token_loss)  # type: ignore[no-untyped-call]
@@ -226,6 +227,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return gradients.hidden_ND, gradients.weight_VD, gradients.bias_V, None, None, None
 
 
+def _scaled(gradients: tuple[Tensor | None, ...], grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+    """Scale in place the gradients that the forward pass computed, by the gradient of its loss."""
+    factor = float(grad_loss)  # the number of processes
+    return tuple(each if each is None or factor == 1 else each.mul_(factor) for each in gradients)
+
+
 class _FusedLoss(torch.autograd.Function):
     """A loss that is a sum over tokens: its gradient is computed while the probabilities of a chunk are there."""
 
@@ -250,9 +257,7 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        factor = float(grad_loss)  # the number of processes
-        scaled = (each if each is None or factor == 1 else each.mul_(factor) for each in ctx.saved_tensors)
-        return *scaled, None, None, None, None
+        return *_scaled(ctx.saved_tensors, grad_loss), None, None, None, None
 
     @staticmethod
     def _of_chunk(
@@ -309,9 +314,7 @@ class _FusedDivergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        factor = float(grad_loss)  # the number of processes
-        scaled = (each if each is None or factor == 1 else each.mul_(factor) for each in ctx.saved_tensors)
-        return *scaled, None, None, None, None
+        return *_scaled(ctx.saved_tensors, grad_loss), None, None, None, None
 
 
 def divergence(logits_NV: Tensor, batch: MicroBatch, term: TeacherTerm) -> Tensor:

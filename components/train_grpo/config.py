@@ -182,7 +182,8 @@ class AdvantageConfig(Config):
     """What a reward is compared with, and what the difference is divided by. `z_score`: the group's mean and biased
     standard deviation; `z_score_bessel`: its mean and unbiased deviation; `mean_only`: its mean and nothing (Dr. GRPO);
     `leave_one_out`: the mean of its other rewards and nothing (RLOO); `batch_std`: its mean and the deviation of all
-    rewards of the rollout; `mean_scaled`: its mean and its mean, for rewards that are never negative (MaxRL)."""
+    rewards of the rollout; `mean_scaled`: its mean and the same mean, for rewards that are never negative
+    (MaxRL)."""
 
 
 class SoftClipConfig(Config):

@@ -15,7 +15,6 @@ _MODULES = (
     # DeepSpeed imports the last when it makes an engine, and with it the whole compiler of torch.
     "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer",
-    "components.cluster.task",
     "components.train_sft.__main__",
     "components.train_grpo.__main__",
     "components.train_grpo.worker",
