@@ -51,6 +51,7 @@ LONGEST_TRAINING_S = 60 * 24 * 3600
 SECRET_KEYS = {
     "git": ("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_0", "GIT_CONFIG_VALUE_0"),
     "hub": ("HF_TOKEN",),
+    "judge": (),
     "model_registry": ("MODEL_REGISTRY_TOKEN",),
     "storage": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
     "tracking": (),
@@ -60,6 +61,7 @@ SECRET_KEYS = {
 Git reads its three as a setting, such as `http.https://git.example/.extraHeader` with a header that authorises.
 """
 OPTIONAL_SECRET_KEYS = {
+    "judge": ("JUDGE_API_KEY", "OPENAI_API_KEY"),
     "storage": ("AWS_ENDPOINT_URL", "AWS_REGION"),
     "tracking": (
         "WANDB_API_KEY",
@@ -79,6 +81,8 @@ class SecretsConfig(Config):
     """With git's credentials, as GIT_CONFIG_COUNT, GIT_CONFIG_KEY_0 and GIT_CONFIG_VALUE_0."""
     hub: str = Field("grpo-pipeline-hub", min_length=1)
     """With HF_TOKEN, for gated models."""
+    judge: str = Field("grpo-pipeline-judge", min_length=1)
+    """With JUDGE_API_KEY or OPENAI_API_KEY, for the reward `judge`."""
     model_registry: str = Field("grpo-pipeline-model-registry", min_length=1)
     """With MODEL_REGISTRY_TOKEN, where the token of the service account is not enough."""
     storage: str = Field("grpo-pipeline-storage", min_length=1)

@@ -48,6 +48,7 @@ from components.shared.tokenizer import token_lengths
 from components.shared.tools import is_own
 from components.shared.versioning import Workspace, is_url
 from components.train_grpo.custom_rewards import import_errors, is_custom
+from components.train_grpo.rewards import judged, try_reward
 from components.train_sft.config import TrainSFTConfig
 from components.validate_data.gradable import ungradable
 
@@ -206,9 +207,15 @@ def _first_problems(config: PrepareConfig) -> Iterator[Problem]:
 
 
 def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each reward of the user's own that cannot be loaded."""
-    custom = [name for name in params.train_grpo.reward.names if is_custom(name)]
-    return import_errors(custom, trained_here=trained_here)
+    """Return a line for each reward of the user's own, and for a judge, that cannot be used."""
+    reward = params.train_grpo.reward
+    lines = import_errors([name for name in reward.names if is_custom(name)], trained_here=trained_here)
+    if reward.judge and reward.judge.key_variable and reward.judge.key_variable not in os.environ:
+        lines.append(f"train_grpo.reward.judge.key_variable: the environment has no {reward.judge.key_variable}")
+    elif reward.judge and trained_here:
+        failure = try_reward("judge", partial(judged, settings=reward.judge), reward.calls)
+        lines += [f"train_grpo.reward.judge: {failure}, asked about a completion made up to try it"] if failure else []
+    return lines
 
 
 def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:
@@ -399,9 +406,11 @@ def passwords(form: Form) -> list[str]:
 
 def training_secrets(deployment: DeploymentConfig) -> dict[str, list[str]]:
     """Return those of the secrets for pods of training jobs that exist, with their keys."""
-    hub, tracking = SECRET_KEYS["hub"], [key for key in OPTIONAL_SECRET_KEYS["tracking"] if key in os.environ]
-    secrets = {deployment.secrets.hub: list(hub)} if all(key in os.environ for key in hub) else {}
-    return {**secrets, deployment.secrets.tracking: tracking} if tracking else secrets
+    secrets: dict[str, list[str]] = {}
+    for kind in ("hub", "judge", "tracking"):
+        keys = [key for key in (*SECRET_KEYS[kind], *OPTIONAL_SECRET_KEYS.get(kind, ())) if key in os.environ]
+        secrets |= {getattr(deployment.secrets, kind): keys} if keys else {}
+    return secrets
 
 
 def missing_secrets(deployment: DeploymentConfig) -> Iterator[str]:

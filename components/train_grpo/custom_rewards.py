@@ -39,7 +39,7 @@ RewardFunction = Callable[..., Any]
 _DEADLINE_S = 120.0
 _SLOW_S = 20.0
 """After which a reward that has not returned is named."""
-_MARK = "rewards that cannot be loaded: "
+_MARK = "rewards that cannot be used: "
 """Begins the line with the answer: modules may print what they like."""
 _CUSTOM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
 MAX_REWARD = 1e15
@@ -247,10 +247,10 @@ def number_of(name: str, weight: float, value: Any, grade: Grade) -> float | Fai
 
 
 def import_errors(names: Sequence[str], *, trained_here: bool) -> list[str]:
-    """Return a line for each reward that cannot be loaded, tried in a process of its own: importing a module runs it.
+    """Return a line for each reward that cannot be used, tried in a process of its own: importing a module runs it.
 
-    Unless training runs in this very environment, a missing package that a module imports is no error: the image that
-    trains may have it.
+    Where training runs in this very environment, each is called once, too. Elsewhere a missing package that a module
+    imports is no error: the image that trains may have it.
     """
     if not names:
         return []
@@ -271,14 +271,23 @@ def import_errors(names: Sequence[str], *, trained_here: bool) -> list[str]:
 
 
 def _import_all(trained_here: str, *names: str) -> Iterator[str]:
+    is_here = trained_here == str(True)
     for name in names:
         try:
-            load_reward(name)
+            function = load_reward(name)
         except PipelineError as error:
             missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
             is_own = missing is None or f"{name.partition(':')[0]}.".startswith(f"{missing}.")
-            if is_own or trained_here == str(True):
+            if is_own or is_here:
                 yield str(error)
+            continue
+        if is_here:
+            # Both import this module.
+            from components.train_grpo.rewards import try_reward
+            from components.train_grpo.slow_rewards import RewardCallsConfig
+
+            if failure := try_reward(name, function, RewardCallsConfig()):
+                yield f"train_grpo.reward.weights.{name}: {failure}, asked about a completion made up to try it"
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ The request is that of `POST /chat/completions` with a JSON schema as response f
 import json
 import os
 import re
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from components.shared.config import Config
+from components.shared.config import Config, Operational
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.problem import Problem
+from components.train_grpo.slow_rewards import Priced
 
 _PLACE = re.compile(r"\{(question|answer|response|rubric)\}")
 _MAX_SCORE = 10
@@ -27,7 +28,8 @@ class JudgeConfig(Config):
     model: str = Field(min_length=1)
     """Name of the model there."""
     key_variable: str | None = None
-    """Environment variable that holds the API key; null sends none."""
+    """Environment variable that holds the API key; null sends none. On Kubernetes JUDGE_API_KEY or OPENAI_API_KEY, a
+    key of the secret grpo-pipeline-judge."""
     prompt: str = (
         "Rate a response to a question.\n\nQuestion:\n{question}\n\nExpected answer: {answer}\n\n"
         "Response:\n{response}\n\nRate each item from 0 (not at all) to 10 (fully):\n{rubric}"
@@ -40,6 +42,11 @@ class JudgeConfig(Config):
     max_tokens: int = Field(512, gt=0)
     """Tokens of the judge's answer at most."""
     temperature: float = Field(0.0, ge=0)
+    """Temperature at which the judge answers."""
+    prompt_price: Annotated[float, Operational] = Field(0.0, ge=0)
+    """Price of a million tokens of prompts, in any currency; the end of training says what the judge has cost."""
+    completion_price: Annotated[float, Operational] = Field(0.0, ge=0)
+    """Price of a million tokens of the judge's answers."""
 
     @field_validator("prompt")
     @classmethod
@@ -49,8 +56,8 @@ class JudgeConfig(Config):
         return prompt
 
 
-async def judge(problem: Problem, response: str, settings: JudgeConfig) -> float:
-    """Return the mean rating of a response, from 0 to 1.
+async def judge(problem: Problem, response: str, settings: JudgeConfig) -> Priced:
+    """Return the mean rating of a response, from 0 to 1, with the tokens that the server says it took.
 
     Raises:
         RetryableError: The server is overloaded, does not answer or breaks off.
@@ -63,10 +70,10 @@ async def judge(problem: Problem, response: str, settings: JudgeConfig) -> float
         "rubric": "\n".join(f"- {name}: {meaning}" for name, meaning in settings.rubric.items()),
     }
     text = _PLACE.sub(lambda match: filled[match[1]], settings.prompt)
-    rating = {"type": "integer", "minimum": 0, "maximum": _MAX_SCORE}
+    score = {"type": "integer", "minimum": 0, "maximum": _MAX_SCORE}
     schema = {
         "type": "object",
-        "properties": dict.fromkeys(settings.rubric, rating),
+        "properties": dict.fromkeys(settings.rubric, score),
         "required": list(settings.rubric),
         "additionalProperties": False,
     }
@@ -80,7 +87,10 @@ async def judge(problem: Problem, response: str, settings: JudgeConfig) -> float
             "json_schema": {"name": "ratings", "schema": schema, "strict": True},
         },
     }
-    return _mean_rating(await _post(settings, body), settings)
+    answer = await _post(settings, body)
+    usage = (answer.get("usage") if isinstance(answer, dict) else None) or {}  # not every server counts
+    tokens = (int(usage.get(key) or 0) for key in ("prompt_tokens", "completion_tokens"))
+    return Priced(_mean_rating(answer, settings), *tokens)
 
 
 async def _post(settings: JudgeConfig, body: dict[str, Any]) -> Any:

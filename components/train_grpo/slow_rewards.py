@@ -14,7 +14,8 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,13 +69,8 @@ class Answers:
 
     def __init__(self, folder: Path | None = None, *, rank: int = 0) -> None:
         """Read what the processes of an earlier start have written to a folder; without one nothing is kept."""
-        self._known: dict[str, Any] = {}
         self._path = folder and folder / f"rank-{rank}.jsonl"
-        for path in sorted(folder.glob("*.jsonl")) if folder else ():
-            for line in path.read_bytes().splitlines():
-                with suppress(ValueError, TypeError, KeyError):  # half written when the process was killed
-                    row = json.loads(line)
-                    self._known[row["call"]] = row["value"]
+        self._known: dict[str, Any] = {row["call"]: row["value"] for row in _rows(folder)} if folder else {}
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -94,7 +90,7 @@ class Answers:
         while waiting and (left := ends - time.monotonic()) > 0:
             done, waiting = await asyncio.wait(waiting, timeout=min(left, _REPORT_S), return_when="FIRST_COMPLETED")
             for task in done:
-                self._keep(tasks[task], task.result(), failures)
+                self._keep(tasks[task], calls[tasks[task]].reward, task.result(), failures)
             if not done and time.monotonic() < ends:
                 say("train_grpo", f"{len(tasks) - len(waiting):,} of {len(tasks):,} calls of rewards are answered")
         for task in waiting:
@@ -104,28 +100,73 @@ class Answers:
             failures[tasks[task]] = Failure(what, f"{what} within {limits.deadline_s:g} s, the time for a rollout")
         return failures
 
-    def _keep(self, name: str, value: Any, failures: dict[str, Failure]) -> None:
-        if isinstance(value, Failure):
-            failures[name] = value
+    def _keep(self, name: str, reward: str, answer: "_Answer | Failure", failures: dict[str, Failure]) -> None:
+        if isinstance(answer, Failure):
+            failures[name] = answer
             return
-        self._known[name] = value
+        self._known[name] = answer.value
         if self._path:
+            row = {"call": name, "reward": reward, **vars(answer)}
             with self._path.open("a", encoding="utf-8") as file:
-                # What a killed process has left of a line ends before it.
-                file.write(f"\n{json.dumps({'call': name, 'value': value})}")
+                file.write(f"\n{json.dumps(row)}")  # what a killed process has left of a line ends before it
+
+
+class Priced(float):
+    """A value that took tokens of a server, as an `async def` reward may return it."""
+
+    def __new__(cls, value: float, prompt_tokens: int, completion_tokens: int) -> "Priced":
+        """Return the value, with the tokens that it took."""
+        made = super().__new__(cls, value)
+        made.prompt_tokens, made.completion_tokens = prompt_tokens, completion_tokens
+        return made
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class _Answer:
+    value: Any
+    """As JSON holds it."""
+    seconds: float
+    """Of the try that brought it."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def call_totals(folder: Path) -> dict[str, dict[str, float]]:
+    """Return what the answered calls that are kept in a folder came to, by reward."""
+    totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for row in _rows(folder):
+        total = totals[row["reward"]]
+        total["calls"] += 1
+        for key in ("seconds", "prompt_tokens", "completion_tokens"):
+            total[key] += row[key]
+    return {reward: dict(total) for reward, total in totals.items()}
+
+
+def _rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the answers kept in a folder, without a line that was half written when its process was killed."""
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError):
+                yield json.loads(line)
 
 
 def _name(call: Call) -> str:
     return hashlib.sha256(f"{call.reward}\n{call.key}".encode()).hexdigest()
 
 
-async def _answered(call: Call, limits: RewardCallsConfig, free: asyncio.Semaphore) -> Any:
-    """Return the answer to a call as JSON holds it, or a Failure after its last try."""
+async def _answered(call: Call, limits: RewardCallsConfig, free: asyncio.Semaphore) -> _Answer | Failure:
+    """Return the answer to a call, or a Failure after its last try."""
     pause_s = _FIRST_PAUSE_S
     for tries_left in reversed(range(limits.max_tries)):
         async with free:
+            started = time.monotonic()
             try:
-                return _plain(await asyncio.wait_for(_begun(call), limits.timeout_s))
+                value = await asyncio.wait_for(_begun(call), limits.timeout_s)
+                tokens = (value.prompt_tokens, value.completion_tokens) if isinstance(value, Priced) else (0, 0)
+                return _Answer(_plain(value), time.monotonic() - started, *tokens)
             except _PASSING as error:
                 last: Exception = error
                 if isinstance(error, TimeoutError) and not str(error):

@@ -41,7 +41,7 @@ from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import Scorer, require_rewards
 from components.train_grpo.rollouts import Rollouts
-from components.train_grpo.slow_rewards import Answers
+from components.train_grpo.slow_rewards import Answers, call_totals
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.validation import ACCURACY, Validator, best, early_stop
 
@@ -76,13 +76,14 @@ def train_rank(
             assert isinstance(trainer.rollouts.score, Scorer)
             trainer.rollouts.score.answers = Answers(work / "answers", rank=ranks.rank)
             resumption.restore_random_state()
-            if problem := missing_signal(config, trainer.history.curves):  # of a resumed run, before another step
-                raise PipelineError(problem)
             history = trainer.history
+            if problem := missing_signal(config, history.curves):  # of a resumed run, before another step
+                raise PipelineError(problem)
             trainer.profiler = Profiler(config, work) if ranks.is_main else None
             with training_log(_STAGE, config, ranks, work, history.rows, history.completions) as live:
-                after_step = partial(_after_step, trainer, resumption, stop, live)
-                trainer.run(steps_done=resumption.steps_done, after_step=after_step)
+                trainer.run(
+                    steps_done=resumption.steps_done, after_step=partial(_after_step, trainer, resumption, stop, live)
+                )
                 require_learning(config, history.curves)
                 result = _result(trainer, resumption)
             with trainer.policy.gather_full_parameters():
@@ -93,13 +94,30 @@ def train_rank(
             if trainer.profiler:
                 trainer.profiler.copy(training)
             if ranks.is_main:
-                trainer.history.write(training, timings)
+                history.write(training, timings)
+                _write_calls(config, work / "answers", timings / "reward_calls.json")
                 if config.validation:
                     jsonl.write_json(training / "result.json", result.facts)
             if trainer.reward_model:
                 trainer.reward_model.save(training / "reward_model")
             ranks.barrier("the end")
     return result.metrics
+
+
+def _write_calls(config: TrainGRPOConfig, answers: Path, path: Path) -> None:
+    """Write and print what the calls of each reward that waits have taken, of this start and of earlier ones."""
+    totals = call_totals(answers)
+    for reward, total in totals.items():
+        line = f"reward {reward}: {total['calls']:,.0f} answers, {total['seconds'] / total['calls']:.2f} s each"
+        if tokens := total["prompt_tokens"] + total["completion_tokens"]:
+            line += f", {tokens:,.0f} tokens"
+        if reward == "judge" and (judge := config.reward.judge):
+            prices = judge.prompt_price * total["prompt_tokens"], judge.completion_price * total["completion_tokens"]
+            total["cost"] = sum(prices) / 1e6
+            line += f", cost {total['cost']:,.2f}" if total["cost"] else ""
+        say(_STAGE, line)
+    if totals:
+        jsonl.write_json(path, totals)
 
 
 def _environments(checkpoint: Checkpoint) -> AbstractContextManager[Environments | None]:

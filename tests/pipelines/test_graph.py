@@ -162,6 +162,7 @@ def test_what_differs_between_clusters_comes_from_the_deployment() -> None:
         "secrets": {
             "git": "my-git",
             "hub": "my-hub",
+            "judge": "my-judge",
             "model_registry": "my-catalogue",
             "storage": "my-storage",
             "tracking": "my-trackers",
@@ -172,7 +173,7 @@ def test_what_differs_between_clusters_comes_from_the_deployment() -> None:
     for task in TASKS:
         assert made.containers[task]["image"] == deployment["image_gpu" if task in MODEL else "image_light"]
     constants = {str(each["constant"]) for task in TASKS for each in _values(made.settings(task)) if "constant" in each}
-    assert constants == {"pull", "shared", "my-git", "my-hub", "my-catalogue", "my-storage", "my-trackers"}
+    assert constants == {"pull", "shared", "my-git", "my-hub", "my-judge", "my-catalogue", "my-storage", "my-trackers"}
     task = made.tasks["preflight"]["inputs"]["parameters"][DEPLOYMENT]
     assert task["runtimeValue"]["constant"] == deployment
     assert "grpo-pipeline-git" not in text

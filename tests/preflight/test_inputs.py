@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from components.preflight.config import Params, advisories, contradictions, load_params
-from components.preflight.inputs import list_storage, missing_here
+from components.preflight.inputs import list_storage, missing_here, unusable_rewards
 from components.register.config import RegisterConfig
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.model import context_tokens
@@ -223,6 +223,37 @@ def test_everything_that_a_run_lacks_is_named_at_once(
     assert not (tmp_path / "outputs").exists()
     params = _put(values, {"train_grpo.reward.weights": {"broken_rewards:any": 1.0, "reward_model": 1.0}})
     assert any("broken_rewards" in line for line in missing_here(params))
+
+
+def test_rewards_are_called_once_before_the_first_stage(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the run trains here: what raises, or returns no number, is named with what it did; so is a judge."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_rewards.py").write_text(
+        "from components.train_grpo.rewards import group_reward, step_reward\n"
+        "def raises(problem, completion, grade):\n    return problem.no_such_field\n"
+        "async def text(problem, completion, grade):\n    return 'good'\n"
+        "@group_reward\ndef one(problem, completions, grades):\n    return [1.0]\n"
+        "@step_reward\ndef fine(problem, steps, grade):\n    return [len(step) for step in steps]\n"
+    )
+    names = [f"my_rewards:{name}" for name in ("raises", "text", "one", "fine")]
+    judge = {"base_url": "http://127.0.0.1:9/v1", "model": "judge"}
+    changes = {
+        "train_grpo.reward.weights": dict.fromkeys([*names, "judge"], 1.0),
+        "train_grpo.reward.judge": judge,
+        "train_grpo.reward.supervision": "process",
+    }
+    params = _put(values, changes)
+    one, raises, text, asked = unusable_rewards(params, trained_here=True)
+    assert "1 for 2 completions" in one
+    assert "no_such_field" in raises
+    assert "my_rewards:text: reward my_rewards:text raised ValueError" in text
+    assert "train_grpo.reward.judge: " in asked
+    assert "127.0.0.1:9" in asked
+    assert unusable_rewards(params, trained_here=False) == []
+    params = _put(values, {"train_grpo.reward.judge": {**judge, "key_variable": "NOT_SET"}})
+    assert any("the environment has no NOT_SET" in line for line in unusable_rewards(params, trained_here=False))
 
 
 @pytest.mark.parametrize(

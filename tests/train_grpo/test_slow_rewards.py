@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from components.train_grpo.config import RewardConfig
 from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.judge import JudgeConfig, judge
 from components.train_grpo.rewards import Scorer, group_reward, threaded_reward
-from components.train_grpo.slow_rewards import Answers, Call, RewardCallsConfig
+from components.train_grpo.slow_rewards import Answers, Call, RewardCallsConfig, call_totals
 from tests import tiny
 from tests.train_grpo.groups import completion, grade
 from tests.train_grpo.settings import grpo_config
@@ -202,9 +203,9 @@ def _server(answers: list[tuple[int, Any]]) -> Iterator[tuple[str, list[dict[str
         server.server_close()
 
 
-def _rated(content: Any) -> tuple[int, Any]:
+def _rated(content: Any, **usage: int) -> tuple[int, Any]:
     text = content if isinstance(content, str) else json.dumps(content)
-    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
+    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}], "usage": usage or None}
 
 
 def _settings(url: str, **changes: Any) -> JudgeConfig:
@@ -238,6 +239,20 @@ def test_the_judge_is_a_reward() -> None:
         (group,) = score(tiny.PROBLEMS[:1], [[completion(text=text) for text in texts]])
     assert [scored.combined(config.reward.weights) for scored in group.scored_G] == [(1.5,), (1.5,)]
     assert "psst" not in json.dumps(requests)
+
+
+def test_what_a_judge_has_cost_is_counted_over_restarts(tmp_path: Path) -> None:
+    """Tokens as the server counts them; a text that was asked about before costs nothing."""
+    full = {"right": 10, "short": 10}
+    answers = [_rated(full, prompt_tokens=100, completion_tokens=7), _rated(full, prompt_tokens=50)]
+    with _server(answers) as (url, requests):
+        calls = [_call(text, partial(judge, tiny.problem(3), text, _settings(url))) for text in ("5", "6")]
+        assert Answers(tmp_path, rank=0).get(calls[:1], LIMITS) == [1.0]
+        assert Answers(tmp_path, rank=1).get(calls, LIMITS) == [1.0, 1.0]
+    assert len(requests) == 2
+    (totals,) = call_totals(tmp_path).values()
+    assert totals.pop("seconds") > 0
+    assert totals == {"calls": 2, "prompt_tokens": 150, "completion_tokens": 7}
 
 
 @pytest.mark.parametrize(
