@@ -106,6 +106,9 @@ class RewardConfig(Config):
     max_steps_without_signal: Annotated[int, Operational] = Field(default=30, ge=0)
     """Steps in a row without two different rewards in any group, after which the run stops; 0 never stops it. Steps
     whose every answer is right do not count: there is nothing left to learn."""
+    min_mixed_at_start: Annotated[float, Operational] = Field(0.0, ge=0, le=1)
+    """Share of the first rollout's groups in which rewards have to differ: a run with fewer ends before its first
+    update, and says what to change. `grpo-pipeline preview` tells the share beforehand."""
     overlong_buffer_tokens: int = Field(0, ge=0)
     """Tokens before the length limit over which `overlong` falls from 0 to -1; 0 without that reward."""
     model: RewardModelConfig | None = None

@@ -93,6 +93,14 @@ def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str
         yield f"warning: only groups whose rewards differ are learned from. {advice}"
 
 
+def require_first_signal(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
+    """Raise PipelineError where rewards differ in fewer groups of the first rollout than the config asks for."""
+    needed, mixed = config.reward.min_mixed_at_start, sum(differs(config, group) for group in groups)
+    if mixed < needed * len(groups):
+        what = f"rewards differ in {mixed} of the first {len(groups)} groups"
+        raise PipelineError(f"{what}; train_grpo.reward.min_mixed_at_start asks for {needed:.0%} of them")
+
+
 def _outcome(scored: Scored) -> str:
     if scored.unscorable is not None:
         return "unscorable"

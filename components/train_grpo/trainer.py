@@ -33,7 +33,7 @@ from components.train_grpo.metrics import (
     staleness_metrics,
     trajectory_metrics,
 )
-from components.train_grpo.monitoring import Profiler, StepTimer, first_look, require_scorable
+from components.train_grpo.monitoring import Profiler, StepTimer, first_look, require_first_signal, require_scorable
 from components.train_grpo.objective import kl_to_reference
 from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
@@ -109,12 +109,13 @@ class Trainer:
                 after_step(step)
 
     def _show_first(self, step: int, rollout: Rollout) -> None:
-        """Print and keep what the first rollout says of whether the policy can learn."""
+        """Print and keep what the first rollout says of whether the policy can learn; it may end the run."""
         if step > 1:
             return
         self.history.first_rollout = list(first_look(self.config, rollout.sampled))
         for line in self.history.first_rollout if self.policy.ranks.is_main else ():
             say(_STAGE, line)
+        require_first_signal(self.config, rollout.sampled)
 
     def _try_largest_pass(self, rollout: Rollout) -> None:
         """Find memory that is too small for the limits before the first update of a process."""

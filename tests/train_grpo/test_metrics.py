@@ -23,7 +23,7 @@ from components.train_grpo.metrics import (
     figures_without_update,
     rollout_metrics,
 )
-from components.train_grpo.monitoring import first_look, missing_signal, require_learning
+from components.train_grpo.monitoring import first_look, missing_signal, require_first_signal, require_learning
 from components.train_grpo.objective import TokenObjective, Tokens
 from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Rollout
@@ -326,6 +326,17 @@ def test_the_first_rollout_says_whether_the_policy_can_learn(texts: list[str], s
     assert line == f"the first 4 completions: {shown}; rewards differ in {mixed} of 1 groups"
     assert len(warnings) == (advice is not None)
     assert all(advice in warning for warning in warnings if advice)
+
+
+def test_a_run_may_ask_for_proof_that_there_is_something_to_learn() -> None:
+    """One group in five ends a run that asks for two in five; two go on, and so does a run that asks for nothing."""
+    mixed = [graded("0", completion(text=text)) for text in ("#### 0", "#### 1")]
+    few, many = ([group(*mixed)] * number + [group(*mixed[:1])] * (5 - number) for number in (1, 2))
+    demanding = grpo_config(reward__min_mixed_at_start=0.4)
+    with pytest.raises(PipelineError, match=r"1 of the first 5 groups; .*min_mixed_at_start asks for 40%"):
+        require_first_signal(demanding, few)
+    require_first_signal(demanding, many)
+    require_first_signal(grpo_config(), few)
 
 
 def test_few_groups_that_differ_are_too_few_to_go_on_without_a_word() -> None:
