@@ -64,8 +64,13 @@ class ModelShape:
 
     @cached_property
     def layer_weights(self) -> int:
-        """Elements of the matrices of all layers: what each token is multiplied by."""
+        """Elements of the matrices of all layers."""
         return self.num_layers * sum(inputs * outputs for inputs, outputs in self.projections.values())
+
+    @property
+    def active_weights(self) -> int:
+        """Those of them that a token is multiplied by."""
+        return self.layer_weights
 
     @cached_property
     def num_parameters(self) -> int:
@@ -91,7 +96,7 @@ class ModelShape:
 
 _WORD_VOCABULARY = 234
 """Size of the vocabulary of whole words that the problems of `params.yaml` give."""
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _VARIANTS = {"base", "chat", "instruct", "math", "coder", "meta", "llm", "rl"}
 """Words in a name that do not change the shape."""
 _llama = partial(ModelShape, tied=False)
@@ -134,7 +139,7 @@ def shape_of(model: ModelConfig) -> ModelShape:
         vocabulary = size.vocabulary_size or _WORD_VOCABULARY
         # Four times as wide inside, every head with its own keys, and untied (components/policy/checkpoint.py).
         return _qwen3(size.hidden_size, 4 * size.hidden_size, size.num_layers, heads, heads, head_size, vocabulary)
-    if file := _config_file(local_model(model.base)):
+    if file := config_file(local_model(model.base)):
         return _from_config(jsonl.read_json(file), file)
     words = model.base.lower().rsplit("/", 1)[-1].split("-")
     known = KNOWN_MODELS.get("-".join(word for word in words if word not in _VARIANTS))
@@ -146,7 +151,7 @@ def shape_of(model: ModelConfig) -> ModelShape:
     return known
 
 
-def _config_file(base: str) -> Path | None:
+def config_file(base: str) -> Path | None:
     """The config.json of a folder, or of a model in the local Hugging Face cache."""
     if Path(base).is_dir():
         return Path(base) / "config.json"
@@ -162,8 +167,8 @@ def _config_file(base: str) -> Path | None:
 
 def _from_config(config: dict[str, Any], file: Path) -> ModelShape:
     family = config.get("model_type")
-    if family not in _FAMILIES:
-        raise PipelineError(f"{file}: model_type {family} cannot be planned; accepted: {', '.join(_FAMILIES)}")
+    if family not in FAMILIES:
+        raise PipelineError(f"{file}: model_type {family} cannot be planned; accepted: {', '.join(FAMILIES)}")
     try:
         heads = config["num_attention_heads"]
         return ModelShape(

@@ -118,6 +118,7 @@ def _buffers(run: Run) -> float:
     """
     shape, size, num_tokens = run.shape, run.element_bytes, run.tokens_at_once
     rows = min(num_tokens, max(_MIN_CHUNK_ROWS, _CHUNK_ELEMENTS // shape.vocabulary_size))
+    rows = num_tokens if run.padded else rows
     # The output layer: its gradient, two chunks of logits, and the gradient of the hidden states.
     head = float(4 * shape.head_weights + 2 * 4 * rows * shape.vocabulary_size + num_tokens * shape.hidden_size * size)
     # A layer: gradients of the widest tensors of its MLP; with checkpointing its activations, too.

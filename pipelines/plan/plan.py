@@ -8,6 +8,7 @@ from typing import Any
 
 from components.preflight.config import load_params
 from components.shared.errors import PipelineError
+from pipelines.plan.counted import CountedShape
 from pipelines.plan.hardware import GIB, Gpu, gpu
 from pipelines.plan.memory import fits, memory_of, peak, smallest_change
 from pipelines.plan.run import Run, run_of
@@ -63,6 +64,7 @@ def _by_stage(run: Run) -> dict[int, dict[str, float]]:
 def _text(path: Path, run: Run, gpu: Gpu, num_steps: int) -> str:
     parts = [
         _heading(path, run, gpu),
+        *([_counted(run.shape)] if isinstance(run.shape, CountedShape) else []),
         _memory(run, gpu),
         _verdict(run, gpu),
         _time(run, step_time(run, gpu), num_steps),
@@ -83,6 +85,16 @@ def _heading(path: Path, run: Run, gpu: Gpu) -> str:
         f"{parameters} parameters{trained} in {precision}, ZeRO {run.zero_stage}\n"
         f"{run.prompts:,} prompts x {run.group_size} completions of up to {run.completion_tokens:,} tokens "
         f"per step, sampled by {run.sampler}"
+    )
+
+
+def _counted(shape: CountedShape) -> str:
+    active = shape.active_weights / shape.layer_weights
+    return (
+        f"{shape.family}: planned in padded rows, each prompt once per completion and each completion as long as the "
+        "longest.\nThat is an upper bound: where the model takes packed rows, the log says so when it is loaded. "
+        + (f"A token is computed\nby {active:.0%} of the layers' weights. " if active < 1 else "")
+        + "Activations are estimated from the active weights."
     )
 
 

@@ -5,8 +5,11 @@ from typing import Any, Literal
 
 from components.policy.config import ALL_LINEAR, EngineConfig
 from components.preflight.config import Params
+from components.shared import jsonl
 from components.shared.errors import PipelineError
-from components.shared.model_shape import ModelShape, shape_of
+from components.shared.model import ModelConfig, local_model
+from components.shared.model_shape import FAMILIES, ModelShape, config_file, shape_of
+from pipelines.plan.counted import CountedShape, counted_shape
 from pipelines.plan.hardware import GIB
 
 _MEAN_COMPLETION_FRACTION = 0.4
@@ -36,6 +39,8 @@ class Run:
     """Passes over a rollout."""
     shared_prompts: bool = True
     """Whether a group stays on one GPU, and its prompt is computed once."""
+    padded: bool = False
+    """Whether each completion has a row of its own, padded to the longest, and all its logits at once."""
 
     zero_stage: int
     element_bytes: int
@@ -85,7 +90,8 @@ class Run:
     def tokens_at_once(self) -> int:
         """Tokens of the largest micro-batch of a GPU; a longer sequence gets one of its own."""
         groups = -(-self.prompts // self.minibatches // self.num_trainers)
-        available = groups * (self.prompt_tokens + self.group_size * self.completion_tokens)
+        rows = self.group_size if self.padded else 1
+        available = groups * (rows * self.prompt_tokens + self.group_size * self.completion_tokens)
         return max(self.longest, min(self.micro_batch_tokens, available))
 
     @property
@@ -116,8 +122,12 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
             f"--gpus {num_gpus}: sampler.servers takes {num_servers} of them and leaves none to train on"
         )
     vllm = sampler.servers or sampler.vllm
+    shape = _shape(params.train_sft.model)
+    padded = isinstance(shape, CountedShape)
     return Run(
-        shape=shape_of(params.train_sft.model),
+        shape=shape,
+        padded=padded,
+        shared_prompts=not padded,
         num_gpus=num_gpus,
         prompts=config.prompts_per_step,
         group_size=config.group_size,
@@ -138,6 +148,14 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         compiled=vllm.compile if vllm else True,
         overlap=sampler.samples_ahead,
     )
+
+
+def _shape(model: ModelConfig) -> ModelShape:
+    """Return the shape of a base model; one of a family that is not known by its formulas is counted."""
+    file = None if model.scratch else config_file(local_model(model.base))
+    if file and file.is_file() and jsonl.read_json(file).get("model_type") not in FAMILIES:
+        return counted_shape(file)
+    return shape_of(model)
 
 
 def engine_values(engine: EngineConfig) -> dict[str, Any]:

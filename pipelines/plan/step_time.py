@@ -39,7 +39,7 @@ def step_time(run: Run, gpu: Gpu) -> StepTime:
     scoring += (run.minibatches - 1) / run.minibatches if run.updates * run.minibatches > 1 else 0.0
     # A backward pass is two forward passes, or one where weights are frozen. Logits are recomputed, with checkpointing
     # everything.
-    head = run.shape.head_weights / (run.shape.layer_weights + run.shape.head_weights)
+    head = run.shape.head_weights / (run.shape.active_weights + run.shape.head_weights)
     updating = (1.0 if run.lora_rank else 2.0) + (2.0 if run.gradient_checkpointing else 1.0 + head)
     rate = gpu.bf16_rate if run.element_bytes == 2 else gpu.fp32_rate
     seconds = {
@@ -58,7 +58,7 @@ def _busiest(run: Run, num_parts: float, prompts: int) -> float:
 
 
 def _sampling_s(run: Run, gpu: Gpu, rate: float) -> float:
-    """Decoding reads all weights, and the caches of the completions in progress, once per token."""
+    """Decoding reads all weights, of all experts, and the caches of the completions in progress, once per token."""
     shape, group = run.shape, run.group_size if run.shared_prompts else 1
     rows = _busiest(run, (run.num_servers or run.num_gpus) / run.tensor_parallel, run.prompts)
     tokens, weights = rows * run.mean_completion_tokens, shape.layer_weights + shape.head_weights
@@ -66,7 +66,8 @@ def _sampling_s(run: Run, gpu: Gpu, rate: float) -> float:
     cached = run.mean_prompt_tokens / group + (run.mean_completion_tokens + run.completion_tokens) / 4
     num_bytes = _decoding_steps(run, rows) * weights * run.element_bytes
     num_bytes += tokens * cached * shape.kv_bytes_per_token(run.element_bytes)
-    operations = 2.0 * (weights * tokens + shape.layer_weights * rows / group * run.mean_prompt_tokens)
+    active = shape.active_weights + shape.head_weights
+    operations = 2.0 * (active * tokens + shape.active_weights * rows / group * run.mean_prompt_tokens)
     return (operations / rate + num_bytes / gpu.memory_rate) / run.tensor_parallel
 
 
@@ -89,9 +90,10 @@ def forward_flops(run: Run, completions: float) -> float:
 
     As components/policy/flops.py counts them: prompts once per group, the output layer for completions alone.
     """
-    shape, prompt, completion = run.shape, run.mean_prompt_tokens, run.mean_completion_tokens
+    shape, prompt = run.shape, run.mean_prompt_tokens
+    completion = run.completion_tokens if run.padded else run.mean_completion_tokens
     prompts = completions / (run.group_size if run.shared_prompts else 1)
-    products = shape.layer_weights * (prompts * prompt + completions * completion)
+    products = shape.active_weights * (prompts * prompt + completions * completion)
     products += shape.head_weights * completions * completion
     pairs = prompts * prompt**2 / 2 + completions * completion * (prompt + completion / 2)
     return 2.0 * products + 4.0 * shape.query_size * shape.num_layers * pairs

@@ -13,9 +13,11 @@ from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.model_shape import shape_of
 from pipelines.cli import main
+from pipelines.plan.counted import counted_shape
 from pipelines.plan.hardware import GIB, GPUS, gpu
 from pipelines.plan.memory import fits, memory_of, peak
 from pipelines.plan.run import run_of
+from pipelines.plan.step_time import step_time
 from tests.presets import FILES, ROOT, preset, write_params
 
 DEEPSEEK, DAPO = ROOT / "params/deepseekmath-7b.yaml", ROOT / "params/dapo.yaml"
@@ -106,6 +108,40 @@ def test_an_unknown_model_is_refused(base: str) -> None:
     """A guess would be worse than a question."""
     with pytest.raises(PipelineError, match=f"model {base}: unknown architecture; give a folder"):
         shape_of(model(base))
+
+
+@pytest.mark.parametrize(
+    ("family", "billions", "active"),
+    [("mixtral", 46.7, 12.9), ("deepseek_v3", 671, 37), ("qwen3_next", 80, 3), ("gpt_oss", 117, 5.1)],
+)
+def test_any_model_is_counted_as_published(tmp_path: Path, family: str, billions: float, active: float) -> None:
+    """From transformers' default config: all weights, and those that compute a token, within 3 % or 1 billion."""
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    shape = counted_shape(tmp_path / "config.json")
+    assert shape.num_parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    assert (shape.active_weights + shape.head_weights) / 1e9 == pytest.approx(active, rel=0.03, abs=1)
+
+
+def test_the_plan_of_a_counted_model_is_an_upper_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Llama that is counted takes at least the time and memory of one that is known, and the plan says why."""
+    from transformers import LlamaConfig
+
+    LlamaConfig().save_pretrained(tmp_path)
+    params = load_params(ROOT / "params/qwen-7b.yaml")
+    known = replace(run_of(params, 8, None), shape=shape_of(model(tmp_path)))
+    counted = replace(known, shape=counted_shape(tmp_path / "config.json"), padded=True, shared_prompts=False)
+    assert counted.shape.num_parameters == known.shape.num_parameters
+    assert counted.shape.active_weights == known.shape.layer_weights
+    device = gpu("h100")
+    assert peak(memory_of(counted)) >= peak(memory_of(known))
+    assert step_time(counted, device).total > step_time(known, device).total
+    (tmp_path / "config.json").write_text('{"model_type": "lfm2"}')
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"extends: {ROOT}/params/qwen-7b.yaml\ntrain_sft: {{model: {{base: {tmp_path}}}}}\n")
+    assert _plan(params=path) == 0
+    assert "lfm2: planned in padded rows" in capsys.readouterr().out
 
 
 def _plan(*options: str, params: Path = DEEPSEEK, gpu: str = "h100") -> int:

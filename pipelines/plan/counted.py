@@ -1,0 +1,111 @@
+"""The shape of any model of transformers, counted from the tensors that its config.json leads to, without their memory.
+
+Such a model is planned in padded rows. Which rows it is trained in shows when its weights are loaded; packed rows take
+less time and memory, so the plan is an upper bound.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.shared.errors import PipelineError
+from components.shared.model_shape import ModelShape
+
+if TYPE_CHECKING:  # torch
+    from torch import nn
+
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_NUM_ACTIVE = ("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token")
+"""Keys of configs for the experts of a layer, and for those that compute a token."""
+_EXPERTS = ".experts."
+"""In the names of tensors of experts that a router chooses; shared ones are elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedShape(ModelShape):
+    """A shape whose weights are counted; a token's activations are those of a Llama with as many active weights."""
+
+    family: str
+    sizes: tuple[int, ...]
+    """Elements of each tensor."""
+    matrices: dict[str, tuple[int, int]]
+    """Inputs and outputs of the matrices that adapters may be on, by name: of all layers, over their number."""
+    all_layer_weights: int
+    active_layer_weights: int
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """See `ModelShape`; of several layers of one name the mean."""
+        return self.matrices
+
+    @property
+    def layer_weights(self) -> int:
+        """Elements of the matrices of all layers, all experts included."""
+        return self.all_layer_weights
+
+    @property
+    def active_weights(self) -> int:
+        """Those of them that a token is multiplied by."""
+        return self.active_layer_weights
+
+    def _sizes(self) -> tuple[int, ...]:
+        return self.sizes
+
+
+def counted_shape(file: Path) -> CountedShape:
+    """Return the shape of the model that a config.json describes; PipelineError where transformers cannot build it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(file.parent, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # any model's code may fail, in any way
+        raise PipelineError(f"{file}: cannot be planned: {type(error).__name__}: {error}"[:300]) from None
+    text = config.get_text_config()
+    vocabulary, hidden = model.get_input_embeddings().weight.shape
+    head = model.get_output_embeddings()
+    ends = {id(each.weight) for each in (model.get_input_embeddings(), head) if each is not None}
+    experts, chosen = (
+        next((n for key in keys if isinstance(n := getattr(text, key, None), int)), 1)
+        for keys in (_NUM_EXPERTS, _NUM_ACTIVE)
+    )
+    total = active = 0.0
+    for name, parameter in model.named_parameters():
+        if parameter.ndim >= 2 and id(parameter) not in ends:
+            total += parameter.numel()
+            active += parameter.numel() * (chosen / experts if _EXPERTS in name else 1.0)
+    layers, heads = text.num_hidden_layers, getattr(text, "num_attention_heads", 1)
+    head_size = getattr(text, "head_dim", None) or hidden // heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    attention = 2 * hidden * head_size * (heads + kv_heads)
+    return CountedShape(
+        hidden_size=hidden,
+        # As wide as makes a Llama's layer of its weights.
+        intermediate_size=max(hidden, round((active / layers - attention) / (3 * hidden))),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_size=head_size,
+        vocabulary_size=vocabulary,
+        tied=head is not None and head.weight is model.get_input_embeddings().weight,
+        family=config.model_type,
+        sizes=tuple(each.numel() for each in model.parameters()),
+        matrices=_matrices(model, layers),
+        all_layer_weights=round(total),
+        active_layer_weights=round(active),
+    )
+
+
+def _matrices(model: "nn.Module", num_layers: int) -> dict[str, tuple[int, int]]:
+    from torch import nn
+
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():  # type: ignore[operator]
+            own = sums[name.rpartition(".")[2]]
+            own[0] += module.in_features
+            own[1] += module.out_features
+    return {name: (inputs // num_layers, outputs // num_layers) for name, (inputs, outputs) in sums.items()}
