@@ -1,21 +1,15 @@
 """How a question is put to a model: as plain text, or as a conversation by the chat template of its tokenizer.
 
-Every prompt is made here, whether to fine-tune, to sample, to evaluate or to count tokens. The last runs without
-transformers, so a template is rendered here, as transformers renders it (`utils/chat_template_utils.py`, 5.19).
+Every prompt is made here, whether to fine-tune, to sample, to evaluate or to count tokens.
 """
 
-import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
-from jinja2 import Template, TemplateError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock, Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
 from components.shared import jsonl
 from components.shared.errors import PipelineError
@@ -70,15 +64,20 @@ class ChatTemplate:
 
         PipelineError where the template refuses the conversation, or is none.
         """
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses torch, which no template needs
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         options = {} if thinking is None else {"enable_thinking": thinking}
         try:
-            return _compiled(self.text).render(
-                messages=messages,
+            rendered: list[str]
+            rendered, _ = render_jinja_template(
+                [list(messages)],
                 tools=list(tools) or None,
-                documents=None,
+                chat_template=self.text,
                 add_generation_prompt=is_prompt,
                 **{**self.special_tokens, **options},
             )
+            return rendered[0]
         # It is code of somebody else.
         except (TemplateError, TypeError, ValueError, LookupError, RecursionError, MemoryError) as error:
             reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
@@ -307,36 +306,3 @@ def no_template(base: str) -> PipelineError:
         f"model {base}: has no chat template ({_TEMPLATE_FILE}, or `chat_template` in {_TOKENIZER_CONFIG}); "
         "leave out train_sft.model.chat, or name a model that was trained on conversations"
     )
-
-
-class _Generation(Extension):
-    """Renders what is between `{% generation %}` and `{% endgeneration %}`, which transformers can mark as tokens."""
-
-    tags = frozenset({"generation"})  # type: ignore[assignment]
-
-    def parse(self, parser: Parser) -> Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_render"), [], [], body).set_lineno(line)
-
-    def _render(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
-@cache
-def _compiled(text: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_refuse, strftime_now=lambda form: datetime.now().strftime(form))
-    return environment.from_string(text)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Jinja's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)

@@ -1,4 +1,4 @@
-"""Chat templates: the same prompts with and without transformers, and where answers end."""
+"""Chat templates: the prompts that transformers makes of conversations, and where answers end."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def _checkpoint(folder: Path, **changes: object) -> Checkpoint:
 def test_a_prompt_has_the_tokens_that_transformers_makes_of_the_conversation(
     tmp_path: Path, template: str, system: str | None, thinking: bool | None
 ) -> None:
-    """With transformers, and without it from the files of the model alone."""
+    """With the tokenizer of transformers, and with that of the light image."""
     folder = chat_model.write(tmp_path, template)
     checkpoint = _checkpoint(folder, chat={"system": system}, thinking=thinking)
     messages = [{"role": "system", "content": system}] if system is not None else []
@@ -178,7 +178,7 @@ def test_a_response_to_a_prompt_that_opens_a_thought_begins_inside_it(tmp_path: 
     ],
 )
 def test_a_template_that_is_missing_or_fails_is_named(tmp_path: Path, template: str | None, message: str) -> None:
-    """With and without transformers, in one line."""
+    """In one line, wherever a prompt is made."""
     checkpoint = _checkpoint(chat_model.write(tmp_path, template))
     for ask in (checkpoint.prompt_ids, lambda question: prompt_format(checkpoint.config).prompt(question)):
         with pytest.raises(PipelineError, match=message) as raised:
