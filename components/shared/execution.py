@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -337,15 +338,6 @@ def _entropy(text: str) -> float:
 
 
 def _new_file(root: Path, name: str) -> str:
-    """The patch that makes a file of text; of any other it has no content."""
-    head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
-    try:
-        lines = (root / name).read_bytes().decode("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError):
-        return head
-    end = "" if lines[-1] == "" else "\\ No newline at end of file\n"
-    lines = lines if end else lines[:-1]
-    if not lines:
-        return head
-    added = "".join(f"+{line}\n" for line in lines)
-    return f"{head}--- /dev/null\n+++ b/{name}\n@@ -0,0 +1,{len(lines)} @@\n{added}{end}"
+    """The patch that makes a file."""
+    command = ["git", "diff", "--no-index", "--binary", "--no-color", "--no-ext-diff", "--", "/dev/null", name]
+    return subprocess.run(command, cwd=root, capture_output=True, check=False).stdout.decode(errors="replace")
