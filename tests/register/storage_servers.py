@@ -4,10 +4,8 @@ import contextlib
 import getpass
 import shutil
 import socket
-import socketserver
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,32 +93,6 @@ def ssh_server(folder: Path) -> Iterator[SSHServer]:
     command = [str(SSHD), "-D", "-e", "-f", str(keys / "sshd_config"), "-o", f"ListenAddress={address}"]
     with _running(command, address):
         yield SSHServer(folder / "storage", port, home)
-
-
-@contextmanager
-def dying_proxy(endpoint: str, num_bytes: int) -> Iterator[str]:
-    """Forward to a server until it has been sent so many bytes, and from then on close every connection at once."""
-    host, _, port = endpoint.removeprefix("http://").partition(":")
-    left = [num_bytes]
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as upstream:
-                threading.Thread(target=self._answer, args=(upstream,), daemon=True).start()
-                while left[0] > 0 and (block := self.request.recv(min(left[0], 1 << 14))):
-                    left[0] -= len(block)
-                    upstream.sendall(block)
-
-        def _answer(self, upstream: socket.socket) -> None:
-            with contextlib.suppress(OSError):
-                while block := upstream.recv(1 << 14):
-                    self.request.sendall(block)
-
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
 
 
 def _free_port() -> int:

@@ -1,12 +1,9 @@
 """Aliases and the audit trail, in real registries."""
 
 import json
-import random
-import signal
 import subprocess
 import sys
 import threading
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,13 +22,10 @@ from components.register.aliases import (
 )
 from components.register.snapshot import read_registry
 from components.shared.errors import PipelineError
-from components.shared.versioning import Workspace
-from pipelines.comparison import facts_of
 from tests.register.conftest import Registered
 from tests.register.registrations import git
 
 NAME = "grpo-policy"
-KILLS = 100
 
 
 @pytest.fixture
@@ -166,49 +160,6 @@ def test_of_many_decisions_at_once_at_a_url_one_wins(registry: str, tmp_path: Pa
     assert all(f"has become {change.version} in the meantime" in line for line in refused)
 
 
-@pytest.mark.long(minutes=3)
-def test_killed_promotions_and_rollbacks_have_happened_or_not(registry: str) -> None:
-    """SIGKILL at random moments: each time the old or the new champion, and all changes are in the audit trail."""
-    chance = random.Random(5)
-    assign(registry, "v0.0.1")
-    assign(registry, "v0.0.2")
-    started = time.monotonic()
-    assert _change("v0.0.3", "promote", registry).wait() == 0
-    duration_s = time.monotonic() - started
-    assign(registry, "v0.0.2", "rollback")
-    known, happened = _trail(registry), 0
-    for kill in range(KILLS):
-        version, action = ("v0.0.3", "promote") if champion(registry) == f"{NAME}@v0.0.2" else ("v0.0.2", "rollback")
-        process = _change(version, action, registry)
-        time.sleep(chance.uniform(0.2, 1.5) * duration_s)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        trail = _trail(registry)
-        assert trail[: len(known)] == known
-        assert len(trail) - len(known) in (0, 1), kill
-        if len(trail) > len(known):
-            assert (trail[-1].version, trail[-1].action) == (f"{NAME}@{version}", action)
-            assert (trail[-1].by, trail[-1].reason, trail[-1].facts) == ("jane@host", "better", {"Gate": "ok"})
-        assert champion(registry) == trail[-1].version
-        happened += len(trail) - len(known)
-        known = trail
-    assert 0 < happened < KILLS
-    assign(registry, "v0.0.1")
-    assert champion(registry) == f"{NAME}@v0.0.1"
-
-
-def _change(version: str, action: str, registry: str) -> "subprocess.Popen[bytes]":
-    code = "import sys; from tests.register.test_aliases import assign; assign(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, registry, version, action]
-    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"}
-    return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-
-
-def _trail(registry: str) -> list[Change]:
-    with read_registry(registry) as snapshot:
-        return changes_of(snapshot, NAME, CHAMPION)
-
-
 def test_candidates_are_counted_apart_from_champions(registry: str) -> None:
     """So that a registration never takes the number of a promotion."""
     assign(registry, "v0.0.1")
@@ -216,21 +167,3 @@ def test_candidates_are_counted_apart_from_champions(registry: str) -> None:
         tag, message = candidate(snapshot, NAME, f"{NAME}@v0.0.3", "passed the gate")
     assert tag == f"{NAME}#candidate#2"
     assert message.startswith(f"Register candidate: {NAME}@v0.0.3\n\npassed the gate\n\nAction: register\nBy: ")
-
-
-def test_facts_of_all_versions_are_read_at_once(registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry of a thousand versions is listed by as many processes of git as one of three."""
-    calls: list[tuple[str, ...]] = []
-    run = Workspace.git_bytes
-
-    def counted(workspace: Workspace, *arguments: str, data: bytes | None = None) -> bytes:
-        calls.append(arguments)
-        return run(workspace, *arguments, data=data)
-
-    with read_registry(registry) as snapshot:
-        versions = snapshot.versions()
-        monkeypatch.setattr(Workspace, "git_bytes", counted)
-        facts = facts_of(snapshot, *versions)
-    assert [each.version for each in facts] == versions
-    assert len(versions) == 3
-    assert len(calls) <= 3

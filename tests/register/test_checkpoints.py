@@ -1,11 +1,7 @@
 """Checkpoints in the registry, pushed from a folder of unfinished work as a training leaves it."""
 
-import os
 import random
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,6 @@ from pipelines.cli import main as command_line
 from tests.register.storage_servers import BUCKET, s3_server
 
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
-NUM_KILLS = 12
 
 
 def _train(folder: Path, step: int, *, run: str = RUN, accuracy: float = 0.5) -> Path:
@@ -180,23 +175,3 @@ def test_checkpoints_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert _fetch(tmp_path, f"{RUN}@latest", "fetched") == written
         stored = [path for path in (tmp_path / "s3").rglob("*/checkpoints/**/*") if path.is_file()]
         assert len(stored) == 3
-
-
-@pytest.mark.long(minutes=1)
-def test_pushes_killed_at_random_moments_leave_complete_checkpoints(tmp_path: Path) -> None:
-    """Every checkpoint that is listed can be fetched, and the next run pushes as if nothing had happened."""
-    chance, started = random.Random(1), time.monotonic()
-    subprocess.run(_command(_train(tmp_path, 1), tmp_path / "registry"), check=True)
-    duration_s = time.monotonic() - started
-    for number in range(1, NUM_KILLS + 1):
-        command = _command(_train(tmp_path, number + 1), tmp_path / "registry")
-        with subprocess.Popen(command, start_new_session=True) as publisher:
-            time.sleep(chance.uniform(0.2, 1) * duration_s)
-            os.killpg(publisher.pid, signal.SIGKILL)
-        for name in _names(tmp_path)[-1:]:
-            assert _fetch(tmp_path, name, f"{number}-{name}")
-    _publish(tmp_path, NUM_KILLS + 2)
-    assert _names(tmp_path)[-1] == f"{RUN}@step-{NUM_KILLS + 2}"
-    for name in _names(tmp_path):
-        assert _fetch(tmp_path, name, f"last-{name}")
-    assert len(_objects(tmp_path)) == 2 + 2 + 1

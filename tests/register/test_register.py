@@ -299,21 +299,6 @@ def test_missing_or_different_storage_is_an_error(registered: Registered, passed
     assert not (tmp_path / "fetched").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("file", ["model.safetensors", "lineage.json"])
-def test_changed_file_in_the_storage_is_not_fetched(registered: Registered, tmp_path: Path, file: str) -> None:
-    """A wrong byte in the weights or their lineage is an error, not a model."""
-    config, policy, _ = registered
-    content = (policy / file).read_bytes()
-    objects = [path for path in (tmp_path / "registry-storage").rglob("*") if path.is_file()]
-    stored = next(path for path in objects if path.read_bytes() == content)
-    stored.chmod(0o644)
-    stored.write_bytes(content[:-1])
-    with pytest.raises(PipelineError, match=rf"v0\.0\.1: .*policy/{file} is damaged: its object {stored}"):
-        fetch(config.registry, "v0.0.1", tmp_path / "fetched")
-    assert not (tmp_path / "fetched").exists()
-
-
 def test_version_is_registered_only_once_its_weights_can_be_fetched(
     passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

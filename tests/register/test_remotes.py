@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from components.register.config import RegisterConfig
-from components.register.registry import fetch, open_registry
+from components.register.registry import fetch
 from components.shared import lineage
 from components.shared.errors import PipelineError, RetryableError
-from tests.register.registrations import command, git, make_config, make_policy, run_register, tags
-from tests.register.storage_servers import BUCKET, SSHD, S3Server, dying_proxy, s3_server, ssh_server
+from tests.register.registrations import make_config, make_policy, run_register, tags
+from tests.register.storage_servers import BUCKET, SSHD, S3Server, s3_server, ssh_server
 
 pytestmark = pytest.mark.slow
 URL = f"s3://{BUCKET}/versions"
@@ -114,56 +114,6 @@ def test_missing_and_wrong_credentials_are_named(
     assert refused.value.exit_code == 2
 
 
-@pytest.mark.long(minutes=0.7)
-def test_server_that_dies_in_mid_push_leaves_no_version(s3: S3Server, passed: Path, tmp_path: Path) -> None:
-    """Exit code 75, as for one that does not answer at all; the next run makes one complete version."""
-    policy = make_policy(tmp_path / "policy")
-    for num_bytes in (0, 3_000, 300_000):
-        with dying_proxy(s3.endpoint, num_bytes) as address:
-            config = make_config(tmp_path / str(num_bytes), storage=URL, storage_endpoint=address)
-            with pytest.raises(RetryableError, match=f"^{URL}: cannot "):
-                run_register(config, policy, passed, tmp_path / "out")
-        assert tags(tmp_path / str(num_bytes) / "registry") == []
-    config = config_of(tmp_path, s3.endpoint)
-    assert run_register(config, policy, passed, tmp_path / "out")["version"] == "v0.0.1"
-    fetch(config.registry, "v0.0.1", tmp_path / "fetched")
-    assert lineage.digest(tmp_path / "fetched") == lineage.digest(policy)
-
-
-def test_damaged_object_is_named_and_repaired_by_the_next_registration(
-    s3: S3Server, passed: Path, tmp_path: Path
-) -> None:
-    """One flipped bit in the bucket: a reader is told file and object; the same weights again restore it."""
-    config, policy = config_of(tmp_path, s3.endpoint), make_policy(tmp_path / "policy")
-    run_register(config, policy, passed, tmp_path / "out")
-    weights = (policy / "model.safetensors").read_bytes()
-    (stored,) = (path for path in s3.folder.rglob("*") if path.is_file() and path.read_bytes() == weights)
-    stored.write_bytes(bytes([weights[0] ^ 1]) + weights[1:])
-    with pytest.raises(PipelineError, match=rf"policy/model\.safetensors is damaged: its object .*{stored.name}"):
-        fetch(config.registry, "v0.0.1", tmp_path / "fetched")
-    assert not (tmp_path / "fetched").exists()
-    second = make_config(tmp_path / "second", storage=URL, storage_endpoint=s3.endpoint)
-    run_register(second, policy, passed, tmp_path / "again")
-    fetch(config.registry, "v0.0.1", tmp_path / "fetched")
-
-
-def test_two_writers_at_once_both_end_with_a_version(s3: S3Server, passed: Path, tmp_path: Path) -> None:
-    """They share a registry at a URL and the bucket."""
-    shared = tmp_path / "shared.git"
-    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(shared))
-    config = make_config(tmp_path, registry=f"file://{shared}", storage=URL, storage_endpoint=s3.endpoint)
-    writers = []
-    for name in ("one", "two"):
-        policy = make_policy(tmp_path / name / "policy", name.encode())
-        writers.append((policy, subprocess.Popen(command(config, policy, passed, tmp_path / name))))
-    assert [process.wait() for _, process in writers] == [0, 0]
-    digests = set()
-    for tag in ("v0.0.1", "v0.0.2"):
-        fetch(config.registry, tag, tmp_path / tag)
-        digests.add(lineage.digest(tmp_path / tag))
-    assert digests == {lineage.digest(policy) for policy, _ in writers}
-
-
 @pytest.mark.skipif(SSHD is None, reason="needs sshd (the Debian package openssh-server)")
 def test_weights_behind_ssh(passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come back through a real sshd; a refused key is exit code 2, a server that is down 75."""
@@ -185,16 +135,3 @@ def test_weights_behind_ssh(passed: Path, tmp_path: Path, monkeypatch: pytest.Mo
         assert refused.value.exit_code == 2
     with pytest.raises(RetryableError):
         fetch(config.registry, "v0.0.1", tmp_path / "down")
-
-
-def test_a_server_loads_weights_from_plain_files(s3: S3Server, passed: Path, tmp_path: Path) -> None:
-    """Which are complete and read back before their address is known, also where a copy was interrupted."""
-    policy = make_policy(tmp_path / "policy")
-    config = config_of(tmp_path, s3.endpoint)
-    version = run_register(config, policy, passed, tmp_path / "out")
-    served = tmp_path / "s3" / BUCKET / "versions/serve/grpo-policy/v0.0.1"
-    for _ in range(2):
-        with open_registry(config.registry, config.storage, config.storage_endpoint) as registry:
-            assert registry.serve(version) == f"{URL}/serve/grpo-policy/v0.0.1"
-        assert lineage.file_digests(served) == lineage.file_digests(policy)
-        (served / "model.safetensors").write_bytes(b"half")

@@ -175,16 +175,6 @@ def test_the_last_and_the_best_are_kept(
     assert _names(tmp_path) == {f"step-{step:06d}" for step in kept}
 
 
-def test_the_best_is_kept_only_on_request_and_with_a_readable_score(tmp_path: Path) -> None:
-    """It takes room; one whose manifest is damaged is not the best."""
-    _save(tmp_path / "unasked", 1, 2, keep_last=1, score_1=0.9, score_2=0.1)
-    assert _names(tmp_path / "unasked") == {"step-000002"}
-    _save(tmp_path / "asked", 1, 2, score_1=0.5, score_2=0.9)
-    _cut(tmp_path / "asked/step-000002/manifest.json")
-    _save(tmp_path / "asked", 3, keep_last=1, keep_best=True, score_3=0.1)
-    assert _names(tmp_path / "asked") == {"step-000001", "step-000003"}
-
-
 def test_the_best_is_read_and_a_damaged_one_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of equals it is the first; there is none where no checkpoint has a score."""
     assert best_checkpoint(tmp_path, stage="train") is None
@@ -214,33 +204,6 @@ def test_a_complete_checkpoint_is_not_written_again(tmp_path: Path) -> None:
     writer.save(2, lambda folder: pytest.fail("it was written"), score=None)
     assert _names(tmp_path) == {"step-000002"}
     assert _latest_step(tmp_path) == 2
-
-
-def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
-    """It is no checkpoint, and is gone when the next writer opens the folder."""
-    _save(tmp_path, 1)
-    for name in (".step-000002.partial", ".step-000003.removed"):
-        shutil.copytree(tmp_path / "step-000001", tmp_path / name)
-    assert _latest_step(tmp_path) == 1
-    CheckpointWriter(tmp_path, keep_last=1, keep_best=False)
-    assert _names(tmp_path) == {"step-000001"}
-
-
-@pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
-    """The error is its own, and the earlier checkpoint is as it was."""
-    writer = CheckpointWriter(tmp_path, keep_last=1, keep_best=False)
-    writer.save(1, _fill(1), score=None)
-
-    def fail(folder: Path) -> None:
-        _fill(2)(folder)
-        raise error
-
-    with pytest.raises(type(error)) as raised:
-        writer.save(2, fail, score=None)
-    assert raised.value is error
-    assert _names(tmp_path) == {"step-000001"}
-    assert _latest_step(tmp_path) == 1
 
 
 def test_a_checkpoint_is_on_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from components.preflight.config import Params, as_yaml, contradictions, load_params, stage_sections
 from components.shared.config import (
@@ -79,18 +79,6 @@ def _refusal(path: Path) -> str:
     message = str(refused.value)
     assert "\n" not in message
     return message.removeprefix(f"{path}:")
-
-
-def test_a_section_becomes_a_frozen_typed_object(tmp_path: Path) -> None:
-    """Values arrive in their types, and nothing changes them afterwards."""
-    section = load_section(_file(tmp_path), "train", _Section)
-    assert (section.seed, section.rate, section.engine.stages) == (1, 0.002, [1, 2])
-    assert section.sources == [
-        _Sums(kind="sums", num_train=4),
-        _Files(kind="files", train=Path("data/train.jsonl")),
-    ]
-    with pytest.raises(ValidationError, match="frozen"):
-        section.seed = 2  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(

@@ -104,29 +104,6 @@ def test_a_lock_names_its_owner(tmp_path: Path) -> None:
     lock_folder(path)
 
 
-def test_a_folder_that_vanishes_while_it_is_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a run that finishes at that moment; a file in its place is an error."""
-    path = tmp_path / "work/run.lock"
-    path.parent.mkdir()
-    mkdir = os.mkdir
-
-    def vanish(folder: Path, *arguments: Any) -> None:
-        monkeypatch.undo()
-        try:
-            mkdir(folder, *arguments)
-        finally:
-            path.parent.rmdir()
-
-    monkeypatch.setattr(os, "mkdir", vanish)
-    lock_folder(path).release()
-    assert path.exists()
-    (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError):
-        lock_folder(tmp_path / "file/run.lock")
-
-
 def test_a_waiting_process_gets_the_lock_of_a_removed_folder(tmp_path: Path) -> None:
     """A run that has finished removes its folder before it releases the lock."""
     path = tmp_path / "work/run.lock"
@@ -141,10 +118,3 @@ def test_a_waiting_process_gets_the_lock_of_a_removed_folder(tmp_path: Path) -> 
     thread.join(30)
     assert waited == [path]
     assert path.exists()
-
-
-def test_the_tail_of_a_file_is_read_alone(tmp_path: Path) -> None:
-    """Of one shorter than that all; half a character at its beginning is replaced."""
-    (tmp_path / "log").write_text("one\ntwo: \u00e4\n", encoding="utf-8")
-    assert durable.tail(tmp_path / "log", max_bytes=100) == "one\ntwo: \u00e4\n"
-    assert durable.tail(tmp_path / "log", max_bytes=2) == "\ufffd\n"

@@ -92,13 +92,6 @@ def test_damage_is_refused_with_file_and_object(
     assert ("is missing from the storage" if how == "deleted" else "is damaged") in message
 
 
-def test_only_the_requested_files_are_verified(repository: Repository, tmp_path: Path) -> None:
-    """Damage elsewhere in the folder does not matter."""
-    _flip(repository.objects["lineage.json"])
-    assert repository.get("policy/config.json", tmp_path / "file") == 0
-    assert repository.get("policy/lineage.json", tmp_path / "other") == 1
-
-
 _HOSTILE = """
 [core]
     remote = s
@@ -138,60 +131,6 @@ def test_a_repository_says_where_its_storage_is_and_nothing_else(
     assert (settings["url"], settings["region"]) == ("s3://bucket/models", "eu-1")
     assert settings.keys().isdisjoint(("profile", "configpath", "credentialpath"))
     assert "dir" not in config["cache"]
-
-
-@pytest.fixture
-def unpushed(tmp_path: Path) -> Workspace:
-    """A folder with three files that DVC knows and that are to go to a bucket."""
-    folder = tmp_path / "unpushed"
-    folder.mkdir()
-    here = Workspace(folder, tmp_path)
-    here.dvc("init", "--no-scm")
-    remote = "    no_scm = true\n    remote = s\n['remote \"s\"']\n    url = s3://bucket/models\n"
-    (folder / ".dvc" / "config").write_text(f"[core]\n{remote}")
-    for name in ("one", "two", "three"):
-        (folder / name).write_text(name)
-    here.dvc("add", "one", "two", "three")
-    return here
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "environment", "kind", "reason"),
-    [
-        (None, {}, None, ""),
-        (None, {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, PipelineError, "Unable to locate credentials"),
-        ("forbidden", {}, PipelineError, "Access Key Id you provided"),
-        ("internal error", {}, RetryableError, "internal error|500"),
-        ("dies in mid-push", {}, RetryableError, "failed to transfer '[0-9a-f]{32}.*Connection was closed"),
-        (None, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, RetryableError, "Could not connect to the endpoint"),
-    ],
-)
-def test_a_push_to_s3_fails_with_its_cause(
-    unpushed: Workspace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Fault | None,
-    environment: dict[str, str],
-    kind: type[PipelineError] | None,
-    reason: str,
-) -> None:
-    """Retryable where the server or the network may recover, and not where the credentials are what is wrong."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with s3_storage(fault) as storage:
-        for name, value in {**storage.environment, **environment}.items():
-            if value:
-                monkeypatch.setenv(name, value)
-            else:
-                monkeypatch.delenv(name, raising=False)
-        if kind is None:
-            unpushed.dvc("push")
-            assert sorted(storage.objects.values()) == [b"one", b"three", b"two"]
-            return
-        with pytest.raises(PipelineError, match=reason) as failed:
-            unpushed.dvc("push")
-        assert type(failed.value) is kind
-        assert "\n" not in str(failed.value)
 
 
 @pytest.mark.slow

@@ -91,16 +91,6 @@ def test_a_git_that_fails_is_an_error(project: Path, tmp_path: Path, monkeypatch
         _revision(project)
 
 
-def test_changes_that_are_too_long_leave_their_digest(project: Path) -> None:
-    """Which still tells two of them apart."""
-    (project / "components/old.py").write_text("x" * 300_000)
-    one = _revision(project)
-    (project / "components/old.py").write_text("y" * 300_000)
-    other = _revision(project)
-    assert one.patch is other.patch is None
-    assert one.patch_digest != other.patch_digest
-
-
 def test_outside_a_repository_the_revision_is_that_of_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

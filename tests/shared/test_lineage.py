@@ -2,18 +2,13 @@
 
 import hashlib
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 
 from components.shared import lineage
-from components.shared.config import Config, Operational
 from components.shared.errors import PipelineError
 from components.shared.execution import Revision
 from tests.lineages import made
@@ -63,42 +58,12 @@ def test_other_content_has_another_digest(tmp_path: Path, change: Callable[[Path
         lineage.digest(tmp_path / "gone")
 
 
-def test_the_digest_of_a_value_ignores_the_order_of_keys() -> None:
-    """But not that of lists."""
-    assert lineage.value_digest({"a": 1, "b": [1, 2]}) == lineage.value_digest({"b": [1, 2], "a": 1})
-    assert lineage.value_digest({"a": 1, "b": [1, 2]}) != lineage.value_digest({"a": 1, "b": [2, 1]})
-
-
-def test_a_damaged_lineage_is_named(tmp_path: Path) -> None:
-    """An artifact of unknown origin is not used as one that no stage made."""
-    (tmp_path / lineage.FILE_NAME).write_text('{"stage": ')
-    with pytest.raises(PipelineError, match=r"lineage\.json: not valid JSON"):
-        lineage.read(tmp_path)
-
-
-def test_any_line_of_code_or_template_is_part_of_it(tmp_path: Path) -> None:
-    """But no compiled files."""
-    copy = tmp_path / "components"
-    shutil.copytree(_ROOT / "components", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    digests = [_code_digest(tmp_path)]
-    assert digests == [lineage.code_digest()]
-    for name in ("report/report.html.jinja", "shared/page.css", "shared/jsonl.py"):
-        with (copy / name).open("a") as file:
-            file.write("\n")
-        digests.append(_code_digest(tmp_path))
-    assert len(set(digests)) == 4
-
-
-def _code_digest(project: Path) -> str:
-    code = "from components.shared.lineage import code_digest; print(code_digest())"
-    environment = {**os.environ, "PYTHONPATH": str(project)}
-    run = subprocess.run([sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, check=True)
-    return run.stdout.decode().strip()
-
-
-class _TrainConfig(Config):
-    rate: float
-    num_processes: Annotated[int, Operational] = 1
+def test_code_and_templates_count_and_compiled_files_do_not() -> None:
+    """Any change of them is another code."""
+    files = lineage.code_files()
+    assert {"report/report.html.jinja", "shared/page.css", "shared/jsonl.py"} <= files.keys()
+    assert files["shared/jsonl.py"] == lineage.file_digest(_ROOT / "components/shared/jsonl.py")
+    assert not [name for name in files if "__pycache__" in name]
 
 
 def test_every_stage_and_environment_is_in_a_lineage_once() -> None:

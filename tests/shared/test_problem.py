@@ -39,25 +39,6 @@ def test_problems_come_back_in_their_order(tmp_path: Path) -> None:
     assert line == json.dumps(_VALUES, ensure_ascii=False) + "\n"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"answer": ""}, "answer: string should have at least 1 character, got ''"),
-        ({"split": "eval"}, "split: input should be 'train', 'test' or 'dev', got 'eval'"),
-        ({"anwser": "4"}, "anwser: unknown key; did you mean `answer`?"),
-    ],
-)
-def test_an_invalid_row_is_named_by_line_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    """With what the field should be."""
-    assert _refusal(tmp_path, _VALUES, _VALUES | change).startswith(f":2.{message}")
-
-
-def test_every_field_is_required(tmp_path: Path) -> None:
-    """Even one that may be null: a writer that forgot it is found."""
-    row = {name: value for name, value in _VALUES.items() if name != "level"}
-    assert _refusal(tmp_path, row) == ":1.level: required key is missing"
-
-
 def test_a_split_without_problems_is_an_error(tmp_path: Path) -> None:
     """Training on nothing would succeed."""
     assert _refusal(tmp_path) == ": holds no problem"

@@ -2,10 +2,8 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import platform
-import signal
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -320,18 +318,6 @@ def test_a_full_disk_is_named_with_what_is_on_it(folders: dict[str, Path], error
         run(_stage(error), CopyConfig(), folders)
 
 
-def test_a_killed_run_leaves_no_output_and_the_next_is_unaffected(tmp_path: Path, folders: dict[str, Path]) -> None:
-    """SIGKILL once everything is written, and before anything is renamed."""
-    stage = _stage(lambda: os.kill(os.getpid(), signal.SIGKILL))
-    process = multiprocessing.get_context("fork").Process(target=run, args=(stage, CopyConfig(), folders))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert set(_files(tmp_path)) == {"out/.first.partial/a.txt", ".second.partial/b.txt"}
-    run(_stage(), CopyConfig(), folders)
-    assert _files(tmp_path) == _NEW
-
-
 _BUSY = RetryableError("the server is busy")
 _STALE = OSError(errno.ESTALE, "Stale file handle", "/work/x")
 
@@ -428,14 +414,6 @@ def test_a_task_takes_plain_values_and_retries(
     assert (tmp_path / "out/model/deep/weights").read_text() == "learned"
 
 
-def test_a_task_with_a_wrong_config_ends_like_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line and the exit code."""
-    with pytest.raises(SystemExit) as ended:
-        run_task(_writing(), {"sed": 3.0}, "made")
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: write: write.sed: unknown key; did you mean `seed`?\n"
-
-
 @pytest.fixture(params=[0o000, 0o022])
 def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     """That of Argo's tasks, and that of a container runtime."""
@@ -457,12 +435,3 @@ def test_files_of_a_task_are_changed_by_its_group_alone(tmp_path: Path, on_clust
         _run_task(_writing(Attempts(PipelineError("unfinished"))), tmp_path, on_cluster=on_cluster)
     _run_task(_writing(), tmp_path, on_cluster=on_cluster)
     assert _modes(tmp_path) == {(True, 0o775), (False, 0o664)}
-
-
-def test_file_modes_on_a_laptop_are_the_users_choice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
-) -> None:
-    """Only the user decides who reads the files of a local run."""
-    monkeypatch.setenv(environment.WORK_VARIABLE, str(tmp_path / "work"))
-    run_task(_writing(), {}, str(tmp_path))
-    assert _modes(tmp_path / "model") == {(True, 0o777 & ~umask), (False, 0o666 & ~umask)}

@@ -1,6 +1,5 @@
 """Git in a workspace: which of its failures may pass; and whether a run would reproduce the newest version."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -42,39 +41,6 @@ def test_a_server_that_is_away_is_distinguished_from_one_that_refuses(
     with pytest.raises(PipelineError) as raised:
         Workspace(tmp_path, tmp_path).git("push")
     assert (type(raised.value), str(raised.value)) == (kind, f"git: {printed.removeprefix('fatal: ')}")
-
-
-def _commit(folder: Path, message: str = "x") -> Workspace:
-    """A new repository with one commit."""
-    work = Workspace(folder, folder.parent)
-    folder.mkdir()
-    work.git("init", "--quiet", "--initial-branch", "main")
-    work.git("commit", "--quiet", "--allow-empty", "--message", message)
-    return work
-
-
-def test_a_refused_push_gives_the_servers_reason(tmp_path: Path) -> None:
-    """What a hook prints, and which ref it refused."""
-    shared = tmp_path / "shared.git"
-    subprocess.run(["git", "init", "--quiet", "--bare", str(shared)], check=True)
-    (shared / "hooks" / "update").write_text("#!/bin/sh\necho 'no releases on Friday' >&2\nexit 1\n")
-    (shared / "hooks" / "update").chmod(0o755)
-    work = _commit(tmp_path / "work")
-    with pytest.raises(PipelineError, match=r"remote rejected\] HEAD -> main \(hook declined\); no releases on Friday"):
-        work.git("push", "--quiet", str(shared), "HEAD:refs/heads/main")
-
-
-def test_a_push_that_came_too_late_is_not_transient(tmp_path: Path) -> None:
-    """Although the server hangs up on an atomic push that it does not accept."""
-    shared = f"file://{tmp_path}/shared.git"
-    subprocess.run(["git", "init", "--quiet", "--bare", str(tmp_path / "shared.git")], check=True)
-    push = ("push", "--quiet", "--atomic", shared, "HEAD:refs/heads/main")
-    _commit(tmp_path / "first", "first").git(*push)
-    late = _commit(tmp_path / "second", "second")
-    late.git("tag", "second")
-    with pytest.raises(PipelineError, match=r"rejected\] +HEAD -> main \(fetch first\)") as failed:
-        late.git(*push, "refs/tags/second")
-    assert type(failed.value) is PipelineError
 
 
 def _configs(**changed: Any) -> dict[str, Config]:

@@ -1,12 +1,10 @@
 """Unfinished work: kept until the stage has finished, resumed by the same work alone, and never abandoned silently."""
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -129,19 +127,6 @@ def test_the_journal_names_the_folder_in_which_a_training_can_be_watched(
     assert training.unfinished() == []
 
 
-def test_work_is_kept_when_outputs_cannot_be_renamed(training: _Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hours of work are not lost to a read-only folder."""
-
-    def refuse(path: Path, new: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    with monkeypatch.context() as broken:
-        broken.setattr(durable, "replace", refuse)
-        with pytest.raises(PermissionError):
-            training.run()
-    assert training.run() == 3
-
-
 def test_the_place_of_unfinished_work(training: _Training, monkeypatch: pytest.MonkeyPatch) -> None:
     """By stage and key, below the folder in the environment, else outputs/work; nothing of a killed removal stays."""
     leftover = training.root / "train/.0123456789abcdef.removed"
@@ -250,36 +235,6 @@ def test_a_run_waits_for_another_of_the_same_work(
     assert training.unfinished() == []
 
 
-def test_a_run_takes_over_when_the_one_it_waits_for_is_killed(
-    training: _Training, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file system releases the lock of a process that ends; what it has done is resumed."""
-    started = multiprocessing.get_context("fork").Event()
-
-    def hang() -> None:
-        started.set()
-        time.sleep(600)
-
-    def first() -> None:
-        training.run(before_end=hang)
-
-    process = multiprocessing.get_context("fork").Process(target=first)
-    process.start()
-    assert started.wait(60)
-    output: list[str] = []
-
-    def say(_: str, message: str) -> None:
-        output.append(message)
-        process.kill()
-
-    monkeypatch.setattr(work, "say", say)
-    assert training.run(output="deep/another") == 3
-    process.join()
-    assert len(output) == 1
-    assert output[0].startswith(f"waiting for the result of run 0f1e2d3c (process {process.pid} on ")
-    assert training.unfinished() == []
-
-
 def test_unfinished_work_that_is_not_resumed_is_listed(
     training: _Training, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,22 +272,3 @@ def test_work_with_a_file_of_the_user_starts_again_when_it_has_changed(
     assert made_by.work.materials == training.sources
     training.sources = {"mine:reward": Material(sha256="1")}
     assert training.run() == 3
-
-
-def test_of_much_unfinished_work_the_longest_is_listed(
-    training: _Training, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three folders, and of many files of code the first three."""
-    folders = [training.fail(seed=number) for number in range(5)]
-    (folders[4] / "checkpoints/step-000060").mkdir()
-    (folders[4] / "fingerprint.json").unlink()
-    monkeypatch.setattr(lineage, "stage_files", lambda stage: dict.fromkeys("abcde", ""))
-    capsys.readouterr()
-    training.run(seed=9)
-    first, *others, advice = capsys.readouterr().out.splitlines()
-    assert first == f"train: {folders[4]}: unfinished work after step 60 is not resumed: its fingerprint is unknown"
-    assert len(others) == 2
-    assert all(
-        line.endswith("the code of components/a, components/b, components/c and 2 more files") for line in others
-    )
-    assert f"{advice}\n" == _ADVICE
