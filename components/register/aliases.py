@@ -87,7 +87,12 @@ def change_alias(location: str, version: Version, change: Change) -> None:
     with open_for_aliases(location) as registry:
         is_next = next_count(registry.snapshot, version.name, change.alias) == change.count
         if not (is_next and registry.assign(tag, version.commit, message(change))):
-            raise PipelineError(_overtaken(location, version.name, change.alias))
+            with read_registry(location) as snapshot:
+                last = changes_of(snapshot, version.name, change.alias)[-1]
+            raise PipelineError(
+                f"{location}: {version.name}@{change.alias} has become {last.version} in the meantime (by {last.by}: "
+                f"{last.reason}); nothing was changed"
+            )
 
 
 def candidate(snapshot: Snapshot, name: str, version: str, reason: str) -> tuple[str, str]:
@@ -135,16 +140,6 @@ def _change(assignment: Assignment, version: str) -> Change:
     else:
         reason = " ".join(paragraphs[1:-1])
     return Change(action, version, assignment.alias, assignment.count, at, by, _one_line(reason), facts)
-
-
-def _overtaken(location: str, name: str, alias: str) -> str:
-    """What to say where somebody else has changed an alias first."""
-    with read_registry(location) as snapshot:
-        last = changes_of(snapshot, name, alias)[-1]
-    return (
-        f"{location}: {name}@{alias} has become {last.version} in the meantime (by {last.by}: {last.reason}); "
-        "nothing was changed"
-    )
 
 
 def _one_line(text: str) -> str:

@@ -224,6 +224,7 @@ def require_url(url: str) -> None:
 def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
     """Return the entry of a registered version at an address; all but the run is read from the version itself."""
     tag = version["tag"]
+    trailer = ("log", "-1", "--format=%(trailers:key=Pipeline-Commit,valueonly)", f"refs/tags/{tag}")
     md5 = yaml.safe_load(snapshot.read(tag, f"{POLICY}.dvc"))["outs"][0]["md5"]
     verdict, summary, provenance = (
         json.loads(snapshot.read(tag, f"{name}.json")) for name in ("verdict", "summary", "provenance")
@@ -240,7 +241,7 @@ def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
             "bundle_digest": version["bundle_digest"],
             "parent": version["parent"] or "none",
             "dvc_md5": md5,
-            "git_sha": snapshot.pipeline_commit(tag),
+            "git_sha": snapshot.repository.git(*trailer).strip(),
             "registry": version["registry"],
             "registry_tag": tag,
         },

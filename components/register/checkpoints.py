@@ -38,6 +38,7 @@ from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError, explain
 from components.shared.lineage import Lineage
 from components.shared.progress import say
+from components.shared.results import link_or_copy
 from components.shared.versioning import Workspace, is_url
 from components.shared.work import MODEL, Export, newest_export
 
@@ -174,7 +175,7 @@ class _Branch:
         model = self._workspace.scratch / MODEL
         for path in export.digests:
             (model / path).parent.mkdir(parents=True, exist_ok=True)
-            _link(export.folder / path, model / path)
+            link_or_copy(str(export.folder / path), str(model / path))
         stored = self._workspace.dvc_json("store", {MODEL: str(model)})
         digests = {f"{MODEL}/{path}": digest for path, digest in export.digests.items()}
         if stored["faults"] or stored["files"] != digests:
@@ -182,7 +183,7 @@ class _Branch:
                 iter(stored["faults"]), f"{export.folder}: its files differ from the manifest of the checkpoint"
             )
             raise PipelineError(f"the storage does not have what was written: {fault}")
-        folder = self._workspace.folder / _folder(export.step)
+        folder = self._workspace.folder / f"step-{export.step:06d}"
         folder.mkdir()
         pointer = {"outs": [{**stored["pointers"][MODEL], "path": MODEL}]}
         (folder / f"{MODEL}.dvc").write_text(yaml.safe_dump(pointer, sort_keys=False), encoding="utf-8")
@@ -234,20 +235,6 @@ def _branch(run: str, origin: str, parent: Path | None = None) -> Iterator[_Bran
     # Absolute: DVC runs in the clone, and is told where the model is.
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-", dir=parent and parent.resolve()) as scratch:
         yield _Branch(run, origin, Workspace(Path(scratch) / "clone", Path(scratch)))
-
-
-def _folder(step: int) -> str:
-    return f"step-{step:06d}"
-
-
-def _link(source: Path, target: Path) -> None:
-    """Make a second name for a file, or a copy of it where the file system has no such names."""
-    try:
-        target.hardlink_to(source)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 class _Publisher:

@@ -152,7 +152,8 @@ class Registry:
             else:
                 target.write_text(content, encoding="utf-8")
         self.clone.git("add", "--all")
-        digests = {**self._digests(), **stored.digests}
+        own = set(self.clone.git("ls-files", "-z").split("\0")[:-1]) - {VERSION_FILE, DIGESTS_FILE}
+        digests = {**{path: lineage.file_digest(self.clone.folder / path) for path in own}, **stored.digests}
         digests_text = json.dumps(dict(sorted(digests.items())), indent=2) + "\n"
         made = {**version, "bundle_digest": hashlib.sha256(digests_text.encode()).hexdigest()}
         before = self.clone.folder / VERSION_FILE
@@ -165,12 +166,6 @@ class Registry:
         self.clone.git("add", "--all")
         self.clone.git("commit", "--quiet", "--message", message)
         return made
-
-    def _digests(self) -> dict[str, str]:
-        """The SHA-256 of each file of the commit that is being prepared, but of those that hold the digests."""
-        paths = self.clone.git("ls-files", "-z").split("\0")[:-1]
-        listed = (path for path in paths if path not in (VERSION_FILE, DIGESTS_FILE))
-        return {path: lineage.file_digest(self.clone.folder / path) for path in listed}
 
     def publish(self, tags: Mapping[str, str]) -> bool:
         """Push the clone's commit and new tags on it, by their names with their messages: all of it or nothing.

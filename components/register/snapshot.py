@@ -125,22 +125,12 @@ class Snapshot:
         try:
             listed = self.repository.git("for-each-ref", "--sort=creatordate", f"--format={form}", "refs/tags")
         except PipelineError as error:
-            raise type(error)(f"{self.location}: {self._damaged_tag() or error}") from None
+            raise type(error)(f"{self.location}: its tags cannot be read: {error}") from None
         tags = []
         for entry in listed.split("\1")[:-1]:
             tag, itself, commit, at, name, address, message = entry.lstrip("\n").split("\0")
             tags.append(Tag(tag, commit or itself, message.strip(), f"{name} {address}".strip(), at))
         return tags
-
-    def _damaged_tag(self) -> str | None:
-        """A line on the first tag that git cannot read, with its object."""
-        listed = self.repository.git("for-each-ref", "--format=%(objectname) %(refname:short)", "refs/tags")
-        for name, _, tag in (line.partition(" ") for line in listed.splitlines()):
-            try:
-                self.repository.git("cat-file", "tag", name)
-            except PipelineError as error:
-                return f"the tag {tag} is damaged: its git object {name} cannot be read: {error}"
-        return None
 
     def versions(self, name: str | None = None, *, withdrawn: bool = False) -> list[Version]:
         """Return the versions of a model, or of all, by their numbers; those that GTO deprecated only where asked."""
@@ -230,11 +220,6 @@ class Snapshot:
     def lineage(self, tag: str) -> Lineage:
         """Return what a registered version was made from; PipelineError where it is of another format."""
         return lineage.parse(json.loads(self.read(tag, lineage.FILE_NAME)), name=f"{tag}: {lineage.FILE_NAME}")
-
-    def pipeline_commit(self, tag: str) -> str:
-        """Return the commit of the pipeline's code that made a version."""
-        form = "--format=%(trailers:key=Pipeline-Commit,valueonly)"
-        return self.repository.git("log", "-1", form, f"refs/tags/{tag}").strip()
 
     def get(self, tag: str, paths: Sequence[str], destination: Path) -> None:
         """Copy files and folders of a version, `.` for all of it, into a folder.

@@ -233,8 +233,8 @@ class Findings:
         grpo = self.evaluations["grpo"].scores
         return {
             "models": self.by_source,
-            "flexible": {name: each.scores["flexible"]["by_source"] for name, each in self.evaluations.items()},
-            "truncated": {name: each.scores["truncated"]["by_source"] for name, each in self.evaluations.items()},
+            "flexible": self.beside("flexible"),
+            "truncated": self.beside("truncated"),
             "protocol": grpo.get("protocol"),
             "verdict": self.verdict,
             "learned": self.learned,
@@ -258,6 +258,7 @@ def find(config: ReportConfig, folders: Mapping[str, Path], verdict: Mapping[str
     pairs = [Pair(record, answers[record.id]) for record in evaluations["sft"].greedy.values()]
     steps = [row for _, row in jsonl.read_rows(folders["grpo_training"] / "steps.jsonl")]
     training = _training(folders["grpo_training"])
+    first_rollout = folders["grpo_training"] / FIRST_ROLLOUT
     of_policy = steps[: training["policy_step"]] if training else steps
     return Findings(
         evaluations,
@@ -270,12 +271,8 @@ def find(config: ReportConfig, folders: Mapping[str, Path], verdict: Mapping[str
         ),
         training=training,
         learned=any(row["gradient_norm"] for row in of_policy),
-        first_rollout=_lines(folders["grpo_training"] / FIRST_ROLLOUT),
+        first_rollout=first_rollout.read_text("utf-8").splitlines() if first_rollout.is_file() else [],
     )
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
 
 
 def _training(folder: Path) -> dict[str, Any] | None:

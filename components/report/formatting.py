@@ -1,11 +1,9 @@
 """Formats of the report's figures, which the gate, the page and the terminal share, and of long texts."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 _MINUS = "\N{MINUS SIGN}"
-_FOLDED_TURNS = 6
-"""Turns in the middle of a conversation that a page has; a run may have conversations of hundreds."""
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -51,24 +49,6 @@ def looks(counted: Mapping[str, Any]) -> str:
 def shorten(text: str, characters: int) -> str:
     """Return the text, truncated to a number of characters."""
     return text if len(text) <= characters else text[:characters].rstrip() + " …"
-
-
-class Conversation(NamedTuple):
-    """The turns of an answer as a page shows them."""
-
-    first: Sequence[Any]
-    folded: Sequence[Any]
-    """Shown where a reader asks for them."""
-    num_omitted: int
-    """Turns after the folded ones that are not on the page."""
-    last: Any
-
-
-def conversation(turns: Sequence[Any]) -> Conversation:
-    """Return the turns of an answer: how it begins and ends, and of a long one the middle to be unfolded."""
-    *before, last = turns
-    first, middle = (before, []) if len(before) <= 2 else (before[:1], before[1:])
-    return Conversation(first, middle[:_FOLDED_TURNS], len(middle[_FOLDED_TURNS:]), last)
 
 
 def hours(number: float, unit: str) -> str:

@@ -96,7 +96,14 @@ def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateConte
             f"sources with test problems: {', '.join(outcomes)}"
         )
     sources = compare(outcomes, claim_of(gate), first="sft")
-    conditions = [*health(outcomes, gate.health, context.training), *_of_split(context.split)]
+    conditions = health(outcomes, gate.health, context.training)
+    looks = None
+    if context.split == Split.TEST:
+        number = context.looks + 1
+        chance = 1 - (1 - gate.max_p_value) ** number
+        looks = {"test_set": context.test_set, "number": number, "false_promotion": chance}
+    else:  # problems that may be looked at as often as one likes decide nothing
+        conditions.append(_condition("split of the problems", str(context.split), str(Split.TEST), False))
     champion = against(context.champion, gate) if context.champion else None
     parts = (*sources, *conditions, *([champion] if champion else []))
     missed = [part["reason"] for part in parts if not part["passed"]]
@@ -109,7 +116,7 @@ def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateConte
         "sources": sources,
         "health": conditions,
         "champion": champion,
-        "looks": _looks(context, gate.max_p_value),
+        "looks": looks,
         "power": {"passable": _passable(outcomes, gate)},
     }
 
@@ -228,23 +235,6 @@ def against(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:
         "sources": sources,
         "passed": passed,
         "reason": f"champion {champion.tag}: {reason}",
-    }
-
-
-def _of_split(split: Split) -> list[dict[str, Any]]:
-    """The condition that a policy is judged on the test problems; nothing is said where it is."""
-    return [] if split == Split.TEST else [_condition("split of the problems", str(split), str(Split.TEST), False)]
-
-
-def _looks(context: GateContext, level: float) -> dict[str, Any] | None:
-    """The number of this look at the test problems; None for problems that may be looked at as often as one likes."""
-    if context.split != Split.TEST:
-        return None
-    number = context.looks + 1
-    return {
-        "test_set": context.test_set,
-        "number": number,
-        "false_promotion": 1 - (1 - level) ** number,
     }
 
 

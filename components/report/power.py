@@ -10,7 +10,7 @@ import numpy as np
 
 from components.report.config import GateConfig
 from components.report.formatting import points
-from components.report.gate import Claim, Outcome, claim_of, claim_p, is_not_worse, with_targets
+from components.report.gate import Outcome, claim_of, claim_p, is_not_worse, with_targets
 from components.shared.page import percent
 from components.shared.statistics import PairedCounts
 
@@ -62,7 +62,9 @@ def power(gate: GateConfig, sizes: Mapping[str, int]) -> float:
         if source not in claim.target:
             none_better *= passed
         else:
-            none_better *= passed - _probability(size, gate, source, lambda each: _is_better(each, claim, level))
+            none_better *= passed - _probability(
+                size, gate, source, lambda each: is_not_worse(each, claim) and claim_p(Outcome(each), claim) <= level
+            )
     return all_pass - none_better
 
 
@@ -81,10 +83,6 @@ def enough_problems(gate: GateConfig, sizes: Mapping[str, int]) -> dict[str, int
         middle = (low + high) / 2
         low, high = (low, middle) if power(gate, scaled(middle)) >= MIN_POWER else (middle, high)
     return scaled(high)
-
-
-def _is_better(counts: PairedCounts, claim: Claim, level: float) -> bool:
-    return is_not_worse(counts, claim) and claim_p(Outcome(counts), claim) <= level
 
 
 def _probability(size: int, gate: GateConfig, source: str, passes: Callable[[PairedCounts], bool]) -> float:

@@ -143,13 +143,17 @@ def render_report(
     here = Path(__file__).parent
     findings, run = findings or find(config, folders, verdict), run or RunFacts()
     configs = findings.provenance.configs.items()
+    validated: list[tuple[str, Any, Markup | None]] = []
+    if training := findings.training:
+        title = "Validation accuracy, with the policy's step"
+        validated = [(title, [], charts.validation_chart(training["validation"], title, training["policy_step"]))]
     values = {
         "findings": findings,
         "target": findings.verdict["target"],
         "models": MODELS,
         "colors": charts.MODEL_COLORS,
         "panels": [
-            *_validation_panel(findings.training),
+            *validated,
             *_panels(folders["grpo_training"], _GRPO_CURVES),
             *(panel for panel in _panels(folders["grpo_training"], _TOOL_CURVES) if panel[-1]),
             *_panels(folders["sft_training"], _SFT_CURVES),
@@ -231,13 +235,6 @@ def _choose_examples(pairs: Sequence[Pair], number: int) -> list[dict[str, Any]]
     for title, each in members.items():
         shown[title] += min(number - sum(shown.values()), len(each) - shown[title])
     return [{"title": title, "total": len(each), "pairs": each[: shown[title]]} for title, each in members.items()]
-
-
-def _validation_panel(training: Mapping[str, Any] | None) -> Iterator[tuple[str, Any, Markup]]:
-    """The chart of validation, where there was any."""
-    if training:
-        title = "Validation accuracy, with the policy's step"
-        yield title, [], charts.validation_chart(training["validation"], title, training["policy_step"])
 
 
 def _panels(training: Path, charted: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Any, Markup | None]]:

@@ -160,7 +160,8 @@ def _read_layer(path: Path) -> _Layer:
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         root = loader.get_single_node()
-        lines = _lines_of(root)  # before values are made of the nodes, which moves merged keys into their mappings
+        lines: dict[KeyPath, int] = {}
+        _add_lines(lines, root, ())  # before values are made of the nodes: that moves merged keys into their mappings
         content = loader.construct_document(root) if root else None
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.yaml")], n=1, cutoff=0.8)
@@ -188,14 +189,8 @@ def _read_layer(path: Path) -> _Layer:
     return _Layer(path, content, lines)
 
 
-def _lines_of(node: yaml.Node | None) -> dict[KeyPath, int]:
-    """The line of every key below a node; an error for a duplicate, of which YAML would silently keep the last."""
-    lines: dict[KeyPath, int] = {}
-    _add_lines(lines, node, ())
-    return lines
-
-
 def _add_lines(lines: dict[KeyPath, int], node: yaml.Node | None, keys: KeyPath) -> None:
+    """Add the line of every key below a node; an error for a duplicate, of which YAML would silently keep the last."""
     items: list[tuple[str | int, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
         items = [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]

@@ -35,7 +35,7 @@ from components.shared.lineage import Lineage, Material, fingerprint
 from components.shared.model import require_unchanged, resolve_reference
 from components.shared.progress import say, say_line
 from components.shared.results import Record, Result
-from components.shared.work import WorkFolder, locked_work
+from components.shared.work import locked_work
 
 PAUSES_S = (30.0, 120.0)
 """Between attempts of a task."""
@@ -148,18 +148,18 @@ def run(
         if earlier:
             return _take(earlier, record, outputs, made_by)
     verdict: PipelineError | None = None
-    lock = locked_work(root, stage.name, same_work, owner) if stage.has_work else nullcontext()
-    with lock as work:
-        others = record.find(outputs, known=known) if work and work.waited else None
+    lock = locked_work(root, stage.name, same_work, owner) if stage.has_work else nullcontext((None, False))
+    with lock as (folder, waited):
+        others = record.find(outputs, known=known) if waited else None
         if others:
             return _take(others, record, outputs, made_by)
-        work_folder = {"work": _begin(work, made_by)} if work else {}
+        work_folder = {"work": _begin(folder, stage.name, made_by)} if folder else {}
         with _partial_outputs(outputs, *work_folder.values()) as partial:
             metrics, verdict = _call(stage, config, {**inputs, **partial, **work_folder})
             materials = {**sources, **stage.materials(config, partial)}
             made_by = lineage.complete(made_by, materials, started_at, work_folder.get("work"))
-            for folder in partial.values():
-                lineage.write(folder, made_by)
+            for output in partial.values():
+                lineage.write(output, made_by)
         seconds = round(time.monotonic() - started, 3)
         is_recorded = stage.has_work or (reuse is not Reuse.NONE and not stage.never_reused)
         if is_recorded and not verdict:
@@ -181,11 +181,11 @@ def _call(stage: Stage, config: Config, folders: Mapping[str, Path]) -> tuple[di
         return {}, error
 
 
-def _begin(work: WorkFolder, made_by: Lineage) -> Path:
-    """Return the folder of unfinished work, and say in the journal where it is: what happens can be seen there."""
-    folder = work.begin(made_by)
-    live.begin(folder, work.stage)
-    log_event(work.stage, "work", folder=folder.resolve())
+def _begin(folder: Path, stage: str, made_by: Lineage) -> Path:
+    """Make a folder that of a run's unfinished work; the journal says where it is: what happens can be seen there."""
+    lineage.write(folder, made_by)
+    live.begin(folder, stage)
+    log_event(stage, "work", folder=folder.resolve())
     return folder
 
 

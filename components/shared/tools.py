@@ -293,13 +293,9 @@ def find_call(text: str, call_format: CallFormat | None) -> Call | None:
     answer = text.rpartition(_END_OF_THOUGHT)[2]
     if _THOUGHT in answer:
         return None
-    call = _json_call(answer) if call_format in ("tool_call", None) else None
+    _, *calls = answer.split(_OPEN) if call_format in ("tool_call", None) else [answer]
+    call = replace(_read_json_call(calls[-1]), num_ignored=len(calls) - 1) if calls else None
     return _fenced_call(answer) if call is None and call_format in ("fenced", None) else call
-
-
-def _json_call(answer: str) -> Call | None:
-    _, *calls = answer.split(_OPEN)
-    return replace(_read_json_call(calls[-1]), num_ignored=len(calls) - 1) if calls else None
 
 
 def _read_json_call(rest: str) -> Call:

@@ -18,7 +18,7 @@ from typing import Any
 
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, raise_if_disk_is_full
-from components.shared.lineage import Fingerprint, Lineage
+from components.shared.lineage import Fingerprint
 from components.shared.live import LIVE
 from components.shared.progress import say
 
@@ -34,21 +34,6 @@ _ADMINISTRATIVE = {_LOCK, _WRITER_LOCK, _RECORD, lineage.FILE_NAME}
 """Files beside which there is nothing to resume."""
 
 
-@dataclass
-class WorkFolder:
-    """A folder of unfinished work, locked by this run."""
-
-    stage: str
-    folder: Path
-    waited: bool
-    """Whether another run of the same work had it before."""
-
-    def begin(self, made_by: Lineage) -> Path:
-        """Write the lineage of what is to be made into the folder, and return that."""
-        lineage.write(self.folder, made_by)
-        return self.folder
-
-
 def work_folder(root: Path, stage: str, fingerprint: Fingerprint) -> Path:
     """Return the folder for unfinished work with a fingerprint."""
     work = {key: fingerprint[key] for key in ("config", "inputs", "code")}
@@ -56,8 +41,11 @@ def work_folder(root: Path, stage: str, fingerprint: Fingerprint) -> Path:
 
 
 @contextmanager
-def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "") -> Iterator[WorkFolder]:
-    """Lock the folder of unfinished work, once no other run has it; remove it if the block leaves nothing to resume."""
+def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "") -> Iterator[tuple[Path, bool]]:
+    """Lock the folder of unfinished work, once no other run has it; remove it if the block leaves nothing to resume.
+
+    Yields the folder, and whether another run of the same work had it before.
+    """
     for leftover in (root / stage).glob(".*.removed"):
         durable.remove(leftover)
     folder = work_folder(root, stage, fingerprint)
@@ -71,7 +59,7 @@ def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "
         _list_others(stage, folder, fingerprint)
     jsonl.write_json(folder / _RECORD, fingerprint)
     try:
-        yield WorkFolder(stage, folder, waited)
+        yield folder, waited
     except BaseException:
         files = [path for path in folder.rglob("*") if path.is_file() and folder / LIVE not in path.parents]
         if {path.name for path in files} <= _ADMINISTRATIVE:
