@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from huggingface_hub import ModelCard, ModelCardData
 
 from components.register.card import model_card
@@ -79,22 +78,3 @@ def test_the_card_counts_the_steps_of_the_policy(passed: Path) -> None:
     text = model_card(VERSION, evidence, None)
     assert "7 steps of GRPO, each" in text
     assert "the best accuracy in validation, of 9 steps done" in text
-
-
-def test_the_card_says_with_which_tool_the_accuracies_are(passed: Path) -> None:
-    """And how often it was used; a model without tools has no such lines."""
-    evidence = _evidence(passed)
-    without = model_card(VERSION, evidence, None)
-    assert "tool" not in without[without.index("## Evaluation") : without.index("## Promotion gate")]
-    tools = {"environment": "python", "call_format": "fenced", "max_turns": 4}
-    used = {model: {"with_call": {"fraction": share}} for model, share in (("base", 0), ("sft", 0.25), ("grpo", 0.5))}
-    evidence["summary"] |= {"protocol": {"tools": tools}, "tools": used}
-    text = model_card(VERSION, evidence, None)
-    assert "in turns with the tool `python` (fenced calls, up to 4 turns)" in text
-    assert "\n| With a call of the tool | 0.0 % | 25.0 % | 50.0 % | \n| Worked" in text
-
-
-@pytest.mark.parametrize(("passed_gate", "words"), [(True, "**Passed.**"), (False, "not enforced")])
-def test_the_card_says_what_the_gate_decided(passed: Path, unenforced: Path, passed_gate: bool, words: str) -> None:
-    """Also where a version was registered although it missed the gate."""
-    assert words in model_card(VERSION, _evidence(passed if passed_gate else unenforced), None)

