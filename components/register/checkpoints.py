@@ -38,7 +38,6 @@ from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError, explain
 from components.shared.lineage import Lineage
 from components.shared.progress import say
-from components.shared.results import link_or_copy
 from components.shared.versioning import Workspace, is_url
 from components.shared.work import MODEL, Export, newest_export
 
@@ -175,7 +174,7 @@ class _Branch:
         model = self._workspace.scratch / MODEL
         for path in export.digests:
             (model / path).parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(str(export.folder / path), str(model / path))
+            durable.link_or_copy(export.folder / path, model / path)
         stored = self._workspace.dvc_json("store", {MODEL: str(model)})
         digests = {f"{MODEL}/{path}": digest for path, digest in export.digests.items()}
         if stored["faults"] or stored["files"] != digests:

@@ -37,30 +37,31 @@ def count_test_set_use(location: str, name: str, policy_digest: str, verdict: Ma
     """
     if verdict["looks"] is None:
         return
-    facts = {"name": name, "passed": verdict["passed"], "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    facts = {"test_set": verdict["looks"]["test_set"], "policy_digest": policy_digest}
+    facts |= {"name": name, "passed": verdict["passed"], "at": at}
     try:
         with open_for_aliases(location) as registry:
-            record_test_set_use(registry, verdict["looks"]["test_set"], policy_digest, facts)
+            _record(registry, facts)
     except RetryableError:
         raise
     except PipelineError as error:
         say("register", f"warning: this look at the test problems is not counted: {error}")
 
 
-def record_test_set_use(registry: Registry, test_set: str, policy_digest: str, facts: Mapping[str, Any]) -> bool:
-    """Add a look with some facts to a registry that is open; return False if the policy was judged there before.
+def _record(registry: Registry, facts: Mapping[str, Any]) -> None:
+    """Add a look unless the policy was judged there before.
 
     Raises:
         RetryableError: Others have pushed before each attempt, or the registry cannot be reached.
         PipelineError: It does not accept the branch.
     """
-    path = f"{test_set}/{policy_digest}.json"
+    path = f"{facts['test_set']}/{facts['policy_digest']}.json"
     for attempt in range(_ATTEMPTS):
         base = _newest(registry.clone)
         if base and registry.clone.try_git("cat-file", "-e", f"{base}:{path}") is not None:
-            return False
-        content = json.dumps({"test_set": test_set, "policy_digest": policy_digest, **facts}, indent=2) + "\n"
-        commit = _commit(registry.clone, base, path, content)
+            return
+        commit = _commit(registry.clone, base, path, json.dumps(facts, indent=2) + "\n")
         try:
             registry.clone.git("push", "--quiet", "origin", f"{commit}:refs/heads/{BRANCH}")
         except PipelineError as error:
@@ -69,7 +70,7 @@ def record_test_set_use(registry: Registry, test_set: str, policy_digest: str, f
                 raise type(error)(f"{registry.location}: does not accept the branch `{BRANCH}`: {error}") from None
             time.sleep(_PAUSE_S * attempt)
         else:
-            return True
+            return
     raise RetryableError(f"{registry.location}: its branch `{BRANCH}` changed before each of {_ATTEMPTS} pushes")
 
 

@@ -88,6 +88,14 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Make a hard link, or a copy where the file system has no such links or the two are on different ones."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield a folder or file, and all that is below it, with its status; skip what vanishes meanwhile."""
     below = (Path(base) / name for base, folders, files in os.walk(folder) for name in (*folders, *files))

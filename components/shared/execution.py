@@ -267,23 +267,10 @@ def environment_differences(one: Environment, other: Environment) -> list[str]:
         if before[kind].get(name) != after[kind].get(name)
     ]
     return differences + [
-        f"{title}: {_words(before[key])} -> {_words(after[key])}"
-        for key, title in _TITLES.items()
-        if before[key] != after[key]
+        f"{key.replace('_', ' ')}: {_words(value)} -> {_words(after[key])}"
+        for key, value in before.items()
+        if value != after[key] and not isinstance(value, dict)
     ]
-
-
-_TITLES = {
-    "python": "Python",
-    "lock": "requirements.lock",
-    "image": "image",
-    "system": "operating system",
-    "machine": "architecture",
-    "cpu": "CPU",
-    "num_cores": "CPU cores",
-    "gpus": "GPUs",
-    "gpu_driver": "GPU driver",
-}
 
 
 def _words(value: object) -> str:

@@ -8,7 +8,6 @@ was made: reading them costs seconds for what took hours. They become hard links
 """
 
 import os
-import shutil
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -143,20 +142,6 @@ def damaged(result: Result) -> str:
         if lineage.digest(path) != result.digests[name]:
             return f"{path}: has changed since {result.run} made it"
     return ""
-
-
-def link(result: Result, outputs: Mapping[str, Path]) -> None:
-    """Fill the empty folders `outputs` with those of a result, with their lineage."""
-    for name, path in outputs.items():
-        shutil.copytree(result.outputs[name], path, copy_function=link_or_copy, dirs_exist_ok=True)
-
-
-def link_or_copy(source: str, target: str) -> None:
-    """Make a hard link, or a copy where the file system has no such links or the two are on different ones."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _is_unchanged(name: str, material: Material) -> bool:

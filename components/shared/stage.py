@@ -24,7 +24,7 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, TypeVar
 
-from components.shared import durable, lineage, live, results
+from components.shared import durable, lineage, live
 from components.shared.config import Config, load_section
 from components.shared.environment import POD_VARIABLE, WORK_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, RetryableError, explain, raise_if_disk_is_full
@@ -201,7 +201,9 @@ def _take(earlier: Result, record: Record, outputs: Mapping[str, Path], made_by:
     """Publish the outputs of an earlier result as those of this run, and return their metrics."""
     if not earlier.is_in(outputs):
         with _partial_outputs(outputs) as partial:
-            results.link(earlier, partial)
+            for name, path in partial.items():
+                made = earlier.outputs[name]
+                shutil.copytree(made, path, copy_function=durable.link_or_copy, dirs_exist_ok=True)
             _describe_taken(partial, made_by)
         record.add(earlier.model_copy(update={"outputs": {name: path.resolve() for name, path in outputs.items()}}))
     say_line(f"{record.stage}: unchanged: from {earlier.run}")

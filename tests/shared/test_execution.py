@@ -147,9 +147,9 @@ def test_differences_between_environments_are_told_in_words() -> None:
         "sympy (none) -> 1",
         "torch 2.13.0 -> 2.12.0",
         "OMP_NUM_THREADS 2 -> (none)",
-        "CPU: AMD EPYC -> Intel Xeon",
-        "CPU cores: 2 -> 8",
-        "GPUs: none -> H200, H200",
+        "cpu: AMD EPYC -> Intel Xeon",
+        "num cores: 2 -> 8",
+        "gpus: none -> H200, H200",
     ]
 
 
