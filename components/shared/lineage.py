@@ -206,12 +206,6 @@ class Lineage(_Record):
         run = self.run(stage)
         return None if run is None else self.revisions[run.revision]
 
-    @property
-    def seeds(self) -> dict[str, int]:
-        """Every seed in the configs, by stage and key."""
-        items = (item for work in self.works for item in flat(work.stage, work.config))
-        return {name: int(value) for name, value in items if name.endswith((".seed", "_seed")) and value.isdecimal()}
-
     def contains(self, other: "Lineage") -> bool:
         """Tell whether every record of another lineage is in this one."""
         return (

@@ -12,18 +12,20 @@ from statistics import NormalDist, fmean, pvariance
 from typing import Any
 
 Interval = tuple[float, float]
+_TAIL = 0.025
+"""Probability beyond each end of an interval."""
 _BISECTIONS = 40
 """To 1e-12 of a bound between -1 and 1."""
 
 
-def wilson_interval(correct: float, total: float, confidence: float = 0.95) -> Interval:
-    """Return the score interval of a proportion (Wilson 1927), without continuity correction.
+def wilson_interval(correct: float, total: float) -> Interval:
+    """Return the 95 % score interval of a proportion (Wilson 1927), without continuity correction.
 
     scipy's takes whole numbers of problems; an effective number of them (see `mean_interval`) may be a fraction.
     """
     if not 0 <= correct <= total or total == 0:
         raise ValueError(f"{correct} right of {total} is not a proportion")
-    z_squared = NormalDist().inv_cdf((1 + confidence) / 2) ** 2
+    z_squared = NormalDist().inv_cdf(1 - _TAIL) ** 2
     proportion = correct / total
     center = (proportion + z_squared / (2 * total)) / (1 + z_squared / total)
     spread = math.sqrt(z_squared * (proportion * (1 - proportion) + z_squared / (4 * total)) / total)
@@ -40,8 +42,8 @@ def score(correct: int, total: int) -> dict[str, Any]:
     return {"correct": correct, "total": total, "accuracy": correct / total, "interval": interval}
 
 
-def mean_interval(means: Sequence[float], num_answers: float = math.inf, confidence: float = 0.95) -> Interval:
-    """Return the interval of the mean over problems of per-problem means in [0, 1].
+def mean_interval(means: Sequence[float], num_answers: float = math.inf) -> Interval:
+    """Return the 95 % interval of the mean over problems of per-problem means in [0, 1].
 
     Samples of one problem are correlated, so problems are what counts: the variance between them gives the effective
     number of independent answers, and Wilson's interval is taken with that number. One answer per problem gives
@@ -52,7 +54,7 @@ def mean_interval(means: Sequence[float], num_answers: float = math.inf, confide
     variance = pvariance(means, mean)
     # Without variance each problem counts as one answer.
     effective_total = min(len(means) * mean * (1 - mean) / variance, num_answers) if variance > 0 else len(means)
-    return wilson_interval(min(mean * effective_total, effective_total), effective_total, confidence)
+    return wilson_interval(min(mean * effective_total, effective_total), effective_total)
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,9 @@ def paired_gain_bound(counts: PairedCounts, level: float) -> float:
     return low
 
 
-def paired_gain_interval(counts: PairedCounts, confidence: float = 0.95) -> Interval:
-    """Return the interval of the gain between the lower bounds of either model over the other."""
-    level = (1 - confidence) / 2
-    return paired_gain_bound(counts, level), -paired_gain_bound(counts.swapped, level)
+def paired_gain_interval(counts: PairedCounts) -> Interval:
+    """Return the 95 % interval of the gain between the lower bounds of either model over the other."""
+    return paired_gain_bound(counts, _TAIL), -paired_gain_bound(counts.swapped, _TAIL)
 
 
 def holm_levels(p_values: Mapping[str, float], level: float) -> dict[str, float]:
