@@ -122,9 +122,8 @@ def settings(case: Case) -> TrainGRPOConfig:
             "loss": {
                 "aggregation": "token_mean",
                 "ratio": "token",
-                "clip": {"low": 0.2, "high": 0.2, "dual": None},
+                "clip": {"low": 0.2, "high": 0.2},
                 "kl": {"coefficient": case["kl_coefficient"], "estimator": "k3_corrected", "placement": "loss"},
-                "entropy_coefficient": 0.0,
             },
             "sampler": {"max_staleness": 0, "correction": {}, "max_mismatch": 0.1 if bf16 else 1e-3},
             "reference": "replicated",

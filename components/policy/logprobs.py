@@ -38,11 +38,12 @@ class TokenLogprobs:
     logprobs_N: Tensor
     """Natural log of the probability of the token, at the sampling temperature."""
     entropy_N: Tensor
-    """Entropy in nats of the distribution the token was sampled from; NaN from a model made without it."""
+    """Entropy in nats of the distribution the token was sampled from, without gradient; NaN from a model made without
+    it."""
 
 
 TokenLoss = Callable[[TokenLogprobs, slice], Tensor]
-"""Returns the loss of some of the N tokens, summed: of their scores, which it may be differentiated by, and places."""
+"""Returns the summed loss of some of the N tokens from their scores and places; differentiable by `logprobs_N`."""
 
 
 @dataclass
@@ -169,7 +170,7 @@ class TokenHead(nn.Module):
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits / temperature).
 
-        Both are differentiable. They are computed in float32 at least: a bfloat16 softmax is where samplers and
+        The first is differentiable. They are computed in float32 at least: a bfloat16 softmax is where samplers and
         trainers disagree most. Without the entropy, which takes time, it is NaN.
 
         With a `token_loss`, return its sum over chunks instead; with the logits of a `teacher`, its term of the loss.
@@ -205,25 +206,19 @@ class _ChunkedLogprobs(torch.autograd.Function):
         logprobs_N, entropy_N, lse_N = hidden_ND.new_full((3, len(target_N)), torch.nan, dtype=head.dtype)
         for rows in head.chunks:
             logprobs_N[rows], entropy_N[rows], lse_N[rows] = head.score(rows, with_entropy=with_entropy)[:3]
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N)
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N)
         ctx.temperature = temperature
-        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, bias_V, target_N, lse_N, entropy_N = ctx.saved_tensors
-        if grad_logprobs_N is None:
-            grad_logprobs_N = torch.zeros_like(lse_N)
+    def backward(ctx: Any, grad_logprobs_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_ND, weight_VD, bias_V, target_N, lse_N = ctx.saved_tensors
         head = _Head(hidden_ND, weight_VD, bias_V, target_N, ctx.temperature)
         gradients = _Gradients(head, with_weight=ctx.needs_input_grad[1])
         for rows in head.chunks:
-            lse_C, grad_logprobs_C = lse_N[rows], grad_logprobs_N[rows]
-            if grad_entropy_N is None:
-                probabilities_CV = head.logits(rows).sub_(lse_C[:, None]).exp_()
-                gradients.add(rows, head.errors(rows, probabilities_CV), grad_logprobs_C)
-            else:
-                gradients.add_both(rows, lse_C, entropy_N[rows], grad_logprobs_C, grad_entropy_N[rows])
+            probabilities_CV = head.logits(rows).sub_(lse_N[rows, None]).exp_()
+            gradients.add(rows, head.errors(rows, probabilities_CV), grad_logprobs_N[rows])
         return gradients.hidden_ND, gradients.weight_VD, gradients.bias_V, None, None, None
 
 
@@ -269,17 +264,11 @@ class _FusedLoss(torch.autograd.Function):
         chunk = head.score(rows, with_entropy=with_entropy and not from_errors)
         errors = head.errors(rows, chunk.probabilities_CV)
         entropy_C = head.entropy(rows, chunk.logprobs_C, errors) if from_errors else chunk.entropy_C
-        scores = TokenLogprobs(chunk.logprobs_C.requires_grad_(), entropy_C.requires_grad_())
+        scores = TokenLogprobs(chunk.logprobs_C.requires_grad_(), entropy_C)
         with torch.enable_grad():
             loss = token_loss(scores, rows)
-        wanted = (scores.logprobs_N, scores.entropy_N)
-        grad_logprobs_C, grad_entropy_C = torch.autograd.grad(loss, wanted, allow_unused=True)
-        if grad_entropy_C is None:
-            gradients.add(rows, errors, grad_logprobs_C)
-        else:
-            lse_C = chunk.lse_C
-            del errors, chunk  # as large as the logits that are computed once more
-            gradients.add_both(rows, lse_C, entropy_C.detach(), grad_logprobs_C, grad_entropy_C)
+        (grad_logprobs_C,) = torch.autograd.grad(loss, scores.logprobs_N)
+        gradients.add(rows, errors, grad_logprobs_C)
         return loss.detach()
 
 
@@ -405,21 +394,8 @@ class _Gradients:
         self.bias_V = None if head.bias_V is None else torch.zeros_like(head.bias_V, dtype=head.dtype)
 
     def add(self, rows: slice, errors: _Errors, grad_logprobs_C: Tensor) -> None:
-        """Add those of a chunk for a loss that depends on the log-probabilities alone."""
+        """Add those of a chunk for a loss of the log-probabilities."""
         self._add(rows, errors.logits_CV, errors.hidden_CD, -grad_logprobs_C / self._head.temperature)
-
-    def add_both(
-        self, rows: slice, lse_C: Tensor, entropy_C: Tensor, grad_logprobs_C: Tensor, grad_entropy_C: Tensor
-    ) -> None:
-        """Add those of a chunk for a loss that depends on the entropy as well."""
-        head = self._head
-        # dlog pi(target)/dlogit_v = [v = target] - pi_v, and dH/dlogit_v = -pi_v (log pi_v + H)
-        logprobs_CV = head.logits(rows).sub_(lse_C[:, None])
-        inner_CV = (logprobs_CV + entropy_C[:, None]).mul_(grad_entropy_C[:, None]).add_(grad_logprobs_C[:, None])
-        grad_CV = logprobs_CV.exp_().mul_(inner_CV).neg_()
-        grad_CV.scatter_add_(1, head.target_N[rows, None], grad_logprobs_C[:, None])
-        grad_CD = _product(grad_CV, head.weight_VD)
-        self._add(rows, grad_CV, grad_CD, torch.full_like(lse_C, 1 / head.temperature))
 
     def add_by_logits(self, rows: slice, grad_CV: Tensor, factor_C: Tensor) -> None:
         """Add those of a chunk for a loss with a gradient by the logits, times the factor of each token."""

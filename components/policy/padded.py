@@ -50,12 +50,13 @@ def token_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 def token_scores(logits_NV: Tensor, target_N: Tensor, *, with_entropy: bool) -> tuple[Tensor, Tensor]:
     """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits).
 
-    Both are differentiable, and as in `TokenHead`: NaN for an entropy that is not asked for.
+    As in `TokenHead`: the entropy is without gradient, and NaN where it is not asked for.
     """
     logprobs_NV = logits_NV.log_softmax(-1)
     logprobs_N = logprobs_NV.gather(1, target_N[:, None]).squeeze(1)
     if not with_entropy:
         return logprobs_N, torch.full_like(logprobs_N, torch.nan)
+    logprobs_NV = logprobs_NV.detach()
     return logprobs_N, -(logprobs_NV.exp() * logprobs_NV).sum(-1)
 
 

@@ -20,7 +20,7 @@ from components.train_grpo.slow_rewards import RewardCallsConfig
 
 AdvantageEstimator = Literal["z_score", "z_score_bessel", "mean_only", "leave_one_out", "batch_std", "mean_scaled"]
 PolicyLoss = Literal["clipped", "cispo", "sapo", "gmpo", "dppo"]
-KLEstimator = Literal["k1", "k2", "k3", "k3_corrected"]
+KLEstimator = Literal["k3", "k3_corrected"]
 Aggregation = Literal["sequence_mean", "token_mean", "prompt_mean", "constant"]
 ReferencePlacement = Literal["replicated", "sharded", "offloaded", "adapters"]
 
@@ -98,8 +98,6 @@ class RewardConfig(Config):
     """What is rewarded: the completion (section 4.1.2 of the paper) or each of its steps (section 4.1.3). The steps of
     `process` are its lines, those of `turn` the turns of the model in an environment. `reward_model`, `environment` and
     custom rewards decorated with `step_reward` have a value for each; all others are added to the last."""
-    combination: Literal["before_normalisation", "after_normalisation"] = "before_normalisation"
-    """Whether the weighted sum of rewards is normalised, or each reward and then the sum over the rollout (GDPO)."""
     max_unscorable_fraction: Annotated[float, Operational] = Field(0.1, ge=0, le=1)
     """Share of a rollout's completions that may have no verdict, a reward that fails, or an environment that fails; the
     run stops above it. Such a completion has no reward; where its environment failed, it is not in the loss either."""
@@ -160,8 +158,6 @@ class RewardConfig(Config):
         _require(
             not of_steps or have_steps, f"supervision: {self.supervision} needs {needed}, or a custom reward of steps"
         )
-        together = self.combination == "before_normalisation"
-        _require(together or not of_steps, "combination: after_normalisation needs supervision: outcome")
         return self
 
 
@@ -205,8 +201,6 @@ class ClipConfig(Config):
     """The ratio is held above 1 - low (epsilon in the paper); 1 is no lower bound, as CISPO was run in MiniMax-M1."""
     high: float = Field(0.2, gt=0)
     """The ratio is held below 1 + high; the same as low in the paper, larger in DAPO."""
-    dual: float | None = Field(default=None, gt=1)
-    """Bound on the ratio where the advantage is negative (dual clip); null for none."""
 
 
 class KLConfig(Config):
@@ -217,8 +211,6 @@ class KLConfig(Config):
     estimator: KLEstimator = "k3"
     """What estimates the divergence at a token. `k3` is the paper's; `k3_corrected`, TRL's default, has the gradient of
     the divergence."""
-    placement: Literal["loss", "reward"] = "loss"
-    """Whether the term is in the loss, or is subtracted from the reward before normalisation."""
 
 
 class LossConfig(Config):
@@ -238,13 +230,9 @@ class LossConfig(Config):
     clip: ClipConfig = ClipConfig()
     soft_clip: SoftClipConfig = SoftClipConfig()
     kl: KLConfig = KLConfig()
-    entropy_coefficient: float = Field(0.0, ge=0)
-    """Weight of the policy's entropy, which is maximised."""
 
     @model_validator(mode="after")
-    def _dual_clip_fits(self) -> "LossConfig":
-        fits = self.clip.dual is None or self.policy_loss == "clipped"
-        _require(fits, f"clip.dual needs policy_loss: clipped; with {self.policy_loss}, set it to null")
+    def _ratio_fits(self) -> "LossConfig":
         is_of_tokens = self.ratio == "token" or self.policy_loss in ("clipped", "cispo")
         _require(is_of_tokens, f"policy_loss: {self.policy_loss} is made of ratios of tokens; set ratio to token")
         return self
@@ -513,6 +501,4 @@ class TrainGRPOConfig(Config):
         _require(in_turn, "sampler.max_staleness above 0 needs prompts.max_resampling_rounds: 0 and reward.model: null")
         measured = self.limits.max_kl is None or self.loss.kl.coefficient > 0
         _require(measured, "limits.max_kl needs a KL term: set loss.kl.coefficient above 0, or the limit to null")
-        together = self.loss.kl.placement == "loss" or self.reward.combination == "before_normalisation"
-        _require(together, "loss.kl.placement: reward needs reward.combination: before_normalisation")
         return self

@@ -13,7 +13,7 @@ A reward of NaN is no reward: it counts in no statistic, and its advantage is ze
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +23,6 @@ from torch import Tensor
 from components.train_grpo.config import (
     AdvantageEstimator,
     Aggregation,
-    ClipConfig,
     CorrectionConfig,
     ImportanceMaskConfig,
     KLEstimator,
@@ -71,7 +70,7 @@ class TokenObjective:
 
 
 def token_objective(loss: LossConfig, tokens: Tokens, correction: CorrectionConfig) -> TokenObjective:
-    """Return policy loss, KL penalty and entropy bonus of each token: the bracket of equation 3, before its means."""
+    """Return policy loss and KL penalty of each token: the bracket of equation 3, before its means."""
     ratio_N = policy_ratio(tokens, loss.ratio)
     objective_N = policy_objective(tokens, ratio_N, loss)
     weight_N = importance_weights(tokens, correction)
@@ -81,10 +80,7 @@ def token_objective(loss: LossConfig, tokens: Tokens, correction: CorrectionConf
     if tokens.reference_logprobs_N is not None:
         token_ratio_N = policy_ratio(tokens, "token")
         kl_N = kl_to_reference(tokens.logprobs_N, tokens.reference_logprobs_N, token_ratio_N, loss.kl.estimator)
-        if loss.kl.placement == "loss":
-            objective_N = objective_N - loss.kl.coefficient * kl_N
-    if loss.entropy_coefficient:
-        objective_N = objective_N + loss.entropy_coefficient * tokens.entropy_N
+        objective_N = objective_N - loss.kl.coefficient * kl_N
     return TokenObjective(objective_N, ratio_N, kl_N, weight_N)
 
 
@@ -111,28 +107,6 @@ def advantages(rewards_PK: Tensor, estimator: AdvantageEstimator) -> Tensor:
             return centered_PK / _or_one(_std(*_centered(rewards_PK.reshape(1, -1))))
         case "mean_scaled":  # over mean(r), zero where that is not positive (MaxRL, arXiv 2602.02710)
             return torch.where(mean_P1 > 0, centered_PK / _or_one(mean_P1), 0.0)
-
-
-def decoupled_advantages(
-    rewards: Mapping[str, Tensor], weights: Mapping[str, Tensor], estimator: AdvantageEstimator
-) -> Tensor:
-    """Normalise each reward (P, K), sum, and divide by the sum's deviation over the rollout (GDPO, arXiv 2601.05242).
-
-    `weights` are those of each prompt, (P,), and NaN where it does not have the reward. A completion that lacks one of
-    the rewards of its prompt counts in the statistics of none. The mean of each group is zero then, and so is that of
-    the rollout.
-    """
-    lacks = {name: rewards[name].isnan() & ~weights_P.isnan()[:, None] for name, weights_P in weights.items()}
-    unscored_PK = torch.stack(list(lacks.values())).any(0)
-    weighted = [
-        weights_P.nan_to_num(0.0)[:, None] * advantages(rewards[name].masked_fill(unscored_PK, torch.nan), estimator)
-        for name, weights_P in weights.items()
-    ]
-    summed_PK = torch.stack(weighted).sum(0).masked_fill(unscored_PK, torch.nan)
-    # Rewards that cancel out leave rounding errors, which are no advantages.
-    if not has_spread(summed_PK.reshape(1, -1)).item():
-        return torch.zeros_like(summed_PK)
-    return (summed_PK / summed_PK[~unscored_PK].std(correction=0)).nan_to_num(0.0)
 
 
 def token_advantages(
@@ -207,16 +181,12 @@ def policy_objective(tokens: Tokens, ratio_N: Tensor, loss: LossConfig) -> Tenso
     """Return the term of each token whose gradient makes good completions likelier, to be maximised.
 
     The paper's epsilon is both `low` and `high`; DAPO's clip-higher (arXiv 2503.14476, section 3.1) raises `high`.
-    With a dual clip (arXiv 1912.09729, equation 5) a negative advantage is never multiplied by more than `dual`.
     """
     clip, advantages_N = loss.clip, tokens.advantages_N
     clipped_N = ratio_N.clamp(1 - clip.low, 1 + clip.high)
     match loss.policy_loss:
         case "clipped":  # min(ratio * A, clip(ratio, 1 - low, 1 + high) * A) (equation 3)
-            surrogate_N = torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
-            if clip.dual is None:
-                return surrogate_N
-            return torch.where(advantages_N < 0, torch.maximum(surrogate_N, clip.dual * advantages_N), surrogate_N)
+            return torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
         case "cispo":
             # clip(ratio) * A * log pi, the first factor without gradient (CISPO, arXiv 2506.13585): the clip bounds the
             # weight of a token, and never stops its gradient.
@@ -253,20 +223,7 @@ def clipped(loss: LossConfig, tokens: Tokens, ratio_N: Tensor) -> tuple[Tensor, 
             none_N = torch.zeros_like(ratio_N, dtype=torch.bool)
             return none_N, none_N
         case "clipped" | "cispo" | "gmpo":
-            return clipped_high(ratio_N, advantages_N, clip), clipped_low(ratio_N, advantages_N, clip)
-
-
-def clipped_high(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
-    """Return which tokens have a positive advantage and a ratio above the clip."""
-    return (ratio_N > 1 + clip.high) & (advantages_N > 0)
-
-
-def clipped_low(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
-    """Return which tokens have a negative advantage and a ratio below the clip, or above `dual`."""
-    clipped_N = ratio_N < 1 - clip.low
-    if clip.dual is not None:
-        clipped_N = clipped_N | (ratio_N > clip.dual)
-    return clipped_N & (advantages_N < 0)
+            return (ratio_N > 1 + clip.high) & (advantages_N > 0), (ratio_N < 1 - clip.low) & (advantages_N < 0)
 
 
 # The correction for a sampler that is not the policy before the update ------------------------------------------------
@@ -333,20 +290,15 @@ def kl_to_reference(
 ) -> Tensor:
     """Return an estimate of KL(pi || pi_ref) for each token, from samples of pi (equation 4).
 
-    With x = log(pi_ref / pi) all estimators have the divergence as their mean or close to it. As terms of a loss they
-    differ: the mean gradient is zero for k1, that of KL(pi || pi_ref) for k2 and k3_corrected, and that of the *other*
-    divergence KL(pi_ref || pi) for k3, the paper's own (names: http://joschu.net/blog/kl-approx.html).
-    `ratio_N` is pi / pi_old, which only k3_corrected uses.
+    With x = log(pi_ref / pi), exp(x) - x - 1 is never negative and has the divergence as its mean. As a term of a loss
+    its mean gradient is that of the *other* divergence, KL(pi_ref || pi); times the ratio pi / pi_old, `ratio_N`, it is
+    that of KL(pi || pi_ref) (names: http://joschu.net/blog/kl-approx.html).
     """
     x_N = reference_logprobs_N - logprobs_N
-    bounded_N = x_N.clamp(max=_MAX_LOG_RATIO)  # in both places of k3, or the gradient above it has the wrong sign
+    bounded_N = x_N.clamp(max=_MAX_LOG_RATIO)  # in both places, or the gradient above it has the wrong sign
     k3_N = torch.expm1(bounded_N) - bounded_N
     match estimator:
-        case "k1":  # unbiased, of either sign
-            return -x_N
-        case "k2":  # never negative, biased
-            return x_N.square() / 2
-        case "k3":  # exp(x) - x - 1: never negative and unbiased
+        case "k3":
             return k3_N
         case "k3_corrected":
             return ratio_N * k3_N

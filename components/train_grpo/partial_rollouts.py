@@ -98,11 +98,11 @@ class PartialRollouts(Rollouts):
     def state(self) -> dict[str, Any]:
         """Return the place in the order of prompts and all groups that are not learned from yet, as plain values.
 
-        All processes call it together; only the main one, which writes it, has the groups of all.
+        All processes call it together, and each has the groups of all.
         """
         groups = self._groups + (self._segment.result().groups if self._segment else [])
         own = _PARTIAL_GROUPS.dump_python(groups, mode="json")
-        of_ranks = self.ranks.gather(own, "the end of prefetching")
+        of_ranks = self.ranks.all_gather(own, "the end of prefetching")
         return {"prompts": self.prompts.state(), "groups_of_ranks": of_ranks, "is_ahead": self._segment is not None}
 
     def restore(self, state: Mapping[str, Any]) -> None:

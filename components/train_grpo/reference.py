@@ -101,10 +101,6 @@ class AdapterReference:
         """Refuse: the config has refused more than one iteration."""
         raise AssertionError("these weights cannot be replaced")
 
-    def follow(self, weights: Mapping[str, Tensor], decay: float) -> None:
-        """Refuse: the config has refused a moving average."""
-        raise AssertionError("these weights cannot be replaced")
-
     def state(self, *, main: bool) -> None:
         """Return None: these are always the weights of the start."""
 

@@ -3,7 +3,6 @@
 Shape suffixes as in objective.py: P prompts, G completions per prompt, B all of them, K steps of a prompt's group.
 """
 
-import math
 import random
 import threading
 import time
@@ -125,10 +124,10 @@ class Rollouts:
     def state(self) -> dict[str, Any]:
         """Return the place in the order of prompts and the rollouts that are sampled ahead, as plain values.
 
-        All processes call it together; only the main one, which writes it, has the rollouts of all.
+        All processes call it together, and each has the rollouts of all.
         """
         own = [_GROUPS.dump_python(rollout.result().sampled, mode="json") for rollout in self._ahead]
-        of_ranks = self.ranks.gather(own, "the end of prefetching")
+        of_ranks = self.ranks.all_gather(own, "the end of prefetching")
         # Of each rollout the groups of all processes, in the order of their prompts.
         ahead = [[group for part in parts for group in part] for parts in zip(*of_ranks, strict=True)]
         return {"prompts": self.prompts.state(), "ahead": ahead}
@@ -242,28 +241,16 @@ def with_version(
     return groups
 
 
-def reward_tensors(config: TrainGRPOConfig, groups: Sequence[Group]) -> dict[str, Tensor]:
-    """Return what is normalised, each (P, K): the weighted sum of all rewards, or each of them on its own.
-
-    The steps of each group's completions are laid end to end. A reward that a problem's source has not is NaN.
-    """
-
-    def padded(of_groups: Sequence[Sequence[Sequence[float]]]) -> Tensor:
-        rows = [torch.tensor([x for steps in group for x in steps], dtype=torch.float64) for group in of_groups]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.nan)
-
-    if config.reward.combination == "before_normalisation":
-        weights_P = [config.reward.weights_of(group.problem.source) for group in groups]
-        pairs = zip(groups, weights_P, strict=True)
-        return {
-            "combined": padded([[scored.combined(weights) for scored in group.scored_G] for group, weights in pairs])
-        }
-    return {
-        name: padded([[scored.rewards.get(name, (math.nan,)) for scored in group.scored_G] for group in groups])
-        for name in config.reward.names
-    }
+def combined_rewards(config: TrainGRPOConfig, groups: Sequence[Group]) -> Tensor:
+    """Return the weighted sum of the rewards of each step, (P, K), those of a group's completions end to end."""
+    rows_P = []
+    for group in groups:
+        weights = config.reward.weights_of(group.problem.source)
+        rewards_K = [x for scored in group.scored_G for x in scored.combined(weights)]
+        rows_P.append(torch.tensor(rewards_K, dtype=torch.float64))
+    return torch.nn.utils.rnn.pad_sequence(rows_P, batch_first=True, padding_value=torch.nan)
 
 
 def differs(config: TrainGRPOConfig, group: Group) -> bool:
     """Return whether a group's rewards differ, so that there is something to learn from it."""
-    return any(bool(has_spread(rewards_PK).item()) for rewards_PK in reward_tensors(config, [group]).values())
+    return bool(has_spread(combined_rewards(config, [group])).item())

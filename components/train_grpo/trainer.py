@@ -34,7 +34,6 @@ from components.train_grpo.metrics import (
     trajectory_metrics,
 )
 from components.train_grpo.monitoring import Profiler, StepTimer, first_look, require_first_signal, require_scorable
-from components.train_grpo.objective import kl_to_reference
 from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import Group
@@ -45,7 +44,6 @@ from components.train_grpo.update import (
     Minibatch,
     make_experience,
     mask_completions,
-    rollout_advantages,
     split_minibatches,
     try_largest_pass,
     update,
@@ -189,49 +187,31 @@ class Trainer:
 
     def _prepare(self, groups: Sequence[Group]) -> tuple[Experience, list[Minibatch]]:
         """Return what the update learns from, with the log-probabilities of the reference."""
-        kl_in_loss = self.config.loss.kl.placement == "loss"
         experience = make_experience(self.config, groups, self.checkpoint.device)
-        if self.reference and not kl_in_loss:
-            self._take_kl_off_rewards(self.reference, groups, experience)
         if self.config.sampler.correction.masks_completions:
-            if experience.old_logprobs_M.isnan().any():
-                with self._memory_for_logprobs():
-                    experience.old_logprobs_M = self._logprobs(self.policy, experience)
+            with self._memory_for_logprobs():
+                experience.old_logprobs_M = self._old_logprobs(experience)
             mask_completions(self.config, experience)
         padded = self.checkpoint.is_padded
         minibatches = split_minibatches(self.config, experience, ranks=self.policy.ranks, padded=padded)
-        if self.reference and kl_in_loss and minibatches:
+        if self.reference and minibatches:
             batches = [batch for minibatch in minibatches for batch in minibatch.shard.all_batches]
             with self._memory_for_logprobs(), self.reference.onloaded() as reference:
                 experience.reference_logprobs_M = completion_logprobs(reference, batches, len(experience.advantages_M))
         return experience, minibatches
 
-    def _take_kl_off_rewards(
-        self, reference: Reference | AdapterReference, groups: Sequence[Group], experience: Experience
-    ) -> None:
-        """Take beta times the sum of its tokens' KL estimates off the reward of each completion."""
-        kl = self.config.loss.kl
-        with self._memory_for_logprobs(), reference.onloaded():
-            old_M, reference_M = (self._logprobs(scorer, experience) for scorer in (self.policy, reference))
-        kl_M = kl_to_reference(old_M, reference_M, torch.ones_like(old_M), kl.estimator)
-        penalties_B = [kl.coefficient * part.sum() for part in kl_M.cpu().split(experience.num_tokens_B)]
-        experience.advantages_M = rollout_advantages(self.config, groups, torch.stack(penalties_B)).to(kl_M.device)
-        experience.old_logprobs_M, experience.reference_logprobs_M = old_M, reference_M
-
-    def _logprobs(self, scorer: Policy | Reference | AdapterReference, experience: Experience) -> Tensor:
-        """Return the log-probability of every completion token (M,): each process computes those of its shard."""
-        sequences_B, max_tokens = experience.sequences_B, self.config.engine.micro_batch_tokens
-        device = self.checkpoint.device
-        indices = [index for index, sequence in enumerate(sequences_B) if sequence.num_sampled]
+    def _old_logprobs(self, experience: Experience) -> Tensor:
+        """Return the policy's log-probability of every completion token (M,): each process computes its shard."""
+        sequences_B = experience.sequences_B
         shard = pack_shard(
             self.policy.ranks,
             sequences_B,
-            max_tokens=max_tokens,
-            device=device,
-            indices=indices,
+            max_tokens=self.config.engine.micro_batch_tokens,
+            device=self.checkpoint.device,
+            indices=[index for index, sequence in enumerate(sequences_B) if sequence.num_sampled],
             padded=self.checkpoint.is_padded,
         )
-        of_shard_M = completion_logprobs(scorer, shard.all_batches, len(experience.advantages_M))
+        of_shard_M = completion_logprobs(self.policy, shard.all_batches, len(experience.advantages_M))
         of_ranks = self.policy.ranks.all_gather(of_shard_M.cpu(), "the log-probabilities of a rollout")
         # Tokens of dummy batches were computed by several processes: the values differ only by rounding.
         return torch.stack(of_ranks).nanmean(0).to(self.checkpoint.device)

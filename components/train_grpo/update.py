@@ -3,11 +3,10 @@
 Shape suffixes as in objective.py: B completions of the rollout, M all their tokens, N tokens of a micro-batch.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -23,14 +22,13 @@ from components.train_grpo.metrics import UpdateMetrics, figures_without_update
 from components.train_grpo.objective import (
     Tokens,
     advantages,
-    decoupled_advantages,
     is_within_mask,
     token_advantages,
     token_objective,
     token_weights,
 )
 from components.train_grpo.rewards import Group, is_masked
-from components.train_grpo.rollouts import reward_tensors
+from components.train_grpo.rollouts import combined_rewards
 
 MASKED_COMPLETIONS = "masked_completion_fraction"
 """Column of the curves: the share of completions that `sampler.correction.mask` takes out of the loss."""
@@ -88,26 +86,11 @@ def mask_completions(config: TrainGRPOConfig, experience: Experience) -> None:
     experience.masked_B = ~within_B
 
 
-def rollout_advantages(config: TrainGRPOConfig, groups: Sequence[Group], penalties_B: Tensor | None = None) -> Tensor:
-    """Return the advantage of every completion token, (M,), in float64.
-
-    `penalties_B` are taken off the rewards of the completions, each off its last step (KL in the reward).
-    """
-    rewards, estimator = reward_tensors(config, groups), config.advantage.estimator
+def rollout_advantages(config: TrainGRPOConfig, groups: Sequence[Group]) -> Tensor:
+    """Return the advantage of every completion token, (M,), in float64."""
+    advantages_PK = advantages(combined_rewards(config, groups), config.advantage.estimator)
     step_ends_PG = [[[step.end for step in scored.steps] for scored in group.scored_G] for group in groups]
     num_tokens_PG = [[scored.completion.num_tokens for scored in group.scored_G] for group in groups]
-    if config.reward.combination == "after_normalisation":
-        weights_P = [config.reward.weights_of(group.problem.source) for group in groups]
-        weights = {name: torch.tensor([each.get(name, math.nan) for each in weights_P]).double() for name in rewards}
-        advantages_PK = decoupled_advantages(rewards, weights, estimator)
-    else:
-        if penalties_B is not None:
-            penalties_PG = penalties_B.view(len(groups), -1)
-            for rewards_K, step_ends_G, penalties_G in zip(
-                rewards["combined"], step_ends_PG, penalties_PG, strict=True
-            ):
-                rewards_K[torch.tensor(list(accumulate(map(len, step_ends_G)))) - 1] -= penalties_G
-        advantages_PK = advantages(rewards["combined"], estimator)
     return token_advantages(advantages_PK, step_ends_PG, num_tokens_PG)
 
 
@@ -127,9 +110,8 @@ def split_minibatches(
     Those still count in what the loss is divided by, unless they are masked. Where groups are few, so are the parts.
     """
     num_tokens_B, in_loss_B = torch.tensor(experience.num_tokens_B), experience.in_loss_B.cpu()
-    contributes_B, kl, device = in_loss_B, config.loss.kl, experience.advantages_M.device
-    has_other_terms = config.loss.entropy_coefficient or config.teacher
-    if not has_other_terms and not (kl.coefficient and kl.placement == "loss"):
+    contributes_B, device = in_loss_B, experience.advantages_M.device
+    if not config.teacher and not config.loss.kl.coefficient:
         parts = (experience.advantages_M != 0).cpu().split(experience.num_tokens_B)
         contributes_B = in_loss_B & torch.stack([part.any() for part in parts])
     num_groups, count = len(num_tokens_B) // config.group_size, config.minibatches_per_rollout

@@ -93,7 +93,8 @@ def scores_alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temp
         logits_SV = model(input_ids=ids_1S, use_cache=False).logits[0, len(each.prompt_ids) - 1 : -1] / temperature
         logprobs_SV = logits_SV.log_softmax(-1)
         logprobs_S = logprobs_SV.gather(1, torch.tensor(each.completion_ids)[:, None]).squeeze(1)
-        scores.append(torch.stack([logprobs_S, -(logprobs_SV.exp() * logprobs_SV).sum(-1)], dim=1))
+        entropy_S = -(logprobs_SV.exp() * logprobs_SV).sum(-1).detach()  # as in training, where it is a metric alone
+        scores.append(torch.stack([logprobs_S, entropy_S], dim=1))
     return torch.cat(scores)
 
 

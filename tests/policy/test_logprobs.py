@@ -17,7 +17,6 @@ from components.policy.logprobs import (
     TokenHead,
     TokenLogprobs,
     completion_logprobs,
-    use_float32_logits,
 )
 from components.policy.packing import pack
 from tests import tiny
@@ -103,29 +102,25 @@ def _full_softmax(layer: nn.Linear, hidden_ND: Tensor, target_N: Tensor, tempera
     return logprobs_NV.gather(1, target_N[:, None]).squeeze(1), -(logprobs_NV.exp() * logprobs_NV).sum(-1)
 
 
-def _gradients(outputs: tuple[Tensor, Tensor], which: str, inputs: list[Tensor]) -> list[Tensor]:
-    """Gradients of a weighted sum of the outputs, or of one of them."""
-    generator = torch.Generator().manual_seed(3)
-    weights = torch.randn(2, len(outputs[0]), dtype=torch.float64, generator=generator)
-    losses = {name: (w * x).sum() for name, w, x in zip(("logprobs", "entropy"), weights, outputs, strict=True)}
-    loss = losses["logprobs"] + losses["entropy"] if which == "both" else losses[which]
-    return list(torch.autograd.grad(loss, inputs))
+def _gradients(logprobs_N: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    """Gradients of a weighted sum."""
+    weights_N = torch.randn(len(logprobs_N), dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    return list(torch.autograd.grad((weights_N * logprobs_N).sum(), inputs))
 
 
-@pytest.mark.parametrize("which", ["logprobs", "entropy", "both"])
 @pytest.mark.parametrize("chunk_tokens", [0.5, 3, 5, 11, 100])
 @pytest.mark.parametrize(("bias", "temperature"), [(False, 1.0), (True, 0.6)])
 def test_the_head_is_a_softmax_over_all_logits(
-    monkeypatch: pytest.MonkeyPatch, bias: bool, temperature: float, chunk_tokens: float, which: str
+    monkeypatch: pytest.MonkeyPatch, bias: bool, temperature: float, chunk_tokens: float
 ) -> None:
-    """Log-probabilities, entropies and all gradients equal those of full logits, wherever chunks begin and end."""
+    """Log-probabilities, their gradients and entropies equal those of full logits, wherever chunks begin and end."""
     monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", int(chunk_tokens * VOCABULARY_SIZE))
     monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", 1)
     layer, (hidden_ND, target_N) = _layer(bias=bias), _inputs()
     inputs = [hidden_ND, *layer.parameters()]
     expected = _full_softmax(layer, hidden_ND, target_N, temperature)
     actual = TokenHead(layer, temperature=temperature)(hidden_ND, target_N)
-    gradients, exact_gradients = (_gradients(each, which, inputs) for each in (actual, expected))
+    gradients, exact_gradients = (_gradients(each[0], inputs) for each in (actual, expected))
     for values, exact in zip((*actual, *gradients), (*expected, *exact_gradients), strict=True):
         torch.testing.assert_close(values, exact, rtol=1e-12, atol=1e-12)
 
@@ -138,17 +133,16 @@ def test_log_probabilities_do_not_depend_on_whether_the_entropy_is_computed() ->
     )
     inputs = [hidden_ND, *layer.parameters()]
     assert torch.equal(with_entropy[0], without[0])
-    for one, other in zip(*(_gradients(each, "logprobs", inputs) for each in (with_entropy, without)), strict=True):
+    for one, other in zip(*(_gradients(each[0], inputs) for each in (with_entropy, without)), strict=True):
         assert torch.equal(one, other)
     assert bool(without[1].isnan().all())
     assert not bool(with_entropy[1].isnan().any())
 
 
-@pytest.mark.parametrize("which", ["logprobs", "both"])
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 100])
 @pytest.mark.parametrize(("bias", "temperature", "factor"), [(False, 1.0, 1.0), (True, 0.6, 3.0)])
 def test_the_gradient_of_a_loss_of_tokens_is_that_of_their_scores(
-    monkeypatch: pytest.MonkeyPatch, bias: bool, temperature: float, factor: float, chunk_tokens: int, which: str
+    monkeypatch: pytest.MonkeyPatch, bias: bool, temperature: float, factor: float, chunk_tokens: int
 ) -> None:
     """A loss that is not linear, computed chunk by chunk, and multiplied before its backward pass."""
     monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)
@@ -157,8 +151,7 @@ def test_the_gradient_of_a_loss_of_tokens_is_that_of_their_scores(
     weights_N = torch.arange(1.0, NUM_TOKENS + 1, dtype=torch.float64)
 
     def token_loss(scores: TokenLogprobs, rows: slice) -> Tensor:
-        exact_N = scores.logprobs_N.exp() - scores.logprobs_N
-        return (weights_N[rows] * (exact_N + scores.entropy_N**2 if which == "both" else exact_N)).sum()
+        return (weights_N[rows] * (scores.logprobs_N.exp() - scores.logprobs_N)).sum()
 
     inputs = [hidden_ND, *layer.parameters()]
     expected = token_loss(TokenLogprobs(*_full_softmax(layer, hidden_ND, target_N, temperature)), slice(None))
@@ -169,10 +162,9 @@ def test_the_gradient_of_a_loss_of_tokens_is_that_of_their_scores(
         torch.testing.assert_close(gradient, exact, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("which", ["logprobs", "both"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "rounded products"])
 def test_the_loss_of_tokens_of_less_precision_is_that_of_float64(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | str, which: str
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | str
 ) -> None:
     """Its value, entropies and gradients; also where products round both factors to bfloat16, as on GPUs."""
     if dtype == "rounded products":
@@ -188,8 +180,7 @@ def test_the_loss_of_tokens_of_less_precision_is_that_of_float64(
 
     def token_loss(scores: TokenLogprobs, rows: slice) -> Tensor:
         entropies.append(scores.entropy_N.detach().double())
-        values_N = scores.logprobs_N.exp() - scores.logprobs_N
-        return (values_N + 0.1 * scores.entropy_N if which == "both" else values_N).sum()
+        return (scores.logprobs_N.exp() - scores.logprobs_N).sum()
 
     hidden_ND = hidden_ND.detach().requires_grad_()
     actual = TokenHead(layer, temperature=0.6)(hidden_ND, target_N, token_loss)
@@ -219,7 +210,7 @@ def test_no_tokens_have_no_scores() -> None:
     layer, (hidden_ND, target_N) = _layer(bias=True), _inputs(0)
     logprobs_N, entropy_N = TokenHead(layer, temperature=1.0)(hidden_ND, target_N)
     assert logprobs_N.shape == entropy_N.shape == (0,)
-    (logprobs_N.sum() + entropy_N.sum()).backward()
+    logprobs_N.sum().backward()
     assert layer.weight.grad is not None
     assert float(layer.weight.grad.abs().sum()) == 0.0
 
@@ -232,33 +223,12 @@ def test_tokens_of_almost_no_probability_stay_finite() -> None:
     logprobs_N, entropy_N = TokenHead(layer, temperature=1.0)(hidden_ND, torch.tensor([0, 1, 2]))
     assert logprobs_N.tolist() == pytest.approx([-1000.0, 0.0, -1500.0])
     assert entropy_N.tolist() == pytest.approx([0.0, 0.0, 0.0])
-    (logprobs_N.sum() + entropy_N.sum()).backward()
+    logprobs_N.sum().backward()
     assert layer.weight.grad is not None
     assert bool(layer.weight.grad.isfinite().all())
 
 
 _GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=_GPU)])
-def test_scores_of_bf16_are_computed_in_float32(device: str) -> None:
-    """With bf16 inputs the scores are those of the same numbers in float64, to the precision of float32."""
-    layer, exact_layer = (_layer(bias=True, vocabulary_size=64) for _ in range(2))
-    layer = layer.to(device, torch.bfloat16)
-    exact_layer.load_state_dict({name: value.double().cpu() for name, value in layer.state_dict().items()})
-    hidden_ND, target_N = _inputs()
-    hidden_ND = hidden_ND.detach().to(device, torch.bfloat16).requires_grad_()
-    exact_ND = hidden_ND.detach().double().cpu().requires_grad_()
-    actual = TokenHead(layer, temperature=0.6)(hidden_ND, target_N.to(device))
-    expected = _full_softmax(exact_layer, exact_ND, target_N, 0.6)
-    for values, exact in zip(actual, expected, strict=True):
-        assert values.dtype == torch.float32
-        torch.testing.assert_close(values.cpu().double(), exact, rtol=1e-5, atol=1e-5)
-    gradients = torch.autograd.grad(actual[0].sum() + actual[1].sum(), (hidden_ND, *layer.parameters()))
-    exact_gradients = torch.autograd.grad(expected[0].sum() + expected[1].sum(), (exact_ND, *exact_layer.parameters()))
-    for values, exact in zip(gradients, exact_gradients, strict=True):
-        assert values.dtype == torch.bfloat16
-        assert float((values.cpu().double() - exact).abs().max() / exact.abs().max()) < 0.01
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=_GPU)])
@@ -305,7 +275,7 @@ class _LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("which", ["logprobs", "both", "loss"])
+@pytest.mark.parametrize("which", ["logprobs", "loss"])
 def test_the_logits_of_all_tokens_never_exist_at_once(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     """Forward and backward hold no tensor larger than a chunk, the weight or the hidden states."""
     chunk, num_tokens, hidden_size, vocabulary_size = 40_000, 1500, 20, 3000
@@ -319,27 +289,6 @@ def test_the_logits_of_all_tokens_never_exist_at_once(monkeypatch: pytest.Monkey
         if which == "loss":
             head(hidden_ND, target_N, lambda scores, _: scores.logprobs_N.sum()).backward()
         else:
-            _gradients(head(hidden_ND, target_N), which, [hidden_ND, *layer.parameters()])
+            _gradients(head(hidden_ND, target_N)[0], [hidden_ND, *layer.parameters()])
     limit = max(chunk, vocabulary_size * hidden_size, num_tokens * hidden_size)
     assert chunk < largest.elements <= limit < num_tokens * vocabulary_size / 50
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_a_layer_with_float32_logits_returns_those_of_the_head(dtype: torch.dtype) -> None:
-    """A layer of any type returns the logits that the head scores, in float32 at least."""
-    layer, (hidden_ND, target_N) = _layer(bias=True).to(dtype), _inputs()
-    hidden_ND = hidden_ND.detach().to(dtype)
-    scored_N, _ = TokenHead(layer, temperature=1.0)(hidden_ND, target_N)
-    use_float32_logits(layer)
-    logits_NV = layer(hidden_ND)
-    assert logits_NV.dtype == scored_N.dtype == torch.promote_types(dtype, torch.float32)
-    logprobs_N = logits_NV.log_softmax(-1).gather(1, target_N[:, None]).squeeze(1)
-    torch.testing.assert_close(logprobs_N, scored_N, rtol=1e-6, atol=1e-6)
-
-
-def test_a_gpu_scores_more_tokens_at_once_than_a_cpu() -> None:
-    """With a vocabulary of 152,064, 64 tokens on CPUs and about 880 on a GPU; all of them, and in their order."""
-    chunks = {device: logprobs._chunks(10_000, 152_064, device) for device in ("cpu", "cuda")}
-    assert {device: slices[0].stop for device, slices in chunks.items()} == {"cpu": 64, "cuda": 834}
-    for slices in chunks.values():
-        assert [number for each in slices for number in range(each.start, each.stop)] == list(range(10_000))

@@ -447,29 +447,6 @@ def test_a_sampled_trajectory_has_the_log_probabilities_that_it_was_sampled_with
     torch.testing.assert_close(trained_M, sampled_M, rtol=0, atol=1e-4)
 
 
-def test_the_kl_term_in_the_reward_is_that_of_sampled_tokens(actor: Checkpoint, verify: Verifier) -> None:
-    """A trajectory's reward falls by beta times the sum of k1 over what it sampled, whatever the environment wrote."""
-    kl = {"coefficient": 0.5, "estimator": "k1", "placement": "reward"}
-    config = grpo_config(prompts_per_step=1, advantage__estimator="mean_only", loss__kl=kl)
-    trainer = build_trainer(config, copy.deepcopy(actor), acting.PROBLEMS, verify, TransformersSampler(actor, 64))
-    with torch.no_grad():
-        trainer.checkpoint.model.get_output_embeddings().weight.mul_(1.2)
-    every = [trajectory(ASKED, ANSWERED), trajectory(Turn(4, "It is 18.")), trajectory(Turn(2, "3+5\n"), ASKED)]
-    group = Group(tiny.PROBLEMS[0], _score(every))
-    expected = []
-    models = [_with_own_attention(each) for each in (trainer.checkpoint, actor)]
-    with torch.no_grad():
-        for each in every:
-            policy_T, reference_T = (plain_scores(model, each.tokens)[0] for model in models)
-            expected.append(1 - 0.5 * float((policy_T - reference_T).sum()))
-    experience, _ = trainer._prepare([group])
-    parts = experience.advantages_M.split([5, 4, 3])
-    wanted = [value - sum(expected) / 3 for value in expected]
-    assert max(wanted) - min(wanted) > 0.01
-    for part, value in zip(parts, wanted, strict=True):
-        assert part.tolist() == pytest.approx([value] * len(part), abs=1e-4)
-
-
 @pytest.mark.parametrize(
     "changes",
     [

@@ -40,7 +40,6 @@ CASES: dict[str, Case] = {
         {**_OWN_KL, "loss__kl__estimator": "k3_corrected"},
     ),
     "grpo, asymmetric clips": ({"loss_type": "grpo", **_CLIPS}, _OWN_CLIPS),
-    "grpo, dual clip": ({"loss_type": "grpo", "delta": 1.4}, {"loss__clip": {"dual": 1.4}}),
     "dr_grpo": ({"loss_type": "dr_grpo"}, {"loss__aggregation": "constant"}),
     "dr_grpo, KL": ({"loss_type": "dr_grpo", **_KL}, {"loss__aggregation": "constant", **_OWN_KL}),
     "bnpo": ({"loss_type": "bnpo"}, {"loss__aggregation": "token_mean"}),
@@ -89,10 +88,6 @@ DIFFERENT: dict[str, tuple[Case, float]] = {
             {"loss__policy_loss": "cispo", "loss__aggregation": "token_mean", "loss__clip": {"low": 0.2, "high": 0.3}},
         ),
         1e-2,
-    ),
-    "entropy bonus": (
-        ({"loss_type": "grpo", "entropy_coef": 0.1}, {"loss__entropy_coefficient": 0.1}),
-        1e-3,
     ),
 }
 

@@ -44,7 +44,7 @@ def plain_loss(config: TrainGRPOConfig, experience: Experience, model: PreTraine
     for number, sequence in enumerate(experience.sequences_B):
         if not experience.in_loss_B[number]:
             continue
-        logprobs_T, entropy_T = plain_scores(model, sequence)
+        logprobs_T, _ = plain_scores(model, sequence)
         old_T, sampler_T, reference_T, advantages_T = (part[number] for part in parts)
         sequence_ratio = torch.exp((logprobs_T - old_T).sum() / lengths[number])
         for t in range(lengths[number]):
@@ -54,10 +54,8 @@ def plain_loss(config: TrainGRPOConfig, experience: Experience, model: PreTraine
             if config.loss.policy_loss == "gmpo":
                 objective = _geometric_mean(config, logprobs_T - old_T, advantages_T.tolist()) * float(advantages_T[t])
             objective = objective * _correction(config, (old_T - sampler_T).tolist(), t)
-            if config.loss.kl.placement == "loss":
-                kl = _kl(config, logprobs_T[t], reference_T[t], token_ratio)
-                objective = objective - config.loss.kl.coefficient * kl
-            objective = objective + config.loss.entropy_coefficient * entropy_T[t]
+            kl = _kl(config, logprobs_T[t], reference_T[t], token_ratio)
+            objective = objective - config.loss.kl.coefficient * kl
             in_loss = [length * counts for length, counts in zip(lengths, experience.in_loss_B.tolist(), strict=True)]
             total = total - _weight(config, in_loss, number) * objective
     return total
@@ -108,13 +106,10 @@ def _policy_objective(
     clipped = ratio.clamp(1 - clip.low, 1 + clip.high)
     if config.loss.policy_loss == "cispo":
         return clipped.detach() * advantage * logprob
-    surrogate = torch.minimum(ratio * advantage, clipped * advantage)
-    if clip.dual is not None and advantage < 0:
-        surrogate = surrogate.clamp(min=clip.dual * advantage)
-    return surrogate
+    return torch.minimum(ratio * advantage, clipped * advantage)
 
 
 def _kl(config: TrainGRPOConfig, logprob: Tensor, reference: Tensor, ratio: Tensor) -> Tensor:
     x = reference - logprob
     k3 = torch.exp(x) - x - 1
-    return {"k1": -x, "k2": x**2 / 2, "k3": k3, "k3_corrected": ratio * k3}[config.loss.kl.estimator]
+    return {"k3": k3, "k3_corrected": ratio * k3}[config.loss.kl.estimator]
