@@ -63,37 +63,23 @@ class Ranks:
         return items[start:stop]
 
     def all_gather(self, value: _Value, what: str) -> list[_Value]:
-        """Return the values of all processes, by rank; see `barrier`."""
-        if self.world_size == 1:
-            return [value]
-        self.barrier(what)
-        return self._exchange(value)
-
-    def gather(self, value: _Value, what: str) -> list[_Value]:
-        """Return the values of all processes, by rank, to the main one, and none to the others; see `barrier`."""
-        if self.world_size == 1:
-            return [value]
-        self.barrier(what)
-        return self._exchange(value, main_only=True)
-
-    def _exchange(self, value: _Value, *, main_only: bool = False) -> list[_Value]:
-        """Return the values of all processes to all, or to the main one.
+        """Return the values of all processes, by rank; see `barrier`.
 
         As torch's collectives of objects, but values are unpickled only if a process that knows the key has sent them:
         gloo takes whoever connects first for a rank.
         """
+        if self.world_size == 1:
+            return [value]
+        self.barrier(what)
         content = pickle.dumps(value)
         message = torch.frombuffer(bytearray(self._signature(self.rank, content) + content), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         distributed.all_gather(sizes, torch.tensor([len(message)]))
         padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
         padded[: len(message)] = message
-        received = [torch.empty_like(padded) for _ in sizes] if self.is_main or not main_only else []
-        if main_only:
-            distributed.gather(padded, received or None)
-        else:
-            distributed.all_gather(received, padded)
-        messages = [each[: int(size)].numpy().tobytes() for each, size in zip(received, sizes, strict=False)]
+        received = [torch.empty_like(padded) for _ in sizes]
+        distributed.all_gather(received, padded)
+        messages = [each[: int(size)].numpy().tobytes() for each, size in zip(received, sizes, strict=True)]
         return [self._verified(rank, each) for rank, each in enumerate(messages)]
 
     def _signature(self, rank: int, content: bytes) -> bytes:

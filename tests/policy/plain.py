@@ -118,7 +118,7 @@ def _measured(model: PreTrainedModel, scores_M2: Tensor) -> Measured:
     loss = (weights_M2(len(scores_M2)) * scores_M2).sum()
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    return Measured(scores_M2.detach(), float(loss), gradients)
+    return Measured(scores_M2.detach(), float(loss.detach()), gradients)
 
 
 def assert_equal(measured: Measured, expected: Measured, *, relative: float) -> None:
