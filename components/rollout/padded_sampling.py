@@ -14,9 +14,8 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from components.policy.checkpoint import Checkpoint
-from components.policy.packing import TokenSequence
 from components.rollout.decoding import inverse_cdf
-from components.rollout.sampler import Completion, Sampling, StopTexts
+from components.rollout.sampler import Completion, Sampling, StopTexts, completed
 
 
 class _Draw(LogitsProcessor):  # type: ignore[misc]
@@ -68,25 +67,8 @@ def sample(
     )
     rows = zip(generated_RS[:, length:].tolist(), torch.stack(draw.logprobs_T, dim=1).tolist(), strict=True)
     completions = [
-        _completion(checkpoint, prompts[number // sampling.num_samples], ids, logprobs, stop)
+        completed(checkpoint, prompts[number // sampling.num_samples], ids, logprobs, stop)
         for number, (ids, logprobs) in enumerate(rows)
     ]
     size = sampling.num_samples
     return [completions[start : start + size] for start in range(0, len(completions), size)]
-
-
-def _completion(
-    checkpoint: Checkpoint, prompt: tuple[int, ...], ids: Sequence[int], logprobs: Sequence[float], stop: StopTexts
-) -> Completion:
-    """What was sampled, up to its end: `generate` has padded it to the length of the longest."""
-    ends = (at + 1 for at, token in enumerate(ids) if token in checkpoint.end_ids or stop.ends(ids[: at + 1]))
-    end = next(ends, None)
-    own = tuple(ids[:end])
-    ended = own[-1] in checkpoint.end_ids
-    return Completion(
-        TokenSequence(prompt, own),
-        tuple(logprobs[: len(own)]),
-        stop.before(checkpoint.decode(own[: len(own) - ended])),
-        finished=end is not None,
-        in_thought=checkpoint.opens_thought(prompt),
-    )

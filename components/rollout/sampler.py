@@ -4,7 +4,7 @@
 from a copy that `update_weights` brings up to date.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +23,7 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem
 
 if TYPE_CHECKING:
+    from components.policy.checkpoint import Checkpoint
     from components.policy.engine import Policy  # DeepSpeed, which talks as it is imported
 
 _TRUNCATED = Grade(Verdict.WRONG, extracted=None, reason=Reason.TRUNCATED)
@@ -210,15 +211,38 @@ class StopTexts:
             self._may_end[token] = not is_whole or any(each[-1] in text for each in self.texts)
         return self._may_end[token]
 
-    def first_end(self, ids: Sequence[int]) -> int | None:
-        """Return the number of tokens up to the first with which a completion is stopped; None if it never is."""
-        lengths = range(1, len(ids) + 1) if self.texts else ()
-        return next((length for length in lengths if self.ends(ids, stop=length)), None)
+    def first_end(self, ids: Sequence[int], end_ids: Collection[int] = ()) -> int | None:
+        """Return the number of tokens up to the first of `end_ids`, or to where a text is; None without either."""
+        places = (place for place, token in enumerate(ids, 1) if token in end_ids or self.ends(ids, stop=place))
+        return next(places, None)
 
     def before(self, text: str) -> str:
         """Return a completion's text up to the first of the texts in it."""
         places = [place for each in self.texts if (place := text.find(each)) >= 0]
         return text[: min(places, default=len(text))]
+
+
+def completed(
+    checkpoint: "Checkpoint",
+    prompt_ids: tuple[int, ...],
+    ids: Sequence[int],
+    logprobs: Sequence[float],
+    stop: StopTexts,
+) -> Completion:
+    """Return the completion of one turn that ends with the first end token, or the first token that stops it.
+
+    Engines may have sampled further: to the length of the longest, or until no character is incomplete.
+    """
+    length = stop.first_end(ids, checkpoint.end_ids)
+    own = tuple(ids[:length])
+    text = checkpoint.decode(own[:-1] if own[-1] in checkpoint.end_ids else own)
+    return Completion(
+        TokenSequence(prompt_ids, own),
+        tuple(logprobs[: len(own)]),
+        stop.before(text),
+        finished=length is not None,
+        in_thought=checkpoint.opens_thought(prompt_ids),
+    )
 
 
 def grade_completions(

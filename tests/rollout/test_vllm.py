@@ -21,7 +21,6 @@ from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint
 from components.rollout.sampler import Completion, Sampling
 from components.rollout.transformers_sampler import TransformersSampler
-from components.rollout.vllm.sampler import Engine
 from components.rollout.vllm.servers import VllmServers
 from components.shared.errors import PipelineError, RetryableError
 from tests import tiny
@@ -140,7 +139,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def _generate(
-    run: Run, engine: Engine | None = None, questions: Sequence[str] = QUESTIONS, **settings: Any
+    run: Run, engine: VllmServers | None = None, questions: Sequence[str] = QUESTIONS, **settings: Any
 ) -> list[Completion]:
     """The completions of all questions, one group after the other."""
     sampling = Sampling(**{"num_samples": 6, "temperature": 1.0, "max_new_tokens": 25, "seed": 1, **settings})

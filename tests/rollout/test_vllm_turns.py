@@ -17,8 +17,7 @@ from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint, ReadObservation
 from components.rollout.sampler import Completion, Sampling
 from components.rollout.vllm.config import VllmConfig
-from components.rollout.vllm.sampler import Engine, Request
-from components.rollout.vllm.servers import VllmServers
+from components.rollout.vllm.servers import Request, VllmServers
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.tools import ToolsConfig
@@ -34,7 +33,7 @@ _VLLM_CONTEXT = acting.CONTEXT - 4
 """Less than the model's."""
 
 
-def _generate(engine: Engine, checkpoint: Checkpoint, sampling: Sampling) -> list[Completion]:
+def _generate(engine: VllmServers, checkpoint: Checkpoint, sampling: Sampling) -> list[Completion]:
     groups = sampler(engine, checkpoint).generate(PROBLEMS, sampling)
     return [completion for group in groups for completion in group]
 

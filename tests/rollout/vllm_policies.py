@@ -10,7 +10,7 @@ from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.rollout.vllm.config import ServersConfig, VllmConfig
 from components.rollout.vllm.process import server_beside
-from components.rollout.vllm.sampler import Engine, VllmSampler
+from components.rollout.vllm.sampler import VllmSampler
 from components.rollout.vllm.servers import VllmServers
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ModelConfig
@@ -80,6 +80,6 @@ def beside(folder: Path, config: VllmConfig, logs: Path, **options: Any) -> Vllm
     return server_beside(folder, config, dtype="float32", logs=logs, **settings)
 
 
-def sampler(engine: Engine, checkpoint: Checkpoint) -> VllmSampler:
+def sampler(engine: VllmServers, checkpoint: Checkpoint) -> VllmSampler:
     """Return a sampler on an engine whose weights are set by the test itself."""
     return VllmSampler(engine, checkpoint, temperature=1.0, max_mismatch=0.0, folder=Path())

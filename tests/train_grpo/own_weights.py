@@ -16,7 +16,7 @@ from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.rollout.decoding import Decoding
 from components.rollout.vllm.config import Synchronise, WeightsBy
-from components.rollout.vllm.sampler import Request, SampledTokens, Submit
+from components.rollout.vllm.servers import Request, SampledTokens, Submit, VllmServers
 from tests import tiny
 
 
@@ -25,7 +25,7 @@ def _state(folder: Path) -> dict[str, Tensor]:
     return state
 
 
-class OwnWeights:
+class OwnWeights(VllmServers):
     """Keeps the weights of a version; one that is `stale` stays with the first that it was given."""
 
     shared, max_tokens = True, 100_000
@@ -39,7 +39,7 @@ class OwnWeights:
         weights_by: WeightsBy = "folder",
     ) -> None:
         self.synchronise: Synchronise = "weights"
-        self._base = folder
+        self._start = folder
         self._tokens, self._stale, self.weights_by = checkpoint, stale, weights_by
         self._model = load(folder, dtype=torch.float32).model
         self.versions: list[int] = []
@@ -47,7 +47,7 @@ class OwnWeights:
 
     @torch.no_grad()
     def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
-        """See `Engine`."""
+        """See `VllmServers`."""
         self.sampled_from.append(self.versions[-1])
         checkpoint = replace(self._tokens, model=use_packed_attention(self._model))
         groups = []
@@ -60,7 +60,7 @@ class OwnWeights:
 
     @contextmanager
     def submitting(self) -> Iterator[Submit]:
-        """See `CompletionBackend`: each request is answered at once."""
+        """See `VllmServers`: each request is answered at once."""
 
         def submit(request: Request) -> "Future[list[SampledTokens]]":
             answer: Future[list[SampledTokens]] = Future()
@@ -70,7 +70,7 @@ class OwnWeights:
         yield submit
 
     def set_weights(self, version: int, weights: Path | Mapping[str, Tensor] | None) -> None:
-        """See `Engine`."""
+        """See `VllmServers`."""
         if weights is None:
             assert self.versions[-1] == version
             return
@@ -84,14 +84,14 @@ class OwnWeights:
     def _merged(self, folder: Path) -> dict[str, Tensor]:
         """The weights of the start with the adapters of a folder merged into them."""
         assert {path.name for path in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
-        adapters, state = load_file(folder / "adapter_model.safetensors"), _state(self._base)
+        adapters, state = load_file(folder / "adapter_model.safetensors"), _state(self._start)
         for name in [name for name in adapters if ".lora_A." in name]:
             layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
             state[f"{layer}.weight"] += adapters[name.replace("lora_A", "lora_B")] @ adapters[name]
         return state
 
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """See `Engine`."""
+        """See `VllmServers`."""
         scorer = LogprobModel(self._model, temperature=temperature)
         logprobs = []
         for sequence in sequences:

@@ -24,8 +24,15 @@ from components.policy.checkpoint import load_without_weights
 from components.policy.config import LoraConfig
 from components.policy.lora import with_named_targets
 from components.rollout.vllm.config import VllmConfig, engine_arguments, environment, raise_if_out_of_memory
-from components.rollout.vllm.sampler import Request
-from components.rollout.vllm.servers import INITIAL_VERSION, UNIX, ServerLostError, VllmClient, VllmServers, connections
+from components.rollout.vllm.servers import (
+    INITIAL_VERSION,
+    UNIX,
+    Request,
+    ServerLostError,
+    VllmClient,
+    VllmServers,
+    connections,
+)
 from components.shared import durable
 from components.shared.environment import ON_LOOPBACK
 from components.shared.errors import PipelineError, RetryableError

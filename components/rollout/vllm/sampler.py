@@ -6,12 +6,11 @@ Weights go by way of a folder, in the memory of the host where vLLM is on it, or
 import random
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +21,9 @@ from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict, save_adapters
 from components.policy.packing import TokenSequence, pack
-from components.rollout.sampler import Completion, PartialCompletions, Sampling, StopTexts
+from components.rollout.sampler import Completion, PartialCompletions, Sampling, StopTexts, completed
 from components.rollout.trajectory import RolloutContext, Status, Trajectory
-from components.rollout.vllm.config import Synchronise, WeightsBy
+from components.rollout.vllm.servers import Request, SampledTokens, Submit, VllmServers
 from components.rollout.vllm.verification import verify_logprobs
 from components.shared.problem import Problem
 
@@ -32,73 +31,8 @@ _MAX_PROBE_TOKENS = 16
 """Completion tokens of a probe: enough to tell weights apart, and at other temperatures than 1 each costs a request."""
 
 
-class Request(NamedTuple):
-    """A prompt, and how to sample from it."""
-
-    prompt_ids: tuple[int, ...]
-    params: dict[str, Any]
-    """vLLM's `SamplingParams`."""
-
-
-class SampledTokens(NamedTuple):
-    """A completion as vLLM returns it."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-
-
-Submit = Callable[[Request], "Future[list[SampledTokens]]"]
-"""Begins to complete a request, beside those in flight."""
-
-
-class CompletionBackend(Protocol):
-    """What completes prompts, tokens in and tokens out."""
-
-    max_tokens: int
-    """Tokens of the longest sequence, prompt and completion."""
-
-    def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
-        """Return the completions of each request, with the log-probabilities of their tokens."""
-
-    def submitting(self) -> AbstractContextManager[Submit]:
-        """Let the block begin requests one by one; those in flight at its end are given up."""
-
-
-class Engine(CompletionBackend, Protocol):
-    """What `VllmSampler` samples with.
-
-    It is `VllmServers`, whether they run beside the trainer or for themselves.
-    """
-
-    weights_by: WeightsBy
-    """How new weights come: see `VllmConfig`."""
-    synchronise: Synchronise
-    """Whether they are all weights, or adapters beside those of the start: see `VllmConfig`."""
-    shared: bool
-    """Whether all processes of a run use the same engine, so that only one of them sends the weights."""
-
-    def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """Return the log-probability of each completion token at this temperature, for each copy of the weights."""
-
-    def set_weights(self, version: int, weights: Path | Mapping[str, Tensor] | None) -> None:
-        """Sample from these weights from now on, and reuse nothing that was computed with others.
-
-        They are in a Hugging Face folder, or in one of PEFT where adapters are synchronised. It stays until the next
-        call: an engine that has to start again reads it once more. Or they are in this process's memory, under the
-        names of a Hugging Face folder; None where another process has sent them. Each version has another number.
-        StaleWeightsError where the engine does not compute with exactly these weights afterwards, rounded to its own
-        precision.
-        """
-
-    def sleep(self) -> None:
-        """See `Sampler`."""
-
-    def close(self) -> None:
-        """See `Sampler`."""
-
-
 def complete(
-    engine: CompletionBackend,
+    engine: VllmServers,
     checkpoint: Checkpoint,
     problems: Sequence[Problem],
     sampling: Sampling,
@@ -123,7 +57,7 @@ def complete(
     requests = [Request(ids, {**params, "seed": seed}) for ids, seed in zip(prompts, numbers, strict=True)]
     stop = StopTexts(sampling.stop, checkpoint.decode)
     answers = zip(prompts, engine.complete(requests), strict=True)
-    return [[_completion(checkpoint, prompt_ids, each, stop) for each in group] for prompt_ids, group in answers]
+    return [[completed(checkpoint, prompt_ids, *each, stop) for each in group] for prompt_ids, group in answers]
 
 
 def _params(checkpoint: Checkpoint, sampling: Sampling, stop: Sequence[str]) -> dict[str, Any]:
@@ -211,28 +145,11 @@ class _Turns:
         answer.add_done_callback(lambda each: self._done.put((each, trajectories)))
 
 
-def _completion(
-    checkpoint: Checkpoint, prompt_ids: tuple[int, ...], sampled: SampledTokens, stop: StopTexts
-) -> Completion:
-    # vLLM may notice a stop text some tokens later, once it knows that no character is incomplete.
-    length = stop.first_end(sampled.token_ids)
-    ids = sampled.token_ids[:length]
-    ended = ids[-1] in checkpoint.end_ids
-    text = stop.before(checkpoint.decode(ids[:-1] if ended else ids))
-    return Completion(
-        TokenSequence(prompt_ids, ids),
-        sampled.logprobs[:length],
-        text,
-        finished=ended or length is not None,
-        in_thought=checkpoint.opens_thought(prompt_ids),
-    )
-
-
 class VllmSampler:
     """A `Sampler` on an engine with a copy of the weights."""
 
     def __init__(
-        self, engine: Engine, checkpoint: Checkpoint, *, temperature: float, max_mismatch: float, folder: Path
+        self, engine: VllmServers, checkpoint: Checkpoint, *, temperature: float, max_mismatch: float, folder: Path
     ) -> None:
         """Weights that go by files are written to `folder`."""
         self.engine, self._checkpoint, self._folder = engine, checkpoint, folder
@@ -307,19 +224,3 @@ class VllmSampler:
             sampler_M = torch.tensor([logprob for each in logprobs for logprob in each], dtype=torch.float64)
             verify_logprobs(sampler_M, new_M, self._logprobs_M, max_mismatch=self._max_mismatch, name=name)
         self._logprobs_M = new_M
-
-
-def scoring_requests(sequence: TokenSequence, temperature: float) -> list[Request]:
-    """Return the requests for the log-probabilities of the completion tokens of a sequence, in their order.
-
-    An answer has that of the token in `logprob_token_ids`, as the next after the prompt. At temperature 1 vLLM returns
-    those of the tokens of a prompt as well: one request for all. At any other temperature each token takes a request.
-    """
-    ids = sequence.prompt_ids + sequence.completion_ids
-    one_pass = temperature in (0, 1)  # the log-probabilities of greedy decoding are at temperature 1
-    places = [len(ids) - 1] if one_pass else range(len(sequence.prompt_ids), len(ids))
-    params = {"max_tokens": 1, "temperature": temperature, "seed": 0, "detokenize": False, "ignore_eos": True}
-    if one_pass:
-        params["prompt_logprobs"] = 0
-    # A server returns as many as `logprobs` says, beginning with the token it sampled: the requested one is the second.
-    return [Request(ids[:place], {**params, "logprobs": 2, "logprob_token_ids": [ids[place]] * 2}) for place in places]

@@ -10,10 +10,10 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import urllib3
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from components.policy.packing import TokenSequence
 from components.rollout.vllm.config import VllmConfig
-from components.rollout.vllm.sampler import Request, SampledTokens, Submit, scoring_requests
 from components.rollout.vllm.verification import shapes, verify_weights, weights_in
 from components.shared.environment import KEY_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
@@ -40,6 +39,41 @@ UNIX = "unix:"
 """What URLs of Unix sockets begin with."""
 INITIAL_VERSION = "default"
 """vLLM's version of the weights that it started with."""
+
+
+class Request(NamedTuple):
+    """A prompt, and how to sample from it."""
+
+    prompt_ids: tuple[int, ...]
+    params: dict[str, Any]
+    """vLLM's `SamplingParams`."""
+
+
+class SampledTokens(NamedTuple):
+    """A completion as vLLM returns it."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+Submit = Callable[[Request], "Future[list[SampledTokens]]"]
+"""Begins to complete a request, beside those in flight."""
+
+
+def scoring_requests(sequence: TokenSequence, temperature: float) -> list[Request]:
+    """Return the requests for the log-probabilities of the completion tokens of a sequence, in their order.
+
+    An answer has that of the token in `logprob_token_ids`, as the next after the prompt. At temperature 1 vLLM returns
+    those of the tokens of a prompt as well: one request for all. At any other temperature each token takes a request.
+    """
+    ids = sequence.prompt_ids + sequence.completion_ids
+    one_pass = temperature in (0, 1)  # the log-probabilities of greedy decoding are at temperature 1
+    places = [len(ids) - 1] if one_pass else range(len(sequence.prompt_ids), len(ids))
+    params = {"max_tokens": 1, "temperature": temperature, "seed": 0, "detokenize": False, "ignore_eos": True}
+    if one_pass:
+        params["prompt_logprobs"] = 0
+    # A server returns as many as `logprobs` says, beginning with the token it sampled: the requested one is the second.
+    return [Request(ids[:place], {**params, "logprobs": 2, "logprob_token_ids": [ids[place]] * 2}) for place in places]
 
 
 class _UnixConnection(urllib3.connection.HTTPConnection):
@@ -220,7 +254,7 @@ def _message(content: Any) -> str:
 
 
 class VllmServers:
-    """An `Engine` (see sampler.py) of vLLM servers.
+    """vLLM servers with one copy each of a model's weights, for this process alone or shared by all of a run.
 
     RetryableError where no server has answered for `lost_deadline_s`.
     """
@@ -238,7 +272,9 @@ class VllmServers:
 
         `beside` ends servers that belong to this process alone; those that take turns with it on its GPU sleep.
         """
-        self.shared, self._beside, self._sleeps, self._asleep = beside is None, beside, sleeps, False
+        self.shared = beside is None
+        """Whether all processes of a run use these servers, so that only one of them sends the weights."""
+        self._beside, self._sleeps, self._asleep = beside, sleeps, False
         self._config, self.weights_by, self.synchronise = config, config.weights_by, config.synchronise
         self.max_tokens, self._base = config.max_tokens, base
         adapters = config.synchronise == "adapters"
@@ -249,14 +285,14 @@ class VllmServers:
         self._version = INITIAL_VERSION
 
     def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
-        """See `Engine`."""
+        """Return the completions of each request, with the log-probabilities of their tokens."""
         self._wake()
         with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
             return list(threads.map(self._complete, requests))
 
     @contextmanager
     def submitting(self) -> Iterator[Submit]:
-        """See `CompletionBackend`."""
+        """Let the block begin requests one by one; those in flight at its end are given up."""
         self._wake()
         threads = ThreadPoolExecutor(_MAX_REQUESTS)
         try:
@@ -265,7 +301,7 @@ class VllmServers:
             threads.shutdown(cancel_futures=True)
 
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """See `Engine`: those of each server that answers, by its address."""
+        """Return the log-probability of each completion token at this temperature, by the address of each server."""
         self._wake()
 
         def score(server: VllmClient) -> list[list[float]]:
@@ -277,9 +313,16 @@ class VllmServers:
         return self._on_each(score)
 
     def set_weights(self, version: int, weights: Path | Mapping[str, Tensor] | None) -> None:
-        """See `Engine`; several clients of the same servers may each call this, with the same arguments.
+        """Sample from these weights from now on, and reuse nothing that was computed with others.
 
-        A server that is lost while weights are sent is used again once it has received the next.
+        They are in a Hugging Face folder, or in one of PEFT where adapters are synchronised. It stays until the next
+        call: a server that has to start again reads it once more. Or they are in this process's memory, under the
+        names of a Hugging Face folder; None where another process has sent them. Each version has another number.
+        Several clients of the same servers may each call this, with the same arguments. A server that is lost while
+        weights are sent is used again once it has received the next.
+
+        StaleWeightsError where a server does not compute with exactly these weights afterwards, rounded to its own
+        precision.
         """
         self._wake()
         self._folder, self._version = weights.resolve() if isinstance(weights, Path) else None, str(version)
