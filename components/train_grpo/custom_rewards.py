@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -26,13 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
-from components.shared.lineage import Material
-from components.shared.own_code import own_code_materials
 from components.shared.problem import Problem
 from components.shared.progress import say
 
 if TYPE_CHECKING:  # torch
-    from components.rollout.sampler import Completion
+    pass
 
 RewardFunction = Callable[..., Any]
 
@@ -87,11 +85,6 @@ def _takes_three(function: RewardFunction) -> bool:
     return True
 
 
-def reward_materials(names: Iterable[str]) -> dict[str, Material]:
-    """Return what each custom reward among the names of rewards is made of; none for one that is in no file."""
-    return own_code_materials(filter(is_custom, names))
-
-
 @dataclass(frozen=True)
 class Failure:
     """Why a completion has no reward."""
@@ -107,74 +100,52 @@ def ask(
     weight: float,
     function: RewardFunction,
     problem: Problem,
-    completions_G: Sequence["Completion"],
-    grades_G: Sequence[Grade],
-    *,
-    deadline_s: float,
-) -> list[float | Failure]:
-    """Return what each completion is worth, or how the reward failed.
-
-    A reward has to be a finite number; NaN is allowed for what has no verdict. One that would end the process, as by
-    sys.exit, ends the run with a PipelineError, and so does one that has not returned after `deadline_s`.
-    """
-    here = Path.cwd()
-    with _watched(name, problem, deadline_s):
-        values = _values(name, function, problem, completions_G, grades_G)
-    os.chdir(here)  # paths of a run may be relative
-    return [number_of(name, weight, value, grade) for value, grade in zip(values, grades_G, strict=True)]
-
-
-def ask_steps(
-    name: str,
-    weight: float,
-    function: RewardFunction,
-    problem: Problem,
-    texts_G: Sequence[Sequence[str]],
+    asked_G: Sequence[Any],
     grades_G: Sequence[Grade],
     *,
     deadline_s: float,
 ) -> list[tuple[float, ...] | Failure]:
-    """Return what each step of each completion is worth, or how the reward failed, as `ask` does for completions."""
+    """Return what each completion is worth, or each of its steps, or how the reward failed.
+
+    The reward is asked about completions or, where it rewards steps, about their texts. It has to be a finite number;
+    NaN is allowed for what has no verdict. One that would end the process, as by sys.exit, ends the run with a
+    PipelineError, and so does one that has not returned after `deadline_s`.
+    """
+    has_steps = getattr(function, "judges_steps", False)
+
+    def listed(asked: Any, grade: Grade) -> list[Any]:
+        value = function(problem, asked, grade)
+        return list(value) if has_steps else [value]
+
     here = Path.cwd()
-    results: list[tuple[float, ...] | Failure] = []
-    for texts, grade in zip(texts_G, grades_G, strict=True):
-        with _watched(name, problem, deadline_s):
-            values: Any = _attempt(name, problem, partial(_listed, function, problem, texts, grade))
-        if not isinstance(values, Failure) and len(values) != len(texts):
-            what = f"reward {name} returned a wrong number of values"
-            values = Failure(what, f"{what}: {len(values)} for {len(texts)} steps")
-        if isinstance(values, Failure):
-            results.append(values)
-            continue
-        numbers = [number_of(name, weight, value, grade) for value in values]
-        failure = next((number for number in numbers if isinstance(number, Failure)), None)
-        results.append(failure or tuple(number for number in numbers if not isinstance(number, Failure)))
+    with _watched(name, problem, deadline_s):
+        if getattr(function, "compares_group", False):
+            whole = _attempt(name, problem, lambda: list(function(problem, asked_G, grades_G)))
+            values_G = in_order(name, whole, len(asked_G))
+        else:
+            pairs = list(zip(asked_G, grades_G, strict=True))
+            values_G = [_attempt(name, problem, partial(listed, *pair)) for pair in pairs]
+        if has_steps:
+            pairs_G = zip(values_G, asked_G, strict=True)
+            values_G = [_of_number(name, values, len(texts), "steps") for values, texts in pairs_G]
     os.chdir(here)  # paths of a run may be relative
-    return results
+    return [numbers_of(name, weight, values, grade) for values, grade in zip(values_G, grades_G, strict=True)]
 
 
-def _listed(function: RewardFunction, problem: Problem, texts: Sequence[str], grade: Grade) -> list[Any]:
-    return list(function(problem, texts, grade))
+def in_order(name: str, values: Any, count: int) -> list[Any]:
+    """Return the value of each completion of a group as a list of one, or the failure that left it without one."""
+    values = _of_number(name, values, count, "completions")
+    if isinstance(values, Failure):
+        return [values] * count
+    return [value if isinstance(value, Failure) else [value] for value in values]
 
 
-def _values(
-    name: str,
-    function: RewardFunction,
-    problem: Problem,
-    completions_G: Sequence["Completion"],
-    grades_G: Sequence[Grade],
-) -> Sequence[Any]:
-    """Return what a reward returned for each completion, or the Failure that describes what it raised."""
-    if getattr(function, "compares_group", False):
-        values: Any = _attempt(name, problem, lambda: list(function(problem, completions_G, grades_G)))
-        if isinstance(values, Failure):
-            return [values] * len(grades_G)
-        if len(values) != len(grades_G):
-            what = f"reward {name} returned a wrong number of values"
-            return [Failure(what, f"{what}: {len(values)} for {len(grades_G)} completions")] * len(grades_G)
-        return list(values)
-    pairs = zip(completions_G, grades_G, strict=True)
-    return [_attempt(name, problem, partial(function, problem, *pair)) for pair in pairs]
+def _of_number(name: str, values: Any, count: int, things: str) -> Any:
+    num_values = len(values) if isinstance(values, list) else 1
+    if isinstance(values, Failure) or num_values == count:
+        return values
+    what = f"reward {name} returned a wrong number of values"
+    return Failure(what, f"{what}: {num_values} for {count} {things}")
 
 
 @contextmanager
@@ -227,10 +198,17 @@ def failure_of(name: str, error: BaseException) -> Failure:
     return Failure(f"reward {name} raised {type(error).__name__}", f"reward {name} raised {last_line}{where}")
 
 
-def number_of(name: str, weight: float, value: Any, grade: Grade) -> float | Failure:
+def numbers_of(name: str, weight: float, values: Any, grade: Grade) -> tuple[float, ...] | Failure:
+    """Return the values of a completion as floats, or its first failure."""
+    if isinstance(values, Failure):
+        return values
+    numbers = [_number(name, weight, value, grade) for value in values]
+    failure = next((number for number in numbers if isinstance(number, Failure)), None)
+    return failure or tuple(number for number in numbers if not isinstance(number, Failure))
+
+
+def _number(name: str, weight: float, value: Any, grade: Grade) -> float | Failure:
     """Return a reward as a float; one that is not finite, NaN without need, or too large has failed."""
-    if isinstance(value, Failure):
-        return value
     if getattr(value, "shape", None) == ():  # a scalar of NumPy or PyTorch
         value = value.item()
     number = math.inf

@@ -40,10 +40,10 @@ from components.train_grpo.custom_rewards import (
     Failure,
     RewardFunction,
     ask,
-    ask_steps,
+    in_order,
     is_custom,
     load_reward,
-    number_of,
+    numbers_of,
 )
 from components.train_grpo.judge import JudgeConfig, judge
 from components.train_grpo.process_supervision import Step, line_steps, outcome, turn_steps
@@ -398,15 +398,14 @@ def _values(
     """Return what a function says of each completion: a value for every step, or one for the last."""
     grades_G = [scored.grade for scored in scored_G]
     if is_slow(function):
-        values = _in_order(name, function, called, len(scored_G))
-        numbers = [number_of(name, weight, value, grade) for value, grade in zip(values, grades_G, strict=True)]
-        return [value if isinstance(value, Failure) else (value,) for value in numbers]
+        of_group = getattr(function, "compares_group", False)
+        answers = next(called) if of_group else list(islice(called, len(scored_G)))
+        pairs = zip(in_order(name, answers, len(scored_G)), grades_G, strict=True)
+        return [numbers_of(name, weight, each, grade) for each, grade in pairs]
+    asked_G: list[Any] = [scored.completion for scored in scored_G]
     if getattr(function, "judges_steps", False):
-        texts_G = [[step.text for step in scored.steps] for scored in scored_G]
-        return ask_steps(name, weight, function, problem, texts_G, grades_G, deadline_s=deadline_s)
-    completions_G = [scored.completion for scored in scored_G]
-    values_G = ask(name, weight, function, problem, completions_G, grades_G, deadline_s=deadline_s)
-    return [value if isinstance(value, Failure) else (value,) for value in values_G]
+        asked_G = [[step.text for step in scored.steps] for scored in scored_G]
+    return ask(name, weight, function, problem, asked_G, grades_G, deadline_s=deadline_s)
 
 
 def try_reward(name: str, function: RewardFunction, calls: RewardCallsConfig) -> str | None:
@@ -444,17 +443,6 @@ def _calls(name: str, function: RewardFunction, problem: Problem, scored_G: Sequ
         Call(name, json.dumps([problem.id, text]), partial(function, problem, completion, grade), in_thread)
         for text, completion, grade in zip(texts_G, completions_G, grades_G, strict=True)
     ]
-
-
-def _in_order(name: str, function: RewardFunction, called: Iterator[Any], count: int) -> Sequence[Any]:
-    """Take the values of so many completions from the answers to `_calls`."""
-    if not getattr(function, "compares_group", False):
-        return list(islice(called, count))
-    values = next(called)
-    if isinstance(values, list) and len(values) != count:
-        what = f"reward {name} returned a wrong number of values"
-        values = Failure(what, f"{what}: {len(values)} for {count} completions")
-    return [values] * count if isinstance(values, Failure) else values
 
 
 def environment_rewards(completion: "Completion", *, by_turn: bool) -> tuple[float, ...]:

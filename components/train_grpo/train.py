@@ -12,11 +12,12 @@ from components.shared.errors import PipelineError
 from components.shared.images import GPU
 from components.shared.lineage import Material, digest
 from components.shared.model import has_tools, local_model, model_file, weights_folder
+from components.shared.own_code import own_code_materials
 from components.shared.progress import say
 from components.shared.stage import Stage
 from components.shared.watchdog import memory_folder
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.custom_rewards import reward_materials
+from components.train_grpo.custom_rewards import is_custom
 from components.train_grpo.publishing import checkpoints_published
 
 
@@ -39,6 +40,20 @@ def train(
         )
 
 
+def _materials(config: TrainGRPOConfig) -> dict[str, Material]:
+    """Return custom rewards, what the reward model begins as unless it is a copy of the reference, and the teacher."""
+    materials = own_code_materials(filter(is_custom, config.reward.names))
+    for each in (config.reward.model, config.teacher):
+        if each and each.base != "reference":
+            model = local_model(each.base)
+            if Path(model).exists():
+                materials[each.base] = Material(sha256=digest(Path(model)))
+            else:
+                commit = model_file(model, "config.json").parent.name
+                materials[each.base] = Material(repository=model, commit=commit)
+    return materials
+
+
 STAGE = Stage(
     name="train_grpo",
     function=train,
@@ -47,7 +62,7 @@ STAGE = Stage(
     outputs=("policy", "training", "timings"),
     image=GPU,
     has_work=True,
-    sources=lambda config: {**reward_materials(config.reward.names), **_models(config)},
+    sources=_materials,
 )
 
 
@@ -65,18 +80,6 @@ def config_warnings(config: TrainGRPOConfig) -> Iterator[str]:
             f"sampler.segment_tokens is {sampler.segment_tokens}, and max_staleness allows {sampler.max_segments} "
             "segments"
         )
-
-
-def _models(config: TrainGRPOConfig) -> dict[str, Material]:
-    """Return the models beside the reference: what the reward model begins as, unless it is a copy, and the teacher."""
-    bases = [each.base for each in (config.reward.model, config.teacher) if each and each.base != "reference"]
-    return {base: _material(local_model(base)) for base in bases}
-
-
-def _material(base: str) -> Material:
-    if Path(base).exists():
-        return Material(sha256=digest(Path(base)))
-    return Material(repository=base, commit=model_file(base, "config.json").parent.name)
 
 
 def _train_rank(config: TrainGRPOConfig, **folders: Path) -> dict[str, float]:
