@@ -356,7 +356,10 @@ def test_a_run_with_its_adapters_disabled_as_reference_is_the_same(tmp_path: Pat
         rows = _run(folder, [tiny.problem(3)], reference, reference=name, **settings)
     assert abs(rows[-1]["kl"]) > 1e-3
     weights = [load_file(folder / "policy/model.safetensors") for folder in runs.values()]
-    torch.testing.assert_close(*weights, rtol=0, atol=1e-6)
+    start = load_file(reference / "model.safetensors")
+    for name, weight in weights[0].items():
+        # Adam's step is about as long where a gradient is nearly 0, and then differs by rounding.
+        assert (weights[1][name] - weight).norm() <= 1e-3 * (weight - start[name]).norm(), name
     for file in ("training/steps.jsonl", "training/completions.jsonl"):
         one, other = ((folder / file).read_text().splitlines() for folder in runs.values())
         assert len(one) == len(other) > 0
