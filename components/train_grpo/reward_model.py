@@ -104,7 +104,7 @@ class RewardModel:
         new, self.collected = self.collected, []
         seed = self.config.seed + iteration
         examples = self._replay.mix(new, fraction=self.settings.replay_fraction, seed=seed)
-        figures = self.fit(examples, num_new=len(new), seed=seed, epochs=self.settings.epochs)
+        figures = self.fit(examples, num_new=len(new), seed=seed)
         self._replay.add(new)
         self._say("reward model trained" if new else "reward model not trained: no verdict to learn from", figures)
         return {"iteration": iteration, **figures}
@@ -126,8 +126,8 @@ class RewardModel:
                 scores[index] = list(islice(scores_of_batch, len(step_ends[index])))
         return scores
 
-    def fit(self, rows: Sequence[Row], *, num_new: int, seed: int, epochs: int) -> dict[str, float]:
-        """Train for `epochs` passes over the main process's rows in an order given by `seed`; return the metrics.
+    def fit(self, rows: Sequence[Row], *, num_new: int, seed: int) -> dict[str, float]:
+        """Train on the main process's rows in an order given by `seed`; return the metrics.
 
         The first `num_new` examples are new, the rest replayed. `reward_model_accuracy` is the share of new labels on
         whose side the score was before any of this training (exactly between is on neither side), and
@@ -138,7 +138,7 @@ class RewardModel:
         num_rows = self._share(len(rows))
         num_steps = math.ceil(num_rows / _EXAMPLES_PER_STEP)
         order, loss = random.Random(seed), math.nan
-        for _ in range(epochs if num_rows else 0):
+        for _ in range(self.settings.epochs if num_rows else 0):
             shuffled = order.sample(range(num_rows), num_rows)
             # Every num_steps-th example: steps of equal size, not a last one of whatever is left.
             parts = [shuffled[step::num_steps] for step in range(num_steps)]

@@ -186,30 +186,15 @@ UNUSUAL: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("bloom", {}, rf"\(BloomBlock\) that {WITHOUT_LAYOUT}"),
     ("cohere", {"logit_scale": 0.0625}, LOGITS),
     ("deepseek_v3", LATENT, f"DeepseekV3Attention {ATTENTION}"),
-    ("diffllama", {}, rf"\(DiffLlamaDecoderLayer\) that {WITHOUT_LAYOUT}"),
-    ("doge", {}, f"DogeAttention {ATTENTION}"),
-    ("falcon", {}, WITHOUT_LAYOUT),
-    ("falcon_h1", {}, "layers of type hybrid"),
     ("gemma2", {"final_logit_softcapping": None, "attn_logit_softcapping": 50.0}, f"Gemma2Attention {ATTENTION}"),
     ("gemma2", {"final_logit_softcapping": 1.0, "attn_logit_softcapping": None}, f"Gemma2ForCausalLM {LOGITS}"),
     ("gpt_oss", {}, ATTENTION),
-    ("granite", {"logits_scaling": 8.0}, LOGITS),
-    ("hrm_text", {}, WITHOUT_LAYOUT),
-    (
-        "lfm2",
-        {"layer_types": ["full_attention", "conv", "full_attention"]},
-        "layers of type conv",
-    ),
+    ("lfm2", {"layer_types": ["full_attention", "conv", "full_attention"]}, "layers of type conv"),
     ("mistral", {"sliding_window": LONGEST - 1}, ATTENTION),
-    ("mpt", {}, WITHOUT_LAYOUT),
-    ("nanochat", {}, LOGITS),
-    ("nemotron_h", {}, "layers of type linear_attention"),
     ("phimoe", {"sliding_window": LONGEST - 1}, ATTENTION),  # which does not pass its window on
-    ("qwen3_5_text", {}, "layers of type linear_attention"),
-    ("qwen3_next", {}, "layers of type linear_attention"),
-    ("rwkv", {}, rf"\(RwkvBlock\) that {WITHOUT_LAYOUT}"),
     ("stablelm", {}, "does not forward the layout"),
 )
+"""One for each reason; the families themselves are in PADDED."""
 
 
 @pytest.mark.parametrize(("family", "changes", "message"), UNUSUAL, ids=[family for family, *_ in UNUSUAL])
@@ -272,18 +257,6 @@ def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(
     """No log-probability that is trained on would be that of sampling, or no weights those that were loaded."""
     with pytest.raises(PipelineError, match=f"cannot be trained here: .*{reason}"):
         prepare_model(_model(_config(family, **changes)))
-
-
-@pytest.mark.parametrize(
-    ("family", "changes"),
-    [
-        ("cohere", {"logit_scale": 1.0}),
-        ("granite", {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "embedding_multiplier": 3.0}),
-    ],
-)
-def test_scales_inside_of_a_model_are_supported(family: str, changes: dict[str, Any]) -> None:
-    """They change nothing between the output layer and the logits."""
-    require_packed_rows(_model(_config(family, **changes)))
 
 
 def test_a_window_shorter_than_a_sequence_is_refused_at_the_lengths_of_training() -> None:

@@ -19,7 +19,6 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-from transformers.activations import SiLUActivation
 
 from components.policy.attention import use_packed_attention
 from components.policy.config import LoraConfig
@@ -127,34 +126,6 @@ def test_a_decoder_that_trains_in_another_way_computes_by_itself(changed: str) -
     assert not trains_as_usual(decoder)
 
 
-def test_what_is_no_number_stays_in_its_own_sequence() -> None:
-    """No product lets a row see one of another sequence: the others have the same bits as without it."""
-    model, batch = _model("qwen3"), _batch()
-    start, stop = batch.layout.own.query_bounds[2:4]
-    with torch.no_grad():
-        before_TM = Decoder(model.get_decoder())(batch.input_ids_T, batch.position_ids_T, batch.layout)
-        model.get_input_embeddings().weight[batch.input_ids_T[start]] = torch.nan
-        after_TM = Decoder(model.get_decoder())(batch.input_ids_T, batch.position_ids_T, batch.layout)
-    assert bool(after_TM[start:stop].isnan().all())
-    others_T = torch.ones(len(before_TM), dtype=torch.bool)
-    others_T[start:stop] = False
-    assert torch.equal(after_TM[others_T], before_TM[others_T])
-
-
-def test_an_own_activation_learns_as_it_computes() -> None:
-    """An activation that is derived from a usual one has gradients of its own."""
-    gradients = []
-    for is_own in (True, False):
-        model = _model("qwen3").double()
-        for layer in model.get_decoder().layers:
-            layer.mlp.act_fn = _Doubled()
-        if not is_own:
-            model.get_decoder().register_forward_hook(lambda _module, _inputs, output: output)
-        LogprobModel(model, temperature=1.0)(_batch()).logprobs_N.sum().backward()
-        gradients.append(model.get_decoder().layers[0].mlp.gate_proj.weight.grad)
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
-
-
 def test_logits_are_those_of_float64_up_to_rounding(kind: str) -> None:
     """Of prompts that completions share, whatever is random in weights, biases and norms."""
     model = _model(kind)
@@ -202,15 +173,6 @@ def test_packed_weights_are_those_of_the_beginning_of_the_block() -> None:
             assert not torch.equal(_logits(model), before)
 
 
-def test_an_output_layer_with_float32_logits_keeps_them() -> None:
-    """Its own forward comes back, also after an error."""
-    model = _model("qwen2")
-    own = model.get_output_embeddings().forward
-    with pytest.raises(ValueError, match="stop here"), packed_weights(model):
-        raise ValueError("stop here")
-    assert model.get_output_embeddings().forward == own
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_an_output_layer_in_half_precision_is_converted_once(dtype: torch.dtype) -> None:
     """Its logits are those that the trainer computes, in float32, up to the order of sums."""
@@ -224,13 +186,6 @@ def test_an_output_layer_in_half_precision_is_converted_once(dtype: torch.dtype)
     assert own != vars(model.get_output_embeddings())["forward"]
     assert computed.dtype == torch.float32
     assert (computed - expected).abs().max() < _ROUNDING
-
-
-def test_weights_in_other_types_are_not_packed() -> None:
-    """What oneDNN is not used for computes as ever."""
-    model = _model("qwen2").double()
-    with packed_weights(model):
-        assert "forward" not in vars(model.get_decoder())
 
 
 def test_a_layer_that_computes_in_another_way_is_left_alone() -> None:
@@ -292,13 +247,6 @@ def _model(kind: str) -> PreTrainedModel:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter) * (1 if parameter.dim() == 1 else 0.1))
     return model.eval()
-
-
-class _Doubled(SiLUActivation):  # type: ignore[misc]  # transformers does not say what it is
-    """An activation like the usual one, with another result."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return 2 * nn.functional.silu(input)
 
 
 def _norm_exactly(model: PreTrainedModel) -> None:

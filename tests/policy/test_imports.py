@@ -1,12 +1,7 @@
 """Processes of training import no libraries that they do not use."""
 
-import importlib
 import subprocess
 import sys
-
-import pytest
-
-from components.shared.imports import without_packages
 
 
 def test_training_imports_no_libraries_that_it_does_not_use() -> None:
@@ -21,15 +16,3 @@ def test_training_imports_no_libraries_that_it_does_not_use() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[-2] == "imported"
-
-
-def test_a_package_is_hidden_in_the_block_alone() -> None:
-    """One that was imported before stays, and is found in the block too."""
-    json = sys.modules["json"]
-    sys.modules.pop("wave", None)
-    with without_packages("wave", "json"):
-        assert importlib.import_module("json") is json
-        with pytest.raises(ImportError, match="wave"):
-            importlib.import_module("wave")
-    assert sys.modules["json"] is json
-    assert importlib.import_module("wave").__name__ == "wave"

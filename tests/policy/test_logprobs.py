@@ -232,6 +232,27 @@ _GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=_GPU)])
+def test_scores_of_bf16_are_computed_in_float32(device: str) -> None:
+    """With bf16 inputs the scores are those of the same numbers in float64, to the precision of float32."""
+    layer, exact_layer = (_layer(bias=True, vocabulary_size=64) for _ in range(2))
+    layer = layer.to(device, torch.bfloat16)
+    exact_layer.load_state_dict({name: value.double().cpu() for name, value in layer.state_dict().items()})
+    hidden_ND, target_N = _inputs()
+    hidden_ND = hidden_ND.detach().to(device, torch.bfloat16).requires_grad_()
+    exact_ND = hidden_ND.detach().double().cpu().requires_grad_()
+    actual = TokenHead(layer, temperature=0.6)(hidden_ND, target_N.to(device))
+    expected = _full_softmax(exact_layer, exact_ND, target_N, 0.6)
+    for values, exact in zip(actual, expected, strict=True):
+        assert values.dtype == torch.float32
+        torch.testing.assert_close(values.cpu().double(), exact, rtol=1e-5, atol=1e-5)
+    gradients = torch.autograd.grad(actual[0].sum(), (hidden_ND, *layer.parameters()))
+    exact_gradients = torch.autograd.grad(expected[0].sum(), (exact_ND, *exact_layer.parameters()))
+    for values, exact in zip(gradients, exact_gradients, strict=True):
+        assert values.dtype == torch.bfloat16
+        assert float((values.cpu().double() - exact).abs().max() / exact.abs().max()) < 0.01
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=_GPU)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sampler_gets_float32_logits_of_whole_batches(device: str, dtype: torch.dtype) -> None:
     """The output layer keeps the dimensions of what a decoder gives it, a batch of sequences, in every precision."""

@@ -95,17 +95,6 @@ def test_packing_keeps_contexts_limits_and_prompts(
     assert all(count == 1 for token, count in counts.items() if token not in split)
 
 
-@given(TURNS)
-def test_a_sequence_tells_sampled_tokens_from_those_of_an_environment(turns: list[tuple[int, int]]) -> None:
-    """Every token is one or the other, in the order of the completion."""
-    (sequence,) = _trajectories([(1, [turns])])
-    places = [place for place in range(len(sequence.completion_ids)) if _is_sampled(sequence, place)]
-    assert sequence.sampled_places == places
-    assert sequence.sampled_ids == tuple(sequence.completion_ids[place] for place in places)
-    assert sequence.num_sampled == len(places) == sum(sampled for _, sampled in turns)
-    assert [sequence.length_to(number) for number in range(1, len(places) + 1)] == [place + 1 for place in places]
-
-
 def test_trajectories_are_predicted_where_they_were_sampled() -> None:
     """By hand: 1 2 | 3 [4 5] 6 and 1 2 | [7] 8 9 share a prompt, and 10 | 11 [12] 13 [14] is alone behind them."""
     sequences = [
@@ -129,20 +118,6 @@ def test_a_group_that_is_too_long_is_split_with_its_prompt() -> None:
     batches = tiny.batches(sequences, 12)
     assert [len(batch.input_ids_T) for batch in batches] == [12, 12]
     assert [sorted(set(batch.sequence_N.tolist())) for batch in batches] == [[0, 3], [1, 2]]
-
-
-def test_groups_that_fit_together_share_a_micro_batch() -> None:
-    """Groups of 6, 5, 4 and 3 tokens under a limit of 9 need two micro-batches."""
-    sequences = _sequences([(3, [1, 2]), (4, [1]), (1, [1, 1, 1]), (1, [2])])
-    assert sorted(len(batch.input_ids_T) for batch in tiny.batches(sequences, 9)) == [9, 9]
-
-
-def test_only_neighbours_with_the_same_prompt_are_a_group() -> None:
-    """The same prompt further away is computed again."""
-    first, other = TokenSequence((1, 2), (3,)), TokenSequence((4,), (5,))
-    (together,) = tiny.batches([first, first, other], 100)
-    (apart,) = tiny.batches([first, other, first], 100)
-    assert (len(together.input_ids_T), len(apart.input_ids_T)) == (2 + 1 + 1 + 2, 3 + 2 + 3)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 8, 100])

@@ -19,7 +19,7 @@ from components.policy.tracking import training_log
 from components.shared import jsonl
 from components.shared.environment import JOURNAL_VARIABLE
 from components.shared.errors import StoppedError
-from components.shared.live import COMPLETIONS, LIVE, STEPS
+from components.shared.live import LIVE, STEPS
 from tests.train_grpo.settings import grpo_config
 
 ROWS: list[dict[str, float | None]] = [
@@ -63,27 +63,6 @@ def _figures(rows: Sequence[dict[str, float | None]], name: str) -> dict[int, fl
 
 def _live(work: Path, name: str = STEPS) -> list[dict[str, Any]]:
     return [row for _, row in jsonl.read_rows(work / LIVE / name)]
-
-
-def test_a_step_can_be_read_as_soon_as_it_is_finished(work: Path) -> None:
-    """With its completions, while the training goes on; the names of run and stage stand beside them."""
-    with training_log("train_grpo", grpo_config(num_steps=4), _MAIN, work, []) as log:
-        for number, row in enumerate(ROWS, start=1):
-            log.step(row, [{"step": number}])
-            assert _live(work) == ROWS[:number]
-            assert [each["step"] for each in _live(work, COMPLETIONS)] == list(range(1, number + 1))
-    run = jsonl.read_json(work / LIVE / "run.json")
-    assert run == {"name": "evening", "stage": "train_grpo", "num_steps": 4}
-
-
-def test_a_resumed_training_has_every_step_once(work: Path) -> None:
-    """Lines after the checkpoint are replaced, and half a line that a kill has left is gone."""
-    _train(work, start=0, stop=3, ends=False)
-    with (work / LIVE / STEPS).open("a", encoding="utf-8") as file:
-        file.write('{"step": 4, "rew')
-    _train(work, start=2, stop=4)
-    assert _live(work) == ROWS
-    assert [each["step"] for each in _live(work, COMPLETIONS)] == [1, 2, 3, 4]
 
 
 def test_only_the_main_process_reports(work: Path) -> None:

@@ -15,7 +15,7 @@ from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.rollout import decoding
 from components.rollout.decoding import GroupCache, inverse_cdf
-from components.rollout.sampler import Completion, Sampling, Turn, grade_completions
+from components.rollout.sampler import Completion, Sampling, StopTexts, Turn, completed, grade_completions
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
@@ -258,14 +258,6 @@ def test_sums_by_matrix_product_give_the_same_samples(monkeypatch: pytest.Monkey
     assert torch.equal(inverse_cdf(weights_RV, uniform_R), expected_R)
 
 
-def test_small_weights_after_a_large_one_are_not_rounded_away() -> None:
-    """A weight of 1 and then eleven of 2^-30, of which float32 would add none: 1 + 7.5 x 2^-30 falls to the eighth."""
-    weights_RV = torch.full((1, 16), 2.0**-30)
-    weights_RV[0, :5] = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])  # a block by itself
-    uniform_R = torch.tensor([(1 + 7.5 * 2**-30) / (1 + 11 * 2**-30)], dtype=torch.float64)
-    assert inverse_cdf(weights_RV, uniform_R).tolist() == [5 + 7]
-
-
 def test_the_ends_of_inverse_cdf_by_hand() -> None:
     """The number 0 takes the first weight that is not zero, and the last below 1 the last one, whatever is rounded."""
     weights_RV = torch.tensor([[0.0, 0.0, 0.0, 0.0, 2.0], [1.5 * 2**-53, 0.0, 0.0, 0.75, 0.0]])
@@ -339,3 +331,17 @@ def test_a_stop_text_ends_a_completion_like_an_end_token(max_batch_size: int) ->
             before = checkpoint.decode(one.tokens.completion_ids[: length - 1])
             assert not any(text in before for text in stop)
     assert sum(len(one.text) > len(other.text) for one, other in zip(free, stopped, strict=True)) >= 2
+
+
+def test_a_completion_of_one_turn_is_cut_at_its_first_end() -> None:
+    """By an engine that samples on: at the first end token, or the token with which a stop text is there."""
+    checkpoint = tiny.checkpoint()
+    ids, end = checkpoint.encode("Tom has 3 apples"), checkpoint.end_ids[0]
+    stopped = next(number for number in range(len(ids)) if "has" in checkpoint.decode(ids[:number]))
+    sampled = {(): ids, ("has",): ids, ("never",): (*ids, end, *ids)}
+    expected = {(): (len(ids), "Tom has 3 apples", False), ("has",): (stopped, "Tom ", True)}
+    expected[("never",)] = (len(ids) + 1, "Tom has 3 apples", True)
+    for stop, tokens in sampled.items():
+        each = completed(checkpoint, (5,), tokens, [-1.0] * len(tokens), StopTexts(stop, checkpoint.decode))
+        assert (each.num_tokens, each.text, each.finished) == expected[stop]
+        assert len(each.logprobs) == each.num_tokens

@@ -1,7 +1,4 @@
-from pathlib import Path
-
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -13,7 +10,6 @@ from components.rollout.vllm.verification import (
     digest,
     verify_logprobs,
     verify_weights,
-    weights_in,
 )
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -74,15 +70,6 @@ def test_other_weights_are_reported_by_name() -> None:
     for held in ([], [LoadedWeights(pieces=[], unverified=[])]):
         with pytest.raises(StaleWeightsError, match="holds no weights at all"):
             verify_weights(sent, held, name="vLLM")
-
-
-def test_the_tensors_of_a_folder_are_those_of_all_its_files(tmp_path: Path) -> None:
-    """Large models are saved in several."""
-    for name in ("a", "b"):
-        safetensors.torch.save_file({name: WEIGHT_OI}, tmp_path / f"model-{name}.safetensors")
-    assert {name: tensor.tolist() for name, tensor in weights_in(tmp_path).items()} == dict.fromkeys(
-        "ab", WEIGHT_OI.tolist()
-    )
 
 
 def _verify_logprobs(sampler_M: Tensor, old_M: Tensor | None = None) -> None:

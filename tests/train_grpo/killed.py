@@ -1,5 +1,6 @@
 """A training that kills itself without warning: `python -m tests.train_grpo.killed FOLDER [STEP PLACE]`.
 
+PLACE is `sampled`, before anything is learned; `learned`, before the checkpoint; `writing`, within it; or `written`.
 FOLDER has `config.json`, `problems` and `reference`; what comes of the training is put beside, in `killed`.
 """
 
@@ -16,9 +17,6 @@ from components.policy import training
 from components.train_grpo import monitoring, worker
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.trainer import Trainer
-
-PLACES = ("sampled", "learned", "writing", "written")
-"""Where in a step: before anything is learned from it, before its checkpoint, within that, or behind it."""
 
 
 def train(config: TrainGRPOConfig, inputs: Path, folder: Path) -> None:

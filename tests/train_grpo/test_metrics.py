@@ -2,14 +2,17 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from components.grading.verifier import Verdict
+from components.policy.checkpoint import save
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
+from components.shared.problem import Split, write_problems
 from components.train_grpo.config import ClipConfig, LossConfig, TrainGRPOConfig
 from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.metrics import (
@@ -23,6 +26,7 @@ from components.train_grpo.monitoring import first_look, missing_signal, require
 from components.train_grpo.objective import TokenObjective, Tokens
 from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Rollout
+from components.train_grpo.train import train
 from components.train_grpo.update import rollout_advantages
 from tests import tiny
 from tests.train_grpo.groups import CHECKED, completion, graded, group, scored
@@ -137,6 +141,13 @@ def test_a_reward_that_failed_is_counted_and_left_out_of_the_means() -> None:
     assert result["accuracy"] == 3 / 4
 
 
+def test_reasoning_counts_before_an_answer_where_the_prompt_asks_for_it() -> None:
+    """A box is no answer where a mark is asked for."""
+    boxed = group(graded("1", completion(text=r"So \boxed{1}")))
+    assert _metrics([boxed], policy=AnswerPolicy.BOXED)["worked_fraction"] == 1
+    assert _metrics([boxed], policy=AnswerPolicy.MARKED)["worked_fraction"] == 0
+
+
 def test_records_name_problem_sample_and_grade() -> None:
     """The first completions of a rollout, in order, with text, reward, and the advantage of their first token."""
     config, groups = grpo_config(logged_completions_per_step=5), _groups()
@@ -169,6 +180,18 @@ def test_records_name_problem_sample_and_grade() -> None:
     }
     assert records[4]["reward_failure"] == "reward mine:own returned None"
     assert [len(_records(grpo_config(logged_completions_per_step=count), _groups())) for count in (0, 99)] == [0, 12]
+
+
+def test_records_show_all_rewards_of_all_steps() -> None:
+    """A missing reward is null; the advantage is that of the first token, which all steps add to."""
+    config = grpo_config(group_size=2, reward__weights={CHECKED: 1.0, "format": 0.5}, reward__supervision="process")
+    rewards: list[dict[str, list[float]]] = [{CHECKED: [1, 0], "format": [1]}, {CHECKED: [1, math.nan], "format": [0]}]
+    groups = [group(*(scored(each, ends=[1, 3]) for each in rewards))]
+    first, second = _records(config, groups)
+    assert (first["reward"], first["rewards"]) == (1.5, {CHECKED: [1.0, 0.0], "format": [1.0]})
+    assert (second["reward"], second["rewards"]) == (None, {CHECKED: [1.0, None], "format": [0.0]})
+    # The rewards 1, 0.5 (the format counts at the last step) and 1 have the z-scores 1, -2 and 1 over the root of 2.
+    assert (first["advantage"], second["advantage"]) == (pytest.approx(-(0.5**0.5)), pytest.approx(0.5**0.5))
 
 
 # The update -----------------------------------------------------------------------------------------------------------
@@ -343,3 +366,18 @@ def test_a_run_needs_a_learning_signal_in_one_of_its_steps() -> None:
         with pytest.raises(PipelineError, match="no learning signal in any step"):
             require_learning(config, _rows(*kinds))
         require_learning(grpo_config(reward__max_steps_without_signal=0), _rows(*kinds))
+
+
+@pytest.mark.slow
+def test_a_run_without_a_signal_stops_at_a_checkpoint_of_its_last_step(tmp_path: Path) -> None:
+    """Without the limit it could go on from there; started again as it is, it stops at once."""
+    folders = {name: tmp_path / name for name in ("problems", "reference", "policy", "training", "timings")}
+    for path in folders.values():
+        path.mkdir()
+    write_problems(folders["problems"], Split.TRAIN, [tiny.problem(3, answer="12345")])
+    save(tiny.checkpoint(), folders["reference"])
+    config = grpo_config(num_steps=4, prompts_per_step=1, group_size=2, reward__max_steps_without_signal=2)
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="in the last 2 steps"):
+            train(config, **folders, work=tmp_path / "work")
+        assert [path.name for path in (tmp_path / "work/checkpoints").glob("step-*")] == ["step-000002"]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import load, save
@@ -220,22 +219,29 @@ def make(tmp_path: Path, verify: Verifier) -> Make:
     (tmp_path / "reference").mkdir()
     save(tiny.checkpoint(), tmp_path / "reference")
 
-    def trainer(*, saved: Any = None, **changes: Any) -> Trainer:
+    def trainer(**changes: Any) -> Trainer:
         config = grpo_config(**{"reward__weights": SHORTNESS, **PARTIAL, "num_steps": 6, **changes})
         checkpoint = load(tmp_path / "reference", dtype=torch.float32)
-        return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, TransformersSampler(checkpoint, 64), saved)
+        return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, TransformersSampler(checkpoint, 64))
 
     return trainer
 
 
-def _run(trainer: Trainer, *, steps_done: int = 0, after_step: Callable[[int], None] = lambda _: None) -> Trainer:
-    trainer.run(steps_done=steps_done, after_step=after_step)
+def _run(trainer: Trainer) -> Trainer:
+    trainer.run(steps_done=0, after_step=lambda _: None)
     return trainer
 
 
 def _assert_same(one: Trainer, other: Trainer) -> None:
     pairs = zip(one.checkpoint.model.parameters(), other.checkpoint.model.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_each_step_has_its_rate_of_the_schedule(make: Make) -> None:
+    """The warm-up begins at its first rate and the last step has the last: by hand, for a warm-up of two steps."""
+    settings = {"num_steps": 4, "warmup_steps": 2, "learning_rate": 1e-3, "final_learning_rate_fraction": 0.1}
+    rates = [row["learning_rate"] for row in _run(make(**settings)).history.curves]
+    assert rates == pytest.approx([5e-4, 1e-3, 1e-3, 1e-4])
 
 
 def test_segments_that_hold_a_whole_completion_change_nothing(make: Make) -> None:
@@ -246,24 +252,3 @@ def test_segments_that_hold_a_whole_completion_change_nothing(make: Make) -> Non
     extra = {"staleness_mean": 0.0, "staleness_max": 0, "stale_truncated_fraction": 0.0, "groups_in_flight": 0}
     assert partial.history.curves == [{**row, **extra} for row in synchronous.history.curves]
     assert partial.history.completions == synchronous.history.completions
-
-
-@pytest.mark.parametrize("steps_done", [1, 2, 3, 5])
-def test_groups_in_flight_are_part_of_the_checkpoint(make: Make, tmp_path: Path, steps_done: int) -> None:
-    """A run that is resumed after any step continues the same completions, and ends with the same bytes."""
-    saved: dict[str, Any] = {}
-    straight = make(learning_rate=1e-2)
-
-    def save_state(step: int) -> None:
-        if step == steps_done:
-            save_file(straight.policy.state(), tmp_path / "policy.safetensors")
-            torch.save(straight.state(), tmp_path / "values.pt")
-            values = torch.load(tmp_path / "values.pt", weights_only=True)
-            saved.update(values=values, policy=tmp_path / "policy.safetensors")
-
-    _run(straight, after_step=save_state)
-    resumed = _run(make(learning_rate=1e-2, saved=type("Saved", (), saved)), steps_done=steps_done)
-    assert any(row["groups_in_flight"] for row in straight.history.curves)
-    assert resumed.history.curves == straight.history.curves
-    assert resumed.history.completions == straight.history.completions
-    _assert_same(resumed, straight)

@@ -41,12 +41,6 @@ def test_a_step_is_a_line() -> None:
     ]
 
 
-def test_lines_that_end_in_one_token_are_one_step() -> None:
-    """Two steps cannot end at one token."""
-    pieces = ["10+9=18\n3+5=8\n", "2+2=4\n3+3=6\n", "#### 18"]
-    assert _steps(_completion(range(3), "".join(pieces)), pieces) == list(enumerate(pieces, 1))
-
-
 @pytest.mark.parametrize("prose", ["", "Tom has apples. ", "€ 5 \U0001f34eé ", "\U0001f34e", "\ufffd", "\ufffd\ufffd"])
 def test_a_step_ends_at_the_token_that_completes_its_newline(prose: str) -> None:
     """Characters before it may take several tokens of a byte-level BPE."""
@@ -57,11 +51,6 @@ def test_a_step_ends_at_the_token_that_completes_its_newline(prose: str) -> None
     ids = [tokenizer.encode(line).ids for line in lines]
     steps = line_steps(_completion([*chain(*ids)], "".join(lines)), grade(Verdict.RIGHT), tokenizer.decode)
     assert [(step.end, step.text) for step in steps] == list(zip(accumulate(map(len, ids)), lines, strict=True))
-
-
-def test_a_decoder_that_loses_text_leaves_one_step() -> None:
-    """Lines that the tokens never reach end with the completion: they are the answer."""
-    assert len(line_steps(_completion(range(5), WORKED), grade(Verdict.RIGHT), lambda _: "")) == 1
 
 
 def test_what_an_environment_wrote_has_no_steps() -> None:

@@ -51,19 +51,6 @@ def test_every_pass_takes_each_problem_once(data: st.DataObject, size: int, seed
     _assert_passes([problem_id for batch in batches for problem_id in batch], problems)
 
 
-def test_a_problem_that_would_be_twice_in_a_batch_opens_the_next() -> None:
-    """The order is that of draws one by one, but for the problem that has to wait for a batch."""
-    deferred = 0
-    for seed in range(20):
-        first = Prompts(_problems(a=4), _config(), seed=seed)
-        order = _ids(first, *[1] * 8)
-        if order[4] == order[3]:
-            order[4], order[5] = order[5], order[4]
-            deferred += 1
-        assert _ids(Prompts(_problems(a=4), _config(), seed=seed), 3, 2, 3) == order
-    assert 0 < deferred < 20
-
-
 def test_every_pass_and_every_seed_has_its_own_order() -> None:
     """Five passes over ten problems have five orders, another seed has others, and the same seed the same."""
     drawn = _ids(Prompts(_problems(a=10), _config(), seed=1), *[5] * 10)
@@ -92,22 +79,6 @@ def test_shares_of_sources_are_exact_over_time(weights: tuple[int, int, int], co
         for source, weight in zip("abc", weights, strict=True):
             assert by_source[source] * sum(weights) < weight * total + sum(weights)
             assert total % sum(weights) or by_source[source] * sum(weights) == weight * total
-
-
-def test_a_weight_of_zero_leaves_a_source_out() -> None:
-    """Nothing of it is sampled, and its problems do not count as available."""
-    prompts = Prompts(_problems(a=2, b=5), _config(a=1, b=0), seed=1)
-    assert {problem_id[0] for problem_id in _ids(prompts, *[2] * 9)} == {"a"}
-    with pytest.raises(PipelineError, match="prompts_per_step is 3, but there are only 2 problems to sample"):
-        prompts.next_batch(3)
-
-
-def test_a_source_that_is_used_up_catches_up_in_the_next_batch() -> None:
-    """Its share of a batch of four is 20/7, so four are due now and then; it has three, and is even in the end."""
-    prompts = Prompts(_problems(a=3, b=3, c=3), _config(a=1, b=1, c=5), seed=1)
-    batches = [_ids(prompts, 4) for _ in range(21)]
-    assert all(len(set(batch)) == 4 for batch in batches)
-    assert Counter(problem_id[0] for batch in batches for problem_id in batch) == {"a": 12, "b": 12, "c": 60}
 
 
 @pytest.mark.parametrize(
@@ -165,19 +136,6 @@ def _train(prompts: Prompts, counts: Sequence[int]) -> list[str]:
             drawn.append(problem.id)
             prompts.record(problem.id, num_right=len(drawn) * int(problem.id[1]) % 5, num_scored=4 + len(drawn) % 2)
     return drawn
-
-
-def test_a_deferred_problem_is_part_of_the_checkpoint() -> None:
-    """One that the next pass drew again within a batch is first in the batch after it, resumed or not."""
-    deferred = 0
-    for seed in range(30):
-        unbroken, resumed = (Prompts(_problems(a=4), _config(), seed=seed) for _ in range(2))
-        _ids(unbroken, 3, 3)
-        state = json.loads(json.dumps(unbroken.state()))
-        deferred += bool(state["pools"]["all"]["deferred"])
-        resumed.restore(state)
-        assert _ids(resumed, 3, 3) == _ids(unbroken, 3, 3)
-    assert deferred > 5
 
 
 @given(

@@ -1,7 +1,6 @@
 import io
 import json
 import math
-import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from transformers import (
 )
 
 from components.cluster.launch import run_ranks
-from components.policy.checkpoint import Checkpoint, load, save
+from components.policy.checkpoint import Checkpoint, save
 from components.policy.engine import NonFiniteError
 from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
@@ -39,8 +38,6 @@ from components.train_grpo.reward_examples import (
     LabeledExample,
     Replay,
     Row,
-    joined,
-    separated,
     unpacked,
 )
 from components.train_grpo.reward_model import PaddedBatch, RewardModel, load_classifier, padded_batches
@@ -116,10 +113,6 @@ def _toy(numbers: range) -> list[Row]:
     ]
 
 
-def _fit(model: RewardModel, rows: Sequence[Row], *, num_new: int, seed: int) -> dict[str, float]:
-    return model.fit(rows, num_new=num_new, seed=seed, epochs=model.settings.epochs)
-
-
 def _flat(model: RewardModel) -> torch.Tensor:
     with model.engine.gather_full_parameters():
         return torch.cat([parameter.detach().flatten() for parameter in model.model.parameters()])
@@ -162,7 +155,7 @@ def test_a_score_is_the_librarys_own_for_what_stands_before_it(
 def test_a_reward_model_learns_what_makes_a_completion_right() -> None:
     """After a few passes a copy of the reference tells right from wrong in completions it has not seen."""
     model = _made(tiny.checkpoint(), epochs=10)
-    first = _fit(model, _toy(range(120)), num_new=120, seed=1)
+    first = model.fit(_toy(range(120)), num_new=120, seed=1)
     rows = _toy(range(1000, 1060))
     unseen = [unpacked(row) for row in rows]
     scores = model.score([each.tokens for each in unseen], [each.step_ends for each in unseen])
@@ -170,7 +163,7 @@ def test_a_reward_model_learns_what_makes_a_completion_right() -> None:
         (score > 0.9) if example.labels == (1.0,) else (score < 0.1)
         for (score,), example in zip(scores, unseen, strict=True)
     )
-    second = _fit(model, rows, num_new=60, seed=2)
+    second = model.fit(rows, num_new=60, seed=2)
     assert (first["reward_model_accuracy"], second["reward_model_accuracy"]) == (0.0, 1.0)
     assert second["reward_model_loss"] < 0.1
     assert (first["reward_model_examples"], second["reward_model_examples"]) == (120, 60)
@@ -191,29 +184,13 @@ def test_the_gradient_is_that_of_the_mean_loss_over_labels(tmp_path: Path, micro
     assert len(losses_L) == 11
     torch.autograd.backward(losses_L.mean())
     examples = [_example(*fields) for fields in zip(_SEQUENCES, _STEPS, labels, strict=True)]
-    figures = _fit(model, examples, num_new=0, seed=1)
+    figures = model.fit(examples, num_new=0, seed=1)
     assert figures["reward_model_loss"] == pytest.approx(losses_L.mean().item(), rel=1e-5)
     state = model.engine.state()
     for name, parameter in library.named_parameters():
         # The first step's running mean is (1 - beta_1) = 0.1 of the gradient.
         gradient = 10 * state[f"model.{name}/exp_avg"].double()
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("num_examples", "epochs", "sizes"), [(64, 1, [64]), (65, 1, [33, 32]), (130, 2, [44, 43, 43] * 2)]
-)
-def test_a_step_takes_at_most_64_examples(tmp_path: Path, num_examples: int, epochs: int, sizes: list[int]) -> None:
-    """Every pass takes all examples, in as few steps as can be, of equal size."""
-    model = _model(tmp_path, micro_batch_tokens=10_000, epochs=epochs)
-    read: list[list[int]] = []
-    model.model.base_model.register_forward_pre_hook(
-        lambda _module, _arguments, named: read.append(named["input_ids"][:, 1].tolist()), with_kwargs=True
-    )
-    examples = [_example(TokenSequence((5, number), (6,)), (1,), (1.0,)) for number in range(num_examples)]
-    _fit(model, examples, num_new=0, seed=1)
-    assert [len(numbers) for numbers in read] == sizes
-    assert sorted(sum(read, [])) == sorted([*range(num_examples)] * epochs)  # noqa: RUF017
 
 
 def test_accuracy_counts_new_labels_before_they_are_learned(tmp_path: Path) -> None:
@@ -224,13 +201,13 @@ def test_accuracy_counts_new_labels_before_they_are_learned(tmp_path: Path) -> N
     labels[1] = tuple(1 - label for label in labels[1])
     new = [_example(*fields) for fields in zip(tokens, ends, labels, strict=True)]
     # Of 2 + 3 + 1 new labels, three are on the wrong side.
-    assert _fit(model, [*new, *[new[1]] * 7], num_new=3, seed=1)["reward_model_accuracy"] == pytest.approx(3 / 6)
+    assert model.fit([*new, *[new[1]] * 7], num_new=3, seed=1)["reward_model_accuracy"] == pytest.approx(3 / 6)
 
 
 def test_nothing_to_learn_from_changes_nothing(tmp_path: Path) -> None:
     """Without examples there is no step, and neither loss nor accuracy is a number."""
     model = _model(tmp_path)
-    figures = _fit(model, [], num_new=0, seed=1)
+    figures = model.fit([], num_new=0, seed=1)
     assert model.engine.state()["num_steps"] == 0
     assert figures["reward_model_examples"] == 0
     assert math.isnan(figures["reward_model_loss"])
@@ -244,26 +221,12 @@ def test_what_is_not_finite_is_an_error(tmp_path: Path) -> None:
     with torch.no_grad():
         model.model.score.weight.fill_(math.inf)
     with pytest.raises(NonFiniteError, match=r"the reward model: the loss is .*stopped before the optimizer step"):
-        _fit(model, _toy(range(5)), num_new=0, seed=1)
+        model.fit(_toy(range(5)), num_new=0, seed=1)
     assert torch.equal(_flat(model)[:-32], before[:-32])
     with torch.no_grad():
         model.model.score.weight.fill_(math.nan)
     with pytest.raises(NonFiniteError, match="score of the reward model is not a number"):
         model.score(_SEQUENCES, _STEPS)
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_dropout_is_off_in_scoring_and_training(tmp_path: Path, checkpointing: bool) -> None:
-    """A checkpoint that asks for dropout is scored and trained as one that does not, in training mode as well."""
-    weights, scores = [], []
-    for dropout in (0.0, 0.5):
-        _save_classifier(tmp_path, attention_dropout=dropout)
-        model = _made(tiny.checkpoint(), base=str(tmp_path), engine__gradient_checkpointing=checkpointing)
-        scores.append(model.score(_SEQUENCES, _STEPS))
-        _fit(model, _toy(range(5)), num_new=5, seed=1)
-        weights.append(_flat(model))
-    assert scores[0] == scores[1]
-    assert torch.equal(weights[0], weights[1])
 
 
 def test_a_copy_of_a_frozen_reference_is_trained_whole_and_saved_as_a_classifier(tmp_path: Path) -> None:
@@ -272,7 +235,7 @@ def test_a_copy_of_a_frozen_reference_is_trained_whole_and_saved_as_a_classifier
     reference.model.requires_grad_(False)
     model = _made(reference, epochs=2)
     before = {name: weight.detach().clone() for name, weight in model.model.named_parameters()}
-    _fit(model, _toy(range(10)), num_new=0, seed=1)
+    model.fit(_toy(range(10)), num_new=0, seed=1)
     assert all(not torch.equal(weight, before[name]) for name, weight in model.model.named_parameters())
     model.save(tmp_path)
     scores = model.score(_SEQUENCES, _STEPS)
@@ -283,41 +246,11 @@ def test_a_copy_of_a_frozen_reference_is_trained_whole_and_saved_as_a_classifier
     assert again.score(_SEQUENCES, _STEPS) == scores
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        {"zero_stage": 0, "precision": "fp32"},
-        {"zero_stage": 2, "precision": "bf16"},
-        pytest.param({"zero_stage": 3, "lora": {"rank": 2, "alpha": 4.0}}, marks=pytest.mark.slow),
-    ],
-    ids=["whole", "bf16", "adapters"],
-)
-def test_training_goes_on_from_a_checkpoint_to_the_bit(tmp_path: Path, engine: dict[str, Any]) -> None:
-    """Stopped after one training and resumed, the second gives the weights and examples of an unbroken run."""
-    changes = {"learning_rate": 3e-4, **{f"engine__{key}": value for key, value in engine.items()}}
-    straight = _model(tmp_path, micro_batch_tokens=200, **changes)
-    straight.collected = _toy(range(70))
-    straight.retrain(0)
-    straight.collected = _toy(range(70, 100))
-    saved = _saved(straight, tmp_path / "saved")
-    resumed = _made(tiny.checkpoint(), saved, base=str(tmp_path), micro_batch_tokens=200, **changes)
-    before = _flat(resumed)
-    for model in (straight, resumed):
-        model.collected += _toy(range(100, 140))
-        assert model.retrain(1)["reward_model_examples"] == 78  # 8 of them replayed
-    expected, actual = straight.tensors(), resumed.tensors()
-    assert not torch.equal(_flat(resumed), before)
-    for name, tensors in expected.items():
-        assert tensors.keys() == actual[name].keys()
-        assert all(torch.equal(actual[name][key], tensor) for key, tensor in tensors.items()), name
-    assert expected["reward_model"]["num_steps"] == 4
-
-
 def test_with_adapters_only_they_and_the_head_are_trained_and_merged_when_saved(tmp_path: Path) -> None:
     """What is saved has the weights of a plain classifier, which scores as the one under training."""
     lora = {"rank": 2, "alpha": 4.0, "targets": ["all-linear"]}
     model = _model(tmp_path / "base", engine__lora=lora)
-    _fit(model, _toy(range(10)), num_new=0, seed=1)
+    model.fit(_toy(range(10)), num_new=0, seed=1)
     trained = {name for name, parameter in model.model.named_parameters() if parameter.requires_grad}
     assert {name.rpartition(".lora_")[0].rpartition(".")[2] for name in trained - {"score.weight"}} == {
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -334,15 +267,6 @@ def _padded(max_tokens: int) -> list[PaddedBatch]:
     ends: list[tuple[int, ...]] = [(1, 3), (), (1,)]
     examples = [LabeledExample(*fields, labels=()) for fields in zip(tokens, ends, strict=True)]
     return padded_batches(examples, max_tokens, torch.device("cpu"))
-
-
-def test_a_head_is_read_at_the_last_token_that_an_end_counts() -> None:
-    """Rows go by length, padded on the right; ends 1 and 3 after a prompt of 2 are positions 2 and 4."""
-    (batch,) = _padded(15)
-    assert batch.examples == [1, 2, 0]
-    assert batch.input_ids_RT.tolist() == [[5, 6, 0, 0, 0], [1, 2, 3, 4, 0], [5, 6, 7, 8, 9]]
-    assert batch.attention_mask_RT.tolist() == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    assert (batch.row_E.tolist(), batch.position_E.tolist()) == ([1, 2, 2], [3, 2, 4])
 
 
 @pytest.mark.parametrize(("max_tokens", "parts"), [(14, [[1, 2], [0]]), (7, [[1], [2], [0]]), (1, [[1], [2], [0]])])
@@ -373,26 +297,6 @@ def test_a_completion_is_labeled_where_it_has_a_verdict() -> None:
     model.collect([group(partly, nothing), group(masked, partly)])
     expected = LabeledExample(partly.completion.tokens, (3,), (1.0,))
     assert [unpacked(row) for row in model.collected] == [expected] * 2
-
-
-def test_examples_come_back_from_two_tensors_in_four_bytes_per_token() -> None:
-    """In memory and in a checkpoint: an iteration's completions are held in every process."""
-    examples = [
-        LabeledExample(TokenSequence((5, 6, 7), (8, 900, 151_000)), (1, 3), (0.0, 1.0)),
-        LabeledExample(TokenSequence((), (20,)), (1,), (1.0,)),
-    ]
-    tokens = TokenSequence(tuple(range(100)), tuple(range(1000, 1500)))
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    rows = [_example(tokens, (500,), (1.0,)) for _ in range(50)]
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    num_bytes = 4 * 50 * 600
-    assert num_bytes <= after - before < 1.2 * num_bytes
-    assert len(_written(joined(rows))) < 1.1 * num_bytes
-    for values in (examples, []):
-        state = torch.load(io.BytesIO(_written(joined([each.packed() for each in values]))), weights_only=True)
-        assert [unpacked(row) for row in separated(state)] == values
 
 
 def _numbered(start: int, count: int) -> list[Row]:
@@ -469,7 +373,7 @@ def train_in_ranks(config: TrainGRPOConfig, *, base: Path, folder: Path) -> dict
     for stage in (0, 2, 3):
         changed = config.model_copy(update={"engine": config.engine.model_copy(update={"zero_stage": stage})})
         model = RewardModel(changed, config.reward.model.model_copy(update={"base": str(base)}), tiny.checkpoint())
-        figures = _fit(model, rows, num_new=min(10, len(rows)), seed=1)
+        figures = model.fit(rows, num_new=min(10, len(rows)), seed=1)
         _saved(model, folder / f"{ranks.world_size}-{stage}")
         # The last process has nothing to score where there are two.
         shard = slice(0, 0 if ranks.rank else len(_SEQUENCES))
@@ -539,15 +443,6 @@ def test_a_copy_attends_as_the_model_does_by_itself() -> None:
         .last_hidden_state
     )
     torch.testing.assert_close(actual, expected)
-
-
-def test_a_copy_is_float32(tmp_path: Path) -> None:
-    """A bfloat16 reference gives the same numbers in the wider type."""
-    save(tiny.checkpoint(), tmp_path)
-    reference = load(tmp_path, dtype=torch.bfloat16)
-    copy = load_classifier("reference", reference, dtype=torch.float32)
-    assert {weight.dtype for weight in copy.parameters()} == {torch.float32}
-    assert torch.equal(copy.get_input_embeddings().weight, reference.model.get_input_embeddings().weight.float())
 
 
 def test_a_model_family_without_classifier_is_named() -> None:

@@ -531,6 +531,10 @@ def test_a_step_reward_that_fails_leaves_its_completion_without_reward(
     assert message in result.failure.message
 
 
+async def _one_number(*_: object) -> float:
+    return 1.0
+
+
 def test_a_custom_reward_may_compare_a_group(checkpoint: Checkpoint, score: Score, custom: Custom) -> None:
     """It gets the completions that are not masked, in their order, and returns a value for each."""
 
@@ -552,6 +556,7 @@ def test_a_custom_reward_may_compare_a_group(checkpoint: Checkpoint, score: Scor
     [
         (lambda *_: [1.0], "returned a wrong number of values: 1 for 2 completions"),
         (lambda *_: [1.0, 1 / 0], "raised ZeroDivisionError: division by zero (test_rewards.py"),
+        (_one_number, "returned a wrong number of values: 1 for 2 completions"),
     ],
 )
 def test_a_group_reward_that_fails_leaves_the_whole_group_without_reward(

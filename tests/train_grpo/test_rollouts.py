@@ -85,6 +85,19 @@ def _number(group: Group) -> int:
     return int(group.problem.id[-3:])
 
 
+def test_a_rollout_has_a_group_of_completions_for_each_problem() -> None:
+    """Groups are in the order of their problems, with that problem's own completions, sampled as configured."""
+    config, sampler = grpo_config(sampling__temperature=0.7, group_size=6), _Sampler(lambda number: number % 5)
+    rollout = _rollouts(config, sampler).sample("7", version=0)
+    problems = Prompts(tiny.PROBLEMS, config.prompts, seed=config.seed).next_batch(3)
+    assert [group.problem for group in rollout.sampled] == problems
+    assert [group.num_right for group in rollout.sampled] == [int(problem.id[-3:]) % 5 for problem in problems]
+    assert [len(group.scored_G) for group in rollout.sampled] == [6] * 3
+    (call,) = sampler.calls
+    expected = {"count": 3, "num_samples": 6, "temperature": 0.7, "max_new_tokens": 16, "stop": ()}
+    assert {name: call[name] for name in expected} == expected
+
+
 @pytest.mark.parametrize("rounds", [1, 2, 4, 20])
 @pytest.mark.parametrize("seed", range(3))
 def test_zero_variance_groups_are_replaced_for_a_bounded_number_of_rounds(rounds: int, seed: int) -> None:
@@ -285,6 +298,27 @@ def test_the_sampler_gets_the_weights_of_every_update(make: Make, tmp_path: Path
     assert [path.name for path in (tmp_path / "weights").iterdir()] == (["3"] if weights_by == "folder" else [])
 
 
+def test_completions_that_the_sampler_scores_otherwise_are_masked(make: Make) -> None:
+    """Those that differ by rounding where the bound is below it, which changes what is learned; none above it."""
+    curves, weights = [], []
+    bounds: tuple[dict[str, float] | None, ...]
+    bounds = (None, {"low": math.exp(-10), "high": math.exp(10)}, {"low": 1 - 1e-12, "high": 1 + 1e-12})
+    for bound in bounds:
+        mask: dict[str, Any] | None = {"level": "geometric", **bound} if bound else None
+        trainer, _ = make(
+            sampler__vllm={"max_tokens": 64, "cache_gib": 0.1}, sampler__correction__mask=mask, num_steps=2
+        )
+        _run(trainer)
+        curves.append(trainer.history.curves)
+        weights.append(trainer.checkpoint.model.state_dict())
+    assert ["masked_completion_fraction" in rows[0] for rows in curves] == [False, True, True]
+    assert [row["masked_completion_fraction"] for row in curves[1]] == [0.0, 0.0]
+    masked = [row["masked_completion_fraction"] or 0.0 for row in curves[2]]
+    assert min(masked) > 0.3, masked
+    assert curves[2][0]["gradient_norm"] != curves[1][0]["gradient_norm"]
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+
+
 @pytest.mark.parametrize("zero_stage", [2, 3])
 def test_the_sampler_gets_the_adapters_of_every_update(make: Make, tmp_path: Path, zero_stage: int) -> None:
     """Nothing else is written; with the weights of the start they are what is trained, sharded or not."""
@@ -420,26 +454,3 @@ def test_validation_leaves_prefetched_rollouts_as_they_are(make: Make) -> None:
     for row in validated.history.curves:
         row.pop("validation_accuracy")
     assert validated.history.curves == plain.history.curves
-
-
-@pytest.mark.parametrize(("staleness", "sampled_from"), [(1, [2]), (2, [2]), (3, [])])
-def test_prefetched_rollouts_are_part_of_the_checkpoint(
-    make: Make, tmp_path: Path, staleness: int, sampled_from: list[int]
-) -> None:
-    """A run resumed after step 2 learns from what had been sampled, and ends with the same weights."""
-    saved: dict[str, Any] = {}
-    settings = {**OVERLAP, "sampler__max_staleness": staleness}
-    straight, _ = make(**settings)
-
-    def save_state(step: int) -> None:
-        if step == 2:
-            save_file(straight.policy.state(), tmp_path / "policy.safetensors")
-            saved.update(values=straight.state(), policy=tmp_path / "policy.safetensors")
-
-    _run(straight, after_step=save_state)
-    resumed, engine = make(**settings, saved=type("Saved", (), saved))
-    _run(resumed, steps_done=2)
-    assert engine.sampled_from == sampled_from  # the fourth rollout, if that; the third was in the checkpoint
-    assert resumed.history.curves == straight.history.curves
-    pairs = zip(resumed.checkpoint.model.parameters(), straight.checkpoint.model.parameters(), strict=True)
-    assert all(torch.equal(*pair) for pair in pairs)

@@ -21,13 +21,12 @@ from components.shared.problem import Split, write_problems
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.train import train
 from components.train_grpo.trainer import Trainer
-from components.train_grpo.validation import Validator, best, early_stop
+from components.train_grpo.validation import best, early_stop
 from tests import tiny
 from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.settings import grpo_config
 
 EVERY_STEP = {"validation": {"every_steps": 1}, "checkpoint__keep_best": True}
-RECORDS = ("steps.jsonl", "completions.jsonl", "validation.jsonl", "result.json")
 DEV = [tiny.problem(number, split=Split.DEV) for number in range(30, 42)]
 
 
@@ -228,25 +227,3 @@ def test_accuracies_by_source_have_columns_where_there_are_several(tmp_path: Pat
     by_source = _rows(tmp_path, "validation")[-1]["by_source"]
     assert {source: each["total"] for source, each in by_source.items()} == {"other": 2, "sums": 3}
     assert by_source["other"]["interval"][1] == pytest.approx(0.658, abs=1e-3)
-
-
-def test_a_run_that_was_killed_in_a_validation_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
-    """It goes on from its last checkpoint, with the best policy so far, and repeats what is missing."""
-    _run(tmp_path / "straight", **EVERY_STEP)
-    measure = Validator.measure
-
-    def killed(self: Validator, step: int) -> dict[str, Any]:
-        if step == 3:
-            raise KeyboardInterrupt
-        return measure(self, step)
-
-    with patch.object(Validator, "measure", killed), pytest.raises(KeyboardInterrupt):
-        _run(tmp_path / "killed", **EVERY_STEP)
-    _run(tmp_path / "killed", **EVERY_STEP)
-    for name in (
-        "policy/model.safetensors",
-        "training/steps.jsonl",
-        "training/validation.jsonl",
-        "training/result.json",
-    ):
-        assert (tmp_path / "straight" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes(), name

@@ -1,4 +1,3 @@
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from components.shared.model import ModelConfig, weights_folder
 from components.shared.problem import Split, write_problems
 from components.train_sft.config import TrainSFTConfig
 from components.train_sft.train import train
-from components.train_sft.worker import _batches, _step
+from components.train_sft.worker import _step
 from tests import chat_model, tiny
 
 
@@ -95,14 +94,6 @@ def test_what_an_environment_wrote_is_read_and_not_learned() -> None:
     engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config())
     loss = _step(_config(), checkpoint, engine, [acting, plain], step=1)["loss"]
     assert loss == pytest.approx(float(torch.cat(nlls).mean()), rel=1e-5)
-
-
-def test_every_pass_over_the_examples_takes_each_once() -> None:
-    """Batches run on over the end of a pass, and each pass has its own order."""
-    examples = tiny.checkpoint().examples(tiny.PROBLEMS[:6])
-    drawn = [example for batch in islice(_batches(examples, 4, seed=1), 3) for example in batch]
-    assert set(drawn[:6]) == set(drawn[6:]) == set(examples)
-    assert drawn[:6] != drawn[6:]
 
 
 def test_it_writes_the_base_model_the_reference_and_the_curves(tmp_path: Path) -> None:
