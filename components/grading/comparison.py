@@ -17,8 +17,13 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
-from components.grading.arithmetic import approximate_value, differ, exact_value, is_understood
-from components.grading.expression import UnreadableError, parse_expression, same_rational_function, variables
+from components.grading.expression import (
+    UnreadableError,
+    exact_value,
+    parse_expression,
+    same_rational_function,
+    variables,
+)
 from components.grading.parsing import Answer, Kind, Structure, as_interval, is_integer, is_name, parse, parse_structure
 from components.grading.quantities import Number
 from components.grading.regions import parse_region
@@ -75,7 +80,7 @@ def _is_readable(answer: Answer) -> bool:
         return True
     structure = parse_structure(answer.latex)
     if structure.kind is Kind.EXPRESSION:
-        if is_understood(answer.latex) or parse_region(structure, answer.latex):
+        if parse_region(structure, answer.latex):
             return True
         from components.grading.algebra import is_readable
 
@@ -164,20 +169,14 @@ def _compare_expressions(expected: Answer, actual: Answer) -> Decision:
 
 
 def _equals_decimal(latex: str, decimal: Number) -> bool:
-    value = exact_value(latex)
-    if value is not None:
-        return Number(value, None).equals(decimal)
+    if number := _exact_number(latex):
+        return number.equals(decimal)
     from components.grading.algebra import equals_decimal
 
     return equals_decimal(latex, decimal)
 
 
 def _same_value(latex: str, other: str) -> bool:
-    values = exact_value(latex), exact_value(other)
-    if None not in values:
-        return values[0] == values[1]
-    if differ(latex, other):
-        return False
     with suppress(UnreadableError):
         same = same_rational_function(parse_expression(latex), parse_expression(other))
         if same is not None:
@@ -498,8 +497,11 @@ def _reject_false_steps(equation: Structure) -> None:
 
 
 def _exact_number(latex: str) -> Number | None:
-    value = exact_value(latex)
-    return None if value is None else Number(value, None)
+    """The value of a constant expression, where it is rational."""
+    with suppress(UnreadableError):
+        if (value := exact_value(parse_expression(latex))) is not None:
+            return Number(value, None)
+    return None
 
 
 def _is_rounded(one: Number, other: Number) -> bool:
@@ -522,6 +524,8 @@ def _reject_contradictions(equation: Structure, exact: Sequence[str]) -> None:
 
 def _approximates(latex: str, exact: str) -> bool:
     """Whether a number is near another value: within a unit of its last digit, or a hundredth for a fraction."""
+    from components.grading.algebra import approximate_value
+
     number, value = parse(latex).number, approximate_value(exact)
     if not number or value is None:
         return True

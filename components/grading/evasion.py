@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
 
-from components.grading.expression import Node, UnreadableError, parse_expression, rational_value
+from components.grading.expression import Node, UnreadableError, exact_value, parse_expression
 from components.grading.parsing import Answer, Kind, is_name, parse, parse_structure
 from components.grading.quantities import parse_number
 from components.grading.units import DEGREE, PERCENT
@@ -143,16 +143,16 @@ def _has_open_part(node: Node) -> bool:
 
 
 def _is_known(node: Node) -> bool:
-    """Whether an expression has an exact rational value, or an angle has in degrees."""
+    """Whether an expression, or an angle in degrees, is a rational number without roots and factorials."""
     node = node.operands[0] if node.operation == "degree" else node
-    return rational_value(node) is not None
+    return exact_value(node) is not None and not any(each.operation in {"root", "factorial"} for each in _within(node))
 
 
 def _is_closed_form(node: Node) -> bool:
     r"""Whether numbers are left as powers: `2^{10}-1`, `1-(\frac56)^2`, and the prime factorization `2^4\cdot 3`."""
     if node.operation == "*":
         factors = list(_factors(node))
-        bases = [rational_value(each.operands[0] if _is_power(each) else each) for each in factors]
+        bases = [exact_value(each.operands[0] if _is_power(each) else each) for each in factors]
         return any(map(_is_power, factors)) and len(set(bases)) == len(bases) and all(map(_is_prime, bases))
     terms = [each.operands[0] if each.operation == "-" else each for each in node.operands]
     return len(terms) == 2 and any(map(_is_power, terms)) and any(each.value == 1 for each in terms)
@@ -170,7 +170,7 @@ def _is_power(node: Node) -> bool:
     """Whether this is a number to a whole power other than 0 and 1."""
     if node.operation != "^":
         return False
-    base, exponent = map(rational_value, node.operands)
+    base, exponent = map(exact_value, node.operands)
     return base not in {None, 0, 1, -1} and exponent not in {None, 0, 1}
 
 

@@ -16,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import gcd, prod
+from math import factorial, gcd, isqrt, prod
 from typing import Any
 
 from components.grading.vocabulary import FUNCTION_NAMES, LETTER_STYLES, TEXT_STYLES
 
 _MAX_DEPTH = 60
 _MAX_BITS = 20_000
+_MAX_FACTORIAL = 200
 _NUM_POINTS = 3
 _NUM_TRIES = 12
 
@@ -282,7 +283,7 @@ class _Parser:
         if name in _WITH_LIST:
             self._expect("(")
             return self._powers(Node(name, self._list(")")))
-        if power is not None and rational_value(power) == -1:
+        if power is not None and exact_value(power) == -1:
             if name not in _INVERSES:
                 raise UnreadableError
             name, power = _INVERSES[name], None
@@ -335,7 +336,7 @@ class _Parser:
             if self._function_name():
                 self._place = place
                 break
-            is_numeric = all(rational_value(factor) is not None for factor in factors)
+            is_numeric = all(exact_value(factor) is not None for factor in factors)
             if self._peek() in _BRACKETS and not is_numeric:
                 break
             if self._peek().isdigit() and factors[-1].operation in {"number", "name"}:
@@ -465,7 +466,7 @@ class _Parser:
         is_function = name.rstrip("'") in _UNKNOWN_FUNCTIONS
         if is_function and self._follows(_POWER_OF_FUNCTION):
             self._next()
-            name += f"^{rational_value(self._exponent())}"
+            name += f"^{exact_value(self._exponent())}"
         return self._applied(name, is_function=is_function or "'" in name) or _named(name)
 
     def _applied(self, name: str, *, is_function: bool) -> Node | None:
@@ -566,7 +567,7 @@ def _named(name: str) -> Node:
 
 
 class _NotRationalError(Exception):
-    """An expression is more than sums, products, quotients and whole powers, or too large."""
+    """An expression has an irrational part, or one that is too large."""
 
 
 class _UndefinedError(Exception):
@@ -574,8 +575,8 @@ class _UndefinedError(Exception):
 
 
 @lru_cache(maxsize=4096)
-def rational_value(node: Node) -> Fraction | None:
-    """Return the exact value of an expression of rational numbers; None for any other, an undefined or a huge one."""
+def exact_value(node: Node) -> Fraction | None:
+    """Return the value of a constant expression; None where it is irrational, undefined or huge."""
     try:
         return Fraction(_evaluate(node, _Exact()))
     except (_NotRationalError, _UndefinedError):
@@ -619,9 +620,26 @@ def _evaluate(node: Node, numbers: "_Exact | _Residues") -> Any:
             if exponent.denominator != 1:
                 raise _NotRationalError
             return numbers.power(_evaluate(base, numbers), int(exponent))
+        case "root" | "factorial":
+            constants = [_evaluate(operand, _Exact()) for operand in node.operands]
+            return numbers.number((_root if node.operation == "root" else _factorial)(*constants))
     if node.operation not in _ARITHMETIC:
         raise _NotRationalError
     return _ARITHMETIC[node.operation](numbers, [_evaluate(operand, numbers) for operand in node.operands])
+
+
+def _root(value: Fraction, index: Fraction) -> Fraction:
+    if index == 2 and value >= 0:
+        root = Fraction(isqrt(value.numerator), isqrt(value.denominator))
+        if root * root == value:
+            return root
+    raise _NotRationalError
+
+
+def _factorial(value: Fraction) -> Fraction:
+    if value not in range(_MAX_FACTORIAL + 1):
+        raise _NotRationalError
+    return Fraction(factorial(int(value)))
 
 
 class _Exact:

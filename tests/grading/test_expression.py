@@ -7,8 +7,8 @@ import pytest
 from components.grading.expression import (
     Node,
     UnreadableError,
+    exact_value,
     parse_expression,
-    rational_value,
     same_rational_function,
     variables,
 )
@@ -58,7 +58,9 @@ VALUES = [
     (r"0.1\overline{6}", Fraction(1, 6)),
     ("1/0", None),
     ("0^0", None),
-    (r"\sqrt{4}", None),
+    (r"\sqrt{4}", Fraction(2)),
+    (r"\sqrt{5}", None),
+    ("5!", Fraction(120)),
     ("2^{2^{100}}", None),
 ]
 FUNCTIONS = [
@@ -97,7 +99,7 @@ def test_a_text_with_anything_else_in_it_is_not_read(latex: str) -> None:
 @pytest.mark.parametrize(("latex", "value"), VALUES)
 def test_values_of_numbers_are_exact(latex: str, value: Fraction | None) -> None:
     """None for what is undefined, may be irrational, or is too large."""
-    assert rational_value(parse_expression(latex)) == value
+    assert exact_value(parse_expression(latex)) == value
 
 
 @pytest.mark.parametrize(("one", "other", "same"), FUNCTIONS)
