@@ -56,14 +56,6 @@ def equals_decimal(latex: str, decimal: Number) -> bool:
     return bool(difference.is_real and 2 * abs(difference) * 10 ** (decimal.places or 0) <= 1)
 
 
-def approximate_value(latex: str) -> float | None:
-    """Return about the value of a constant real expression; None for any other."""
-    with suppress(UnreadableError, TypeError, OverflowError):
-        value = _evaluate(_parse(latex), {})
-        return None if value is None else float(value)
-    return None
-
-
 def same_value(latex: str, other: str) -> bool:
     """Tell whether two expressions have the same value for all values of their variables.
 

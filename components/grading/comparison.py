@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
 
 from components.grading.expression import (
     UnreadableError,
@@ -97,13 +96,13 @@ def _compare(expected: Answer, actual: Answer) -> Decision:
         return _compare_in_other_units(expected, actual)
     # One in degrees, the other without a unit but with a pi in it: radians.
     if (expected.unit == DEGREE) != (actual.unit == DEGREE) and r"\pi" in expected.latex + actual.latex:
-        return Decision.on("angle", any(_compare_values(*pair).equal for pair in _conversions(expected, actual)))
+        return Decision.on("value", any(_compare_values(*pair).equal for pair in _conversions(expected, actual)))
     if expected.text == actual.text:
         return Decision(True, Reason.SAME_NOTATION)
     if expected.number and actual.number and expected.number.equals(actual.number):
         return Decision(True, Reason.SAME_NUMBER)
     if any(_compare_values(*pair).equal for pair in _conversions(expected, actual)):
-        return Decision(True, Reason.SAME_WITHOUT_UNIT)
+        return Decision(True, Reason.SAME_VALUE)
     return _compare_values(expected, actual)
 
 
@@ -144,10 +143,10 @@ def _compare_congruences(expected: Answer, actual: Answer) -> Decision | None:
     ]
     numbers = [each.number.value for each in values if each.number]
     if len(moduli) > 1 or len(numbers) < 2 or not (modulus := parse(moduli.pop()).number):
-        return Decision.on("remainder", len(moduli) <= 1 and all(matches) and values[0].text == values[1].text)
+        return Decision.on("value", len(moduli) <= 1 and all(matches) and values[0].text == values[1].text)
     if all(matches):
-        return Decision.on("remainder", modulus.value > 0 and (numbers[0] - numbers[1]) % modulus.value == 0)
-    return Decision.on("remainder", numbers[0] == numbers[1] and 0 <= numbers[0] < modulus.value)
+        return Decision.on("value", modulus.value > 0 and (numbers[0] - numbers[1]) % modulus.value == 0)
+    return Decision.on("value", numbers[0] == numbers[1] and 0 <= numbers[0] < modulus.value)
 
 
 _POINT = re.compile(r"(?:[A-Z]|\\(?:text|mathrm)\s*\{[A-Z]\})(?:_(?:\{\w+\}|\w)|')?\s*(?=\()")
@@ -254,7 +253,7 @@ def _compare_parts(expected: Answer, actual: Answer, first: Structure, second: S
     # "and" or "or" between values makes no difference, but between inequalities it does.
     any_of = {each.kind is Kind.UNION or bool(_ANY_OF.search(latex)) for each, latex in sides}
     if kinds <= {Kind.LIST, Kind.UNION} and len(any_of) == 2 and any(_RELATED.search(latex) for _, latex in sides):
-        return Decision(False, Reason.ALL_OR_ANY)
+        return Decision(False, Reason.OTHER_RELATION)
     if kinds <= _UNORDERED:
         return _compare_members(first.parts, second.parts)
     if kinds <= _ORDERED or kinds == {Kind.LIST, Kind.TUPLE}:
@@ -275,24 +274,24 @@ def _compare_members(first: Sequence[str], second: Sequence[str]) -> Decision:
     num_names = [len({name for name, _ in side if name}) for side in assignments]
     values = [_by_name(side) if max(num_names) > 1 else [value for _, value in side] for side in assignments]
     if max(num_names) <= 1:
-        return Decision.on("values", _same_members(*values))
+        return Decision.on("parts", _same_members(*values))
     if min(num_names) == 0:
-        return Decision.on("values", _same_in_order(*values))
-    return Decision.on("values", _same_members(*sides))
+        return Decision.on("parts", _same_in_order(*values))
+    return Decision.on("parts", _same_members(*sides))
 
 
 def _compare_elements(first: Structure, second: Structure) -> Decision:
     """Compare tuples, intervals, vectors and matrices: element by element, within the same brackets."""
     ours, theirs = _rows(first), _rows(second)
     if first.kind is second.kind and (first.signs != second.signs or [*map(len, ours)] != [*map(len, theirs)]):
-        return Decision(False, Reason.OTHER_SIZE)
+        return Decision(False, Reason.OTHER_PARTS)
     if first.kind is not second.kind and not (_is_vector(first) and _is_vector(second)):
         return Decision(False, Reason.OTHER_KIND, f"{second.kind} where {first.kind} is expected")
     elements = [[_assignment(element) for row in rows for element in row] for rows in (ours, theirs)]
     are_named = all(name for side in elements for name, _ in side)
     if are_named and sorted(name for name, _ in elements[0]) != sorted(name for name, _ in elements[1]):
-        return Decision(False, Reason.OTHER_NAMES)
-    return Decision.on("elements", _same_in_order(*(_by_name(side, are_named=are_named) for side in elements)))
+        return Decision(False, Reason.OTHER_PARTS)
+    return Decision.on("parts", _same_in_order(*(_by_name(side, are_named=are_named) for side in elements)))
 
 
 def _by_name(assignments: Sequence[tuple[str, str]], *, are_named: bool = False) -> list[str]:
@@ -374,24 +373,17 @@ def _rows(structure: Structure) -> list[list[str]]:
 
 
 def _compare_equations(expected: Answer, actual: Answer) -> Decision:
-    """Compare two answers of which one or both are equations.
-
-    Raises RejectedAnswerError for a chain of different constants: `0 = 1 = 2` is a list of guesses.
-    """
+    """Compare two answers of which one or both are equations."""
     first, second = parse_structure(expected.latex), parse_structure(actual.latex)
-    if "" in (*first.parts, *second.parts):
-        return Decision(False, Reason.EMPTY_SIDE)
-    if first.kind is not Kind.EQUATION:
-        _reject_false_steps(second)
-    ours = _value(first) if first.kind is Kind.EQUATION else None
     is_value = first.kind is not Kind.EQUATION
-    theirs = _value(second, is_answer=True, asked=is_value) if second.kind is Kind.EQUATION else None
+    ours = None if is_value else _value(first)
+    theirs = _value(second, asked=is_value) if second.kind is Kind.EQUATION else None
     if first.kind is second.kind:
         if ours is not None and theirs is not None and _same_name(first.parts[0], second.parts[0]):
             return _compare(parse(_in_order(first, ours)), parse(_in_order(second, theirs)))
         return _compare_relations(first, second)
     if ours is None and theirs is None:
-        return Decision(False, Reason.EQUATION_AND_VALUE)
+        return Decision(False, Reason.OTHER_KIND)
     # The value of an equation is in the unit that stands behind the whole of it.
     sides = ((expected, first, ours), (actual, second, theirs))
     values = (
@@ -424,51 +416,42 @@ def _in_order(equation: Structure, value: str, only: str = "") -> str:
     if only and not set(names.parts) <= set(only):
         return value
     if only and sorted(names.parts) != list(names.parts):
-        raise RejectedAnswerError(Reason.OTHER_ORDER)
+        raise RejectedAnswerError(Reason.OTHER_PARTS)
     opening, closing = values.signs
     return opening + ",".join(part for _, part in sorted(zip(names.parts, values.parts, strict=True))) + closing
 
 
 def _compare_relations(first: Structure, second: Structure) -> Decision:
     if len(first.parts) != 2 or len(second.parts) != 2:
-        return Decision(False, Reason.OTHER_EQUATION)
+        return Decision(False, Reason.OTHER_RELATION)
     if any(_UNKNOWN.fullmatch(each.parts[0]) and _names(each.parts[1]) == set() for each in (first, second)):
         return Decision(False, Reason.NOT_SOLVED)
     from components.grading.algebra import same_relation
 
     sides, others = ((each.parts[0], each.parts[1]) for each in (first, second))
-    return _by_algebra("equation", lambda: same_relation(sides, others))
+    return _by_algebra("relation", lambda: same_relation(sides, others))
 
 
 _UNKNOWN = re.compile(r"(?:[a-zA-Z]|\\[a-z]+)(?:_(?:\{[^{}]*\}|.))?")
 _QUESTION = re.compile(r"\\(?:sum|prod|int|lim|det|max|min)(?![a-zA-Z])")
 
 
-def _value(equation: Structure, *, is_answer: bool = False, asked: bool = False) -> str | None:
-    r"""The value that an equation gives a name, or that of a true one between constants; None for any other.
+def _value(equation: Structure, *, asked: bool = False) -> str | None:
+    r"""The value that an equation gives a name, or that of one between constants: its last side; None for any other.
 
-    With `asked`, it may also give a value to an expression of several variables, which is no equation for one of them:
-    `a+b=3`, but not `x+1=3`. Raises RejectedAnswerError for an answer whose sides are not equal.
+    Only that side counts, whether or not the others are equal to it. With `asked`, an equation may also give a value to
+    an expression of several variables, which is no equation for one of them: `a+b=3`, but not `x+1=3`.
     """
     parts = equation.parts[: _num_exact(equation)]
-    if is_answer:
-        _reject_contradictions(equation, parts)
     if is_name(parts[0]) or len(parts) == 1:
         return parts[-1]
-    if any(map(is_name, parts)):
-        # In `1 = z = x = 0` the name may stand anywhere.
-        _reject_different([part for part in parts if not is_name(part)], is_answer=is_answer)
+    if any(map(is_name, parts)):  # in `1 = z = x = 0` the name may stand anywhere
         return parts[-1] if len(parts) > 2 else None
     names = [_names(part) for part in parts]
     if _is_quantity(names, asked=asked):
-        _reject_different(parts[1:], is_answer=is_answer)
         return parts[-1]
-    if any(each for each in names) or (None in names and not _QUESTION.search(parts[0])):
-        return None
-    if len(set(parts)) < len(parts):
-        raise RejectedAnswerError(Reason.FALSE_EQUATION)
-    _reject_different(parts)
-    return parts[-1]
+    is_constant = not any(names) and (None not in names or _QUESTION.search(parts[0]))
+    return parts[-1] if is_constant else None
 
 
 def _is_quantity(names: list[set[str] | None], *, asked: bool) -> bool:
@@ -479,62 +462,12 @@ def _is_quantity(names: list[set[str] | None], *, asked: bool) -> bool:
     return asked or all(re.fullmatch("[A-Z]", name) for name in first)
 
 
-def _reject_different(values: Sequence[str], *, is_answer: bool = True) -> None:
-    if is_answer and not all(_equal(one, other) for one, other in pairwise(values)):
-        raise RejectedAnswerError(Reason.FALSE_EQUATION)
-
-
-def _reject_false_steps(equation: Structure) -> None:
-    """Raise RejectedAnswerError for a name with constants that differ by more than rounding: `z = 3+3 = 2`."""
-    if equation.kind is not Kind.EQUATION or len(equation.parts) < 3 or not is_name(equation.parts[0]):
-        return
-    sides = [parse(part) for part in equation.parts[1 : _num_exact(equation)]]
-    if len({side.unit for side in sides} - {None}) > 1:
-        return
-    values = [side.number or _exact_number(side.latex) for side in sides]
-    if not all(_is_rounded(*pair) for pair in pairwise(filter(None, values))):
-        raise RejectedAnswerError(Reason.FALSE_CHAIN)
-
-
 def _exact_number(latex: str) -> Number | None:
     """The value of a constant expression, where it is rational."""
     with suppress(UnreadableError):
         if (value := exact_value(parse_expression(latex))) is not None:
             return Number(value, None)
     return None
-
-
-def _is_rounded(one: Number, other: Number) -> bool:
-    """Whether two numbers are the same, or differ by less than the last digit of the decimal among them."""
-    places = [each.places for each in (one, other) if each.places]
-    return one.value == other.value or (bool(places) and abs(one.value - other.value) * 10 ** min(places) < 1)
-
-
-def _reject_contradictions(equation: Structure, exact: Sequence[str]) -> None:
-    """Raise RejectedAnswerError for different numbers, and for a number with an approximation that is not near."""
-    numbers = [number for part in exact if (number := parse(part).number)]
-    if not all(one.equals(other) for one, other in pairwise(numbers)):
-        raise RejectedAnswerError(Reason.FALSE_CHAIN)
-    is_name_given = is_name(equation.parts[0])
-    if is_name_given and not (numbers and 10**40 % numbers[-1].value.denominator == 0):
-        return
-    if not all(_approximates(part, exact[-1]) for part in equation.parts[len(exact) :]):
-        raise RejectedAnswerError(Reason.FAR_APPROXIMATION)
-
-
-def _approximates(latex: str, exact: str) -> bool:
-    """Whether a number is near another value: within a unit of its last digit, or a hundredth for a fraction."""
-    from components.grading.algebra import approximate_value
-
-    number, value = parse(latex).number, approximate_value(exact)
-    if not number or value is None:
-        return True
-    unit = 10.0 ** -(number.places or 0)
-    if number.places is None:
-        digits = str(number.value.numerator)
-        is_whole = number.value.denominator == 1
-        unit = 10.0 ** (len(digits) - len(digits.rstrip("0"))) if is_whole else abs(value) / 100
-    return abs(float(number.value) - value) < unit
 
 
 def _num_exact(equation: Structure) -> int:
@@ -561,7 +494,7 @@ def _compare_inequalities(expected: Answer, actual: Answer) -> Decision:
     ours, theirs = (as_interval(each) if each.kind is Kind.INEQUALITY else None for each in (first, second))
     if ours and theirs:
         if _letter(ours[0]) != _letter(theirs[0]):
-            return Decision(False, Reason.OTHER_VARIABLE)
+            return Decision(False, Reason.OTHER_RELATION)
         return _compare_elements(ours[1], theirs[1])
     for interval, other in ((ours, second), (theirs, first)):
         if interval and other.kind is Kind.TUPLE:
@@ -569,7 +502,7 @@ def _compare_inequalities(expected: Answer, actual: Answer) -> Decision:
     if first.kind is second.kind and len(first.parts) == len(second.parts) == 2 and not ours and not theirs:
         from components.grading.algebra import same_inequality
 
-        same = _by_algebra("inequality", lambda: same_inequality(first, second))
+        same = _by_algebra("relation", lambda: same_inequality(first, second))
         if same.equal:
             return same
     return _compare_regions(expected, actual)
@@ -580,12 +513,12 @@ def _compare_regions(expected: Answer, actual: Answer) -> Decision:
     structures = [parse_structure(each.latex) for each in (expected, actual)]
     regions = [parse_region(each, answer.latex) for each, answer in zip(structures, (expected, actual), strict=True)]
     if any(not region and each.kind is Kind.INEQUALITY for region, each in zip(regions, structures, strict=True)):
-        return Decision(False, Reason.INEQUALITY_NOT_SOLVED)
+        return Decision(False, Reason.NOT_SOLVED)
     if not regions[0] or not regions[1]:
         return Decision(False, Reason.OTHER_KIND)
     if len({_letter(region.name) for region in regions if region and region.name}) > 1:
-        return Decision(False, Reason.OTHER_VARIABLE)
+        return Decision(False, Reason.OTHER_RELATION)
     from components.grading.algebra import same_region
 
     first, second = (region.intervals for region in regions if region)
-    return _by_algebra("region", lambda: same_region(first, second))
+    return _by_algebra("relation", lambda: same_region(first, second))

@@ -128,8 +128,6 @@ def _boxed(text: str) -> FinalAnswer | None:
         answer = f"{before}{answer}{after}"
     form = _OTHER_FORM.match(text[group[-1].end : group[-1].end + 2 * _MAX_BESIDE_CHARACTERS])
     others: tuple[str, ...] = (form["formula"] or form["number"] or form["words"],) if form else ()
-    if form and form["about"]:
-        others = (rf"{answer} \approx {others[0]}",)
     return FinalAnswer(answer, others, group[0].start)
 
 
@@ -365,7 +363,7 @@ _NUMBER = (
 )
 _NUMBER_WORD = rf"(?:{'|'.join(sorted(NUMBER_WORDS))})"
 _OTHER_FORM = re.compile(
-    r"[\s$]*(?:\\[)\]])?[\s,(]*or (?:(?P<about>approximately |about |roughly )?"
+    r"[\s$]*(?:\\[)\]])?[\s,(]*or (?:"
     rf"(?:(?:\$|\\\()(?P<formula>[^$\n]{{1,60}}?)(?:\$|\\\))|(?P<number>{_NUMBER}))"
     rf"|(?P<words>(?i:{_NUMBER_WORD}\b(?:[ -](?:and|a|{_NUMBER_WORD})\b){{0,12}})(?: [a-z]+){{0,2}}))"
     r"(?=[\s)]*(?:[.,;](?!\d)|\n|$))"

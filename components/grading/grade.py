@@ -47,14 +47,14 @@ def grade(gold: str, response: str, policy: AnswerPolicy, question: str = "") ->
         verdict, reason, detail = _verdict(gold.strip(), value, question, may_be_open=may_be_open)
         if verdict is not Verdict.RIGHT:
             break
-    return Grade(verdict, answer.text, Reason.of(reason), detail=detail)
+    return Grade(verdict, answer.text, reason, detail=detail)
 
 
 def _is_number(written: str) -> bool:
     return len(written) <= _MAX_ANSWER_CHARACTERS and parse_number(written) is not None
 
 
-def _verdict(gold: str, answer: str, question: str, *, may_be_open: bool) -> tuple[Verdict, str, str]:
+def _verdict(gold: str, answer: str, question: str, *, may_be_open: bool) -> tuple[Verdict, Reason, str]:
     if gold == answer and gold:
         return Verdict.RIGHT, Reason.SAME_TEXT, ""
     if len(answer) > _MAX_ANSWER_CHARACTERS:
@@ -62,16 +62,16 @@ def _verdict(gold: str, answer: str, question: str, *, may_be_open: bool) -> tup
     try:
         return _compared(gold, answer, question, may_be_open=may_be_open)
     except RejectedAnswerError as rejection:
-        return Verdict.WRONG, str(rejection), ""
+        return Verdict.WRONG, rejection.reason, ""
     except UnreadableGoldError as unreadable:
-        return Verdict.UNSCORABLE, str(unreadable), ""
+        return Verdict.UNSCORABLE, unreadable.reason, ""
     except MemoryError:
         raise
     except Exception as error:  # model output reaches a parser and a simplifier, which may fail in any way
         return Verdict.UNSCORABLE, Reason.FAILED, type(error).__name__
 
 
-def _compared(gold: str, answer: str, question: str, *, may_be_open: bool) -> tuple[Verdict, str, str]:
+def _compared(gold: str, answer: str, question: str, *, may_be_open: bool) -> tuple[Verdict, Reason, str]:
     """Compare two answers; an equal one must be finished as well.
 
     With `may_be_open` it may leave a sum or product of numbers to be evaluated.

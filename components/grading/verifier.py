@@ -146,7 +146,7 @@ def _lists(submissions: Sequence[Submission], num_workers: int) -> list[range]:
 
 def _grade_of(fields: Any) -> Grade:
     verdict, extracted, reason, tests_passed, detail = fields
-    return Grade(Verdict(verdict), extracted, Reason.of(reason), tests_passed, detail)
+    return Grade(Verdict(verdict), extracted, Reason(reason), tests_passed, detail)
 
 
 def _num_workers() -> int:

@@ -284,74 +284,31 @@ def chains_that_end_in_the_answer(generator: random.Random) -> Member:
     return Member(value, response(generator, f"{side}{between}{space}={space}{value}"), "right")
 
 
-def false_chains(generator: random.Random) -> Member:
-    """An equation between different constants, or one that is still to be solved, whose last side is the answer."""
-    value, other = generator.sample(range(2, 400), 2)
-    root = generator.randint(2, 20)
-    letter = generator.choice("abmnxyz")
+def unsolved_equations(generator: random.Random) -> Member:
+    """An equation that is still to be solved, whose last side is the answer."""
+    value, root, letter = generator.randint(2, 400), generator.randint(2, 20), generator.choice("abnxyz")
     side = generator.choice(
         [
-            str(other),
-            f"{other}+{value}",
-            rf"\ln({other})",
-            rf"\cos({other})",
-            rf"\frac{{1}}{other}",
-            rf"\sqrt{{{value * value + 1}}}",
-            rf"\gcd({2 * value},{4 * value})",
-            rf"\log_2 {2**root * 3}",
             f"{letter}+{root}",
             f"{root}{letter}",
             f"{letter}^{root}",
             rf"\frac{{{letter}}}{{{root}}}",
             rf"\sqrt{{{letter}}}",
             rf"|{letter}|",
-            f"{letter}={other}",
             rf"2^{{{letter}}}",
-            r"e^{i\pi}",
-            rf"\binom{{{root + 30}}}{{2}}",
         ]
     )
-    sign = generator.choice(["=", " = ", "=", r" \approx "]) if side == str(other) else "="
-    return Member(str(value), response(generator, f"{side}{sign}{value}"), "wrong")
+    return Member(str(value), response(generator, f"{side}={value}"), "wrong")
 
 
-def false_steps(generator: random.Random) -> Member:
-    """A name, sides of which two have different values, and the answer; or sides that are all equal or rounded."""
-    value, name = generator.randint(10, 400), generator.choice(["x", "z", "n", "A", r"\theta", "x_1", "f(2)"])
-    off = generator.choice([-20, -10, -5, -1, 1, 2, 7, 10, 50])
-    one, factor = generator.randint(2, 9), generator.randint(2, 9)
-
-    def side(total: int) -> str:
-        return generator.choice(
-            [
-                f"{total - one}+{one}",
-                f"{total + one} - {one}",
-                rf"{total * factor} \div {factor}",
-                rf"\frac{{{total * factor}}}{{{factor}}}",
-                rf"{factor} \cdot {total} - {(factor - 1) * total}",
-                f"({total - one} + {one})",
-                f"{total - one**2} + {one}^2",
-            ]
-        )
-
-    wrong = [
-        [side(value + off)],
-        [side(value), side(value + off)],
-        [side(value + off), side(value)],
-        [str(value + off)],
-    ]
-    rounded = f"{value} + 1/3"
-    is_right = generator.random() < 0.4
-    if is_right and generator.random() < 0.3:
-        gold, sides = f"{value}.33", [rounded, f"{value}.33"]
-    else:
-        sides = [
-            *([side(value), side(value)][generator.randrange(2) :] if is_right else generator.choice(wrong)),
-            str(value),
-        ]
-        gold = str(value)
-    equals = generator.choice(["=", " = "])
-    return Member(gold, response(generator, equals.join([name, *sides])), "right" if is_right else "wrong")
+def chains_with_false_steps(generator: random.Random) -> Member:
+    """Only the last side of a chain counts, whatever the others are worth."""
+    value, other, last = generator.sample(range(2, 400), 3)
+    name = generator.choice(["x = ", "z=", "n = ", r"\theta = ", "x_1 = ", ""])
+    step = generator.choice([str(other), f"{other} + {value}", rf"\sqrt{{{other * other + 1}}}", rf"\ln({other})"])
+    is_right = generator.random() < 0.5
+    chain = f"{name}{step} = {value if is_right else last}"
+    return Member(str(value), response(generator, chain), "right" if is_right else "wrong")
 
 
 def named_points(generator: random.Random) -> Member:
@@ -419,7 +376,7 @@ CLASSES: dict[str, Generator] = {
     "formatting-of-another-answer": formatting_of_another_answer,
     "short-forms": short_forms,
     "chains-that-end-in-the-answer": chains_that_end_in_the_answer,
-    "false-chains": false_chains,
-    "false-steps": false_steps,
+    "unsolved-equations": unsolved_equations,
+    "chains-with-false-steps": chains_with_false_steps,
     "named-points": named_points,
 }

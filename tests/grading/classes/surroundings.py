@@ -360,8 +360,6 @@ def _forms(rng: random.Random) -> tuple[str, str, str]:
             (fraction, rf"\({number:g}\)", rf"\({other:g}\)"),
             (rf"\frac{{{value}}}{{100}}", f"{value}%", f"{value + 1}%"),
             (rf"\frac{{{value}}}{{100}}", rf"${value}\%$", rf"${value + 1}\%$"),
-            (rf"\sqrt{{{value**2 + 1}}}", f"approximately {(value**2 + 1) ** 0.5:.2f}", f"about {other:g}"),
-            (rf"\sqrt{{{value**2 + 1}}}", rf"roughly ${(value**2 + 1) ** 0.5:.3f}$", rf"roughly ${other:g}$"),
         )
     )
 
