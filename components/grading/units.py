@@ -1,17 +1,17 @@
 """Units: what the numbers of an answer measure or count, and how many of one unit make another.
 
-Only known units are units. Words behind a number may change its value in more ways than a list could hold, so a word
-is taken for a unit only if it is in a list here, or the question counts it.
+Measures are a closed list. Any other words behind a number are things that it counts, which change nothing, unless
+they belong to a closed list of words that may change a value.
 """
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise
+from itertools import takewhile
 
 from components.grading.quantities import NUMBER_WORDS, parse_number_in_words
-from components.grading.vocabulary import COUNTED, FUNCTION_WORDS, IRREGULAR_PLURALS, TEXT_STYLES
+from components.grading.vocabulary import FUNCTION_WORDS, TEXT_STYLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Unit:
     """What a number counts or measures."""
 
     kind: str
-    """Units of the same kind convert into one another: `length^2`; a plain word for what is counted: `apple`."""
+    """Units of the same kind convert into one another: `length^2`; `things` are all that is counted."""
     factor: Fraction
     """How many of the kind's base unit it makes."""
 
@@ -32,12 +32,8 @@ PERCENT = Unit("percent", Fraction(1, 100))
 class Context:
     """What the question says about the words and letters of an answer."""
 
-    nouns: frozenset[str] = frozenset()
-    """What it counts, in the singular and in the plural."""
-    qualifiers: frozenset[str] = frozenset()
-    """Words that stand before these nouns."""
-    words: frozenset[str] = frozenset()
-    """All of its words that may be nouns."""
+    asked: frozenset[str] = frozenset()
+    """Words that change values elsewhere, without a plural s, that "how many" asks for: `dozen`, `time`."""
     symbols: frozenset[str] = frozenset()
     """Letters that are variables, though units are written so too."""
 
@@ -108,36 +104,15 @@ _UNITS = {
 _ALIASES = {"mph": "miles per hour", "kph": "km per hour", "kmh": "km per hour", "mpg": "miles per gallon"}
 _PREFIXES = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 
-_SINGULARS = {plural: singular for singular, plural in IRREGULAR_PLURALS.items()}
 # Words that may stand behind a unit and leave the value as it is.
 _ENDINGS = (
     *("in total", "in all", "in length", "total", "altogether", "left", "remaining", "each", "now", "needed", "so far"),
-    *("old", "long", "wide", "tall", "high", "deep", "away", "apart", "ago", "later"),
+    *("old", "long", "wide", "tall", "high", "deep", "away", "apart", "ago", "later", "more", "fewer"),
 )
-_NAMELESS = Unit("", Fraction(1))
+_THINGS = Unit("things", Fraction(1))
+_BEFORE_THINGS = {"total", "more", "fewer"}
 _CAPITALS = frozenset("MSGH")
 _MAX_UNIT_WORDS = 8
-
-
-def _plural(noun: str) -> str:
-    if noun in IRREGULAR_PLURALS:
-        return IRREGULAR_PLURALS[noun]
-    if re.search("[^aeiou]y$", noun):
-        return f"{noun[:-1]}ies"
-    return f"{noun}es" if re.search("(?:s|x|z|ch|sh|[^aeiou]o)$", noun) else f"{noun}s"
-
-
-def _singular(noun: str) -> str:
-    if noun in _SINGULARS:
-        return _SINGULARS[noun]
-    if noun.endswith("ies") and len(noun) > 4:
-        return f"{noun[:-3]}y"
-    if re.search("(?:ss|x|z|ch|sh|o)es$", noun):
-        return noun[:-2]
-    return noun.removesuffix("s") if len(noun) > 3 and not noun.endswith("ss") else noun
-
-
-_NOUNS = {form: noun for noun in COUNTED.split() for form in (noun, _plural(noun), f"{noun}s")}
 
 
 def split_unit(latex: str, context: Context = NO_CONTEXT) -> tuple[str, Unit | None]:
@@ -217,7 +192,7 @@ def _unit(written: str, power: str | None, context: Context, *, attached: bool) 
     for ending in _ENDINGS:
         plain = plain.removesuffix(f" {ending}")
     if plain in _ENDINGS and not power and not attached:
-        return _NAMELESS
+        return _THINGS
     plain = _ALIASES.get(plain, plain)
     words = ["per" if word in {"a", "an"} else word for word in plain.split()]
     # `5\text{ M}` is no length, and `5apples` nothing at all.
@@ -238,89 +213,50 @@ def _unit(written: str, power: str | None, context: Context, *, attached: bool) 
 
 def _thing(words: list[str], dimension: str, context: Context) -> Unit | None:
     """A measure, or something that is counted."""
-    if len(words) > 1 and words[0] in {"total", *({"fewer"} & context.nouns)}:
+    if len(words) > 1 and words[0] in _BEFORE_THINGS:
         words = words[1:]
-    if len(words) > 1 and "more" in {words[0], words[-1]} and _asks_for_more(words, context):
-        words = [word for word in words if word != "more"] or words
-    is_bare = not dimension
-    if len(words) > 1 and words[0] in _PREFIXES and is_bare:
+    has_power = bool(dimension)
+    if len(words) > 1 and words[0] in _PREFIXES and not has_power:
         dimension, words = _PREFIXES[words[0]], words[1:]
-    is_measured = len(words) == 1 or (is_bare and len(words[0]) > 2 and _is_of_question(words[1:], context))
-    if is_measured and (unit := _UNITS.get(words[0])):
+    counted = [word for place, word in enumerate(words) if word != "of" or place in (0, len(words) - 1)]
+    are_things = [word.removesuffix("s") in context.asked or _may_be_thing(word) for word in counted]
+    # `gallons of milk`, `dollars profit`; but `m` before a word measures nothing.
+    if (unit := _UNITS.get(words[0])) and (
+        len(words) == 1 or (not has_power and len(words[0]) > 2 and all(are_things[1:]))
+    ):
         return Unit(unit.kind + dimension, unit.factor ** int(dimension[1:] or 1))
-    place = words.index("of") if "of" in words else len(words)
-    kinds = [_noun(word, context) for word in words[:place]]
-    kinds += [_noun(word, context) or (word if word in context.words else None) for word in words[place + 1 :]]
-    if dimension and kinds != ["unit"]:
-        return None
-    is_named = "of" not in {words[0], words[-1]} and words[place - 1] not in context.qualifiers - context.nouns
-    if not kinds or None in kinds or not is_named:
-        return None
-    return Unit(" ".join(kind for kind in kinds if kind) + dimension, Fraction(1))
-
-
-def _asks_for_more(words: list[str], context: Context) -> bool:
-    """Whether the question asks how many more there are, or for a measure among some words, of which there may be more.
-
-    Only what it asks for puts "more" or a measure among its nouns.
-    """
-    return "more" in context.nouns or not context.nouns.isdisjoint(_UNITS.keys() & words)
-
-
-def _is_of_question(words: list[str], context: Context) -> bool:
-    """Whether words behind a measure only say what is measured: `gallons of milk`, `dollars profit`."""
-    things = words[words[:1] == ["of"] :]
-    return bool(things) and all(word in context.words or word in _NOUNS for word in things)
-
-
-def _noun(word: str, context: Context) -> str | None:
-    """The singular of a noun that is known or that the question counts."""
-    if word in _NOUNS:
-        return _NOUNS[word]
-    if word in context.nouns:
-        return _singular(word)
-    return word if word in context.qualifiers else None
+    if dimension:
+        return Unit(f"unit{dimension}", Fraction(1)) if words in (["unit"], ["units"]) else None
+    return _THINGS if all(are_things) else None
 
 
 # Beginnings of words that change a value: doubled, halves, squares, pairs, scores ...
 _CHANGES = re.compile(
-    "doubl|tripl|trebl|quadrupl|quintupl|halv|half|squar|cub(?:e|ic)|pair|coupl|scores?$|gross|dozen|grand$|reciproc|invers|"
-    "opposit|negat|minus|plus|factorial|roots?$|power|percent|permil|modul|remain|approx|time|base|multip|divid|subtract|"
+    "doubl|tripl|trebl|quadrupl|quintupl|halv|half|squar|cub(?:e|ic)|pair|coupl|scores?$|gross|dozen|grand$|reciproc|inver|"
+    "opposit|negat|minus|plus|factorial|roots?$|power|percent|permil|mille$|modul|remain|approx|time|bases?$|multip|divid|subtract|"
     "add|increas|decreas|zero|infinit|nearly|equiv|exclud|except|error|guess"
 )
+_NUMBER_WORDS = NUMBER_WORDS - {"point"}
 _FUNCTION_WORDS = frozenset(FUNCTION_WORDS.split())
-_QUESTION_WORD = re.compile(r"[a-z]+(?:'[a-z]+)?|[0-9][0-9.,]*|[^\sa-z0-9]")
 _FORMULAS = re.compile(r"\$\$?([^$]{1,300})\$\$?|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
 _PROSE = re.compile(r"(?<![a-zA-Z])[a-zA-Z]+\s+[a-zA-Z]{2,}|[a-zA-Z]{2,}\s+[a-zA-Z]+|[a-zA-Z]{5,}")
-_MAY_BE_COUNTED = {"more", "fewer", "dozen", "hundred", "thousand", "million"}
-_COUNTABLE = {*_MAY_BE_COUNTED, *_SINGULARS}
-_ASKED_WORDS = {*_MAY_BE_COUNTED, "less", "times", "different", "possible"}
-_MAX_ASKED_WORDS = 5
+_HOW_MANY = re.compile(r"\bhow (?:many|much)((?: [a-z]+){1,5})")
+_ENDS_ASKED = _FUNCTION_WORDS - {"more", "fewer", "times", "of", "different", "possible"}
 _MAX_QUESTION_CHARACTERS = 20_000
 
 
 @lru_cache(maxsize=512)
 def read_question(question: str, gold: str) -> Context:
-    """Return the nouns and the symbols of a question and its expected answer; the question may be empty."""
+    """Return what a question, which may be empty, and its expected answer say about words and letters."""
     if not question and not _MAY_HAVE_UNIT.search(gold):
         return NO_CONTEXT
     question = question[:_MAX_QUESTION_CHARACTERS]
-    words = _QUESTION_WORD.findall(_FORMULAS.sub(_prose, question).lower())
-    asked_nouns, asked_qualifiers = _asked(words)
-    nouns = {word for text in (words, _QUESTION_WORD.findall(_COMMAND.sub(" ", gold).lower())) for word in _nouns(text)}
-    nouns |= asked_nouns
-    before = {one for one, other in pairwise(words) if other in nouns}
-    qualifiers = {word for word in before if _may_be_noun(word)} | asked_qualifiers
-    symbols = _symbols(question) | (frozenset() if question else _gold_symbols(gold))
-    forms = frozenset(form for noun in nouns for form in (noun, _singular(noun), _plural(_singular(noun))))
-    possible_nouns = frozenset(word for word in words if _may_be_noun(word))
-    return Context(forms, frozenset(qualifiers), possible_nouns, symbols)
-
-
-def _prose(formula: re.Match[str]) -> str:
-    r"""What a formula contributes to the words around it: nothing but text, since `$` is also written for dollars."""
-    inner = formula[1] or formula[2] or formula[3]
-    return formula[0] if _is_prose(inner) else " 0 "
+    asked = {
+        word.removesuffix("s")
+        for match in _HOW_MANY.finditer(question.lower())
+        for word in takewhile(lambda word: word not in _ENDS_ASKED, match[1].split())
+    }
+    return Context(frozenset(asked), _symbols(question) | (frozenset() if question else _gold_symbols(gold)))
 
 
 def _is_prose(inner: str) -> bool:
@@ -334,36 +270,10 @@ def _symbols(question: str) -> frozenset[str]:
     return frozenset(letter for formula in bare for letter in formula if letter.isalpha())
 
 
-def _asked(words: list[str]) -> tuple[set[str], set[str]]:
-    """The nouns, and the words before them, that follow "how many" or "how much"."""
-    nouns: set[str] = set()
-    qualifiers: set[str] = set()
-    for place in range(len(words) - 2):
-        if words[place] != "how" or words[place + 1] not in {"many", "much"}:
-            continue
-        asked = []
-        for word in words[place + 2 : place + 2 + _MAX_ASKED_WORDS]:
-            is_asked = word.isalpha() and (word in _ASKED_WORDS or word not in _FUNCTION_WORDS)
-            if not is_asked and word != "of":
-                break
-            asked += [word] if is_asked else []
-        # "How many red balls": 5 red; but "how many square feet" is not answered by 5 square.
-        names = {word for word in asked if word.endswith("s") or word in _COUNTABLE or _may_be_noun(word)}
-        nouns |= names - {"less"}
-        qualifiers |= {*asked}
-    return nouns, qualifiers
-
-
-def _nouns(words: list[str]) -> set[str]:
-    """The words in the plural, and those behind a number."""
-    behind = {other for one, other in pairwise(words) if one[:1].isdigit() or one in NUMBER_WORDS}
-    plural = {word for word in words if word in _SINGULARS or (word.endswith("s") and not word.endswith(("ss", "us")))}
-    return {word for word in behind | plural if _may_be_noun(word)}
-
-
-def _may_be_noun(word: str) -> bool:
+def _may_be_thing(word: str) -> bool:
+    """Whether a word changes no value that is in front of it."""
     is_word = len(word) > 2 and word.isalpha() and word not in _FUNCTION_WORDS and word not in _UNITS
-    return is_word and not {word, word.removesuffix("s")} & NUMBER_WORDS and not _CHANGES.match(word)
+    return is_word and not {word, word.removesuffix("s")} & _NUMBER_WORDS and not _CHANGES.match(word)
 
 
 _SYMBOL = re.compile(_STYLES + r"\{[^{}]*\}|(?<=[0-9})])(\s*)([a-zA-Z]{1,3})(?![a-zA-Z])")

@@ -17,9 +17,9 @@ _PHRASES = re.split(
 seven; times ten; times {n}; plus one; minus two; and a half; and a quarter; to the fourth; over two; divided
 by {n}; maybe six; or maybe {n}; perhaps {n}; give or take one; less than that; but negative; or so; more or
 less; not counting zero; if rounded; is wrong; is not it; cubed units; in base seven; base {n}; with error;
-too many; too few; less; more; fewer; twice; factorial; percent of {n}; out of {n}; choose two; per cent more;
+too many; too few; less; twice; factorial; percent of {n}; out of {n}; choose two;
 halves of apples; dozen eggs; million dollars; thousand people; hundred miles; pairs of shoes; score years;
-ish; k; K; M; approximately; blah""",
+k; K; M; approximately""",
 )
 _STYLES = (
     r"{v}\text{{ {w}}}",
@@ -98,8 +98,8 @@ def known_units(generator: random.Random) -> Member:
     return Member(gold, _boxed(generator, style.format(v=gold, w=" ".join(unit.split()))), "right")
 
 
-def counted_in_the_question(generator: random.Random) -> Member:
-    """Something that no list could hold, but that the question counts."""
+def counted(generator: random.Random) -> Member:
+    """Something that no list could hold."""
     gold, noun, adjective = str(generator.randint(2, 999)), generator.choice(_STRANGE), generator.choice(_ADJECTIVES)
     question = _question(generator, noun, adjective)
     phrase = (
@@ -107,13 +107,6 @@ def counted_in_the_question(generator: random.Random) -> Member:
     )
     answer = generator.choice(_STYLES).format(v=gold, w=phrase)
     return Member(gold, _boxed(generator, answer), "right", question)
-
-
-def not_in_the_question(generator: random.Random) -> Member:
-    """An unknown word that the question does not have."""
-    word, noun = generator.sample(_STRANGE, 2)
-    gold, question = _number(generator), _question(generator, noun, generator.choice(_ADJECTIVES))
-    return Member(gold, _boxed(generator, generator.choice(_STYLES).format(v=gold, w=word)), "wrong", question)
 
 
 _ASKED = ("pairs of socks", "dozens", "quarters", "times", "squares", "more apples", "hundreds", "thousands", "couples")
@@ -143,36 +136,13 @@ def measured_in_the_question(generator: random.Random) -> Member:
             (f"A is {number} inches tall. How much taller is B?", "inches taller"),
             (f"It takes {number} minutes. How much longer does {thing} take?", "minutes longer"),
             (f"He has ${number} and buys {thing}. How much more does he need?", "more"),
+            (f"He needs {number}. How many more are missing?", f"{quantity} more"),
+            ("", f"more {quantity}"),
             (f"A truck has {number} wheels. How many wheels are there?", "total wheels"),
         )
     )
     answer = generator.choice(_STYLES).format(v=gold, w=words)
     return Member(gold, _boxed(generator, answer), "right", question)
-
-
-_FLUIDS = ("gallons", "cups", "liters", "pints", "pounds", "feet", "miles", "hours", "minutes", "dollars")
-
-
-def more_as_asked(generator: random.Random) -> Member:
-    """So much more of a measure that the question asks for, and more of what it does not ask for."""
-    gold, number, name = str(generator.randint(2, 999)), generator.randint(2, 99), generator.choice(_NAMES)
-    unit, thing = generator.choice(_FLUIDS), generator.choice(_MEASURED)
-    question, words, verdict = generator.choice(
-        (
-            (f"{name} has {number}. How many more {unit} of {thing} are needed?", f"{unit} more", "right"),
-            (f"{name} has {number}. How many {unit} does {name} still need?", f"{unit} more", "right"),
-            (f"{name} used {number}. How much more {thing} is needed, in {unit}?", f"{unit} more", "right"),
-            (f"{name} used {number}. How many {unit} more are needed?", f"{unit} more", "right"),
-            (f"{name} has {number} bags. How many more apples fit?", "apples more", "right"),
-            (f"{name} has {number} bags. How many {unit} of {thing} are missing?", f"more {unit}", "right"),
-            (f"{name} has {number} bags. How many apples does {name} have?", "apples more", "wrong"),
-            ("", f"{unit} more", "wrong"),
-            (f"{name} has {number}. How many {unit} does {name} need?", f"{unit} more than six", "wrong"),
-            (f"{name} has {number}. How many {unit} does {name} need?", f"dozen {unit} more", "wrong"),
-        )
-    )
-    answer = generator.choice(_STYLES).format(v=gold, w=words)
-    return Member(gold, _boxed(generator, answer), verdict, question)
 
 
 def measure_changed_by_the_question(generator: random.Random) -> Member:
@@ -245,11 +215,9 @@ def letter_unit(generator: random.Random) -> Member:
 CLASSES: dict[str, Generator] = {
     "words-that-change-the-value": value_changed_by_words,
     "known-units": known_units,
-    "counted-in-the-question": counted_in_the_question,
-    "not-in-the-question": not_in_the_question,
+    "counted": counted,
     "asked-for": asked_for,
     "measured-in-the-question": measured_in_the_question,
-    "more-as-asked": more_as_asked,
     "measure-changed-by-the-question": measure_changed_by_the_question,
     "variable-read-as-unit": variable_read_as_unit,
     "variable-in-the-answer": variable_in_the_answer,
