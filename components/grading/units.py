@@ -234,7 +234,7 @@ def _thing(words: list[str], dimension: str, context: Context) -> Unit | None:
 _CHANGES = re.compile(
     "doubl|tripl|trebl|quadrupl|quintupl|halv|half|squar|cub(?:e|ic)|pair|coupl|scores?$|gross|dozen|grand$|reciproc|inver|"
     "opposit|negat|minus|plus|factorial|roots?$|power|percent|permil|mille$|modul|remain|approx|time|bases?$|multip|divid|subtract|"
-    "add|increas|decreas|zero|infinit|nearly|equiv|exclud|except|error|guess"
+    "lakh|crore|[a-z]*fold$|add|increas|decreas|zero|infinit|nearly|equiv|exclud|except|error|guess"
 )
 _NUMBER_WORDS = NUMBER_WORDS - {"point"}
 _FUNCTION_WORDS = frozenset(FUNCTION_WORDS.split())

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from components.grading.parsing import parse, parse_structure
 from components.grading.verifier import Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.test_answer import PIECES
@@ -49,6 +50,21 @@ def _submissions(texts: list[str], golds: tuple[str, ...] = ("48611",)) -> list[
 def _not_wrong(verify: Verifier, submissions: list[Submission]) -> list[Submission]:
     grades = zip(submissions, verify(submissions), strict=True)
     return [submission for submission, each in grades if each.verdict is not Verdict.WRONG]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text("12xy(),;[]{}\\&=<>|andor ") | st.text())
+def test_any_text_can_be_parsed(written: str) -> None:
+    r"""Nothing raises; spaces around an answer change nothing, and (but for `\pm`) no part is longer than the whole."""
+    assert parse(f" {written} ") == parse(written)
+    latex = parse(written).latex
+    assert latex == latex.strip()
+    assert r"\pm" in latex or all(len(part) <= len(latex) for part in parse_structure(latex).parts)
+
+
+@pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", "10^{10^{10}}"])
+def test_a_number_that_is_too_large_to_compute_is_refused_before_it_is_computed(answer: str) -> None:
+    """In this process, where nothing would end the computation."""
+    assert grade("x^2+1", rf"\boxed{{{answer}}}", AnswerPolicy.BOXED).verdict is Verdict.WRONG
 
 
 @settings(max_examples=200)

@@ -1,4 +1,4 @@
-"""A search for hacks: right answers are mutated by the thousand, and those that say something else have to be wrong."""
+"""A search for hacks: right answers are mutated by the thousand into texts that have to be wrong."""
 
 import random
 from collections import Counter, defaultdict
@@ -9,26 +9,19 @@ import pytest
 
 from components.grading.verifier import Submission, Verdict, Verifier
 from tests.grading.hacks.notation import kept
-from tests.grading.hacks.phrases import PHRASES, echo, other_number_in_words, other_unit, phrased
-from tests.grading.hacks.rewrites import REWRITES, rewritten
+from tests.grading.hacks.phrases import PHRASES, echo, phrased
 from tests.grading.hacks.rights import Mutant, Right, any_right, known_rights
 
 _SEED = 0
-_NUM_MUTANTS = 500
+_NUM_MUTANTS = 1400
 """Of each mutator."""
 _NUM_KEPT = 6000
-_MAX_TRIES = 150
+_MAX_TRIES = 60
 _KNOWN = 0.35
 """Share of the right answers that are taken from tables and data sets, not made."""
 
 Mutator = Callable[[random.Random, Right], Mutant | None]
-MUTATORS: dict[str, Mutator] = {
-    **{name: partial(rewritten, name) for name in REWRITES},
-    **{name: partial(phrased, name) for name in PHRASES},
-    "echo": echo,
-    "other-unit": other_unit,
-    "other-number-in-words": other_number_in_words,
-}
+MUTATORS: dict[str, Mutator] = {**{name: partial(phrased, name) for name in PHRASES}, "echo": echo}
 
 
 def _any_right(generator: random.Random) -> Right:
