@@ -17,7 +17,6 @@ import sympy
 from sympy.core.function import AppliedUndef
 
 from components.grading.expression import Node, UnreadableError, parse_expression
-from components.grading.parsing import Structure
 from components.grading.quantities import Number
 from components.grading.regions import Interval
 
@@ -83,23 +82,6 @@ def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
     if any(_equal(each, _ZERO) for each in (first, second)):  # it holds for all values
         return False
     return _are_multiples(first, second) or _describes(first, second) or _describes(second, first)
-
-
-_DIRECTIONS = {"<": -1, "<=": -1, ">": 1, ">=": 1, "!=": 0}
-
-
-def same_inequality(first: Structure, second: Structure) -> bool:
-    """Tell whether two inequalities between two sides are multiples of each other."""
-    (sign,), (other_sign,) = first.signs, second.signs
-    if not {sign, other_sign} <= _DIRECTIONS.keys() or ("=" in sign) != ("=" in other_sign):
-        return False
-    ours, theirs = (_parse(each.parts[0]) - _parse(each.parts[1]) for each in (first, second))
-    ratio = ours / theirs
-    if ratio.is_rational_function():
-        ratio = sympy.cancel(ratio)
-    if not ratio.is_number or not ratio.is_real or ratio.is_zero:
-        return False
-    return _DIRECTIONS[sign] == (1 if ratio.is_positive else -1) * _DIRECTIONS[other_sign]
 
 
 @lru_cache(maxsize=2048)

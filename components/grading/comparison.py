@@ -23,7 +23,7 @@ from components.grading.expression import (
     same_rational_function,
     variables,
 )
-from components.grading.parsing import Answer, Kind, Structure, as_interval, is_integer, is_name, parse, parse_structure
+from components.grading.parsing import Answer, Kind, Structure, is_integer, is_name, parse, parse_structure
 from components.grading.quantities import Number
 from components.grading.regions import parse_region
 from components.grading.text_rules import (
@@ -119,7 +119,7 @@ def _compare_values(expected: Answer, actual: Answer) -> Decision:
     if Kind.EQUATION in (first.kind, second.kind):
         return _compare_equations(expected, actual)
     if Kind.INEQUALITY in (first.kind, second.kind):
-        return _compare_inequalities(expected, actual)
+        return _compare_regions(expected, actual)
     return _compare_parts(expected, actual, first, second)
 
 
@@ -485,31 +485,8 @@ def _names(latex: str) -> set[str] | None:
         return None
 
 
-def _compare_inequalities(expected: Answer, actual: Answer) -> Decision:
-    """Compare two answers of which one or both are inequalities.
-
-    An inequality in one variable is the interval that it describes.
-    """
-    first, second = parse_structure(expected.latex), parse_structure(actual.latex)
-    ours, theirs = (as_interval(each) if each.kind is Kind.INEQUALITY else None for each in (first, second))
-    if ours and theirs:
-        if _letter(ours[0]) != _letter(theirs[0]):
-            return Decision(False, Reason.OTHER_RELATION)
-        return _compare_elements(ours[1], theirs[1])
-    for interval, other in ((ours, second), (theirs, first)):
-        if interval and other.kind is Kind.TUPLE:
-            return _compare_elements(interval[1], other)
-    if first.kind is second.kind and len(first.parts) == len(second.parts) == 2 and not ours and not theirs:
-        from components.grading.algebra import same_inequality
-
-        same = _by_algebra("relation", lambda: same_inequality(first, second))
-        if same.equal:
-            return same
-    return _compare_regions(expected, actual)
-
-
 def _compare_regions(expected: Answer, actual: Answer) -> Decision:
-    """Compare parts of the real line, of which one or both are unions or solved inequalities."""
+    """Compare parts of the real line: intervals, unions and solved inequalities."""
     structures = [parse_structure(each.latex) for each in (expected, actual)]
     regions = [parse_region(each, answer.latex) for each, answer in zip(structures, (expected, actual), strict=True)]
     if any(not region and each.kind is Kind.INEQUALITY for region, each in zip(regions, structures, strict=True)):
@@ -518,7 +495,12 @@ def _compare_regions(expected: Answer, actual: Answer) -> Decision:
         return Decision(False, Reason.OTHER_KIND)
     if len({_letter(region.name) for region in regions if region and region.name}) > 1:
         return Decision(False, Reason.OTHER_RELATION)
+    first, second = (region.intervals for region in regions if region)
+    if len(first) == len(second) == 1:
+        (one,), (other,) = first, second
+        ends = zip((one.low, one.high), (other.low, other.high), strict=True)
+        has_same_ends = (one.has_low, one.has_high) == (other.has_low, other.has_high)
+        return Decision.on("relation", has_same_ends and all(_same_part(*pair) for pair in ends))
     from components.grading.algebra import same_region
 
-    first, second = (region.intervals for region in regions if region)
     return _by_algebra("relation", lambda: same_region(first, second))

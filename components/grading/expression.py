@@ -115,7 +115,7 @@ class _Parser:
         self._brackets: dict[int, tuple[Node, int]] = {}
 
     def parse(self) -> Node:
-        node = self._sum_or_binomial()
+        node = self._sum()
         infinite = node.operands[0] if node.operation == "-" else node
         if self._peek() or (infinite != _INFINITY and _holds(node, _INFINITY)):
             raise UnreadableError
@@ -165,13 +165,6 @@ class _Parser:
             term = self._product(signed=True)
             terms.append(Node("-", (term,)) if is_minus else term)
         return terms[0] if len(terms) == 1 else Node("+", tuple(terms))
-
-    def _sum_or_binomial(self) -> Node:
-        upper = self._sum()
-        if self._command() != "choose":
-            return upper
-        self._next()
-        return Node("binomial", (upper, self._sum()))
 
     def _product(self, *, signed: bool) -> Node:
         negative = False
@@ -503,7 +496,7 @@ class _Parser:
             return content
         opening = self._next()
         bars, self._bars = self._bars, int(opening == "|")
-        content = self._sum_or_binomial() if opening == "{" else self._sum()
+        content = self._sum()
         self._expect(_BRACKETS[opening])
         self._bars = bars
         functions = {r"\lfloor": "floor", r"\lceil": "ceiling", r"\lvert": "abs", "|": "abs"}

@@ -358,7 +358,6 @@ _SEPARATORS = (_AND_TOKEN, ",", ";", "and", "or", r"\vee", r"\wedge")
 _RELATION = {r"\le": "<=", r"\ge": ">=", r"\ne": "!=", r"\approx": "~", r"\in": "in", r"\equiv": "=="} | {
     sign: sign for sign in "<>="
 }
-_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 _GRID = r"\{(?:[pb]matrix|matrix|array|smallmatrix)\}"
 _MATRIX = re.compile(
     rf"(?:[\[(]\s*)?\\begin{_GRID}(?:\s*\{{[clr|\s]*\}})?(.*?)\\end{_GRID}(?:\s*[\])])?",
@@ -399,27 +398,6 @@ def is_name(latex: str) -> bool:
     r"""Tell whether this names something rather than being a value: `x`, `f(x)`, `(x, y)`, `\angle A`, `5 \star 1`."""
     name = latex.strip()
     return name not in {"e", "i"} and bool(_NAME.fullmatch(name) or _OPERATION.search(name))
-
-
-def as_interval(inequality: Structure) -> tuple[str, Structure] | None:
-    r"""Return the variable of an inequality such as `1 < x \le 2`, and the interval that it lies in."""
-    parts, signs = inequality.parts, inequality.signs
-    if any(sign not in _FLIPPED for sign in signs) or len(signs) > 2:
-        return None
-    if signs[0] in {">", ">="}:
-        parts, signs = parts[::-1], tuple(_FLIPPED[sign] for sign in signs[::-1])
-    if any(sign in {">", ">="} for sign in signs):
-        return None
-    if len(signs) == 2:
-        low, name, high = parts
-        brackets = ("(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")
-    elif is_name(parts[0]):
-        (name, high), low = parts, r"-\infty"
-        brackets = ("(", ")" if signs[0] == "<" else "]")
-    else:
-        (low, name), high = parts, r"\infty"
-        brackets = ("(" if signs[0] == "<" else "[", ")")
-    return (name, Structure(Kind.TUPLE, (low, high), brackets)) if is_name(name) and "|" not in name else None
 
 
 def _matrix(latex: str) -> Structure | None:

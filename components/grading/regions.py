@@ -1,14 +1,14 @@
 r"""Parts of the real line: intervals, unions, single points, and inequalities that are solved for one variable.
 
-An inequality is solved if a variable, or its absolute value, stands alone between constants: `x < 1`, `1 < x \le 2`,
-`x \ne 3`, `|x| \ge 2`. Any other still has to be solved, and is no region.
+An inequality is solved if a variable, or its absolute value, is alone on one side or in the middle: `x < 1`,
+`1 < x \le 2`, `x \ne 3`, `|x| \ge 2`. Any other still has to be solved, and is no region.
 """
 
 import re
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from components.grading.parsing import Kind, Structure, as_interval, is_name, parse, parse_structure
+from components.grading.parsing import Kind, Structure, is_name, parse, parse_structure
 
 _REALS = r"(?:\\mathbb\s*\{?\s*R\s*\}?|\\R(?![a-zA-Z])|\(-\\infty\s*,\s*\\infty\s*\))"
 _WITHOUT = re.compile(
@@ -76,40 +76,49 @@ _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 _VARIABLE = re.compile(r"[a-zA-Z]|\\[a-z]+")
 
 
+def _ascending(inequality: Structure) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The parts and signs, turned around where the first sign is `>`."""
+    parts, signs = inequality.parts, inequality.signs
+    if not signs[0].startswith(">"):
+        return parts, signs
+    return parts[::-1], tuple(_FLIPPED.get(sign, sign) for sign in signs[::-1])
+
+
 def _one_sided(inequality: Structure) -> Region | None:
-    r"""The region of an inequality between a variable, with a minus or within bars, and a constant."""
-    if len(inequality.parts) != 2 or inequality.signs[0] not in _FLIPPED:
+    r"""The region of an inequality between a variable, with a minus or within bars, and another expression."""
+    (left, *others), (sign, *_) = _ascending(inequality)
+    if len(others) != 1 or sign not in {"<", "<=", "!="}:
         return None
-    (left, right), sign = inequality.parts, inequality.signs[0]
-    if not _bare(left):
-        left, right, sign = right, left, _FLIPPED[sign]
-    if not (name := _bare(left)) or _bare(right):
+    is_below = bool(_bare(left))
+    part, bound = (left, others[0]) if is_below else (others[0], left)
+    if not (name := _bare(part)):
         return None
-    if left.startswith("-"):
-        right, sign = f"-({right})", _FLIPPED[sign]
+    if part.startswith("-"):
+        bound, is_below = f"-({bound})", not is_below
     if sign == "!=":
-        return None if "|" in left else Region(_without([right]), name)
-    has_end, below = "=" in sign, sign.startswith("<")
-    low = Interval(r"-\infty", f"-({right})" if "|" in left else right, False, has_end)
-    high = Interval(right, r"\infty", has_end, False)
-    if "|" not in left:
-        return Region((low if below else high,), name)
-    return Region((Interval(f"-({right})", right, has_end, has_end),) if below else (low, high), name)
+        return None if "|" in part else Region(_without([bound]), name)
+    has_end = "=" in sign
+    if "|" in part and is_below:
+        return Region((Interval(f"-({bound})", bound, has_end, has_end),), name)
+    low = Interval(r"-\infty", f"-({bound})" if "|" in part else bound, False, has_end)
+    high = Interval(bound, r"\infty", has_end, False)
+    return Region((low, high) if "|" in part else (low if is_below else high,), name)
 
 
 def _between(inequality: Structure) -> Region | None:
     """The region of an inequality such as `1 < x < 2` or `1 < |x| < 2`."""
-    parts = inequality.parts
-    if len(parts) != 3:
+    parts, signs = _ascending(inequality)
+    if len(parts) != 3 or not {*signs} <= {"<", "<="}:
         return None
-    bars = _BARS.fullmatch(parts[1])
-    found = as_interval(replace(inequality, parts=(parts[0], bars[1].strip(), parts[2])) if bars else inequality)
-    region = _interval(found[1]) if found else None
-    if not region or not found:
+    low, middle, high = parts
+    bars = _BARS.fullmatch(middle)
+    name = bars[1].strip() if bars else middle
+    if "|" in name or not is_name(name):
         return None
-    (interval,) = region.intervals
-    mirrored = Interval(f"-({interval.high})", f"-({interval.low})", interval.has_high, interval.has_low)
-    return Region((mirrored, interval) if bars else (interval,), found[0])
+    has_low, has_high = (sign == "<=" for sign in signs)
+    interval = Interval(low, high, has_low, has_high)
+    mirrored = Interval(f"-({high})", f"-({low})", has_high, has_low)
+    return Region((mirrored, interval) if bars else (interval,), name)
 
 
 def _bare(latex: str) -> str:
