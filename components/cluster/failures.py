@@ -11,7 +11,7 @@ from components.shared.errors import PipelineError, RetryableError
 
 Json = dict[str, Any]
 
-_LINES_SHOWN = 20
+_LINES_SHOWN, _LONGEST = 20, 300
 _SIGNALS = {int(each): each.name for each in signal.Signals}
 _LOST_IN_LOG = re.compile(
     r"Watchdog caught collective operation timeout|NCCL (?:error|WARN .*(?:timeout|closed|reset))|ncclRemoteError"
@@ -19,6 +19,20 @@ _LOST_IN_LOG = re.compile(
 )
 """What NCCL, Gloo and drivers print when another process, the network or a GPU is lost."""
 _DISRUPTED = ("Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown")
+_LIBRARY = re.compile(r"(lib[\w.+-]+): cannot open shared object file")
+_IN_WORDS = (
+    (
+        re.compile("out of memory|Cannot allocate memory|No available memory|Free memory on device|KV cache memory"),
+        "memory does not suffice",
+    ),
+    (
+        re.compile("not a valid model identifier|does not appear to have a file|Repository Not Found|no such model"),
+        "there is no such model",
+    ),
+)
+"""Errors of vLLM, torch and transformers, and what they mean."""
+_ERROR = re.compile(r"(?:^|[\s\])])((?:\w+\.)*\w*(?:Error|Exception): .*\S|error: .*\S)")
+"""How Python and this project's programs name an error; vLLM puts the process and the time before it."""
 
 
 class SilentRankError(RetryableError):
@@ -77,7 +91,7 @@ def failure_reason(
     ended.sort(key=lambda each: str(each[1].get("finishedAt", "")))
     out_of_memory = [
         PipelineError(
-            f"{_pod_on_node(pod)} ran out of memory (OOMKilled, exit code {state['exitCode']}); "
+            f"{pod_on_node(pod)} ran out of memory (OOMKilled, exit code {state['exitCode']}); "
             "raise cluster.memory_per_node_gib, or reduce memory use: engine.offload, vllm.cache_gib"
         )
         for pod, state in ended
@@ -89,16 +103,16 @@ def failure_reason(
     reasons = [
         *out_of_memory,
         *([reported] if is_final else []),
-        *(RetryableError(f"{_pod_on_node(pod)} was disrupted: {why}") for pod in pods if (why := _disruption(pod))),
+        *(RetryableError(f"{pod_on_node(pod)} was disrupted: {why}") for pod in pods if (why := _disruption(pod))),
         *([] if is_silent else [reported]),
         *(
-            RetryableError(f"{where}: {line.strip()[:300]}")
+            RetryableError(f"{where}: {line.strip()[:_LONGEST]}")
             for where, lines in tails.items()
             for line in lines
             if _LOST_IN_LOG.search(line)
         ),
         reported,
-        *(_exit(pod, state["exitCode"]) for pod, state in ended if state["exitCode"]),
+        *(_exit(pod, state["exitCode"], tails) for pod, state in ended if state["exitCode"]),
         RetryableError(f"{name}: {failed['message'] or failed['reason'] or 'failed for no given reason'}"),
     ]
     return next(reason for reason in reasons if reason is not None)
@@ -112,13 +126,15 @@ def _disruption(pod: Json) -> str:
     return f"{status['reason']}: {status.get('message', '')}" if status.get("reason") in _DISRUPTED else ""
 
 
-def _exit(pod: Json, code: int) -> Exception:
+def _exit(pod: Json, code: int, tails: Mapping[str, Sequence[str]]) -> Exception:
     # Above 128 it was a signal, whose sender is unknown.
     error = RetryableError if code == RetryableError.exit_code or code > 128 else PipelineError
-    return error(f"{_pod_on_node(pod)} ended with exit code {code}")
+    cause = first_error(tails.get(pod["metadata"]["name"], ()))
+    return error(f"{pod_on_node(pod)} ended with exit code {code}" + (f": {cause}" if cause else ""))
 
 
-def _pod_on_node(pod: Json) -> str:
+def pod_on_node(pod: Json) -> str:
+    """Return a pod's name, with its node where it has one."""
     name: str = pod["metadata"]["name"]
     return f"{name} on {pod['spec']['nodeName']}" if pod["spec"].get("nodeName") else name
 
@@ -149,6 +165,23 @@ def queueing_problem(workload: Json | None, position: int | None) -> str:
     waiting = [f"{each['name']} is {each['state']}: {each['message']}" for each in checks if each["state"] != "Ready"]
     lines = [*ahead, *(f"{each['reason']}: {each['message']}" for each in causes), *waiting]
     return "; ".join(lines) or "Kueue gives no reason"
+
+
+def first_error(lines: Sequence[str]) -> str:
+    """Return the cause that a log names: a known one in plain words, else its first error; empty where it has none."""
+    libraries = filter(None, map(_LIBRARY.search, lines))  # a warning names it, and errors follow
+    if library := next(libraries, None):
+        return f"the image lacks the library {library[1]}"
+    errors = (named[1][:_LONGEST] for named in map(_ERROR.search, lines) if named)
+    error = next(errors, "")
+    return next((f"{words}: {error}" for pattern, words in _IN_WORDS if pattern.search(error)), error)
+
+
+def ended_early(pod: Json) -> Json | None:
+    """Return the state in which a container of a pod has failed; None for pods that are deleted or disrupted."""
+    if "deletionTimestamp" in pod["metadata"] or _disruption(pod):
+        return None
+    return next((state for state in container_states(pod, "terminated") if state["exitCode"]), None)
 
 
 def condition(document: Json, kind: str) -> Json:

@@ -288,11 +288,10 @@ class TrainJobs:
             return next((each["positionInClusterQueue"] for each in items if each["metadata"]["name"] == name), None)
         return None
 
-    def log(self, pod: str, container: str, *, follow: bool, since: str | None = None, tail: int | None = None) -> Any:
+    def log(self, pod: str, container: str, *, follow: bool, since: str | None = None) -> Any:
         """Return the response whose body is a log, each line with its time; with `follow` it does not end."""
         query = {"container": container, "follow": str(follow).lower(), "timestamps": "true"}
         query |= {"sinceTime": since} if since else {}
-        query |= {"tailLines": str(tail)} if tail else {}
         return self._get(f"pods/{pod}/log", query, _FOLLOW_TIMEOUT if follow else _TIMEOUT)
 
     def _list(self, resource: str, timeout: Timeout = _TIMEOUT, **query: str) -> list[Json]:

@@ -15,7 +15,15 @@ from kubernetes import client
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from components.cluster.config import ClusterStage
-from components.cluster.failures import condition, container_states, queueing_problem, scheduling_problem
+from components.cluster.failures import (
+    condition,
+    container_states,
+    ended_early,
+    first_error,
+    pod_on_node,
+    queueing_problem,
+    scheduling_problem,
+)
 from components.cluster.job import Job
 from components.cluster.kube import Clock, Json, RetryPolicy, TrainJobs, is_transient
 from components.cluster.manifest import NODE
@@ -78,6 +86,13 @@ class Watch:
         self._waiting_since: dict[str, float] = {}
         """When containers were first seen to wait, by the reason."""
         self._reported, self._next_report_s = "", 0.0
+        self._ready: set[str] = set()
+        """Pods that have been ready."""
+        self._ends: dict[str, str] = {}
+        """How pods have ended while the job went on, each with the cause."""
+        self._causes: set[str] = set()
+        """Of pods that ended without having been ready."""
+        self._records = stage.records / f"attempt-{1 + len(list(stage.records.glob('attempt-*')))}"
 
     def until_end(self) -> Phase:
         """Return how the job has ended: complete or failed.
@@ -86,7 +101,7 @@ class Watch:
             RetriesExhaustedError: It waits for the queue or for its pods to start for longer than it may.
             RetryableError: Its pods run and print nothing for longer than they may, or somebody has deleted it.
             UnavailableError: The API server does not answer.
-            PipelineError: Its pods cannot start.
+            PipelineError: Its pods cannot start, or end for the same reason without having been ready.
         """
         while True:
             job = self._retries.call(f"read the training job {self._name}", lambda: self._jobs.get(self._name))
@@ -102,6 +117,7 @@ class Watch:
             self._follow_first_rank()
             if phase in (Phase.COMPLETE, Phase.FAILED):
                 return phase
+            self._name_ended_pods()
             self._check_time(phase)
             if self._clock.monotonic() - self._beat_s >= _BEAT_S:
                 with suppress(client.ApiException, HTTPError):  # the next look reports why
@@ -121,17 +137,15 @@ class Watch:
             The ends of logs by where they are from: each pod, and each rank that prints to a file. The first rank's is
             what was printed of it: the log itself may be gone with its pod.
         """
-        tails = self._log_tails(job)
-        root = self._stage.records
-        folder = root / f"attempt-{1 + len(list(root.glob('attempt-*')))}"
+        tails, folder = self._log_tails(job), self._records
         events = [event for document in (self.job, *self.pods) for event in _repeated(self._jobs.events, document)]
         try:
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             for name, content in (("trainjob", self.job), ("pods", self.pods), ("events", events)):
                 jsonl.write_json(folder / f"{name}.json", content)
-            for where, lines in tails.items():
-                text = "".join(f"{line}\n" for line in lines)
-                (folder / f"{where.replace(' ', '-')}.log").write_text(text, encoding="utf-8")
+            (folder / "rank-0.log").write_text("".join(f"{line}\n" for line in tails["rank 0"]), encoding="utf-8")
+            for path in job.folder.glob("rank-*.log"):
+                shutil.copy(path, folder)
             for path in job.folder.glob("*.json"):
                 shutil.copy(path, folder)
             say(self._stage.stage, f"logs, events and manifest of {self._name} are in {folder}")
@@ -145,18 +159,53 @@ class Watch:
             self._log.finish()
             tails["rank 0"] = list(self._log.lines)
         for pod in self.pods:
-            for container in pod["spec"]["containers"]:
-                if lines := _repeated(self._log_tail, _name(pod), container["name"]):
-                    tails[_name(pod)] = lines
+            lines = self._keep_log(pod)
+            # The first rank's has been printed, and the others' causes have been named.
+            if lines and not (self._log and self._log.uid == pod["metadata"]["uid"]) and _name(pod) not in self._ends:
+                tails[_name(pod)] = lines[-_LINES_KEPT:]
         for rank in range(1, job.num_processes):
             if job.log(rank).is_file():
                 text = job.log(rank).read_text(encoding="utf-8", errors="replace")
                 tails[f"rank {rank}"] = text.splitlines()[-_LINES_KEPT:]
         return tails
 
-    def _log_tail(self, pod: str, container: str) -> list[str]:
-        text = self._jobs.log(pod, container, follow=False, tail=_LINES_KEPT).data.decode(errors="replace")
+    def _keep_log(self, pod: Json) -> list[str]:
+        """Return the lines of a pod's log, and keep all of them with the records."""
+        lines = _repeated(self._whole_log, _name(pod), pod["spec"]["containers"][0]["name"])
+        if lines:
+            with suppress(OSError):
+                self._records.mkdir(parents=True, exist_ok=True)
+                text = "".join(f"{line}\n" for line in lines)
+                (self._records / f"{_name(pod)}.log").write_text(text, encoding="utf-8")
+        return lines
+
+    def _whole_log(self, pod: str, container: str) -> list[str]:
+        text = self._jobs.log(pod, container, follow=False).data.decode(errors="replace")
         return [line.partition(" ")[2] for line in text.splitlines()]
+
+    def _name_ended_pods(self) -> None:
+        """Print why pods have ended although the job goes on.
+
+        Raises:
+            PipelineError: It is the reason for which another one had ended, and neither had been ready.
+        """
+        ranks = {_name(pod) for pod in self._rank_pods()}
+        for pod in self.pods:
+            name = _name(pod)
+            if name in ranks or condition(pod, "Ready")["status"] == "True":  # ranks are ready as soon as they run
+                self._ready.add(name)
+            state = ended_early(pod)
+            if state is None or name in self._ends:
+                continue
+            is_out_of_memory = state.get("reason") == "OOMKilled"
+            cause = "it ran out of memory (OOMKilled)" if is_out_of_memory else first_error(self._keep_log(pod))
+            cause = cause or "its log names no error"
+            when = "" if name in self._ready else " before it was ready"
+            self._ends[name] = f"{pod_on_node(pod)} ended with exit code {state['exitCode']}{when}: {cause}"
+            say(self._stage.stage, self._ends[name])
+            if name not in self._ready and cause in self._causes:
+                raise PipelineError(f"{cause}: {name} is the second pod that ends with it; logs are in {self._records}")
+            self._causes |= set() if name in self._ready else {cause}
 
     def _current_phase(self) -> Phase:
         for kind, phase in (("Complete", Phase.COMPLETE), ("Failed", Phase.FAILED)):
@@ -231,6 +280,8 @@ class Watch:
             if self._phase is Phase.QUEUED:
                 workload = self._jobs.workload(self.job)
                 return queueing_problem(workload, self._jobs.queue_position(workload) if workload else None)
+            if self._phase is Phase.PENDING and self._ends:
+                return list(self._ends.values())[-1]
             events = self._jobs.events((self.pods or [self.job])[0])
         return scheduling_problem(self.pods, events)
 

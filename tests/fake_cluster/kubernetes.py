@@ -204,7 +204,7 @@ class KubernetesApi:
         return Answer({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"})
 
     def _log(self, key: Key, request: Request) -> Answer:
-        request.check_query("container", "follow", "timestamps", "sinceTime", "tailLines")
+        request.check_query("container", "follow", "timestamps", "sinceTime")
         pod, query = self._existing(key), request.query
         containers = [each["name"] for each in pod["spec"]["containers"]]
         container = query.get("container", containers[0])
@@ -216,8 +216,6 @@ class KubernetesApi:
         first = 0
         if "sinceTime" in query:
             first = sum(moment < datetime.fromisoformat(query["sinceTime"]) for moment, _ in output.lines)
-        if "tailLines" in query:
-            first = max(first, len(output.lines) - int(query["tailLines"]))
         if query.get("follow") != "true":
             output = Output(list(output.lines), is_over=True)
         return Answer(stream=self._chunks(output, first, query.get("timestamps") == "true", key))
