@@ -158,20 +158,29 @@ class Kubeflow:
             yield from getattr(page, key) or []
             token = page.next_page_token or None
 
+    def schedules(self) -> list[Any]:
+        """Return all schedules, whoever made them, by name."""
+        options = {"page_size": _RECENT, "namespace": self.user_namespace}
+        every = self.pages(self.client.list_recurring_runs, "recurring_runs", **options)
+        return sorted(every, key=lambda each: str(each.display_name))
+
     def find(self, name: str) -> Any:
-        """Return the run with this id, beginning of an id, or name.
+        """Return the run with this id, name, or beginning of either; with the name of a schedule, its newest run.
 
         Raises:
             PipelineError: There is none, or more than one.
         """
         if len(name) == _ID_LENGTH:
             return self.run(name)
-        matching = [
-            run for run in islice(self.runs(), _RECENT) if run.run_id.startswith(name) or run.display_name == name
-        ]
+        recent = list(islice(self.runs(), _RECENT))
+        matching = [run for run in recent if run.run_id.startswith(name) or run.display_name == name]
+        if not matching:
+            schedules = {each.recurring_run_id for each in self.schedules() if each.display_name == name}
+            matching = [run for run in recent if run.recurring_run_id in schedules][:1]
+        matching = matching or [run for run in recent if str(run.display_name).startswith(name)]
         if len(matching) != 1:
             ids = ", ".join(run.run_id for run in matching[:5])
-            which = f"could be {ids}; give more of the id" if ids else f"no such run among the last {_RECENT}"
+            which = f"could be {ids}; give one of these" if ids else f"no such run among the last {_RECENT}"
             raise PipelineError(f"{name}: {which}; `grpo-pipeline status` lists them")
         return self.run(matching[0].run_id)
 

@@ -35,16 +35,15 @@ _CREATED_BY = re.compile(r"; created by grpo-pipeline(?: on Kubeflow Pipelines (
 
 
 def listed(kubeflow: Kubeflow) -> list[str]:
-    """Return a line for each schedule that this program created."""
-    schedules = _ours(kubeflow)
+    """Return a line for each schedule, whoever made it."""
+    schedules = kubeflow.schedules()
     if not schedules:
         return ["no schedules; `grpo-pipeline schedule apply` creates one"]
     rows = [("schedule", "state", "cron", "meaning", "next", "compiled by")]
     for schedule in schedules:
-        text = schedule.trigger.cron_schedule.cron
-        next_time = next_times(text, datetime.now(UTC), 1)[0] if schedule.status == _ENABLED else "-"
-        words = (in_words(schedule.status), text, describe_cron(text), next_time)
-        rows.append((schedule.display_name, *words, _compiled_by(kubeflow, schedule)))
+        rows.append(
+            (schedule.display_name, in_words(schedule.status), *_times(schedule), _compiled_by(kubeflow, schedule))
+        )
     return table(rows)
 
 
@@ -60,7 +59,9 @@ def apply(
     from components.shared import lineage
 
     digest = lineage.value_digest([times, package.digest, parameters, experiment, account])
-    known = _ours(kubeflow, name)
+    known = _named(kubeflow, name)
+    if not all(map(_digest, known)):
+        raise PipelineError(f"{name}: grpo-pipeline did not create the schedule of this name; choose another name")
     equal = [each for each in known if _digest(each) == digest]
     same = next((each for each in equal if not _is_outdated(kubeflow, each)), None)
     outcome = "changed" if known else "created"
@@ -91,15 +92,19 @@ def apply(
 
 
 def remove(kubeflow: Kubeflow, name: str, *, now: bool = False) -> Iterator[str]:
-    """Remove the named schedule, with `now` also its unfinished runs; yield a line about each.
+    """Remove the schedule with this name or id, with `now` also its unfinished runs; yield a line about each.
 
     Raises:
+        PipelineError: There is none, or there are several that others made.
         RetryableError: Runs are unfinished: the schedule is disabled, to be removed once they have ended.
     """
-    known = _ours(kubeflow, name)
+    known = _named(kubeflow, name)
     if not known:
-        names = ", ".join(str(each.display_name) for each in _ours(kubeflow)) or "none"
+        names = ", ".join(str(each.display_name) for each in kubeflow.schedules()) or "none"
         raise PipelineError(f"{name}: no such schedule; there are {names}")
+    if len(known) > 1 and not all(map(_digest, known)):
+        ids = ", ".join(each.recurring_run_id for each in known)
+        raise PipelineError(f"{name}: several schedules have this name; give the id of one: {ids}")
     unfinished = [run for each in known for run in _retire(kubeflow, each)]
     if unfinished and not now:
         runs = ", ".join(f"{run.display_name} ({run.run_id})" for run in unfinished)
@@ -109,7 +114,7 @@ def remove(kubeflow: Kubeflow, name: str, *, now: bool = False) -> Iterator[str]
         )
     for run in unfinished:
         yield from stop(kubeflow, run)
-    for each in _ours(kubeflow, name):
+    for each in _named(kubeflow, name):
         kubeflow.client.delete_recurring_run(each.recurring_run_id)
     yield f"{name}  removed"
 
@@ -173,18 +178,24 @@ def _retire(kubeflow: Kubeflow, schedule: Any) -> list[Any]:
     return left
 
 
-def _ours(kubeflow: Kubeflow, name: str | None = None) -> list[Any]:
-    """Return the schedules that this program created; of one name more than one where a change was interrupted."""
-    options = {"page_size": 100, "namespace": kubeflow.user_namespace}
-    every = kubeflow.pages(kubeflow.client.list_recurring_runs, "recurring_runs", **options)
-    schedules = [each for each in every if name in (None, each.display_name)]
-    if name and not all(map(_digest, schedules)):
-        raise PipelineError(f"{name}: grpo-pipeline did not create the schedule of this name; choose another name")
-    return sorted(filter(_digest, schedules), key=lambda each: str(each.display_name))
+def _named(kubeflow: Kubeflow, name: str) -> list[Any]:
+    """Return the schedules with this name or id; of one name more than one where a change was interrupted."""
+    return [each for each in kubeflow.schedules() if name in (each.display_name, each.recurring_run_id)]
+
+
+def _times(schedule: Any) -> tuple[str, str, str]:
+    """Return the cron expression of a schedule, its meaning and its next time; the page offers periods as well."""
+    trigger = schedule.trigger
+    if trigger is None or trigger.cron_schedule is None:
+        seconds = trigger and trigger.periodic_schedule and trigger.periodic_schedule.interval_second
+        return "-", f"every {int(seconds):,} s" if seconds else "-", "-"
+    text = trigger.cron_schedule.cron
+    next_time = next_times(text, datetime.now(UTC), 1)[0] if schedule.status == _ENABLED else "-"
+    return text, describe_cron(text), next_time
 
 
 def _digest(schedule: Any) -> str:
-    """Return the digest of all that makes a schedule another one; empty where somebody else created it."""
+    """Return the digest of all that makes a schedule another one; empty where it was made on the page."""
     return _origin(schedule)[1]
 
 

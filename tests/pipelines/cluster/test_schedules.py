@@ -107,15 +107,37 @@ def test_a_disabled_schedule_is_enabled(server: ApiServer, apply: Program) -> No
     assert only(server)["status"] == "ENABLED"
 
 
-def test_schedules_of_others_are_left_alone(server: ApiServer, apply: Program, program: Program) -> None:
-    """One of the same name that was created on the page is not replaced, listed or removed."""
+def test_a_schedule_made_on_the_page_is_listed_and_removed_but_not_replaced(
+    server: ApiServer, apply: Program, program: Program
+) -> None:
+    """By its name there, with a cron expression or a period; by its id where several have the name."""
     apply("weekly", "--cron", MONDAY)
     only(server)["description"] = "made by hand"
     _, error = apply("weekly", "--cron", MONDAY, code=2)
     assert "weekly: grpo-pipeline did not create the schedule of this name" in error
-    program("schedule", "remove", "weekly", code=2)
-    assert program("schedule", "list")[0] == ["no schedules; `grpo-pipeline schedule apply` creates one"]
-    assert only(server)["status"] == "ENABLED"
+    period = {"periodic_schedule": {"interval_second": "3600"}}
+    other = {**only(server), "recurring_run_id": "other", "trigger": period}
+    server.kfp.recurring_runs["other"] = other
+    lines, _ = program("schedule", "list")
+    assert sorted("every 3,600 s" in line for line in lines[1:]) == [False, True]
+    assert sorted("At 02:00, only on Monday (UTC)" in line for line in lines[1:]) == [False, True]
+    _, error = program("schedule", "remove", "weekly", code=2)
+    assert "weekly: several schedules have this name; give the id of one: " in error
+    assert program("schedule", "remove", "other")[0] == ["other  removed"]
+    assert program("schedule", "remove", "weekly")[0] == ["weekly  removed"]
+    assert server.kfp.recurring_runs == {}
+
+
+def test_runs_of_a_schedule_are_found_by_its_name(server: ApiServer, apply: Program, program: Program) -> None:
+    """The newest: Kubeflow gives them names that nobody can guess. A run's name may be cut short as well."""
+    apply("weekly", "--cron", MONDAY)
+    fire(server)
+    server.clock.advance(60)
+    newest = fire(server)
+    assert newest in program("status", "weekly")[0][0]
+    only(server)["display_name"] = "another"
+    server.kfp.runs[newest]["display_name"] = "by-hand-20261126"
+    assert newest in program("status", "by-hand")[0][0]
 
 
 def test_schedules_are_listed_with_their_next_time_and_removed(
@@ -123,13 +145,16 @@ def test_schedules_are_listed_with_their_next_time_and_removed(
 ) -> None:
     """All of them, also where they fill more than a page."""
     for number in range(101):
-        server.kfp.recurring_runs[f"other-{number}"] = {"recurring_run_id": f"other-{number}", "display_name": "other"}
+        server.kfp.recurring_runs[f"other-{number}"] = {"recurring_run_id": f"other-{number}", "display_name": "last"}
     apply("weekly", "--cron", MONDAY)
     apply("daily", "--cron", "0 30 1 * * *")
     lines, _ = program("schedule", "list")
-    assert [line.split()[:2] for line in lines[1:]] == [["daily", "enabled"], ["weekly", "enabled"]]
+    assert [line.split()[:2] for line in (lines[1], lines[-1])] == [["daily", "enabled"], ["weekly", "enabled"]]
+    assert len(lines) == 104
     assert "At 01:30, every day (UTC)" in lines[1]
     program("schedule", "remove", "daily")
+    for number in range(101):
+        del server.kfp.recurring_runs[f"other-{number}"]
     assert "daily: no such schedule; there are weekly" in program("schedule", "remove", "daily", code=2)[1]
 
 
