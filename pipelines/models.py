@@ -5,18 +5,21 @@ it is asked for and shown.
 """
 
 import argparse
+import json
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, RetryableError
 from pipelines.tables import LABEL_WIDTH, changed_settings, print_json, print_labelled, print_table
 
 if TYPE_CHECKING:
     from components.register.aliases import Change
+    from components.register.snapshot import Snapshot
     from pipelines.comparison import Comparison, Facts
 
 _MAX_VALUE = 80
@@ -108,6 +111,7 @@ def _list(options: argparse.Namespace) -> int:
     with read_registry(options.registry) as snapshot:
         names = snapshot.names(options.name)
         every = facts_of(snapshot, *(version for version in snapshot.versions() if version.name in names))
+        undone = [] if options.json else _left_undone(snapshot, names)
     if options.json:
         print_json([_summary(facts) for facts in every])
     elif not every:
@@ -125,7 +129,23 @@ def _list(options: argparse.Namespace) -> int:
             for facts in every
         ]
         print_table(("version", "aliases", "registered", "by", "accuracy: SFT, GRPO", "gate"), rows)
+        for line in undone:
+            print(f"note: {line}; press Retry on its run, or register again")
     return 0
+
+
+def _left_undone(snapshot: "Snapshot", names: Sequence[str]) -> list[str]:
+    """Return a line for each thing that registrations have not come to do, as far as catalogues can be reached."""
+    from components.register.catalogue import left_undone
+    from components.register.snapshot import VERSION_FILE
+
+    lines = []
+    for name in names:
+        if versions := snapshot.versions(name):
+            address = json.loads(snapshot.read(versions[-1].tag, VERSION_FILE)).get("model_registry")
+            with suppress(RetryableError):  # the catalogue of a cluster is often out of reach
+                lines += left_undone(snapshot, name, address)
+    return lines
 
 
 def _checkpoints(options: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ from components.preflight.tools import wrong_tools
 from components.prepare_data.config import PrepareConfig, Source
 from components.prepare_data.dataset import Dataset
 from components.prepare_data.source import FileSource, MalformedRow
-from components.register.catalogue import Catalogue
+from components.register.catalogue import Catalogue, left_undone
 from components.register.config import RegisterConfig
 from components.register.snapshot import read_registry
 from components.register.storage import CONFIG, check_storage, new_config
@@ -442,15 +442,17 @@ def refuse_repetition(form: Form, params: Params) -> None:
     with read_registry(form["registry"]) as snapshot:
         tags = [version.tag for version in snapshot.versions(params.register.name)]
         made_by = snapshot.lineage(tags[-1]) if tags else None
+        undone = left_undone(snapshot, params.register.name, params.register.model_registry) if tags else []
     if made_by is None:
         say("preflight", f"{form['registry']} has no version of {params.register.name} yet")
         return
     configs = {stage: getattr(params, stage) for stage in _MADE_BY}
     changed = changes_since(made_by, configs, lineage.code_digest())
     if not changed:
-        raise UnchangedRunError(
-            f"code, data and config are those of {tags[-1]}; a run would reproduce the latest registered version"
-        )
+        message = f"code, data and config are those of {tags[-1]}; a run would reproduce the latest registered version"
+        if undone:
+            message += f"\nits registration is not complete: {'; '.join(undone)}; press Retry on the run that made it"
+        raise UnchangedRunError(message)
     say("preflight", f"changed since {tags[-1]}: {', '.join(changed)}")
 
 

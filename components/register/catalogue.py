@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from components.register.aliases import CANDIDATE
 from components.register.registry import POLICY
 from components.register.snapshot import VERSION_FILE, Snapshot
 from components.shared.environment import (
@@ -122,6 +123,10 @@ class Catalogue:
         """
         return asyncio.run(self._explain_errors(_update(self._client(self._api_version), name, statuses)))
 
+    def missing(self, name: str, numbers: Iterable[str]) -> list[str]:
+        """Return which versions of a model, such as `v0.0.1`, were not announced, or not to the end."""
+        return asyncio.run(self._explain_errors(_missing(self._client(self._api_version), name, numbers)))
+
     async def _find_api_version(self) -> str:
         """Return the version of the API that the server has; asked before anything is registered."""
         from mr_openapi.exceptions import NotFoundException
@@ -210,6 +215,22 @@ def update_catalogue(snapshot: Snapshot, name: str) -> str | None:
     if address:
         Catalogue(address).update(name, Status.of_versions(snapshot, name))
     return address
+
+
+def left_undone(snapshot: Snapshot, name: str, address: str | None) -> list[str]:
+    """Return a line for each thing that registrations of a model have not come to do.
+
+    Those of versions that were to be announced to the catalogue at `address`, if any. Errors are those of `Catalogue`.
+    """
+    versions = snapshot.versions(name)
+    never = versions[-1:]
+    if any(each.commit == versions[-1].commit for each in snapshot.assignments(name, CANDIDATE)):
+        never = []
+    missing = Catalogue(address).missing(name, [each.version for each in versions]) if address else []
+    return [
+        *(f"{version.tag} never became the candidate" for version in never),
+        *(f"{name}@{number} is not announced to {address}" for number in missing),
+    ]
 
 
 def require_url(url: str) -> None:
@@ -377,6 +398,16 @@ async def _update(client: "ModelRegistryAPIClient", name: str, statuses: Mapping
             await client.upsert_model_version(version)
             num_changed += 1
     return num_changed
+
+
+async def _missing(client: "ModelRegistryAPIClient", name: str, numbers: Iterable[str]) -> list[str]:
+    model, found = await client.get_registered_model_by_params(name), []
+    for number in numbers:
+        version = await client.get_model_version_by_params(str(model.id), number) if model else None
+        # The artifact is made last.
+        if not version or not await client.get_model_artifacts(str(version.id)):
+            found.append(number)
+    return found
 
 
 async def _ensure(find: Callable[[], Awaitable[Any]], create: Callable[[], Awaitable[Any]]) -> tuple[Any, bool]:

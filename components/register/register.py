@@ -3,16 +3,18 @@
 Registering the same weights twice gives the same version; a run killed at any point is completed by the next one.
 """
 
+import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.register.aliases import CANDIDATE, candidate
 from components.register.card import CARD, model_card
-from components.register.catalogue import Catalogue, Status, entry_of, require_url
+from components.register.catalogue import Catalogue, Entry, Status, entry_of, require_url
 from components.register.config import RegisterConfig
 from components.register.consistency import check_consistency, require_stored
 from components.register.registry import POLICY, RefusedError, Registry, open_registry
@@ -83,8 +85,7 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         version = registered.version
         _ensure_candidate(registry, version, evidence["verdict"])
         card, digests_text = (registry.snapshot.read(version["tag"], name) for name in (CARD, DIGESTS_FILE))
-        uri = registry.serve(version) if catalogue and registered.has_tag else ""
-        entry = entry_of(registry.snapshot, version, uri) if uri else None
+        entries = _entries(registry, catalogue, registered)
         statuses = Status.of_versions(registry.snapshot, config.name)
     jsonl.write_json(registration / VERSION_FILE, version)
     (registration / CARD).write_text(card, encoding="utf-8")
@@ -101,10 +102,9 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         )
     is_new = registered.is_new
     say("register", f"{version['tag']} {'registered' if is_new else 'is already registered'} in {config.registry}")
-    if catalogue and entry:
-        announced = "announced" if catalogue.announce(entry) else "is already known"
+    if catalogue:
+        _announce(catalogue, config, entries)
         catalogue.update(config.name, statuses)
-        say("register", f"{version['tag']} {announced} to {config.model_registry}")
     return {"registered": float(is_new), "gate_passed": float(verdict["passed"])}
 
 
@@ -155,6 +155,27 @@ def _register(
         if known:
             return Registered(known, False)
     raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")
+
+
+def _entries(registry: Registry, catalogue: Catalogue | None, registered: Registered) -> list[Entry]:
+    """Return what to announce, with a served copy of each: versions that earlier runs did not announce, then this."""
+    if catalogue is None or not registered.has_tag:
+        return []
+    snapshot, version = registry.snapshot, registered.version
+    name = version["name"]
+    numbers = catalogue.missing(name, [each.version for each in snapshot.versions(name) if each.tag != version["tag"]])
+    earlier = [json.loads(snapshot.read(f"{name}@{number}", VERSION_FILE)) for number in numbers]
+    return [
+        # Another run registered those, whose id is not known.
+        *(replace(entry_of(snapshot, each, registry.serve(each)), source={}) for each in earlier),
+        entry_of(snapshot, version, registry.serve(version)),
+    ]
+
+
+def _announce(catalogue: Catalogue, config: RegisterConfig, entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        announced = "announced" if catalogue.announce(entry) else "is already known"
+        say("register", f"{entry.name}@{entry.version} {announced} to {config.model_registry}")
 
 
 def _branch(version: Mapping[str, Any]) -> str:

@@ -11,7 +11,8 @@ import pytest
 from kfp import dsl
 
 from components.register import component
-from components.register.catalogue import Catalogue, Entry, Status, scores
+from components.register.catalogue import Catalogue, Entry, Status, left_undone, scores
+from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.environment import CATALOGUE_TOKEN_VARIABLE, RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
@@ -279,6 +280,30 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
         assert run_register(config, policy, passed, tmp_path / "again") == version
         assert storage.objects[f"{served}model.safetensors"] == files["model.safetensors"]
         announced(server)
+
+
+@pytest.mark.slow
+def test_next_registration_announces_what_an_earlier_one_did_not(
+    passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ApiServer
+) -> None:
+    """With a served copy of it; until then it is named."""
+    monkeypatch.chdir(tmp_path)
+    with s3_storage() as storage:
+        for name, value in storage.environment.items():
+            monkeypatch.setenv(name, value)
+        config = make_config(Path(), storage="s3://bucket/models", model_registry=server.url)
+        server.faults.add(Fault("POST", status=403, times=100))
+        with pytest.raises(PipelineError):
+            run_register(config, make_policy(tmp_path / "first"), passed, tmp_path / "registration")
+        server.faults.clear()
+        with read_registry(config.registry) as snapshot:
+            undone = left_undone(snapshot, "grpo-policy", server.url)
+        assert undone == [f"grpo-policy@v0.0.1 is not announced to {server.url}"]
+        run_register(config, make_policy(tmp_path / "second", b"others"), passed, tmp_path / "next")
+        addresses = [each["uri"] for each in server.registry.documents("model_artifacts")]
+        assert addresses == [f"s3://bucket/models/serve/grpo-policy/v0.0.{number}" for number in (1, 2)]
+        with read_registry(config.registry) as snapshot:
+            assert left_undone(snapshot, "grpo-policy", server.url) == []
 
 
 @pytest.mark.slow
