@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from components.shared.problem import Problem
-from components.shared.tools import FUNCTIONS, Call, CallError, CallFormat, find_call
+from components.shared.tools import FUNCTIONS, NEXT_ANSWER, Call, CallError, CallFormat, find_calls
 
 _MAX_NAME_CHARACTERS = 40
 
@@ -22,7 +22,7 @@ class Observation:
     """What an environment returns for a turn."""
 
     text: str = ""
-    """What the model reads next."""
+    """What the model reads next; `NEXT_ANSWER` separates the answers to several calls."""
     done: bool = False
     """Whether the trajectory ends here; the model does not read the text then."""
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -59,12 +59,9 @@ class ToolEnvironment(ABC):
         self._num_calls = 0
 
     def step(self, text: str) -> Observation:
-        """Answer the last call of a turn, or say what is wrong with it."""
-        call = find_call(text, self._call_format)
-        if call is None:
-            return Observation(done=True)
-        note = f"Only the last of {call.num_ignored + 1} calls is answered; write one call per turn.\n"
-        return Observation((note if call.num_ignored else "") + self._answer(call))
+        """Answer the calls of a turn in order, or say what is wrong with them."""
+        answers = [self._answer(call).replace(NEXT_ANSWER, " ") for call in find_calls(text, self._call_format)]
+        return Observation(NEXT_ANSWER.join(answers), done=not answers)
 
     def _answer(self, call: Call) -> str:
         if call.error:

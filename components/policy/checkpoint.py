@@ -22,6 +22,7 @@ from components.shared.errors import PipelineError, out_of_memory
 from components.shared.imports import without_packages
 from components.shared.model import PIPELINE_FILE, ModelConfig, asking, local_model, require_model_folder
 from components.shared.problem import Problem
+from components.shared.tools import NEXT_ANSWER
 
 with without_packages("sklearn"):  # with SciPy and pandas a second and 110 MB, for assisted decoding
     from transformers import (
@@ -125,7 +126,8 @@ class Checkpoint:
 
         def first(num_characters: int) -> ReadObservation:
             shown = text if num_characters >= len(text) else text[:num_characters] + CUT
-            return ReadObservation(self.encode(self.format.observation(shown, ended=ended)), shown)
+            ids = self.encode(self.format.observation(shown, ended=ended))
+            return ReadObservation(ids, shown.replace(NEXT_ANSWER, "\n"))
 
         longest = min(len(text), _MAX_CHARACTERS_PER_TOKEN * limit)
         read = first(longest)

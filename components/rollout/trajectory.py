@@ -18,7 +18,7 @@ from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, PartialCompletions, Sampling, StopTexts, Turn
 from components.shared.model import context_tokens_of
 from components.shared.problem import Problem
-from components.shared.tools import find_call
+from components.shared.tools import find_calls
 
 
 class Status(Enum):
@@ -179,7 +179,7 @@ class Trajectory:
         return self._rollout.turn_stop.ends(self.ids, self._turn_start) and self._has_call(self._turn())
 
     def _has_call(self, turn: Turn) -> bool:
-        return find_call(turn.response, self._checkpoint.format.call_format) is not None
+        return bool(find_calls(turn.response, self._checkpoint.format.call_format))
 
     def _end_turn(self) -> None:
         environments = self._sampling.environments

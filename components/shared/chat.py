@@ -17,6 +17,7 @@ from components.shared.model import ModelConfig, optional_model_file
 from components.shared.problem import Problem
 from components.shared.tools import (
     FENCE,
+    NEXT_ANSWER,
     CallError,
     CallFormat,
     ToolsConfig,
@@ -211,19 +212,22 @@ class PromptFormat:
     def observation(self, text: str, *, ended: bool) -> str:
         """Return what the model reads after a turn, up to where it writes again: the answer of its environment.
 
-        Where the turn ended with an end token, it is a message of the tool or, without calls in JSON, of the user, as
-        the chat template writes it after that token; otherwise a block of output in the same message.
+        Where the turn ended with an end token, it is a message of the tool for each call or, without calls in JSON, a
+        message of the user, as the chat template writes it after that token; otherwise a block of output in the same
+        message.
         """
+        is_call = self.call_format == "tool_call"
+        texts = text.split(NEXT_ANSWER) if is_call else [text.replace(NEXT_ANSWER, "\n")]
         if not ended and self.call_format == "fenced":
-            return as_fenced_output(text)
+            return as_fenced_output(texts[0])
         if self.template is None:
-            return f"\n{text}\n"
+            return f"\n{texts[0]}\n"
         answer = _ANY_ANSWER
         while answer in text:
             answer += answer
-        role = "tool" if self.call_format == "tool_call" else "user"
-        messages = [{"role": "assistant", "content": answer}, {"role": role, "content": text}]
-        rendered = self._render([*self._messages(_ANY_QUESTION), *messages], is_prompt=True)
+        replies = [{"role": "tool" if is_call else "user", "content": each} for each in texts]
+        messages = [*self._messages(_ANY_QUESTION), {"role": "assistant", "content": answer}, *replies]
+        rendered = self._render(messages, is_prompt=True)
         after = rendered.rpartition(answer)[2]
         return after.removeprefix(self.end.strip()) if ended else after
 

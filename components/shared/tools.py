@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -18,6 +18,8 @@ from components.shared.own_code import own_code_materials
 CallFormat = Literal["fenced", "tool_call", "message"]
 
 FENCE = "```"
+NEXT_ANSWER = "\x1e"
+"""Between the answers to several calls in the text of an observation: the record separator of ASCII."""
 OUTPUT = "output"
 """Label of the fenced block with which an environment answers a fenced call."""
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -271,8 +273,6 @@ class Call:
     """The text of the fenced block, where it is one."""
     error: str = ""
     """What is wrong with the way it is written, for the model; empty where it can be read."""
-    num_ignored: int = 0
-    """Earlier calls in the same turn, which are not answered."""
 
     def text(self, argument: str) -> str:
         """Return the fenced block, or the argument of that name; CallError where the call has neither, or no text."""
@@ -284,18 +284,20 @@ class Call:
         return value
 
 
-def find_call(text: str, call_format: CallFormat | None) -> Call | None:
-    """Return the last call of a turn; None where it has none. Calls inside <think> are ignored.
+def find_calls(text: str, call_format: CallFormat | None) -> list[Call]:
+    """Return the calls of a turn, in order. Calls inside <think> are ignored.
 
-    A fenced block is a call where nothing follows it. A call that cannot be read has an `error`. Without a format both
-    kinds of calls are found.
+    A fenced block is a call where nothing follows it: a turn has one at most. A call that cannot be read has an
+    `error`. Without a format, calls of both kinds are found, those in JSON first.
     """
     answer = text.rpartition(_END_OF_THOUGHT)[2]
     if _THOUGHT in answer:
-        return None
-    _, *calls = answer.split(_OPEN) if call_format in ("tool_call", None) else [answer]
-    call = replace(_read_json_call(calls[-1]), num_ignored=len(calls) - 1) if calls else None
-    return _fenced_call(answer) if call is None and call_format in ("fenced", None) else call
+        return []
+    calls = answer.split(_OPEN)[1:] if call_format in ("tool_call", None) else []
+    if calls or call_format not in ("fenced", None):
+        return [_read_json_call(each) for each in calls]
+    fenced = _fenced_call(answer)
+    return [fenced] if fenced else []
 
 
 def _read_json_call(rest: str) -> Call:
@@ -361,7 +363,7 @@ def as_tool_call(turn: str, functions: Mapping[str, Function]) -> str:
 
     The block is the first argument of its function.
     """
-    call = find_call(turn, "fenced")
+    call = next(iter(find_calls(turn, "fenced")), None)
     function = functions.get(call.name) if call else None
     if call is None or function is None or not function.arguments:
         what = f'"{call.name}"' if call else "nothing"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from components.environments.calculator import Calculator, format_number, value_of
 from components.environments.environment import Observation
-from components.shared.tools import CallError, ToolsConfig
+from components.shared.tools import NEXT_ANSWER, CallError, ToolsConfig
 from tests import tiny
 
 
@@ -139,8 +139,11 @@ def test_calls_in_json_are_answered() -> None:
     assert calculator.step("```calculator\n6*7\n```").done
 
 
-def test_a_turn_with_several_calls_says_that_one_is_answered() -> None:
-    """The last one."""
+def test_several_calls_are_answered_in_their_order() -> None:
+    """Those that cannot be read or are too many as well, each with its reason; a turn with them is not the last."""
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "%s"}}\n</tool_call>'
-    text = _calculator("tool_call").step("\n".join(call % expression for expression in ("1+1", "2+2", "6*7"))).text
-    assert text == "Only the last of 3 calls is answered; write one call per turn.\n42"
+    turn = "\n".join(call % expression for expression in ("1+1", "1/0", '"', "6*7", "2+2"))
+    first, second, third, *others = _calculator("tool_call", max_calls=3).step(turn).text.split(NEXT_ANSWER)
+    assert (first, second) == ("2", "Error: division by zero")
+    assert third.startswith("The call is not valid JSON")
+    assert others == ["42", "No calls are left; give the answer."]

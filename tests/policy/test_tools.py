@@ -10,7 +10,7 @@ from components.policy.checkpoint import Checkpoint, create, load, save
 from components.shared.chat import prompt_format
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
-from components.shared.tools import FUNCTIONS, as_tool_call, find_call
+from components.shared.tools import FUNCTIONS, NEXT_ANSWER, as_tool_call, find_calls
 from tests import chat_model, tiny
 from tests.chat_model import CALLING, CHATML, HEADERS
 
@@ -45,6 +45,22 @@ def test_a_conversation_with_calls_has_the_tokens_that_transformers_makes_of_it(
     assert own == expected[: len(own)]
     assert checkpoint.decode(expected[len(own) :]).strip() == ""
     assert prompt_format(checkpoint.config).prompt("37*48?") == checkpoint.format.prompt("37*48?")
+
+
+def test_several_answers_are_messages_to_their_limit(tmp_path: Path) -> None:
+    """Each in its own frame; those for which no tokens are left are cut off, and in the log they are lines."""
+    checkpoint = _checkpoint(chat_model.write(tmp_path, CALLING), chat={}, max_observation_tokens=120)
+    answers = NEXT_ANSWER.join(["2", "12 " * 100, "4"])
+    read = checkpoint.read_observation(answers, ended=True)
+    assert 116 <= len(read.ids) <= 120
+    text = checkpoint.tokenizer.decode(read.ids)
+    assert text.count("<tool_response>") == text.count("</tool_response>") == 2
+    assert "\n2\n</tool_response>\n<tool_response>\n12 12" in text
+    assert read.text.startswith("2\n12 12")
+    assert read.text.endswith("...")
+    for call_format in ("fenced", "message"):
+        own = _checkpoint(tmp_path, chat={}, environment="tests.environments.own:Counting", call_format=call_format)
+        assert own.format.observation(f"1{NEXT_ANSWER}2", ended=True).count("1\n2") == 1
 
 
 def test_a_solution_with_calls_is_shown_as_the_model_is_to_write_them(tmp_path: Path) -> None:
@@ -201,9 +217,7 @@ def test_tools_are_saved_with_the_policy(tmp_path: Path) -> None:
 
 def test_a_call_that_is_shown_is_one_that_is_found() -> None:
     """What solutions teach is what the environment reads."""
-    call = find_call(as_tool_call(CALL, FUNCTIONS), "tool_call")
-    fenced = find_call(CALL, "fenced")
-    assert call is not None
-    assert fenced is not None
+    (call,) = find_calls(as_tool_call(CALL, FUNCTIONS), "tool_call")
+    (fenced,) = find_calls(CALL, "fenced")
     assert call.name == fenced.name
     assert call.text("expression") == fenced.text("expression") == "37*48"

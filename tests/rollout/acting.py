@@ -30,7 +30,7 @@ from components.rollout.sampler import Completion, Sampling
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
-from components.shared.tools import ToolsConfig, find_call
+from components.shared.tools import ToolsConfig, find_calls
 
 WORDS = ["<end>", "<stop>", "```python\n", "```output\n", "\n```\n", "\n", "1", "2", "3", "+", "a", "b", "...", "?"]
 MAX_TURNS, CONTEXT = 5, 60
@@ -158,7 +158,7 @@ class Naive:
                 break
             turn.append(one._sample(checkpoint, prompt, sampling.temperature or 1.0, draw))
             text, ended = checkpoint.decode([token for token in turn if token > 1]), turn[-1] in (0, 1)
-            if ended or (text.endswith("\n```\n") and find_call(text, "fenced")):
+            if ended or (text.endswith("\n```\n") and find_calls(text, "fenced")):
                 one._answer(checkpoint, problem, text, context - len(prompt), ended, sampling)
                 turn = []
         return one
@@ -185,7 +185,7 @@ class Naive:
             "context": len(self.ids) + len(observed) >= room,
         }
         self.end = next((name for name, is_so in ends.items() if is_so), "")
-        is_call = bool(find_call(text, "fenced")) or not (answered.failure or answered.observation.done)
+        is_call = bool(find_calls(text, "fenced")) or not (answered.failure or answered.observation.done)
         self.turns.append((text, "" if self.end else shown, is_call))
         if not self.end:
             self.spans.append((len(self.ids), len(self.ids) + len(observed)))

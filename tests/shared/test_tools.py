@@ -1,6 +1,5 @@
 """Tools: the keys that choose an environment, and calls as models write them."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from components.shared.tools import (
     as_fenced_output,
     as_tool_call,
     environment_materials,
-    find_call,
+    find_calls,
     output_text,
     split_outputs,
 )
@@ -33,7 +32,7 @@ def _json(content: str) -> str:
 @pytest.mark.parametrize("end", ["", "\n", "\n\n"])
 def test_a_block_at_the_end_of_a_turn_is_a_call(end: str) -> None:
     """Whether a stop text or an end token ended the turn."""
-    assert find_call(FENCED.rstrip("\n") + end, "fenced") == Call("calculator", block="37*48")
+    assert find_calls(FENCED.rstrip("\n") + end, "fenced") == [Call("calculator", block="37*48")]
 
 
 @pytest.mark.parametrize(
@@ -49,34 +48,35 @@ def test_a_block_at_the_end_of_a_turn_is_a_call(end: str) -> None:
 )
 def test_what_is_no_block_at_the_end_calls_nothing(text: str) -> None:
     """An open block, text behind it, or one in a thought."""
-    assert find_call(text, "fenced") is None
+    assert find_calls(text, "fenced") == []
 
 
 def test_the_last_of_several_blocks_is_the_call() -> None:
     """With the text of its lines as they are, backticks included."""
     text = "```text\na table\n```\nNow:\n```python\n\nx = '```'\n    print(x)\n```\n"
-    assert find_call(text, "fenced") == Call("python", block="\nx = '```'\n    print(x)")
+    assert find_calls(text, "fenced") == [Call("python", block="\nx = '```'\n    print(x)")]
 
 
 @pytest.mark.parametrize("text", ["```\n1+1\n```\n", "Let me see:\n```\n"])
 def test_a_block_without_a_name_says_what_is_missing(text: str) -> None:
     """It ended the turn, so the model has to be answered."""
-    call = find_call(text, "fenced")
-    assert call is not None
+    (call,) = find_calls(text, "fenced")
     assert call.error == "A block that calls a tool begins with three backticks and the name of the tool."
 
 
-def test_the_last_call_in_json_is_found() -> None:
-    """Wherever it stands but in a thought."""
+def test_the_calls_in_json_are_found_in_their_order() -> None:
+    """Wherever they stand but in a thought; one that cannot be read is among them."""
     first = '{"name": "search", "arguments": {"query": "a"}}'
     last = '{"name": "calculator", "arguments": {"expression": "37*48"}}'
-    expected = Call("calculator", {"expression": "37*48"})
-    assert find_call(_json(first) + _json(last) + "\nSo.", "tool_call") == replace(expected, num_ignored=1)
-    assert find_call(f"<think>{_json(first)}</think>{_json(last)}", "tool_call") == expected
-    assert find_call(f"<think>{_json(first)}</think>#### 3", "tool_call") is None
-    assert find_call(f"<think>a</think><think>{_json(first)}", "tool_call") is None
-    assert find_call(f"<think>\n{FENCED}", "fenced") is None
-    assert find_call(FENCED, "tool_call") is None
+    both = [Call("search", {"query": "a"}), Call("calculator", {"expression": "37*48"})]
+    assert find_calls(_json(first) + _json(last) + "\nSo.", "tool_call") == both
+    middle = find_calls(_json(first) + _json("{") + _json(last), "tool_call")
+    assert [bool(call.error) for call in middle] == [False, True, False]
+    assert find_calls(f"<think>{_json(first)}</think>{_json(last)}", "tool_call") == both[1:]
+    assert find_calls(f"<think>{_json(first)}</think>#### 3", "tool_call") == []
+    assert find_calls(f"<think>a</think><think>{_json(first)}", "tool_call") == []
+    assert find_calls(f"<think>\n{FENCED}", "fenced") == []
+    assert find_calls(FENCED, "tool_call") == []
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,7 @@ def test_the_last_call_in_json_is_found() -> None:
 )
 def test_a_malformed_call_says_what_is_wrong_and_what_is_accepted(text: str, message: str) -> None:
     """To the model, in a few words."""
-    call = find_call(text, "tool_call")
-    assert call is not None
+    (call,) = find_calls(text, "tool_call")
     assert message in call.error
     assert call.error.endswith('Write {"name": NAME, "arguments": {...}} between <tool_call> and </tool_call>.')
     assert len(call.error) < 400
@@ -102,9 +101,9 @@ def test_a_malformed_call_says_what_is_wrong_and_what_is_accepted(text: str, mes
 
 def test_without_a_format_both_kinds_are_found() -> None:
     """That in JSON first; a message calls nothing."""
-    assert find_call(FENCED, None) == Call("calculator", block="37*48")
-    assert find_call(_json('{"name": "a", "arguments": {}}'), None) == Call("a")
-    assert find_call(FENCED, "message") is None
+    assert find_calls(FENCED, None) == [Call("calculator", block="37*48")]
+    assert find_calls(_json('{"name": "a", "arguments": {}}'), None) == [Call("a")]
+    assert find_calls(FENCED, "message") == []
 
 
 def test_the_text_of_a_call_is_its_block_or_its_argument() -> None:
