@@ -15,6 +15,7 @@ from components.prepare_data.hub import is_hub_id
 from components.prepare_data.math_dataset import MATH
 from components.prepare_data.mbpp import MBPP
 from components.prepare_data.one_step_problems import OneStepProblems
+from components.prepare_data.reasoning_gym import ReasoningGym
 from components.prepare_data.source import FileSource
 from components.prepare_data.svamp import SVAMP
 from components.prepare_data.word_problems import WordProblems
@@ -22,7 +23,7 @@ from components.shared.config import Config
 from components.shared.problem import Split
 
 Source = Annotated[
-    CalculatorProblems | Dataset | GSM8K | MATH | MBPP | OneStepProblems | SVAMP | WordProblems,
+    CalculatorProblems | Dataset | GSM8K | MATH | MBPP | OneStepProblems | ReasoningGym | SVAMP | WordProblems,
     Field(discriminator="kind"),
 ]
 """Every dataset there is; `kind` names it in a params file."""

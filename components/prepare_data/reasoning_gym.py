@@ -1,0 +1,140 @@
+"""Tasks of the package reasoning_gym: generated problems of many kinds, whose answers our grader decides.
+
+The package's own scorers give parts of the reward for wrong answers, and are not used. So only those tasks are taken
+whose questions have one right answer, in one line, that no other order or notation of its parts makes wrong.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from components.shared.config import Config
+from components.shared.errors import PipelineError
+from components.shared.problem import Problem, Split
+
+Task = Literal[
+    "acre",
+    "aiw",
+    "basic_arithmetic",
+    "bf",
+    "binary_alternation",
+    "caesar_cipher",
+    "calendar_arithmetic",
+    "chain_sum",
+    "circuit_logic",
+    "color_cube_rotation",
+    "complex_arithmetic",
+    "count_bits",
+    "count_primes",
+    "course_schedule",
+    "decimal_chain_sum",
+    "emoji_mystery",
+    "family_relationships",
+    "figlet_font",
+    "game_of_life_halting",
+    "gcd",
+    "gsm_symbolic",
+    "isomorphic_strings",
+    "largest_island",
+    "lcm",
+    "leg_counting",
+    "letter_counting",
+    "mahjong_puzzle",
+    "maze",
+    "needle_haystack",
+    "number_format",
+    "number_sequence",
+    "products",
+    "ransom_note",
+    "rectangle_count",
+    "rotten_oranges",
+    "self_reference",
+    "simple_equations",
+    "simple_geometry",
+    "spell_backward",
+    "string_insertion",
+    "string_manipulation",
+    "syllogism",
+    "time_intervals",
+    "zebra_puzzles",
+]
+_NUM_SPARE = 1_000
+"""Problems that the package may generate, beside four times those that are needed, because questions recur."""
+
+
+class ReasoningGym(Config):
+    """Problems that the package reasoning_gym generates: nothing to download, but the package has to be installed."""
+
+    kind: Literal["reasoning_gym"]
+    tasks: dict[Task, dict[str, Any]] = Field(min_length=1)
+    """Tasks of the package by name, each with arguments of its dataset, such as `chain_sum: {min_terms: 2}`; `{}` for
+    its defaults. They have equal shares; each becomes a subject of the scores."""
+    num_train: int = Field(8000, ge=0)
+    """Problems of the train split."""
+    num_test: int = Field(600, ge=0)
+    """Problems of the test split; none of their questions occurs in another split."""
+    num_dev: int = Field(0, ge=0)
+    """Problems of the dev split; none of their questions occurs in another split."""
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "ReasoningGym":
+        if self.num_train + self.num_test == 0:
+            raise ValueError("num_train and num_test must not both be 0")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Name of the source in problems, weights, scores and the gate."""
+        return self.kind
+
+    def max_problems(self, split: Split) -> int:
+        """The number of problems of one split."""
+        return {Split.TRAIN: self.num_train, Split.TEST: self.num_test, Split.DEV: self.num_dev}[split]
+
+    def problems(self, seed: int) -> Iterator[Problem]:
+        """Yield the test split, then the others, which do not change it; tasks take turns within each."""
+        size = _NUM_SPARE + 4 * (self.num_train + self.num_test + self.num_dev) // len(self.tasks)
+        entries = {task: _entries(task, {**own, "seed": seed, "size": size}) for task, own in self.tasks.items()}
+        for split in (Split.TEST, Split.DEV, Split.TRAIN):
+            for index in range(self.max_problems(split)):
+                task = list(self.tasks)[index % len(self.tasks)]
+                entry = next(entries[task], None)
+                if entry is None:
+                    raise PipelineError(
+                        f"prepare_data.sources: reasoning_gym: num_{split} is {self.max_problems(split)}, but {task} "
+                        f"has no further question after {index} problems; lower it, or give {task} other arguments"
+                    )
+                question, answer = entry
+                yield Problem(
+                    id=f"{self.name}/{split}/{index:05d}",
+                    source=self.name,
+                    split=split,
+                    question=question,
+                    solution=f"#### {answer}",
+                    answer=answer,
+                    subject=task,
+                    level=None,
+                )
+
+
+def _entries(task: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the different questions of a task with their answers."""
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise PipelineError(
+            f"prepare_data.sources: reasoning_gym: the package cannot be imported ({error}); install it into the "
+            "environment that runs prepare_data: `pip install reasoning-gym`"
+        ) from None
+    try:
+        dataset = reasoning_gym.create_dataset(task, **arguments)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise PipelineError(f"prepare_data.sources: reasoning_gym: tasks.{task}: {error}") from None
+    seen = set()
+    for index in range(arguments["size"]):
+        entry = dataset[index]
+        question = entry["question"].strip()
+        if question not in seen:
+            seen.add(question)
+            yield question, entry["answer"].strip()
