@@ -14,7 +14,7 @@ from tests.presets import ROOT
 
 PROJECT = (ROOT / "pyproject.toml").read_text()
 OWN = {"benchmarks", "components", "images", "pipelines", "tests"}
-OPTIONAL = {"lm_eval", "datasets", "reasoning_gym"}
+OPTIONAL = {"lm_eval", "datasets", "reasoning_gym", "websockets", "verifiers", "openenv", "uvicorn"}
 """Used where somebody has installed them, and never asked for (docs/decisions/0003-dependencies.md)."""
 FOR_MODELS, FOR_DEVELOPMENT = ["models"], ["models", "dev"]
 
