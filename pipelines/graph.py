@@ -27,7 +27,7 @@ from components.preflight.config import (
     STAGES,
     Params,
 )
-from components.preflight.form import form_of, parameters
+from components.preflight.form import PRESET, form_of, parameters
 from components.prepare_data.component import prepare_data
 from components.register.component import register
 from components.report.component import report
@@ -135,13 +135,14 @@ alone, and passed as a parameter."""
 
 
 def cluster_graph(params: Params) -> GraphComponent:
-    """Return the graph for a cluster: a form whose defaults mean `params`, with their `deployment` compiled in."""
+    """Return the graph for a cluster: a form whose defaults mean `params`; what has no field is compiled in."""
     defaults, deployment = form_of(params), params.deployment
 
     def graph(*values: Any) -> None:
         form = dict(zip(parameters(), values, strict=True))
         run_id = dsl.PIPELINE_JOB_ID_PLACEHOLDER
-        checked = preflight(**form, **{DEPLOYMENT: deployment.model_dump(mode="json")})
+        compiled_in = {DEPLOYMENT: deployment.model_dump(mode="json"), PRESET: defaults[PRESET]}
+        checked = preflight(**form, **compiled_in)
         sections = {stage: checked.outputs[f"{stage}_config"] for stage in STAGES}
         launch = {"cluster": checked.outputs["cluster_config"], "run_id": run_id}
         place, run_name = {"volume": MOUNT, "run_id": run_id}, dsl.PIPELINE_JOB_NAME_PLACEHOLDER

@@ -25,13 +25,14 @@ cluster.
 
 ## The form of a run on a cluster
 
-A parameter stands for a key of the params file. `overrides` has the other keys: sections as below, as JSON. The form
-opens with the values of the params file that was compiled. `deployment` is compiled into the graph.
+A parameter stands for a key of the params file; the form opens with its values in the file that was compiled. All other
+keys of that file are compiled into the graph, and `overrides` changes them: sections as below, in YAML on one line.
+`deployment` is compiled in as well, and is the same for all runs of a version.
 
 | parameter | key | type | meaning |
 |---|---|---|---|
 """
-_KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "JSON object"}
+_KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 _SECTION = """
 ## {name}
 

@@ -1,13 +1,16 @@
-"""The run form: a typed parameter for each of a dozen keys of the params file, and one JSON object for the rest.
+"""The run form: a typed parameter for each of a dozen keys of the params file, and a text in YAML for all others.
 
-A key is either a parameter or in the JSON, never both.
+A key is either a parameter or in the text, never both. The text is empty where nothing but parameters was changed: the
+other keys of the params file are the preset, which is compiled into the graph.
 """
 
-import copy
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, get_args
+
+import yaml
 
 from components.cluster.config import ClusterConfig
 from components.preflight.config import (
@@ -22,13 +25,17 @@ from components.preflight.config import (
     stage_sections,
     wrong_params,
 )
+from components.shared.config import laid_over, parse_sections
 from components.shared.page import render
 
 Form = dict[str, Any]
+"""A value for each parameter, and the preset of the graph."""
 Key = tuple[str, ...]
 
 OVERRIDES = "overrides"
-"""The JSON parameter: sections of a params file, with the keys that have no parameter of their own."""
+"""The parameter for keys that have none of their own: sections of a params file, laid over the preset."""
+PRESET = "preset"
+"""Sections of the params file that was compiled, with the keys that have no parameter."""
 SKIP_IF_UNCHANGED = "skip_if_unchanged"
 TYPED_KEYS: dict[str, Key] = {
     name: tuple(key.split("."))
@@ -82,7 +89,9 @@ def parameters() -> dict[str, Parameter]:
     typed = {name: _parameter(key) for name, key in TYPED_KEYS.items()}
     others = {
         SKIP_IF_UNCHANGED: Parameter(bool, "End at once if code, data and config are those of the newest version."),
-        OVERRIDES: Parameter(dict, "Every other key, as JSON: sections and keys of a params file, and `cluster`."),
+        OVERRIDES: Parameter(
+            str, "Every other key, as in a params file: `{train_grpo: {group_size: 16}}`; null resets one."
+        ),
     }
     return dict(sorted({**typed, **others}.items()))
 
@@ -93,7 +102,7 @@ def name_of(key: Key) -> str:
 
 
 def form_of(params: Params) -> Form:
-    """Return the run form that means what params mean: typed parameters, and as JSON what differs from defaults."""
+    """Return the run form that means what params mean: typed parameters, and as preset what differs from defaults."""
     rest = params.model_dump(mode="json", exclude_defaults=True, exclude={DEPLOYMENT})
     everything = params.model_dump(mode="json")
     typed = {}
@@ -108,8 +117,24 @@ def form_of(params: Params) -> Form:
         typed |= {"cluster_nodes": 1, "cluster_gpus_per_node": processes}
     for name in ("registry", "weights_storage"):
         typed[name] = _on_volume(typed[name])
-    overrides = {name: section for name, section in rest.items() if section}
-    return {**typed, SKIP_IF_UNCHANGED: False, OVERRIDES: overrides}
+    preset = {name: section for name, section in rest.items() if section}
+    return {**typed, SKIP_IF_UNCHANGED: False, OVERRIDES: "", PRESET: preset}
+
+
+def overrides_of(form: Form) -> Sections:
+    """Return what the text in YAML sets; runs of graphs that were compiled with all other keys in it have an object.
+
+    Raises:
+        PipelineError: It is not YAML, or not a mapping.
+    """
+    text = form[OVERRIDES]
+    return parse_sections(text, OVERRIDES) if isinstance(text, str) else text
+
+
+def as_overrides(sections: Sections) -> str:
+    """Return sections as the text in YAML: one line, since the field of Kubeflow's page has no more."""
+    text = yaml.safe_dump(sections, default_flow_style=True, allow_unicode=True, width=math.inf)
+    return text.strip() if sections else ""
 
 
 def sections_of(
@@ -118,12 +143,15 @@ def sections_of(
     """Return the sections that a form means, the cluster's among them, and a line for each key that is set twice.
 
     Args:
-        form: A value for every parameter.
+        form: A value for every parameter, and the preset.
         deployment: What the graph was compiled with.
         commit: The commit that the form's branch, tag or commit of the data stands for.
         secrets: Secrets for the pods of training jobs, with their keys.
+
+    Raises:
+        PipelineError: `overrides` is not YAML, or not a mapping.
     """
-    sections: Sections = copy.deepcopy(form[OVERRIDES])
+    sections = laid_over(form.get(PRESET, {}), overrides_of(form))
     sections.setdefault(CLUSTER, {})
     twice = [
         f"{OVERRIDES}.{'.'.join(key)}: follows from {origin}; leave it out here"
@@ -169,10 +197,7 @@ def in_the_form(line: str) -> str:
 
 
 def set_key(values: Any, key: Key, new: Any) -> None:
-    """Set a key in nested mappings; None resets it."""
-    if new is None:
-        _remove(values, key)
-        return
+    """Set a key in nested mappings."""
     for part in key[:-1]:
         values = values.setdefault(part, {})
         if not isinstance(values, dict):  # what stands there is refused with the section
@@ -185,8 +210,8 @@ def page(form: Form, sections: Sections, notes: Mapping[str, str]) -> str:
 
     Not as Markdown: Kubeflow's UI folds nothing in it, and shows it wider than its side panel.
     """
-    rows = {name: value if isinstance(value, str) else json.dumps(value) for name, value in sorted(form.items())}
-    del rows[OVERRIDES]
+    values = sorted((name, value) for name, value in form.items() if name != PRESET)
+    rows = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values}
     return render(
         Path(__file__).with_name("configuration.html.jinja"),
         rows={name: value for name, value in rows.items() if value} | dict(notes),

@@ -28,7 +28,7 @@ from components.preflight.config import (
     SecretsConfig,
     exceeded_limits,
 )
-from components.preflight.form import SKIP_IF_UNCHANGED, Form
+from components.preflight.form import OVERRIDES, SKIP_IF_UNCHANGED, Form, overrides_of
 from components.preflight.tools import wrong_tools
 from components.prepare_data.config import PrepareConfig, Source
 from components.prepare_data.dataset import Dataset
@@ -401,7 +401,7 @@ def mutable_images(deployment: DeploymentConfig) -> list[str]:
 
 def passwords(form: Form) -> list[str]:
     """Return an error for each URL in the form that contains a password: Kubeflow stores and displays parameters."""
-    return [f"{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets(dict(form))]
+    return [f"{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets({**form, OVERRIDES: overrides_of(form)})]
 
 
 def training_secrets(deployment: DeploymentConfig) -> dict[str, list[str]]:

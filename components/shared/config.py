@@ -107,7 +107,28 @@ def read_params(path: Path) -> Params:
         if secrets := [f"{layer.place(keys)}: {named(keys)}" for keys in keys_with_secrets(layer.sections)]:
             raise PipelineError(f"{secrets[0]}: {HOLDS_SECRET}")
         merged = _merge(merged, layer.sections)
-    return {name: _without_nulls(section) for name, section in merged.items() if section is not None}
+    sections: Params = _without_nulls(merged)
+    return sections
+
+
+def laid_over(base: Params, overlay: Params) -> Params:
+    """Return sections with others laid over them, as by `extends`, without the keys that are null."""
+    merged: Params = _without_nulls(_merge(base, overlay))
+    return merged
+
+
+def parse_sections(text: str, name: str) -> Params:
+    """Return the sections in a text, which messages call `name`; an empty text has none.
+
+    What is in a section is not checked.
+
+    Raises:
+        PipelineError: The text is not YAML, or not a mapping.
+    """
+    content, _ = _parse(text, name)
+    if not isinstance(content, dict | None):
+        raise PipelineError(f"{name}: {_EXPECTED}")
+    return content or {}
 
 
 def own_sections(path: Path) -> Params:
@@ -158,27 +179,15 @@ def _layers(path: Path, below: Sequence[Path] = ()) -> list[_Layer]:
 
 def _read_layer(path: Path) -> _Layer:
     try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
-        root = loader.get_single_node()
-        lines: dict[KeyPath, int] = {}
-        _add_lines(lines, root, ())  # before values are made of the nodes: that moves merged keys into their mappings
-        content = loader.construct_document(root) if root else None
+        content, lines = _parse(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
         near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.yaml")], n=1, cutoff=0.8)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise PipelineError(f"{path}: no such params file{hint}") from None
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read ({error.strerror})") from None
-    except (UnicodeDecodeError, RecursionError) as error:
-        text = (
-            f"UTF-8 text (byte {error.start})" if isinstance(error, UnicodeDecodeError) else "YAML of a sensible depth"
-        )
-        raise PipelineError(f"{path}: is not {text}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else path
-        reason = getattr(error, "problem", "it holds a control character")
-        raise PipelineError(f"{where}: is not valid YAML ({reason})") from None
+    except UnicodeDecodeError as error:
+        raise PipelineError(f"{path}: is not UTF-8 text (byte {error.start})") from None
     if not isinstance(content, dict) or not content:
         raise PipelineError(f"{path}: {_EXPECTED}")
     for name, section in content.items():
@@ -187,6 +196,23 @@ def _read_layer(path: Path) -> _Layer:
         if not isinstance(name, str) or not (is_section or name == _EXTENDS):
             raise PipelineError(f"{path}:{lines[(str(name),)]}: {name}: {_EXPECTED}")
     return _Layer(path, content, lines)
+
+
+def _parse(text: str, name: str) -> tuple[Any, dict[KeyPath, int]]:
+    """Return what a text in YAML holds, and the line of each key."""
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        lines: dict[KeyPath, int] = {}
+        _add_lines(lines, root, ())  # before values are made of the nodes: that moves merged keys into their mappings
+        return loader.construct_document(root) if root else None, lines
+    except RecursionError:
+        raise PipelineError(f"{name}: is not YAML of a sensible depth") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}:{mark.line + 1}" if mark else name
+        reason = getattr(error, "problem", "it holds a control character")
+        raise PipelineError(f"{where}: is not valid YAML ({reason})") from None
 
 
 def _add_lines(lines: dict[KeyPath, int], node: yaml.Node | None, keys: KeyPath) -> None:

@@ -1,12 +1,11 @@
 """The commands that talk to a cluster: publish, submit, status, logs, stop, schedule."""
 
 import argparse
-import io
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,17 +108,13 @@ def _publish(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
 
 
 def _submit(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
+    from pipelines.cluster.submission import start
+
     screen = Screen(sys.stdout, sys.stderr)
     name = options.name or f"{(options.params or PARAMS).stem}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
-    with _prepared(options) as (package, parameters), redirect_stdout(io.StringIO()):  # the client prints addresses
-        run_id = kubeflow.client.create_run_from_pipeline_package(
-            str(package.path),
-            parameters,
-            run_name=name,
-            experiment_name=options.experiment,
-            namespace=kubeflow.user_namespace,
-            service_account=options.service_account,
-        ).run_id
+    with _prepared(options) as job:
+        experiment, account = options.experiment, options.service_account
+        run_id = start(kubeflow, *job, name=name, experiment=experiment, account=account)
     screen.show(f"{name}  {run_id}")
     screen.show(kubeflow.url(run_id), Style.DIM)
     if not options.wait:
@@ -147,9 +142,9 @@ def _stop(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
 
 def _apply(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
     schedules.check_cron(options.cron)
-    with _prepared(options, scheduled=True) as (package, parameters):
-        job = (options.name, options.cron, package, parameters, options.experiment, options.service_account)
-        outcome, unfinished = schedules.apply(kubeflow, *job)
+    with _prepared(options, scheduled=True) as job:
+        experiment, account = options.experiment, options.service_account
+        outcome, unfinished = schedules.apply(kubeflow, options.name, options.cron, *job, experiment, account)
     for run in unfinished:
         why = "is unfinished; its schedule is disabled, and removed by the next `schedule apply` or `schedule remove`"
         print(f"note: {run.display_name} ({run.run_id}) {why}", file=sys.stderr)
@@ -176,14 +171,20 @@ def _print(lines: Iterable[str]) -> int:
 
 
 @contextmanager
-def _prepared(options: argparse.Namespace, *, scheduled: bool = False) -> Iterator[tuple["Package", dict[str, Any]]]:
-    """Yield the pipeline and a value for each of its parameters, without a request but those for its images."""
+def _prepared(
+    options: argparse.Namespace, *, scheduled: bool = False
+) -> Iterator[tuple["Package", dict[str, Any], str]]:
+    """Yield the pipeline, a value for each of its parameters and a description.
+
+    Makes no request but those for its images.
+    """
     from pipelines.cluster.images import check
-    from pipelines.cluster.submission import compiled, parameters, read
+    from pipelines.cluster.submission import compiled, description, parameters, read
 
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
         package = read(options.pipeline or compiled(Path(folder), options.params or PARAMS))
         values = parameters(package, options.params, options.set, scheduled=scheduled)
         for note in check(package.images, allow_local=True):
             print(f"note: {note}", file=sys.stderr)
-        yield package, values
+        sources = list(filter(None, (options.params, options.pipeline))) or [PARAMS]
+        yield package, values, description(package, sources, values)

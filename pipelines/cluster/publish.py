@@ -58,9 +58,8 @@ def publish(kubeflow: Kubeflow, package: "Package", params: Path) -> Iterator[st
     version = _version_with(kubeflow, pipeline.pipeline_id, digest)
     if version is None:
         stem = re.sub(r"[^a-z0-9]+", "-", params.stem.lower())[:_LONGEST_STEM].strip("-")
-        name, file = "-".join(filter(None, [stem, revision(), digest])), params.resolve()
-        where = file.relative_to(_CHECKOUT) if file.is_relative_to(_CHECKOUT) else file.name
-        about = f"{where}; {', '.join(package.images)}"
+        name = "-".join(filter(None, [stem, revision(), digest]))
+        about = f"{origin(params)}; {', '.join(package.images)}"
         with redirect_stdout(io.StringIO()):  # the client prints an address of its own
             version = client.upload_pipeline_version(
                 str(package.path), name, pipeline_id=pipeline.pipeline_id, description=about
@@ -78,6 +77,13 @@ def revision() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:
         return ""
+
+
+def origin(file: Path) -> str:
+    """Return a file as descriptions name it, such as `params/smoke.yaml at 0123456789ab`."""
+    path, commit = file.resolve(), revision()
+    name = path.relative_to(_CHECKOUT) if path.is_relative_to(_CHECKOUT) else path.name
+    return f"{name} at {commit}" if commit else str(name)
 
 
 def _version_with(kubeflow: Kubeflow, pipeline_id: str, digest: str) -> Any:

@@ -7,10 +7,11 @@ from itertools import islice
 from shutil import get_terminal_size
 from typing import Any
 
+from components.shared.config import laid_over
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import LOST, activity, failures, is_lost, is_progress, outcome, poll
-from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, Stage, is_stopped, parameter, stages
+from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, Stage, compiled_in, is_stopped, parameter, stages
 from pipelines.run.screen import Screen, Style, duration
 
 _NUM_RUNS = 10
@@ -89,15 +90,20 @@ def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
 
     from components.cluster.kube import connect
     from components.cluster.reaper import delete_run
-    from components.preflight.form import OVERRIDES
+    from components.preflight.form import OVERRIDES, PRESET, Form, overrides_of
 
     if run.state in FINISHED:
         yield f"{run.display_name}  had already ended: {_state(run)}"
     else:
         kubeflow.client.terminate_run(run.run_id)
         yield f"{run.display_name}  stopping"
-    cluster = (parameter(run, OVERRIDES) or {}).get("cluster") or {}
+    spec = run.pipeline_spec or {}
+    form: Form = {
+        OVERRIDES: parameter(run, OVERRIDES) or "",
+        PRESET: compiled_in(spec.get("pipeline_spec", spec), PRESET) or {},
+    }
     try:
+        cluster = laid_over(form[PRESET], overrides_of(form)).get("cluster") or {}
         removed = delete_run(connect(), cluster.get("namespace") or kubeflow.namespace, run.run_id)
     except (PipelineError, ApiException, HTTPError) as error:
         reason = f"the Kubernetes API says {error.reason}" if isinstance(error, ApiException) else str(error)

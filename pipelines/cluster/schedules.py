@@ -48,7 +48,14 @@ def listed(kubeflow: Kubeflow) -> list[str]:
 
 
 def apply(
-    kubeflow: Kubeflow, name: str, times: str, package: "Package", parameters: Any, experiment: str, account: str | None
+    kubeflow: Kubeflow,
+    name: str,
+    times: str,
+    package: "Package",
+    parameters: Any,
+    about: str,
+    experiment: str,
+    account: str | None,
 ) -> tuple[str, list[Any]]:
     """Create or update the named schedule; return what that took, and unfinished runs of the previous one.
 
@@ -75,7 +82,7 @@ def apply(
         kubeflow.client.create_recurring_run(
             experiment_id,
             name,
-            description=_description(times, kubeflow.version, digest),
+            description=f"{about}; {_description(times, kubeflow.version, digest)}",
             cron_expression=times,
             max_concurrency=1,
             no_catchup=True,  # of all times that were missed only the latest is caught up
@@ -211,7 +218,7 @@ def _compiled_by(kubeflow: Kubeflow, schedule: Any) -> str:
 
 
 def _description(times: str, release: str, digest: str) -> str:
-    """Return what a schedule says about itself on Kubeflow's page: `_origin` reads it."""
+    """Return when a schedule fires and what made it, the end of its description: `_origin` reads it."""
     server = f" on Kubeflow Pipelines {release}" if release else ""
     return f"{describe_cron(times)}; created by grpo-pipeline{server}, digest {digest}"
 

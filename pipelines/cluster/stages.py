@@ -66,6 +66,13 @@ def parameter(run: Any, name: str) -> Any:
     return inputs.get("parameters", {}).get(name, {}).get("defaultValue")
 
 
+def compiled_in(pipeline: Mapping[str, Any], name: str) -> Any:
+    """Return what preflight of a pipeline always gets as the input `name`; None where it has no such input."""
+    tasks = pipeline.get("root", {}).get("dag", {}).get("tasks", {})
+    inputs = tasks.get("preflight", {}).get("inputs", {}).get("parameters", {})
+    return inputs.get(name, {}).get("runtimeValue", {}).get("constant")
+
+
 class _Graph:
     """A pipeline, which may have graphs inside graphs, and the nodes of a run of it."""
 

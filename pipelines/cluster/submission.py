@@ -5,8 +5,10 @@ A value is the pipeline's default, or that of a params file, or a single setting
 
 import copy
 import difflib
+import io
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +18,26 @@ import yaml
 from components.preflight.config import DeploymentConfig, Params, contradictions, load_params
 from components.preflight.form import (
     OVERRIDES,
+    PRESET,
     SKIP_IF_UNCHANGED,
     Form,
+    as_overrides,
     form_of,
     in_the_form,
     name_of,
+    overrides_of,
     sections_of,
     set_key,
     wrong_sections,
 )
 from components.preflight.inputs import passwords
 from components.shared import lineage
+from components.shared.config import laid_over
 from components.shared.errors import PipelineError, raise_all
 from components.shared.versioning import is_url
+from pipelines.cluster.kubeflow import Kubeflow
+from pipelines.cluster.publish import origin
+from pipelines.cluster.stages import compiled_in
 
 _ANY_COMMIT = "0" * 40
 """In the place of that of the data, which preflight looks up."""
@@ -52,6 +61,7 @@ class Package:
     types: dict[str, str]
     """Of each parameter, in Kubeflow's words."""
     defaults: Form
+    """With the preset, where the pipeline has one compiled in."""
     images: tuple[str, ...]
     """Those that its tasks run in."""
     digest: str
@@ -83,7 +93,10 @@ def read(path: Path) -> Package:
     return Package(
         path=path,
         types={each: definition["parameterType"] for each, definition in parameters.items()},
-        defaults={each: one["defaultValue"] for each, one in parameters.items() if "defaultValue" in one},
+        defaults={
+            **{each: one["defaultValue"] for each, one in parameters.items() if "defaultValue" in one},
+            PRESET: compiled_in(documents[0], PRESET) or {},
+        },
         images=tuple(sorted({container["image"] for container in containers})),
         digest=lineage.value_digest(documents),
     )
@@ -92,26 +105,33 @@ def read(path: Path) -> Package:
 def parameters(package: Package, params: Path | None, settings: Sequence[str], *, scheduled: bool = False) -> Form:
     """Return a value for every parameter that has one.
 
-    A params file takes the place of all defaults. A setting is `name=value` with a parameter's name, or a key of a
-    params file such as `train_grpo.sampling.temperature`. A scheduled run that would change nothing ends at once, if a
-    registry can tell and no setting decides otherwise.
+    A params file takes the place of all defaults, and `overrides` is what it changes of the preset. A setting is
+    `name=value` with a parameter's name, or a key of a params file such as `train_grpo.sampling.temperature`. A
+    scheduled run that would change nothing ends at once, if a registry can tell and no setting decides otherwise.
 
     Raises:
         PipelineError: Preflight would refuse the form without asking anybody. A secret would be kept by Kubeflow.
     """
-    form = copy.deepcopy(package.defaults) if params is None else package.defaults | form_of(load_params(params))
+    form = copy.deepcopy(package.defaults)
+    form[OVERRIDES] = overrides_of(form)
+    if params is not None:
+        wanted = form_of(load_params(params))
+        form |= {**wanted, PRESET: form[PRESET], OVERRIDES: _difference(form[PRESET], wanted[PRESET])}
     for setting in settings:
         _set(package, form, setting)
     raise_all(passwords(form))
     sections, wrong = sections_of(form, DeploymentConfig(), commit=_ANY_COMMIT, secrets={})
     wrong += wrong_sections(sections)
     raise_all(wrong or list(map(in_the_form, contradictions(Params.model_validate(sections)))))
+    del form[PRESET]
+    is_text = package.types[OVERRIDES] == "STRING"  # in pipelines of earlier releases it is an object, without nulls
+    form[OVERRIDES] = as_overrides(form[OVERRIDES]) if is_text else laid_over({}, form[OVERRIDES])
     sizes = {name: len(json.dumps(value)) for name, value in form.items()}
     if sum(sizes.values()) > _MAX_CHARACTERS:
         largest = max(sizes, key=lambda name: sizes[name])
         raise PipelineError(
             f"{largest}: has {sizes[largest]:,} characters; Kubeflow takes {_MAX_CHARACTERS:,} for all parameters of a "
-            "run: leave out what the params file of the pipeline has, or compile the pipeline with these params"
+            "run: compile the pipeline with these params"
         )
     decided = any(setting.startswith(f"{SKIP_IF_UNCHANGED}=") for setting in settings)
     if scheduled and not decided and is_url(form["registry"]):
@@ -119,8 +139,51 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str], *
     return form
 
 
+def description(package: Package, sources: Sequence[Path], values: Form) -> str:
+    """Return what a run says of itself on Kubeflow's page: the files and revision it is from, and what it changes.
+
+    Args:
+        package: The pipeline, with the values that its form opens with.
+        sources: The params file or the compiled pipeline, or both.
+        values: Those of the run.
+    """
+    changed = [f"{name} {value}" for name, value in sorted(values.items()) if value != package.defaults.get(name)]
+    return f"{', '.join(map(origin, sources))}; {'changed: ' if changed else 'nothing changed'}{', '.join(changed)}"
+
+
+def start(
+    kubeflow: Kubeflow, package: Package, values: Form, about: str, *, name: str, experiment: str, account: str | None
+) -> str:
+    """Start a run; return its id. `about` is its description, for which the client of Kubeflow has no argument."""
+    from kfp_server_api import V2beta1Run
+
+    client, unset = kubeflow.client, ("pipeline_id", "version_id", "enable_caching", "cache_key", "pipeline_root")
+    with redirect_stdout(io.StringIO()):  # the client prints addresses of its own
+        made = client.create_experiment(experiment, namespace=kubeflow.user_namespace)
+    job = client._create_job_config(params=values, pipeline_package_path=str(package.path), **dict.fromkeys(unset))
+    run = V2beta1Run(
+        experiment_id=made.experiment_id,
+        display_name=name,
+        description=about,
+        pipeline_spec=job.pipeline_spec,
+        runtime_config=job.runtime_config,
+        service_account=account,
+    )
+    return str(client._run_api.run_service_create_run(run=run).run_id)
+
+
+def _difference(before: Any, after: Any) -> dict[str, Any]:
+    """Return what has to be laid over sections to have others: null for a key that they do not have."""
+    changes: dict[str, Any] = {key: None for key in before if key not in after}
+    for key, value in after.items():
+        nested = isinstance(value, dict) and isinstance(before.get(key), dict)
+        if value != before.get(key):
+            changes[key] = _difference(before[key], value) if nested else value
+    return changes
+
+
 def _set(package: Package, form: Form, setting: str) -> None:
-    """Set a parameter, or a key of a params file whichever parameter holds it."""
+    """Set a parameter, or a key of a params file whichever parameter holds it; `overrides` has its sections here."""
     name, equals, text = setting.partition("=")
     if not equals:
         raise PipelineError(f"--set {setting}: write name=value")
@@ -131,6 +194,8 @@ def _set(package: Package, form: Form, setting: str) -> None:
         types, words = _KINDS.get(package.types[parameter], (str, ""))
         if not isinstance(form[parameter], types) or (isinstance(form[parameter], bool) and types is not bool):
             raise PipelineError(f"--set {setting}: needs {words}")
+        if parameter == OVERRIDES:
+            form[OVERRIDES] = overrides_of(form)
     elif len(key) > 1:
         set_key(form[OVERRIDES], key, _json(text))
     else:

@@ -11,7 +11,7 @@ import yaml
 
 from components.cluster.config import ClusterConfig
 from components.preflight.config import DEPLOYMENT, OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig, load_params
-from components.preflight.form import OVERRIDES, parameters
+from components.preflight.form import OVERRIDES, PRESET, form_of, parameters
 from components.preflight.preflight import DEADLINE_S
 from components.preflight.resources import shape_of_base, with_memory
 from components.shared import images
@@ -242,7 +242,7 @@ def test_the_panel_of_a_task_lists_what_it_works_with() -> None:
         named = inputs.keys() & {*computed, "accelerator_count", "memory_request", "memory_limit"}
         assert bool(named) == (name == "evaluate")
         if name == "preflight":
-            assert set(inputs) == {*parameters(), DEPLOYMENT}
+            assert set(inputs) == {*parameters(), DEPLOYMENT, PRESET}
         else:
             passed_on = set(inputs) - named
             assert len(passed_on) <= 7
@@ -264,11 +264,13 @@ def test_no_task_runs_as_root() -> None:
 
 
 def test_the_form_is_short_and_opens_ready_to_run() -> None:
-    """A dozen typed keys, a flag and one JSON object, each with type, default and description."""
+    """A dozen typed keys, a flag and a text that is empty, each with type, default and description."""
     actual = graph().parameters
     assert set(actual) == set(parameters())
     assert len(actual) <= 14
-    assert actual[OVERRIDES]["parameterType"] == "STRUCT"
+    assert (actual[OVERRIDES]["parameterType"], actual[OVERRIDES]["defaultValue"]) == ("STRING", "")
+    preset = graph().tasks["preflight"]["inputs"]["parameters"][PRESET]["runtimeValue"]["constant"]
+    assert preset == form_of(load_params(ROOT / "params.yaml"))[PRESET]
     for name, parameter in actual.items():
         assert parameter["description"].endswith((".", ")")), name
         assert parameter["isOptional"], name

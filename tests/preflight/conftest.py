@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from components.preflight.config import OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig, load_params
-from components.preflight.form import Form, form_of
+from components.preflight.form import Form, as_overrides, form_of, overrides_of
 from components.preflight.preflight import Ready, preflight
 from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.fake_cluster import ApiServer
@@ -29,8 +29,8 @@ def ready(form: Form, deployment: DeploymentConfig = DEPLOYMENT, **changes: Any)
 
 
 def with_overrides(form: Form, **sections: Any) -> Form:
-    """A form with other keys in its JSON, merged into each section."""
-    return {**form, "overrides": _merged(form["overrides"], sections)}
+    """A form with more keys in `overrides`, merged into each section."""
+    return {**form, "overrides": as_overrides(_merged(overrides_of(form), sections))}
 
 
 def _merged(base: Any, overlay: Any) -> Any:

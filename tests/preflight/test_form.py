@@ -36,14 +36,14 @@ def test_a_form_means_what_the_params_file_says(path: Path) -> None:
 
 
 def test_the_cluster_of_a_params_file_is_that_of_the_form(tmp_path: Path) -> None:
-    """A section `cluster` says what training jobs ask for: typed parameters, and the rest in the JSON."""
+    """A section `cluster` says what training jobs ask for: typed parameters, and the rest in the preset."""
     cluster = {"nodes": 2, "gpus_per_node": 4, "gpu_type": "H200", "queue": "team", "max_restarts": 1}
     write_params(tmp_path / "mine.yaml", {"extends": str(FILES[0]), "cluster": cluster})
     form = form_of(load_params(tmp_path / "mine.yaml"))
     assert {name: form[f"cluster_{name}"] for name in cluster if name != "max_restarts"} == {
         name: value for name, value in cluster.items() if name != "max_restarts"
     }
-    assert form["overrides"]["cluster"] == {"max_restarts": 1}
+    assert (form["preset"]["cluster"], form["overrides"]) == ({"max_restarts": 1}, "")
     assert _sections(form)[0]["train_sft"]["engine"]["num_processes"] == 8
 
 
@@ -87,7 +87,7 @@ def test_the_typed_parameters_are_what_training_gets(form: Form) -> None:
 
 
 def test_a_key_is_set_in_one_place(form: Form) -> None:
-    """A key that a parameter stands for is refused in the JSON, as is what follows from others: it would be ignored."""
+    """A key that a parameter stands for is refused in the text, as is what follows from others: it would be ignored."""
     form = with_overrides(
         form,
         train_grpo={"num_steps": 4, "loss": {"kl": {"coefficient": 1.0}}},

@@ -46,7 +46,7 @@ def test_publishing_uploads_the_graph_as_a_version_and_prints_its_page(server: A
     assert re.fullmatch(r"team-a-[0-9a-f]{12}(-dirty)?-[0-9a-f]{12}", version["name"])
     ids = f"{version['pipeline_id']}/version/{version['pipeline_version_id']}"
     assert page == f"{server.url}/#/pipelines/details/{ids}"
-    assert version["description"] == f"Team A.yaml; {GPU}, {LIGHT}"
+    assert re.fullmatch(rf"Team A\.yaml at [0-9a-f]{{12}}(-dirty)?; {GPU}, {LIGHT}", version["description"])
     spec = version["pipeline_spec"]["pipeline_spec"]
     used = {each["container"]["image"] for each in spec["deploymentSpec"]["executors"].values()}
     assert used == {LIGHT, GPU}
@@ -143,5 +143,6 @@ def test_built_images_are_pushed_and_named_in_the_version(
     build()
     push = ["-m", "images.build", "--push", "--registry", "registry.example.com/new", "--base", "python@sha256:0"]
     assert calls[-1] == [*push, "--variant", "cuda"]
-    assert versions(server)[0]["description"] == f"Team A.yaml; {tag.format('gpu')}, {tag.format('light')}"
+    made_of = f"Team A.yaml at 0123456789ab; {tag.format('gpu')}, {tag.format('light')}"
+    assert versions(server)[0]["description"] == made_of
     assert "--build: name the registry" in command("--build", "--registry", "", code=2)[1]

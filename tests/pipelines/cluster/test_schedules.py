@@ -1,3 +1,4 @@
+import re
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,8 @@ def test_a_schedule_is_created_once_for_a_name(server: ApiServer, apply: Program
     assert (created["trigger"]["cron_schedule"]["cron"], created["status"]) == (MONDAY, "ENABLED")
     assert (created["no_catchup"], created["max_concurrency"]) == (True, "1")
     assert created["runtime_config"]["parameters"]["grpo_num_steps"] == 9
+    about = r"pipeline.yaml at [0-9a-f]{12}(-dirty)?; changed: grpo_num_steps 9; At 02:00, only on Monday \(UTC\); "
+    assert re.match(about, created["description"])
     assert lines[0] == "weekly  created: At 02:00, only on Monday (UTC)"
     assert len(lines) == 6
     assert all(line.startswith("    Mon ") and line.endswith("02:00:00 UTC") for line in lines[1:])

@@ -7,7 +7,7 @@ import yaml
 
 from components.cluster import kube
 from components.preflight.config import DeploymentConfig, load_params
-from components.preflight.form import form_of
+from components.preflight.form import form_of, overrides_of, sections_of
 from pipelines.cluster.submission import parameters, read
 from pipelines.graph import write
 from tests.fake_cluster import ApiServer, Json, kinds, runtime
@@ -34,14 +34,17 @@ def test_submit_starts_a_run_with_both_documents_and_every_parameter(
 ) -> None:
     """The server refuses a pipeline without its Kubernetes part; what nobody set has its default."""
     settings = ["--set", "cluster_queue=grpo-pipeline", "--set", "train_grpo.group_size=16", "--name", "first"]
-    lines, _ = submit("--params", str(SMOKE), *settings)
+    lines, _ = submit(*settings)
     run = only_run(server)
     assert lines == [f"first  {run['run_id']}", f"{server.url}/#/runs/details/{run['run_id']}"]
     sent = run["runtime_config"]["parameters"]
     assert set(sent) == set(read(pipeline).types)
-    expected = form_of(load_params(SMOKE))
-    expected["overrides"]["train_grpo"]["group_size"] = 16
-    assert sent == {**expected, "cluster_queue": "grpo-pipeline"}
+    expected = form_of(load_params(ROOT / "params.yaml"))
+    del expected["preset"]
+    overrides = "{train_grpo: {group_size: 16}}"
+    assert sent == {**expected, "cluster_queue": "grpo-pipeline", "overrides": overrides}
+    about = f"pipeline.yaml at [0-9a-f]{{12}}(-dirty)?; changed: cluster_queue grpo-pipeline, overrides {overrides}"
+    assert re.fullmatch(about, run["description"])
     for experiment in ("grpo-pipeline", "other"):
         submit("--experiment", experiment)
     assert [each["display_name"] for each in server.kfp.experiments.values()] == ["grpo-pipeline", "other"]
@@ -56,6 +59,8 @@ def test_submit_compiles_by_itself_for_the_deployment_of_the_params_file(
     program("submit", "--params", str(params))
     run = only_run(server)
     assert "'constant': 'shared'" in str(run["pipeline_spec"]["platform_spec"])
+    assert run["runtime_config"]["parameters"]["overrides"] == ""
+    assert re.fullmatch("smoke.yaml at [0-9a-f]{12}(-dirty)?; nothing changed", run["description"])
     assert re.fullmatch(r"smoke-\d{8}T\d{6}Z", run["display_name"])
     assert run["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "grpo-post-training"
 
@@ -93,15 +98,42 @@ def test_a_setting_is_read_as_the_pipeline_declares_it(pipeline: Path, setting: 
 
 
 def test_a_key_without_a_parameter_of_its_own_is_set_in_the_overrides(pipeline: Path) -> None:
-    """The rest stays as it was, in the file and in the defaults; null resets a key."""
-    before = parameters(read(pipeline), SMOKE, [])
+    """What nobody changed is not in them; null resets a key of the preset. They are one line, as the form's field."""
+    package = read(pipeline)
     toleration = 'cluster.tolerations=[{"key":"gpu","operator":"Exists"}]'
-    after = parameters(read(pipeline), SMOKE, ["train_grpo.sampling.temperature=0.7", toleration])
-    assert after["overrides"].pop("cluster") == {"tolerations": [{"key": "gpu", "operator": "Exists"}]}
-    assert after["overrides"]["train_grpo"]["sampling"].pop("temperature") == 0.7
-    assert after == before
-    reset = parameters(read(pipeline), SMOKE, ["train_grpo.sampling.max_new_tokens=null", "evaluate.seed=2"])
-    assert "sampling" not in reset["overrides"]["train_grpo"]
+    after = parameters(package, None, ["train_grpo.sampling.temperature=0.7", toleration])
+    toleration = "cluster: {tolerations: [{key: gpu, operator: Exists}]}"
+    assert after.pop("overrides") == f"{{{toleration}, train_grpo: {{sampling: {{temperature: 0.7}}}}}}"
+    assert after == {name: package.defaults[name] for name in after}
+    reset = parameters(package, None, ["overrides={evaluate: {seed: 2}}", "train_grpo.sampling.max_new_tokens=null"])
+    assert reset["overrides"] == "{evaluate: {seed: 2}, train_grpo: {sampling: {max_new_tokens: null}}}"
+
+
+def test_a_params_file_is_what_it_changes_of_another_preset(pipeline: Path) -> None:
+    """A compiled pipeline that is run with a params file does what the file says, and its overrides are no more."""
+    form = parameters(read(pipeline), SMOKE, [])
+    assert overrides_of(form)["train_grpo"]["validation"] is None  # the preset has one
+    form["preset"] = read(pipeline).defaults["preset"]
+    sections, _ = sections_of(form, DeploymentConfig(), commit="", secrets={})
+    expected, _ = sections_of(form_of(load_params(SMOKE)), DeploymentConfig(), commit="", secrets={})
+    assert sections == expected
+
+
+def test_a_pipeline_of_an_earlier_release_is_run_as_it_was_made(pipeline: Path, tmp_path: Path) -> None:
+    """All keys without a parameter are an object there, in `overrides`, and none is compiled in."""
+    spec, platform = yaml.safe_load_all(pipeline.read_text())
+    parameter = spec["root"]["inputDefinitions"]["parameters"]["overrides"]
+    preset = spec["root"]["dag"]["tasks"]["preflight"]["inputs"]["parameters"].pop("preset")
+    parameter |= {"parameterType": "STRUCT", "defaultValue": preset["runtimeValue"]["constant"]}
+    earlier = tmp_path / "earlier.yaml"
+    earlier.write_text(yaml.safe_dump_all([spec, platform]))
+    form = parameters(read(earlier), None, ["train_grpo.group_size=16", "train_grpo.sampling=null"])
+    expected = parameter["defaultValue"]
+    expected["train_grpo"]["group_size"] = 16
+    del expected["train_grpo"]["sampling"]
+    assert form["overrides"] == expected
+    sections, wrong = sections_of(form, DeploymentConfig(), commit="", secrets={})
+    assert (sections["train_grpo"]["group_size"], wrong) == (16, [])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +142,8 @@ def test_a_key_without_a_parameter_of_its_own_is_set_in_the_overrides(pipeline: 
         (["cluster_nodes"], ["error: --set cluster_nodes: write name=value\n"]),
         (["cluster_node=8"], ["--set cluster_node: the pipeline has no such parameter; did you mean cluster_nodes?"]),
         (["cluster_nodes=many"], ["error: --set cluster_nodes=many: needs a whole number\n"]),
-        (["overrides=gpu"], ["--set overrides=gpu: needs a JSON object"]),
+        (["overrides=gpu"], ["error: overrides: expected one mapping per stage"]),
+        (["overrides={train_grpo: {"], ["error: overrides:1: is not valid YAML"]),
         (
             [f"train_sft.model.prompt={{question}}{'x' * 10_000}"],
             ["overrides: has 1", "Kubeflow takes 10,000 for all parameters of a run"],
@@ -124,6 +157,10 @@ def test_a_key_without_a_parameter_of_its_own_is_set_in_the_overrides(pipeline: 
         (
             ["registry=https://user:s3cr3t@git.example.com/registry.git"],
             ["registry: contains a password or a token; revoke it, and set credentials in the environment or a secret"],
+        ),
+        (
+            ["overrides={register: {model_registry: 'https://user:s3cr3t@registry.example.com'}}"],
+            ["overrides.register.model_registry: contains a password or a token"],
         ),
     ],
     ids=lambda values: values[0],
@@ -209,10 +246,10 @@ def test_stop_ends_the_run_and_then_removes_its_training_jobs(
 def test_stop_finds_the_jobs_of_a_run_that_was_started_on_the_page(
     server: ApiServer, program: Program, pipeline: Path
 ) -> None:
-    """Such a run has the parameters alone that somebody changed; where its jobs are is a default of its version."""
+    """Such a run has the parameters alone that somebody changed; where its jobs are is in the preset of its version."""
     pipeline_spec, platform_spec = yaml.safe_load_all(pipeline.read_text())
-    overrides = pipeline_spec["root"]["inputDefinitions"]["parameters"]["overrides"]
-    overrides["defaultValue"]["cluster"] = {"namespace": "gpus"}
+    inputs = pipeline_spec["root"]["dag"]["tasks"]["preflight"]["inputs"]["parameters"]
+    inputs["preset"]["runtimeValue"]["constant"]["cluster"] = {"namespace": "gpus"}
     spec = {"pipeline_spec": pipeline_spec, "platform_spec": platform_spec}
     version = server.kfp.new(server.kfp.versions, "pipeline_version_id", pipeline_spec=spec)
     reference = {"pipeline_id": "grpo", "pipeline_version_id": version["pipeline_version_id"]}
