@@ -17,6 +17,7 @@ from urllib3.exceptions import HTTPError
 
 from components.cluster.failures import condition
 from components.cluster.kube import TrainJobs, connect
+from components.shared.progress import fitted
 from components.shared.work import last_step
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -87,7 +88,7 @@ class Termination:
         Kubeflow's launcher, which reads this process's output, ends by the same signal; then they go to the container's
         log.
         """
-        text = "".join(f"{self._stage}: {line}\n" for line in lines).encode()
+        text = "".join(fitted(f"{self._stage}: {line}\n") for line in lines).encode()
         try:
             os.write(1, text)
         except OSError:

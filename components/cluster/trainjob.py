@@ -19,7 +19,7 @@ from components.cluster.termination import Termination
 from components.cluster.watch import Phase, Watch
 from components.shared.environment import IMAGE_VARIABLE, POD_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
-from components.shared.progress import say
+from components.shared.progress import say, say_line
 
 _PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
 """Environment variables of this process that its ranks get."""
@@ -256,7 +256,7 @@ def _print_ends(tails: Mapping[str, Sequence[str]]) -> None:
     """Print the ends of logs, without the first rank's, which has been printed already."""
     for where, lines in tails.items():
         if where != "rank 0" and lines:
-            print("\n".join([f"the end of the log of {where}:", *lines[-_LINES_SHOWN:]]), flush=True)
+            say_line("\n".join([f"the end of the log of {where}:", *lines[-_LINES_SHOWN:]]))
 
 
 def _is_over(job: Json) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from components.shared.errors import RetryableError
+from components.shared.progress import say_line
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SAME_S = 1.0
@@ -34,7 +35,7 @@ def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
     def exit_(reason: str) -> None:
         resume = "start the same run again to resume from the last checkpoint"
         lost = f"the current step and {stop.unsaved_steps} before it are lost"
-        print(f"error: stopped {reason}: {lost}; {resume}", file=sys.stderr, flush=True)
+        say_line(f"error: stopped {reason}: {lost}; {resume}", sys.stderr)
         os._exit(RetryableError.exit_code)
 
     def first() -> None:

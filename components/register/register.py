@@ -24,7 +24,7 @@ from components.shared import jsonl, lineage
 from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import GateMissedError, PipelineError, RetryableError
 from components.shared.execution import Revision, person
-from components.shared.progress import say
+from components.shared.progress import say, say_line
 from components.shared.stage import Stage
 
 _ATTEMPTS = 10
@@ -93,7 +93,7 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
     if registered.pull_request:
         (registration / _PULL_REQUEST).write_text(registered.pull_request, encoding="utf-8")
         say("register", f"{config.registry} protects its branch: open a pull request from {_branch(version)}")
-        print(registered.pull_request, flush=True)
+        say_line(registered.pull_request)
     if not registered.has_tag:
         raise ProposedError(
             f"{config.registry}: accepts neither {version['tag']} nor a push to its branch; the version is on the "

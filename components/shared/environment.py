@@ -27,6 +27,8 @@ S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # address o
 S3_REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 # Set by `grpo-pipeline run`.
 JOURNAL_VARIABLE = "GRPO_PIPELINE_JOURNAL"  # file to which shared.stage appends when a stage started, finished, failed
+# Set in every pod, by Kubernetes.
+CLUSTER_VARIABLE = "KUBERNETES_SERVICE_HOST"  # shared.progress, pipelines.cluster
 # Set in a task's pod, by Kubeflow Pipelines and by pipelines.
 POD_VARIABLE = "KFP_POD_NAME"  # read by shared.stage and cluster
 RUN_ID_VARIABLE = "GRPO_PIPELINE_RUN_ID"  # of the Kubeflow run; shared.execution, register

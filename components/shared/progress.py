@@ -1,5 +1,10 @@
-"""Progress of long work: a live bar on a terminal, one plain line per interval in a log."""
+"""Progress of long work: a live bar on a terminal, one plain line per interval in a log.
 
+Kubeflow's log window wraps nothing and shows about 75 characters of a line, so in a pod all that is printed is wrapped.
+"""
+
+import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -8,8 +13,12 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from components.shared.environment import CLUSTER_VARIABLE
 from components.shared.journal import log_event
 
+_COLUMNS = 72
+_GOES_ON, _CUT = "  ", " "
+"""Beginnings of a line that goes on with the line before it: with its next word, or with the rest of a long one."""
 _INTERVAL_S = 5.0
 
 
@@ -47,7 +56,7 @@ class Progress:
             return
         self._last_line = now
         line = f"{self._done}/{self._total}  {text}  {time_text}"
-        print(f"{self._stage} {line}", flush=True)
+        say_line(f"{self._stage} {line}")
         log_event(self._stage, "progress", done=self._done, total=self._total, text=line)
 
     def rate(self, units: float) -> float:
@@ -74,9 +83,39 @@ def say(stage: str, message: str) -> None:
     log_event(stage, "message", text=message)
 
 
-def say_line(line: str) -> None:
-    """Print a line in one piece: other threads print, too."""
-    print(f"{line}\n", end="", flush=True)
+def say_line(line: str, stream: TextIO | None = None) -> None:
+    """Print a line in one piece, to standard output by default: other threads print, too."""
+    print(f"{fitted(line)}\n", end="", flush=True, file=stream)
+
+
+def say_error(stage: str, message: str) -> None:
+    """Print why a stage ends to standard error; in a pod each sentence of it begins on another line."""
+    text = f"error: {stage}: {message}"
+    if CLUSTER_VARIABLE in os.environ:
+        text = re.sub(r"(?<=[.;]) (?=\S)", f"\n{_GOES_ON}", text)
+    say_line(text, sys.stderr)
+
+
+def fitted(text: str) -> str:
+    """Return a text as this process prints it: in a pod with lines of at most 72 characters, otherwise as it is."""
+    lines = text.split("\n")
+    return "\n".join(piece for line in lines for piece in _pieces(line)) if CLUSTER_VARIABLE in os.environ else text
+
+
+def unwrapped(text: str) -> str:
+    """Return what a pod has printed as it was before it was wrapped."""
+    return re.sub(rf"\n{_CUT}(?=\S)", "", re.sub(rf"\n{_GOES_ON}(?=\S)", " ", text))
+
+
+def _pieces(line: str) -> Iterator[str]:
+    while len(line) > _COLUMNS:
+        indent = len(line) - len(line.lstrip())
+        space = line.rfind(" ", indent + 1, _COLUMNS + 1)
+        is_cut = space < 0
+        end = _COLUMNS if is_cut else space
+        yield line[:end].rstrip()
+        line = _CUT + line[end:] if is_cut else _GOES_ON + line[end:].lstrip()
+    yield line
 
 
 def brief(value: float | str) -> str:

@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,14 +27,14 @@ from typing import Any, TypeVar
 
 from components.shared import durable, lineage, live
 from components.shared.config import Config, load_section
-from components.shared.environment import POD_VARIABLE, WORK_VARIABLE, limit_spin
+from components.shared.environment import CLUSTER_VARIABLE, POD_VARIABLE, WORK_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, RetryableError, explain, raise_if_disk_is_full
 from components.shared.execution import current_environment
 from components.shared.images import LIGHT
 from components.shared.journal import log_event, run_name
 from components.shared.lineage import Lineage, Material, fingerprint
 from components.shared.model import require_unchanged, resolve_reference
-from components.shared.progress import say, say_line
+from components.shared.progress import say, say_error, say_line
 from components.shared.results import Record, Result
 from components.shared.work import locked_work
 
@@ -273,14 +274,21 @@ def _partial_outputs(outputs: Mapping[str, Path], *work: Path) -> Iterator[dict[
 
 @contextmanager
 def exit_on_error(name: str) -> Iterator[None]:
-    """Turn errors meant for people into one line on standard error and their exit code."""
+    """Turn errors meant for people into lines on standard error and their exit code.
+
+    In a pod, whose log is all that a person sees, other errors end with such a line as well.
+    """
     try:
         yield
     except Exception as error:
         explained = explain(error)
         if explained is None:
+            if CLUSTER_VARIABLE in os.environ:
+                say_line(traceback.format_exc().rstrip(), sys.stderr)
+                say_error(name, f"{type(error).__name__}: {error}; nobody foresaw this error: its traceback is above")
+                sys.exit(1)
             raise
         message = str(explained).removeprefix(f"{name}: ")
-        print(f"error: {name}: {message}", file=sys.stderr, flush=True)
+        say_error(name, message)
         log_event(name, "failed", error=message, exit_code=explained.exit_code)
         sys.exit(explained.exit_code)

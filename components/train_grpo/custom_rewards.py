@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
-from components.shared.progress import say
+from components.shared.progress import say, say_line
 
 if TYPE_CHECKING:  # torch
     pass
@@ -162,7 +162,7 @@ def _watched(name: str, problem: Problem, deadline_s: float) -> Iterator[None]:
         say("train_grpo", f"warning: reward {name} has been computing for {_SLOW_S:g} s, for problem {problem.id}")
         if not done.wait(deadline_s - _SLOW_S) and "RANK" not in os.environ:
             what = f"train_grpo.reward.weights.{name} did not return within engine.deadline_s ({deadline_s:g} s)"
-            print(f"error: {what}, for problem {problem.id}", file=sys.stderr, flush=True)
+            say_line(f"error: {what}, for problem {problem.id}", sys.stderr)
             os._exit(PipelineError.exit_code)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -132,12 +132,14 @@ def _what_to_change(config: TrainGRPOConfig, truncated: float, unanswered: float
 def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None:
     """Return why the run has to stop, if too many steps in a row had no learning signal; print a warning before.
 
+    The warning says how often it was due: it is not printed again within a tenth of the run.
+
     Steps in which partial rollouts had finished no group do not count. With a teacher there always is one.
     """
     if config.teacher:
         return None
     curves = _with_groups(curves)
-    rows = list(takewhile(lambda row: _has_no_signal(row) and row["groups_all_right_fraction"] != 1, reversed(curves)))
+    rows = list(takewhile(_teaches_nothing, reversed(curves)))
     means = {
         name: statistics.fmean(values)
         for name, column in _SHOWN.items()
@@ -149,8 +151,23 @@ def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None
     if 0 < config.reward.max_steps_without_signal <= len(rows):
         return f"{what}. {advice}. To continue anyway, set {_SIGNAL_KEY}: 0"
     if len(rows) == _WARN_AFTER_STEPS:
-        say("train_grpo", f"warning: {what}. {advice}")
+        due = _warnings_due(curves)
+        shown = due[:1]
+        for step in due[1:]:
+            shown += [step] if step - shown[-1] >= config.num_steps / 10 else []
+        if shown[-1] == due[-1]:
+            again = f", warning {len(due)} of this run" if len(due) > 1 else ""
+            say("train_grpo", f"warning: {what}{again}. {advice}")
     return None
+
+
+def _warnings_due(curves: Sequence[Row]) -> list[int]:
+    """Return the numbers of the steps with which a series without a learning signal became long enough to warn."""
+    due, length = [], 0
+    for number, row in enumerate(curves, start=1):
+        length = length + 1 if _teaches_nothing(row) else 0
+        due += [number] if length == _WARN_AFTER_STEPS else []
+    return due
 
 
 def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
@@ -171,6 +188,10 @@ def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
 def _with_groups(curves: Sequence[Row]) -> list[Row]:
     """Return the rows of steps that had groups to learn from."""
     return [row for row in curves if row["groups_without_spread_fraction"] is not None]
+
+
+def _teaches_nothing(row: Row) -> bool:
+    return _has_no_signal(row) and row["groups_all_right_fraction"] != 1
 
 
 def _has_no_signal(row: Row) -> bool:

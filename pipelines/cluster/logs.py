@@ -15,6 +15,7 @@ from itertools import count, takewhile
 from typing import Any
 
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.progress import unwrapped
 from pipelines.cluster.kubeflow import Kubeflow, NotFoundError
 from pipelines.cluster.stages import CACHED, DRIVER_TEMPLATE, FINISHED, NOT_REACHED, Stage, is_stopped, stages
 
@@ -198,12 +199,12 @@ def _text(kubeflow: Kubeflow, run: Any, stage: Stage) -> tuple[str | None, str]:
 def _messages(stage: Stage, text: str) -> list[str]:
     """Return the lines that a stage has printed about itself: its messages and its progress."""
     name = stage.title.split()[0]
-    return re.findall(rf"^{name}(?:: | \d+/\d+  ).*\S", text, re.MULTILINE)
+    return re.findall(rf"^{name}(?:: | \d+/\d+  ).*\S", unwrapped(text), re.MULTILINE)
 
 
 def _last_error(text: str) -> list[str]:
     """Return the last error that a stage printed, or what it did when it was stopped, with the lines that follow."""
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in unwrapped(text).splitlines()]
     starts = [number for number, line in enumerate(lines) if line.startswith(_ERROR) or _STOP_HANDLED.match(line)]
     if not starts:
         return []

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from components.shared import progress
+from components.shared.environment import CLUSTER_VARIABLE
 
 _LAST = "train_sft 5/5  loss 0.2  tokens per s 12,346  phase warm up  done in 00:05"
 
@@ -70,6 +71,32 @@ def test_a_terminal_has_a_bar_and_no_lines_between(clock: _Clock, monkeypatch: p
     assert "train_sft:   0%|" in drawn
     assert "left" not in drawn
     assert drawn.endswith(f"\r{_LAST.replace('00:05', '08:20')}\ntrain_sft: done\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train_grpo: short",
+        f"train_grpo: {'word ' * 40}end",
+        f"train_grpo: {'x' * 200} and {'y' * 60}",
+        f"two lines: {'a b ' * 30}c\nof which one is short",
+        "train_grpo 906/20000  reward -0.0312  accuracy 0  length 1.06  kl 5.07  tokens per s 12,345  3:20 left",
+    ],
+)
+def test_a_pod_prints_lines_that_its_log_window_shows(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At most 72 characters each, from which `status` and `logs` make the text again; elsewhere it stays one line."""
+    progress.say_line(text)
+    assert capsys.readouterr().out == f"{text}\n"
+    monkeypatch.setenv(CLUSTER_VARIABLE, "10.0.0.1")
+    progress.say_line(text)
+    printed = capsys.readouterr().out
+    assert all(len(line) <= 72 for line in printed.splitlines())
+    assert sum(not line.startswith(" ") for line in printed.splitlines()) == text.count("\n") + 1
+    assert " ".join(progress.unwrapped(printed).split()) == " ".join(text.split())
+    progress.say_line(printed.rstrip("\n"))
+    assert capsys.readouterr().out == printed, "a launcher prints the lines of a rank as they are"
 
 
 @pytest.mark.parametrize(

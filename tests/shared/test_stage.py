@@ -17,6 +17,7 @@ from components.cluster import task as cluster_task
 from components.shared import environment, lineage
 from components.shared import stage as contract
 from components.shared.config import Config
+from components.shared.environment import CLUSTER_VARIABLE
 from components.shared.errors import (
     DataRejectedError,
     GateMissedError,
@@ -292,6 +293,44 @@ def test_a_bug_keeps_its_traceback(command: Callable[..., None], error: Exceptio
     with pytest.raises(type(error)) as raised:
         command(_stage(error), "--second", "second")
     assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    ("error", "last_lines"),
+    [
+        (
+            PipelineError(
+                "no learning signal in the last 30 steps: the rewards of each group were all equal (mean reward 0). "
+                "Train on problems that the reference sometimes solves. To continue anyway, set "
+                "train_grpo.reward.max_steps_without_signal: 0"
+            ),
+            [
+                "error: copy: no learning signal in the last 30 steps: the rewards of",
+                "  each group were all equal (mean reward 0).",
+                "  Train on problems that the reference sometimes solves.",
+                "  To continue anyway, set train_grpo.reward.max_steps_without_signal: 0",
+            ],
+        ),
+        (RetryableError("a peer was lost; run again"), ["error: copy: a peer was lost;", "  run again"]),
+        (
+            ValueError("unexpected"),
+            ["error: copy: ValueError: unexpected;", "  nobody foresaw this error: its traceback is above"],
+        ),
+    ],
+    ids=["long", "short", "a bug"],
+)
+def test_the_log_of_a_failed_task_ends_with_the_reason(
+    command: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    last_lines: list[str],
+) -> None:
+    """What, why and what to do begin on lines of their own, none wider than the log window of Kubeflow's page."""
+    monkeypatch.setenv(CLUSTER_VARIABLE, "10.0.0.1")
+    with pytest.raises(SystemExit):
+        command(_stage(error), "--second", "second")
+    assert capsys.readouterr().err.splitlines()[-len(last_lines) :] == last_lines
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -348,13 +349,14 @@ def test_few_groups_that_differ_are_too_few_to_go_on_without_a_word() -> None:
 
 
 def test_a_warning_is_printed_once_in_a_row_of_such_steps(capsys: pytest.CaptureFixture[str]) -> None:
-    """Long before the run stops."""
-    kinds = [EQUAL] * 8 + [DIFFERENT] + [EQUAL] * 5
+    """Long before the run stops; again after a tenth of the run at the earliest, with the number of times so far."""
+    kinds = [*[EQUAL] * 8, DIFFERENT] * 20
     for number in range(1, len(kinds) + 1):
-        missing_signal(grpo_config(), _rows(*kinds[:number]))
+        missing_signal(grpo_config(num_steps=180), _rows(*kinds[:number]))
     warned = capsys.readouterr().out.splitlines()
-    assert len(warned) == 2
+    assert len(warned) == 10
     assert all(line.startswith("train_grpo: warning: no learning signal in the last 5 steps") for line in warned)
+    assert [re.findall(r"warning (\d+) of this run", line) for line in warned[:3]] == [[], ["3"], ["5"]]
 
 
 def test_a_run_needs_a_learning_signal_in_one_of_its_steps() -> None:
