@@ -10,6 +10,7 @@ so that no step is missing and none is there twice.
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,26 @@ FIRST_ROLLOUT = "first_rollout.txt"
 Row = Mapping[str, float | None]
 
 
+def base_name(work: Path | None = None) -> str:
+    """Return the name of the run that a folder of unfinished work belongs to, or of this run, without its time.
+
+    Empty where nobody has named the run.
+    """
+    name = _name()
+    if work is not None:
+        file = work / LIVE / RUN
+        written = str(jsonl.read_json(file)["name"]) if file.is_file() else ""
+        name = "" if written.endswith(f"-{work.name}") else written
+    return re.sub(r"-?\d{8}T\d{6}Z-?", "", name)
+
+
+def _name() -> str:
+    return run_name() or os.environ.get(RUN_NAME_VARIABLE, "")
+
+
 def begin(work: Path, stage: str) -> None:
     """Write which run of which stage the folder of unfinished work belongs to; the stage's launcher knows that."""
-    name = run_name() or os.environ.get(RUN_NAME_VARIABLE)
+    name = _name()
     (work / LIVE).mkdir(exist_ok=True)
     jsonl.write_json(work / LIVE / RUN, {"name": name or f"{stage}-{work.name}", "stage": stage})
 

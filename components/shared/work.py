@@ -19,12 +19,12 @@ from typing import Any
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, raise_if_disk_is_full
 from components.shared.lineage import Fingerprint
-from components.shared.live import LIVE
+from components.shared.live import LIVE, base_name
 from components.shared.progress import say
 
 _LOCK, _RECORD = "run.lock", "fingerprint.json"
-_NUM_LISTED = 3
-"""Folders with other unfinished work that are listed."""
+NOT_RESUMED = f"{LIVE}/not_resumed.txt"
+"""In a folder of unfinished work: which other work of the same name and data this one does not go on with, and why."""
 CHECKPOINTS = "checkpoints"
 """Where a stage keeps them in its folder of unfinished work."""
 EXPORT, MODEL = "export", "model"
@@ -56,7 +56,7 @@ def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "
         say(stage, f"waiting for the result of {error.owner}, which does the same work in {folder}")
         lock, waited = durable.lock_folder(folder / _LOCK, wait=True, owner=owner), True
     if not waited and last_step(folder) is None:
-        _list_others(stage, folder, fingerprint)
+        _describe_others(stage, folder, fingerprint)
     jsonl.write_json(folder / _RECORD, fingerprint)
     try:
         yield folder, waited
@@ -100,16 +100,22 @@ def fingerprint_in(folder: Path) -> Fingerprint | None:
     return fingerprint
 
 
-def _list_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None:
-    """List the longest other unfinished work of the stage that no run is using, and how it differs."""
-    steps = ((last_step(other), other) for other in folder.parent.glob("[!.]*/"))
-    others = [(step, other) for step, other in steps if step is not None and not is_in_use(other)]
-    for step, other in sorted(others, reverse=True)[:_NUM_LISTED]:
-        differences = lineage.differences(stage, fingerprint_in(other), fingerprint)
-        say(stage, f"{other}: unfinished work after step {step} is not resumed: {differences}")
-    if others:
-        advice = "to resume unfinished work, undo the difference and run again; to discard it, delete its folder"
-        say(stage, f"this run starts at the first step; {advice}")
+def _describe_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None:
+    """Write which unfinished work of the same name and data is not resumed, and how it differs.
+
+    Others on a shared volume, or in use, do not concern this run.
+    """
+    lines = []
+    for other in sorted(folder.parent.glob("[!.]*/")):
+        step, known = last_step(other), fingerprint_in(other)
+        is_like = known is not None and known["inputs"] == fingerprint["inputs"] and base_name(other) == base_name()
+        if step is not None and is_like and not is_in_use(other):
+            lines.append(f"{other}: step {step}: {lineage.differences(stage, known, fingerprint)}")
+    if lines:
+        advice = "To resume unfinished work, undo the difference and run again; to discard it, delete its folder."
+        (folder / LIVE).mkdir(exist_ok=True)
+        (folder / NOT_RESUMED).write_text("\n".join([*lines, advice, ""]), encoding="utf-8")
+        say(stage, f"unfinished work is not resumed; why: {folder / NOT_RESUMED}")
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from components.shared.errors import PipelineError, RetryableError
 from components.shared.execution import Revision
 from components.shared.lineage import Material
 from components.shared.stage import Stage, run
+from components.shared.work import NOT_RESUMED
 from tests.lineages import made
 
-_ADVICE = (
-    "train: this run starts at the first step; to resume unfinished work, undo the difference and run again; "
-    "to discard it, delete its folder\n"
-)
+
+def _not_resumed(folder: Path) -> str:
+    return f"train: unfinished work is not resumed; why: {folder}/live/not_resumed.txt\n"
 
 
 class _TrainConfig(Config):
@@ -234,18 +234,40 @@ def test_a_run_waits_for_another_of_the_same_work(
     assert training.unfinished() == []
 
 
-def test_unfinished_work_that_is_not_resumed_is_listed(
+def test_unfinished_work_of_the_same_data_that_is_not_resumed_is_described(
     training: _Training, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its folder, its step, and how it differs: keys with both values, inputs, files of code."""
-    line = f"train: {training.fail()}: unfinished work after step 40 is not resumed: "
-    assert training.run(seed=1, num_steps=4, num_processes=8) == 0
-    assert capsys.readouterr().out == f"{line}train.num_steps: 3 -> 4; train.seed: 0 -> 1\n{_ADVICE}"
-    (training.folder / "source/text.txt").write_text("TEXT")
+    """One short line, and in a file the folder, its step, and how it differs; work on other data is not mentioned."""
+    other = training.fail()
     monkeypatch.setattr(lineage, "stage_files", lambda stage: {"train_grpo/loss.py": "another", "new.py": "new"})
+    folder = training.fail(seed=1)
+    assert capsys.readouterr().out == _not_resumed(folder)
+    difference = "train.seed: 0 -> 1; the code of components/new.py, components/train_grpo/loss.py"
+    first, advice = (folder / NOT_RESUMED).read_text().splitlines()
+    assert first == f"{other}: step 40: {difference}"
+    assert advice.endswith("to discard it, delete its folder.")
+    (training.folder / "source/text.txt").write_text("TEXT")
     training.run()
-    difference = "the input `source`; the code of components/new.py, components/train_grpo/loss.py"
-    assert capsys.readouterr().out == f"{line}{difference}\n{_ADVICE}"
+    assert capsys.readouterr().out == ""
+
+
+def test_unfinished_work_of_runs_with_another_name_is_not_mentioned(
+    training: _Training, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name is that without its time, in front or behind; of many folders on a volume few concern a run."""
+    for number, (name, is_printed) in enumerate(
+        {
+            "20261126T014055Z-smoke": False,
+            "20261127T120000Z-smoke": True,
+            "smoke-20261127T130000Z": True,
+            "20261127T120000Z-large": False,
+        }.items()
+    ):
+        journal = training.folder / name / "journal.jsonl"
+        journal.parent.mkdir()
+        monkeypatch.setenv(JOURNAL_VARIABLE, str(journal))
+        folder = training.fail(seed=number)
+        assert capsys.readouterr().out == (_not_resumed(folder) if is_printed else ""), name
 
 
 def test_work_that_is_in_use_or_resumed_is_not_listed(training: _Training, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,15 +279,12 @@ def test_work_that_is_in_use_or_resumed_is_not_listed(training: _Training, capsy
     assert capsys.readouterr().out == ""
 
 
-def test_work_with_a_file_of_the_user_starts_again_when_it_has_changed(
-    training: _Training, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_work_with_a_file_of_the_user_starts_again_when_it_has_changed(training: _Training) -> None:
     """Such as a reward: what was learned from another one is not gone on with. It is in the lineage."""
     training.sources = {"mine:reward": Material(sha256="1")}
     training.fail()
     training.sources = {"mine:reward": Material(sha256="2")}
     assert training.run() == 0
-    assert "is not resumed: the input `mine:reward`" in capsys.readouterr().out
     made_by = lineage.read(training.folder / "out/model")
     assert made_by is not None
     assert made_by.work.materials == training.sources
