@@ -13,6 +13,7 @@ import pytest
 from components.preflight.config import DeploymentConfig, load_params
 from components.preflight.form import form_of, page, sections_of
 from components.prepare_data.prepare import STAGE as PREPARE_DATA
+from components.register.registration_page import registration_page
 from components.report.report import STAGE as REPORT
 from components.shared import jsonl, stage
 from components.shared.errors import DataRejectedError
@@ -21,12 +22,24 @@ from components.validate_data.validate import STAGE as VALIDATE_DATA
 from pipelines.run import index
 from tests.pipelines.test_index import make_outputs
 from tests.presets import ROOT
+from tests.register.registrations import make_config, make_policy, run_register
 from tests.report.synthetic import make_run
 from tests.report.test_report import CONFIG
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _PROBE = Path(__file__).with_name("page_probe.js").read_text(encoding="utf-8")
 _FRAME = '<!doctype html><iframe style="width:{}px;border:0" srcdoc="{}"></iframe><pre></pre><script>{}</script>'
+_CLICKS = """
+const led = [];
+for (const link of document.querySelectorAll("a[href]")) {
+  scrollTo(0, 0);
+  const stays = !link.dispatchEvent(new MouseEvent("click", {bubbles: true, cancelable: true}));
+  const box = document.querySelector(link.hash).getBoundingClientRect();
+  led.push(stays && box.top > -1 && box.bottom < innerHeight + 1);
+}
+parent.postMessage(JSON.stringify(led), "*");
+"""
+"""Clicks on every link of the page, and tells the page around the frame whether the page stays and shows its target."""
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="needs chromium or google-chrome")]
 
 
@@ -49,6 +62,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         name: (folder / name / "report.html").read_text("utf-8") for name in ("report", "tools", "validation", "bad")
     }
     written["index"] = index.write(make_outputs(folder / "index"), str(folder / "index/registry")).read_text("utf-8")
+    registered = make_config(folder / "register")
+    policy, registration = make_policy(folder / "policy"), folder / "registration"
+    run_register(registered, policy, folder / "report", registration)
+    written["registration"] = registration_page(registered.model_dump(), registration)
     return {**written, "configuration": page(form, sections, {"data at commit": "0" * 40})}
 
 
@@ -65,7 +82,7 @@ def layout_of(text: str, width: int, folder: Path, *, dark: bool = False) -> dic
 
 
 @pytest.mark.parametrize(("width", "dark"), [(400, False), (800, True), (1400, False)])
-@pytest.mark.parametrize("name", ["report", "tools", "validation", "bad", "configuration", "index"])
+@pytest.mark.parametrize("name", ["report", "tools", "validation", "bad", "configuration", "index", "registration"])
 def test_a_page_can_be_read(name: str, width: int, dark: bool, pages: dict[str, str], tmp_path: Path) -> None:
     """Neither it nor a table scrolls sideways; no text is cut, covered, outside, below 12 pixels or hard to see."""
     layout = layout_of(pages[name], width, tmp_path, dark=dark)
@@ -73,6 +90,47 @@ def test_a_page_can_be_read(name: str, width: int, dark: bool, pages: dict[str, 
     assert layout.pop("num_texts") > 20
     kinds = ("outside", "small", "cut", "overlaps", "faint", "scrolls")
     assert layout == {**{kind: [] for kind in kinds}, "dark": dark}
+
+
+@pytest.mark.parametrize("name", ["report", "tools", "validation", "bad", "configuration", "registration"])
+def test_links_work_in_the_frame_of_kubeflow(name: str, pages: dict[str, str], tmp_path: Path) -> None:
+    """It is sandboxed and has no address: a link to a part of the page scrolls there, and the page stays."""
+    targets = re.findall(r'<a [^>]*href="([^"]*)"', pages[name])
+    assert all(target.startswith("#") for target in targets)
+    text = pages[name].replace("</body>", f"<script>{_CLICKS}</script></body>")
+    assert clicked(text, tmp_path) == [True] * len(targets)
+
+
+def test_the_page_on_a_registration_says_where_the_model_is(pages: dict[str, str]) -> None:
+    """Its version, the addresses, the code, what each stage took, and the command that fetches it."""
+    text = re.sub(r"<[^>]+>|\s", " ", pages["registration"])
+    registry = re.escape(re.findall(r"--registry (\S+)", text)[0])
+    assert re.search(rf"grpo-pipeline fetch grpo-policy@v0\.0\.1 grpo-policy --registry {registry} ", text)
+    for row in (rf"Registry +{registry} ", r"Weights +next to the registry", r"Digest of the weights +[0-9a-f]{64} "):
+        assert re.search(row, text), row
+    assert re.search(r"register +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +\d:\d\d:\d\d", text)
+    assert re.search(r"Work +\d:\d\d:\d\d", text)
+
+
+def clicked(text: str, folder: Path) -> list[bool]:
+    """Whether each link of a page leads to a place on it, where a browser shows it as Kubeflow's page does."""
+    attributes = 'sandbox="allow-scripts" style="width: 800px; height: 300px"'
+    frame = f'<iframe {attributes} srcdoc="{html.escape(text)}"></iframe><pre></pre>'
+    listen = 'addEventListener("message", (event) => (document.querySelector("pre").textContent = event.data))'
+    (folder / "frame.html").write_text(f"<!doctype html><script>{listen}</script>{frame}", encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--dump-dom"]
+    command = [str(BROWSER), *options, "--virtual-time-budget=5000", (folder / "frame.html").as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    printed = re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)
+    assert printed is not None
+    answer: list[bool] = json.loads(printed[1])
+    return answer
+
+
+def test_a_link_that_leaves_the_frame_is_found(tmp_path: Path) -> None:
+    """As a plain link does: the address of a part of the page is that of Kubeflow's page with it."""
+    text = '<body><a href="#end">end</a><p style="height: 9999px"></p><p id="end">end</p></body>'
+    assert clicked(text.replace("</body>", f"<script>{_CLICKS}</script></body>"), tmp_path) == [False]
 
 
 def test_a_page_that_cannot_be_read_is_found(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from components.shared.images import LIGHT
 
 
 @dsl.component(base_image=LIGHT, install_kfp_package=False)
-def register(
+def register(  # noqa: PLR0917 - a task has as many parameters as inputs and outputs
     config: dict[str, Any],
     problems: str,
     sft: str,
@@ -16,6 +16,7 @@ def register(
     evaluation: str,
     report: str,
     registration: dsl.Output[dsl.Artifact],
+    registration_page: dsl.Output[dsl.HTML],
     run_name: str = "",
 ) -> None:
     """Register the policy as a version, with all that it was made from, if the gate's verdict allows it.
@@ -28,11 +29,14 @@ def register(
         evaluation: Folder of evaluate.
         report: Folder of report, with the gate's verdict.
         registration: The version and its model card; whether a new version was registered.
+        registration_page: What was registered, where it is and what it cost, where Kubeflow shows it.
         run_name: Of the run, for the registry.
     """
     import os
+    from pathlib import Path
 
     from components.register.register import STAGE
+    from components.register.registration_page import registration_page as render
     from components.shared.environment import RUN_NAME_VARIABLE
     from components.shared.task import run_task
 
@@ -51,3 +55,6 @@ def register(
         report=f"{report}/report",
     )
     registration.metadata.update(result.metrics)
+    page = render(config, Path(registration.path) / "registration")
+    Path(registration_page.path).parent.mkdir(parents=True, exist_ok=True)
+    Path(registration_page.path).write_text(page, encoding="utf-8")

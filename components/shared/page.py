@@ -1,4 +1,7 @@
-"""Pages meant for people: one self-contained HTML file each, without scripts and without anything to fetch."""
+"""Pages meant for people: one self-contained HTML file each, without anything to fetch.
+
+They need no scripts, but in Kubeflow's frame, which has no address: there a handler follows links within a page.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,0 +1,55 @@
+"""The page on a registration, which Kubeflow shows: what was registered, where it is, what it cost, how to fetch it."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from components.register.config import RegisterConfig
+from components.register.snapshot import VERSION_FILE
+from components.shared import jsonl, lineage
+from components.shared.config import validate
+from components.shared.page import render
+
+
+def registration_page(config: Mapping[str, Any], registration: Path) -> str:
+    """Return the page on a finished registration as HTML; `config` is the register section of the params file."""
+    settings = validate(RegisterConfig, dict(config), name="register")
+    version, made_by = jsonl.read_json(registration / VERSION_FILE), lineage.read(registration)
+    assert made_by is not None
+    data = made_by.stage("prepare_data")
+    materials = sorted(data.materials.items()) if data else []
+    revision = made_by.revision("train_grpo") or made_by.revision()
+    facts = {
+        "Version": version["tag"],
+        "Registry": version["registry"],
+        "Weights": settings.storage or f"next to the registry, under {version['path']}",
+        "Model registry": version["model_registry"],
+        "Digest of the weights": version["policy_digest"],
+        **{f"Data: {name}": _place(material) for name, material in materials},
+        "Code": str(revision) if revision else None,
+    }
+    stages = {work.stage: made_by.run(work.stage) for work in made_by.works}
+    runs = {stage: run for stage, run in stages.items() if run}
+    total = max(run.finished for run in runs.values()) - min(run.started for run in runs.values())
+    return render(
+        Path(__file__).with_name("registration.html.jinja"),
+        version=version,
+        facts={name: value for name, value in facts.items() if value},
+        runs=dict(sorted(runs.items(), key=lambda each: each[1].started)),
+        work_s=sum(run.seconds for run in runs.values()),
+        total_s=total.total_seconds(),
+        duration=_duration,
+    )
+
+
+def _place(material: lineage.Material) -> str:
+    """The repository and commit that data were read from, or the digest of a file."""
+    if material.repository and material.commit:
+        return f"{material.repository} at {material.commit}"
+    return f"SHA-256 {material.sha256}" if material.sha256 else "unknown"
+
+
+def _duration(seconds: float) -> str:
+    """A time such as `0:04:07`."""
+    return str(timedelta(seconds=round(seconds)))
