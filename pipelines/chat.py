@@ -3,7 +3,6 @@
 A model that was trained with tools acts in its environment: what that answers is shown, and the model goes on.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -29,25 +28,24 @@ _ROLES = {"tool_call": "tool", "message": "user"}
 """Who speaks for the environment in a conversation, by the format of calls; with `fenced` nobody does."""
 
 
-def chat(options: argparse.Namespace) -> int:
+def chat(model: str, registry: str, *, question: str | None, temperature: float, max_new_tokens: int) -> None:
     """Ask a model questions."""
-    if options.max_new_tokens < 1 or options.temperature < 0:
+    if max_new_tokens < 1 or temperature < 0:
         raise PipelineError("chat: --max-new-tokens must be 1 or more, and --temperature 0 or more")
     with (
-        model_folder(options.model, options.registry) as folder,
-        _answerer(folder, options.temperature, options.max_new_tokens) as answer,
+        model_folder(model, registry) as folder,
+        _answerer(folder, temperature, max_new_tokens) as answer,
     ):
-        if options.question is not None:
-            answer(options.question)
-            return 0
+        if question is not None:
+            answer(question)
+            return
         if sys.stdin.isatty():
             print("One question per line; Ctrl-C stops an answer, Ctrl-D ends.")
-        while (question := _ask()) is not None:
+        while (asked := _ask()) is not None:
             try:
-                answer(question)
+                answer(asked)
             except KeyboardInterrupt:
                 print(" (stopped)")
-    return 0
 
 
 def _ask() -> str | None:

@@ -4,7 +4,6 @@ Each finding is the answer to one question. What may hang or crash is asked in a
 torch that cannot be imported is a finding, not the end.
 """
 
-import argparse
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from components.shared.environment import ENDPOINT_VARIABLES, available_cores
 from components.shared.errors import PipelineError
 from components.shared.libraries import missing_libraries
+from pipelines.tables import print_json
 
 if TYPE_CHECKING:
     from components.preflight.config import Params
@@ -109,27 +109,18 @@ def _has_fast_bf16() -> bool:
     return not _FAST_BF16.isdisjoint(words)
 
 
-def add_doctor_command(commands: Any) -> None:
-    """Add `doctor` to the commands of `grpo-pipeline`."""
-    command = commands.add_parser("doctor", help="say what this machine has, what is wrong with it and what helps")
-    command.add_argument(
-        "--params", type=Path, metavar="FILE", help="check what a run with this params file needs as well"
-    )
-    command.add_argument("--json", action="store_true", help="print JSON")
-    command.set_defaults(command=_doctor)
-
-
-def _doctor(options: argparse.Namespace) -> int:
+def doctor(params: Path | None, *, as_json: bool) -> int:
+    """Print what there is to say about this machine and a run on it; return the exit code for bad input on an error."""
     findings = []
-    for finding in diagnose(options.params):
+    for finding in diagnose(params):
         findings.append(finding)
-        if not options.json:
+        if not as_json:
             mark = {"ok": "ok     ", "warning": "warning", "error": "error  "}[finding.state]
             print(f"{mark}  {finding.name:<12}  {finding.text}", flush=True)
             if finding.remedy:
                 print(f"{'':<23}{finding.remedy}", flush=True)
-    if options.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
     failed = any(finding.state == "error" for finding in findings)
     return PipelineError.exit_code if failed else 0
 

@@ -21,6 +21,7 @@ from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, problems_file, read_problems, write_problems
 from components.shared.progress import say
 from components.shared.stage import run
+from pipelines.tables import aligned
 from pipelines.use import model_folder, problems_of
 
 _RAW = Path("data/raw")
@@ -35,27 +36,39 @@ _HEADER = ("protocol", "source", "problems", "tools", "strict", "flexible", "tru
 
 
 def evaluate(
-    model: str,
+    model: str | None,
     protocols: Sequence[str],
-    settings: Mapping[str, Any],
     *,
+    listed: bool,
     data: Path | None,
     output: Path | None,
-    examples: Path | None = None,
-    registry: str = "registry",
+    examples: Path | None,
+    registry: str,
+    **options: Any,
 ) -> None:
     """Measure a model by each protocol and print a table; what takes long begins once all input is known to be good.
 
     Args:
         model: See `model_folder`.
         protocols: Names; the results of each are in a folder of its name.
-        settings: Keys of the section `evaluate`; the tokens of an answer are the protocol's where they are not set.
+        listed: Whether to print the names of the protocols and do nothing else.
         data: Folder of raw files, or of problems as prepare_data writes them; None for the problems of the run that
             `model` names where a protocol asks them, and data/raw elsewhere.
         output: Folder for the results; None for one below outputs/evaluations.
         examples: File with solved examples that replace those drawn from the training split.
         registry: Folder or URL.
+        options: Keys of the section `evaluate`, and those of its vLLM and its tools; None where they are not set. The
+            tokens of an answer are then the protocol's.
     """
+    if listed:
+        print(aligned([(name, protocol.summary) for name, protocol in PROTOCOLS.items()]))
+        return
+    if not model or not protocols:
+        raise PipelineError("evaluate: name a MODEL and a --protocol; `grpo-pipeline evaluate --list` prints them")
+    for name in protocols:
+        if name not in PROTOCOLS:
+            raise PipelineError(f"--protocol {name}: no such protocol; there are {', '.join(PROTOCOLS)}")
+    settings = _settings(**options)
     if examples and not any(PROTOCOLS[name].num_shots for name in protocols):
         raise PipelineError(f"--examples: {' and '.join(protocols)} shows none; leave the option out")
     with ExitStack() as stack:
@@ -76,6 +89,30 @@ def evaluate(
             run(MODEL_STAGE, config, {"model": folder, "problems": problems, "evaluation": output / config.protocol})
     results = {config.protocol: jsonl.read_json(output / config.protocol / "scores.json") for config, _ in work}
     print(f"\n{_table(results)}\n\nrecords and scores: {output}")
+
+
+def _settings(
+    *,
+    sampler: str,
+    engines: int,
+    gpus_per_engine: int,
+    cache_gib: float | None,
+    tools: str | None,
+    max_turns: int | None,
+    **keys: Any,
+) -> dict[str, Any]:
+    """Return the values of the section `evaluate` that options set."""
+    if max_turns is not None and not tools:
+        raise PipelineError("--max-turns: is for --tools ENVIRONMENT; name one, or leave the option out")
+    if tools:
+        keys["tools"] = _given(environment=tools, max_turns=max_turns)
+    if sampler == "vllm":
+        keys["vllm"] = _given(num_engines=engines, gpus_per_engine=gpus_per_engine, cache_gib=cache_gib)
+    return _given(**keys)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 @contextmanager
@@ -123,7 +160,8 @@ def _raw(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
 def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """The scores by protocol and source, in columns, with 95 % intervals."""
     rows = [(name, source, scores) for name, scores in results.items() for source in scores["greedy"]["by_source"]]
-    lines = [[*_HEADER, *_sampled_header(results)]]
+    sampled_names = (f"{key.partition('_')[0]}@{k}" for key, k in _sampled_columns(next(iter(results.values()))))
+    lines = [[*_HEADER, *sampled_names]]
     for name, source, scores in rows:
         strict = scores["greedy"]["by_source"][source]
         measured = (strict, scores["flexible"]["by_source"][source])
@@ -131,12 +169,7 @@ def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
         sampled = [_percent(scores[key]["by_source"][source][k]) for key, k in _sampled_columns(scores)]
         tools = (scores["protocol"]["tools"] or {}).get("environment", "none")
         lines.append([name, source, str(strict["total"]), tools, *map(_percent, measured), *counts, *sampled])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-
-
-def _sampled_header(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [f"{key.partition('_')[0]}@{k}" for key, k in _sampled_columns(next(iter(results.values())))]
+    return aligned(lines)
 
 
 def _sampled_columns(scores: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """`grpo-pipeline grade`: grades responses from a file or a pipe."""
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -22,31 +21,30 @@ _CHUNK_BYTES = 1 << 20
 _ACCEPTED = "expected one JSON object per line, with the strings `gold` and `response`, and `question` if it is known"
 
 
-def grade(name: str, policy: AnswerPolicy, *, explained: bool = False) -> None:
+def grade(file: str, answer: str, *, explain: bool) -> None:
     """Print a verdict for each line of a file, as soon as it is known; blank lines are skipped.
 
-    With `explained` it is printed with an account of it, for a person to read.
+    Args:
+        file: Its path, or `-` for standard input.
+        answer: The policy by which an answer is looked for.
+        explain: Whether to print an account of each verdict for a person instead of JSON.
     """
     counts: Counter[Verdict] = Counter()
-    where = "standard input" if name == _STANDARD_INPUT else name
+    policy, where = AnswerPolicy(answer), "standard input" if file == _STANDARD_INPUT else file
     # A bar on a terminal only.
     bar: tqdm[Never] = tqdm(desc="grade", unit=" responses", leave=False, file=sys.stderr, disable=None)
     with (
-        nullcontext(sys.stdin.buffer) if name == _STANDARD_INPUT else Path(name).open("rb") as file,
-        Verifier(function=EXPLAIN if explained else GRADE) as verify,
+        nullcontext(sys.stdin.buffer) if file == _STANDARD_INPUT else Path(file).open("rb") as opened,
+        Verifier(function=EXPLAIN if explain else GRADE) as verify,
         bar,
     ):
-        try:
-            for submissions in _batches(file, where, policy):
-                grades = verify(submissions)
-                for each in grades:
-                    print(f"{_account(each)}\n" if explained else json.dumps(_row(each)))
-                sys.stdout.flush()
-                counts.update(each.verdict for each in grades)
-                bar.update(len(grades))
-        except BrokenPipeError:  # the reader has stopped; Python must not fail to flush the rest when it exits
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return
+        for submissions in _batches(opened, where, policy):
+            grades = verify(submissions)
+            for each in grades:
+                print(f"{_account(each)}\n" if explain else json.dumps(_row(each)))
+            sys.stdout.flush()
+            counts.update(each.verdict for each in grades)
+            bar.update(len(grades))
     if not counts:
         raise PipelineError(f"{where}: has no responses; {_ACCEPTED}")
     print(", ".join(f"{counts[verdict]:,} {verdict}" for verdict in Verdict), file=sys.stderr)

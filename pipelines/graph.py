@@ -26,6 +26,7 @@ from components.preflight.config import (
     SECRET_KEYS,
     STAGES,
     Params,
+    load_params,
 )
 from components.preflight.form import PRESET, form_of, parameters
 from components.prepare_data.component import prepare_data
@@ -163,6 +164,12 @@ def cluster_graph(params: Params) -> GraphComponent:
         for choice in each.choices:
             fields[name].literals.add(bool_value=choice)
     return made
+
+
+def compile_graph(params: Path, output: Path) -> None:
+    """Write the graph whose form opens with the values of a params file, and print where it is."""
+    write(output, load_params(params))
+    print(output)
 
 
 def write(path: Path, params: Params) -> None:

@@ -23,6 +23,7 @@ from components.shared.problem import Problem, Split, read_problems, splits_in
 from components.shared.tokenizer import token_lengths
 from components.validate_data.gradable import ungradable
 from pipelines.run.screen import printable
+from pipelines.tables import aligned
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99, 1.0)
 _STEP = 16
@@ -50,24 +51,24 @@ class Lengths:
         return {"prompts": self.prompts, "solutions": self.solutions, "both": self.examples}
 
 
-def limits(path: Path) -> None:
+def limits(params: Path) -> None:
     """Print how long the problems of a params file are, and limits that fit them and the model."""
-    params = load_params(path)
-    model = params.train_sft.model
+    config = load_params(params)
+    model = config.train_sft.model
     context = context_tokens(model.base)
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-limits-") as scratch:
         folder = Path(scratch)
-        prepare(params.prepare_data, problems=folder)
+        prepare(config.prepare_data, problems=folder)
         problems = [problem for split in splits_in(folder) for problem in read_problems(folder, split)]
-    print(f"\n{first_prompt(params, problems)}")
-    lengths = measure(params, problems)
+    print(f"\n{first_prompt(config, problems)}")
+    lengths = measure(config, problems)
     reads = "" if context is None else f", which reads {context:,} tokens"
     print(f"\nby the tokenizer of {model.base}{reads}\n\n{table(lengths)}\n")
     if defect := ungradable(problems, model.answer):
         print(f"warning: {defect}\n")
-    values = proposals(params, lengths, context)
-    print(overlay(params, values, path), end="")
-    wanted = wanted_completion(params, lengths)
+    values = proposals(config, lengths, context)
+    print(overlay(config, values, params), end="")
+    wanted = wanted_completion(config, lengths)
     if values[_COMPLETION] < wanted:
         print(f"# Completions get what the model leaves them; {wanted:,} tokens would be better.")
 
@@ -139,11 +140,7 @@ def table(lengths: Mapping[str, Lengths]) -> str:
             if tokens:
                 shown = (f"{quantile(tokens, each):,}" for each in _QUANTILES)
                 lines.append([source, name, f"{len(tokens):,}", *shown])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) if place < 2 else cell.rjust(width) for place, (cell, width) in enumerate(cells))
-        for cells in (list(zip(line, widths, strict=True)) for line in lines)
-    )
+    return aligned(lines, left=2)
 
 
 def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:

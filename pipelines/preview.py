@@ -49,35 +49,36 @@ _SHARE_LEARNED = 8
 
 
 def preview(
-    path: Path, settings: Sequence[str], model: str | None, *, num_problems: int | None, rates: Path | None = None
+    params: Path, settings: Sequence[str], model: str | None, *, problems: int | None, pass_rates: Path | None
 ) -> int:
     """Sample as GRPO would, print what comes of it, and return 1 where nothing can be learned from it.
 
     `model` is a folder that a stage has saved, or a run whose reference is asked; None asks the base model. With
-    `rates` all train problems are asked, or `num_problems` of them, and their pass rates are added to that file.
+    `pass_rates` all train problems are asked, or that many, and their pass rates are added to that file.
     """
-    params = load_params(path, settings)
-    config = params.train_grpo
+    every_section = load_params(params, settings)
+    config = every_section.train_grpo
     if config.reward.model:
         raise PipelineError("preview: train_grpo.reward.model is trained during the run, so nothing can be scored yet")
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-preview-") as scratch:
-        every = params.prepare_data.model_copy(update={"difficulty": None}) if rates else params.prepare_data
-        prepare(every, problems=Path(scratch))
-        problems = read_problems(Path(scratch), Split.TRAIN)
+        data = every_section.prepare_data
+        prepare(data.model_copy(update={"difficulty": None}) if pass_rates else data, problems=Path(scratch))
+        train = read_problems(Path(scratch), Split.TRAIN)
     wanted = {name for name, weight in config.prompts.source_weights.items() if weight}
-    number = num_problems or (None if rates else _NUM_ASKED)
-    asked = draw([each for each in problems if not wanted or each.source in wanted], number, config.seed)
-    print(f"\n{first_prompt(params, asked)}\n")
-    name = _asked_model(params, model)
-    checkpoint = _checkpoint(params, problems, name)
-    if rates:
+    number = problems or (None if pass_rates else _NUM_ASKED)
+    asked = draw([each for each in train if not wanted or each.source in wanted], number, config.seed)
+    print(f"\n{first_prompt(every_section, asked)}\n")
+    name = _asked_model(every_section, model)
+    checkpoint = _checkpoint(every_section, train, name)
+    if pass_rates:
         measured = Measured(
             model=str(name),
             digest=_digest(name),
             temperature=config.sampling.temperature,
             max_new_tokens=config.sampling.max_new_tokens,
         )
-        return measure_pass_rates(config, checkpoint, asked, measured, rates)
+        measure_pass_rates(config, checkpoint, asked, measured, pass_rates)
+        return 0
     started, groups = time.monotonic(), list[Group]()
     for portion in _sampled(config, checkpoint, asked):
         groups += portion
@@ -129,7 +130,7 @@ def _digest(model: str | Path) -> str:
 
 def measure_pass_rates(
     config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem], measured: Measured, path: Path
-) -> int:
+) -> None:
     """Add the pass rate of each problem that a file does not have to it, each portion as soon as it is known.
 
     PipelineError where the file is of another model or other settings.
@@ -158,7 +159,6 @@ def measure_pass_rates(
         f"{path}: {between} of {len(of_asked)} problems are answered right now and then; to train on those alone, set"
     )
     print(f"prepare_data: {{difficulty: {{pass_rates: {path}}}}}")
-    return 0
 
 
 def _sampled(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> Iterator[Sequence[Group]]:

@@ -4,21 +4,17 @@ Everything comes from the version's lineage: the code at its commit with the cha
 files and models by their digests or commits, the settings of every stage, and the variables of numerical libraries.
 """
 
-import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from components.prepare_data.prepare import HUB_PREFIX
-from components.register.snapshot import DIGESTS_FILE, read_registry
+from components.register.snapshot import read_registry
 from components.shared import lineage
 from components.shared.environment import WORK_VARIABLE
 from components.shared.errors import PipelineError
@@ -26,8 +22,7 @@ from components.shared.execution import Environment, environment_differences, is
 from components.shared.lineage import Lineage, Material
 from components.shared.versioning import Workspace
 from pipelines.comparison import facts_of
-from pipelines.run.history import LATEST, OUTPUTS, read_run
-from pipelines.run.process import output, process
+from pipelines.run.process import process
 
 _CHECKOUT = Path(__file__).parents[1]
 _MACHINE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "LD_PRELOAD", "NCCL_")
@@ -50,14 +45,14 @@ class Artifact:
     digest: str
 
 
-def reproduce(location: str, spec: str, into: Path | None) -> int:
+def reproduce(version: str, registry: str, into: Path | None) -> int:
     """Make a version again in the folder `into`, print how each artifact compares, and return the exit code.
 
     Raises:
         PipelineError: Code, data or a model that it was made from cannot be found, or the run failed.
     """
-    with read_registry(location) as snapshot:
-        (facts,) = facts_of(snapshot, snapshot.version(spec))
+    with read_registry(registry) as snapshot:
+        (facts,) = facts_of(snapshot, snapshot.version(version))
     folder = (into or Path("outputs/reproductions") / facts.version.tag).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PipelineError(f"{folder}: is not empty; choose a new folder with --into")
@@ -71,14 +66,12 @@ def reproduce(location: str, spec: str, into: Path | None) -> int:
     write_params(made_by, run / "params.yaml", folder)
     print(f"running the graph of {facts.version.tag} in {run}", flush=True)
     with process([sys.executable, "-P", "-c", _RUN, "run"], variables, grace_s=_GRACE_S, folder=run) as graph:
-        for block in filter(None, output(graph)):
-            sys.stdout.buffer.write(block)
-            sys.stdout.flush()
+        graph.wait()
     reports = sorted(run.glob("outputs/latest/artifacts/**/report/report"))
     again = lineage.read(reports[-1]) if reports else None
     if again is None:
         raise PipelineError(f"{run}: the run did not get as far as its report; correct what it says, and try again")
-    return show(facts.version.tag, made_by, again, partial(first_difference, location, facts.version.tag, run))
+    return show(facts.version.tag, made_by, again)
 
 
 def check_out_code(made_by: Lineage, folder: Path) -> Path:
@@ -221,47 +214,8 @@ _OUTPUTS = {("report", "sft_training"): "training", ("report", "grpo_training"):
 """Names of outputs that the stage which reads them knows by another one."""
 
 
-def first_difference(location: str, tag: str, run: Path, artifact: Artifact) -> str:
-    """Return the first file of an artifact that a run in a folder made otherwise than a version has it, and its key.
-
-    Empty where the version does not hold the artifact.
-    """
-    held = f"sft_{artifact.name}" if (artifact.stage, artifact.name) == ("train_sft", "training") else artifact.name
-    again = read_run((run / OUTPUTS / LATEST).resolve())
-    made = again.stages[artifact.stage].outputs[artifact.name] if again else Path()
-    digests = lineage.file_digests(made)
-    with read_registry(location) as snapshot, tempfile.TemporaryDirectory(prefix="grpo-pipeline-held-") as scratch:
-        every: dict[str, str] = json.loads(snapshot.read(tag, DIGESTS_FILE))
-        before = {path.removeprefix(f"{held}/"): each for path, each in every.items() if path.startswith(f"{held}/")}
-        names = sorted({*before, *digests} - {lineage.FILE_NAME})
-        name = next((name for name in names if before.get(name) != digests.get(name)), "") if before else ""
-        if name not in before or name not in digests:
-            return name and f"{name} {'is missing' if name in before else 'is new'}"
-        snapshot.get(tag, [f"{held}/{name}"], Path(scratch))
-        return f"{name} {_key_that_differs(Path(scratch) / held / name, made / name)}".rstrip()
-
-
-def _key_that_differs(before: Path, after: Path) -> str:
-    """The first key of a JSON file, or of the first line of JSON lines that differs, with both values."""
-    if before.suffix not in (".json", ".jsonl"):
-        return ""
-    old, new = (path.read_text(encoding="utf-8").splitlines() for path in (before, after))
-    if before.suffix == ".json":
-        old, new = ["".join(old)], ["".join(new)]
-    for number, (one, other) in enumerate(zip(old, new, strict=False), start=1):
-        if one != other:
-            olds, news = (dict(lineage.flat(str(number), json.loads(text))) for text in (one, other))
-            key = next(key for key in {**olds, **news} if olds.get(key) != news.get(key))
-            place = "" if before.suffix == ".json" else f"in line {number}, "
-            return f"({place}{key.partition('.')[2]}: {olds.get(key, '(none)'):.60} -> {news.get(key, '(none)'):.60})"
-    return f"({len(old):,} -> {len(new):,} lines)"
-
-
-def show(tag: str, recorded: Lineage, again: Lineage, difference: Callable[[Artifact], str]) -> int:
-    """Print how the artifacts of a version compare with those of a run that made them again; return the exit code.
-
-    `difference` says what is different within an artifact.
-    """
+def show(tag: str, recorded: Lineage, again: Lineage) -> int:
+    """Print how the artifacts of a version compare with those of a run that made them again; return the exit code."""
     digests = {(each.stage, each.name): each.digest for each in artifacts(again)}
     compared = [(each, digests.get((each.stage, each.name))) for each in artifacts(recorded)]
     for each, digest in compared:
@@ -271,20 +225,16 @@ def show(tag: str, recorded: Lineage, again: Lineage, difference: Callable[[Arti
     if first is None:
         print(f"reproduced: all {len(compared)} artifacts of {tag} have equal bytes")
         return 0
-    place = difference(first)
-    print(f"not reproduced: {first.stage} is the first stage of {tag} with other bytes{place and f': {place}'}")
-    print(_cause(first.stage, recorded, again, is_computed=not place or ".safetensors" in place))
+    print(f"not reproduced: {first.stage} is the first stage of {tag} with other bytes, in {first.name}")
+    print(_cause(first.stage, recorded, again))
     return DIFFERENT
 
 
-def _cause(stage: str, recorded: Lineage, again: Lineage, *, is_computed: bool) -> str:
-    """How the software or hardware of a stage differs from what was recorded; whether it is to blame."""
+def _cause(stage: str, recorded: Lineage, again: Lineage) -> str:
+    """Return how the software or hardware of a stage differs from what was recorded."""
     before, after = (made_by.environment(stage) for made_by in (recorded, again))
     runs = [made_by.run(stage) for made_by in (recorded, again)]
     lines = environment_differences(before, after) if before and after else []
     if runs[0] and runs[1] and runs[0].threads != runs[1].threads:
         lines.append(f"threads: {runs[0].threads} -> {runs[1].threads}")
-    if not lines:
-        blame = "something in it is not deterministic" if is_computed else "what is written depends on something else"
-        return f"software and hardware are as recorded, so {blame}"
-    return "what differs: " + "; ".join(lines)
+    return f"what differs: {'; '.join(lines)}" if lines else "software and hardware are as recorded"

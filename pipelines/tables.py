@@ -16,11 +16,13 @@ def print_labelled(label: str, lines: Iterable[str]) -> None:
         print(f"{label if number == 0 else '':<{LABEL_WIDTH - 1}} {line}", flush=True)
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows below a header, each column as wide as its longest cell."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+def aligned(rows: Sequence[Sequence[str]], *, left: int | None = None) -> str:
+    """Return rows as lines, each column as wide as its longest cell; after the first `left`, to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    ways = [str.ljust if left is None or place < left else str.rjust for place in range(len(widths))]
+    return "\n".join(
+        "  ".join(way(cell, width) for way, cell, width in zip(ways, row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def print_json(value: Any) -> None:

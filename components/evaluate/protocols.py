@@ -149,12 +149,6 @@ PROTOCOLS = {
 """Every protocol by its name."""
 
 
-def listed() -> str:
-    """Return a line for each protocol, for people."""
-    width = max(map(len, PROTOCOLS))
-    return "\n".join(f"{name:<{width}}  {protocol.summary}" for name, protocol in PROTOCOLS.items())
-
-
 class Example(NamedTuple):
     """A question with its worked solution."""
 

@@ -1,7 +1,5 @@
 """`grpo-pipeline plan`: what a params file needs on given GPUs, before anything is rented."""
 
-import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,10 +7,12 @@ from typing import Any
 from components.preflight.config import load_params
 from components.shared.errors import PipelineError
 from pipelines.plan.counted import CountedShape
-from pipelines.plan.hardware import GIB, Gpu, gpu
+from pipelines.plan.hardware import GIB, Gpu
+from pipelines.plan.hardware import gpu as named
 from pipelines.plan.memory import fits, memory_of, peak, smallest_change
 from pipelines.plan.run import Run, run_of
 from pipelines.plan.step_time import EFFICIENCY, StepTime, step_time
+from pipelines.tables import aligned, print_json
 
 _MAX_GPUS = 16_384
 _LABELS = {
@@ -28,16 +28,18 @@ _LABELS = {
 """Of parts that are shown under another name."""
 
 
-def plan(path: Path, num_gpus: int, gpu_name: str, completion_tokens: float | None, *, as_json: bool) -> None:
+def plan(params: Path, gpus: int, gpu: str, completion_tokens: float | None, *, as_json: bool) -> None:
     """Print the plan of a params file for people, or as JSON."""
-    if not 1 <= num_gpus <= _MAX_GPUS:
-        raise PipelineError(f"--gpus {num_gpus}: from 1 to {_MAX_GPUS:,} is accepted")
-    device, params = gpu(gpu_name), load_params(path)
-    if params.train_grpo.engine.precision == "bf16" and not device.bf16_rate:
-        raise PipelineError(f"--gpu {gpu_name}: it has no bfloat16; set train_grpo.engine.precision: fp32")
-    run = run_of(params, num_gpus, completion_tokens, engine_sequences=device.engine_sequences)
-    num_steps = params.train_grpo.num_steps
-    print(json.dumps(_figures(path, run, device), indent=1) if as_json else _text(path, run, device, num_steps))
+    if not 1 <= gpus <= _MAX_GPUS:
+        raise PipelineError(f"--gpus {gpus}: from 1 to {_MAX_GPUS:,} is accepted")
+    device, config = named(gpu), load_params(params)
+    if config.train_grpo.engine.precision == "bf16" and not device.bf16_rate:
+        raise PipelineError(f"--gpu {gpu}: it has no bfloat16; set train_grpo.engine.precision: fp32")
+    run = run_of(config, gpus, completion_tokens, engine_sequences=device.engine_sequences)
+    if as_json:
+        print_json(_figures(params, run, device))
+    else:
+        print(_text(params, run, device, config.train_grpo.num_steps))
 
 
 def _figures(path: Path, run: Run, gpu: Gpu) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def _memory(run: Run, gpu: Gpu) -> str:
     note = "\n* as in the params file"
     if run.element_bytes == 2:
         note += "; bf16 needs ZeRO 2 or 3, where gradients are summed in fp32"
-    return _aligned(rows) + note
+    return aligned(rows, left=1) + note
 
 
 def _verdict(run: Run, gpu: Gpu) -> str:
@@ -128,7 +130,8 @@ def _time(run: Run, time: StepTime, num_steps: int) -> str:
     rows.append(["step" + ", overlapped" * time.overlap, f"{time.total:.1f}"])
     rate, hours = run.completions * run.mean_completion_tokens / time.total, num_steps * time.total / 3600
     return (
-        f"{_aligned(rows)}\n{rate:,.0f} completion tokens per second; {num_steps:,} steps take {hours:,.1f} hours\n"
+        f"{aligned(rows, left=1)}\n"
+        f"{rate:,.0f} completion tokens per second; {num_steps:,} steps take {hours:,.1f} hours\n"
         f"This is {EFFICIENCY:.0%} of the roofline of arithmetic and memory. Published steps of other trainers took\n"
         "0.7 to 1.5 times as long; models below a billion parameters take longer, as they wait for operations."
     )
@@ -138,12 +141,3 @@ def _gib(num_bytes: float) -> str:
     """Bytes as GiB, small amounts with their digits."""
     amount = num_bytes / GIB
     return f"{amount:,.1f}" if amount >= 1 or not amount else f"{amount:.2g}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as columns: the first aligned to the left, the others to the right."""
-    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = (
-        [row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))] for row in rows
-    )
-    return "\n".join("  ".join(line).rstrip() for line in lines)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from components.shared import durable, lineage
+from components.shared.errors import PipelineError
+from components.shared.stage import WORK
 from components.shared.work import fingerprint_in, last_step, reserved
-from pipelines.run.history import ARTIFACTS, OUTPUTS, Run, runs
+from pipelines.run.history import ARTIFACTS, Run, every_run
 from pipelines.run.listing import disk, remove_run, size
 
 
@@ -23,23 +25,24 @@ class Garbage:
     """The run that it is, as a whole; None for a part of one, and for unfinished work."""
 
 
-def collect(*, keep: int | None, dry: bool, outputs: Path = OUTPUTS) -> int:
-    """Remove all garbage, or with `dry` only print it; return the bytes that this frees.
+def collect(keep: int | None, *, dry_run: bool) -> None:
+    """Remove all garbage, or only print it; say how many bytes that frees.
 
     Without `keep` no run is removed as a whole; with it, all but the newest `keep` runs are, but for running ones.
     """
+    if keep is not None and keep < 1:
+        raise PipelineError(f"--keep {keep}: the run started last always stays; accepted: 1 or more")
     freed = 0
-    for each in garbage(runs(outputs), keep=keep, outputs=outputs):
+    for each in garbage(every_run(), keep=keep):
         number = disk(each.path)[1]
-        if not dry and not _remove(each):
+        if not dry_run and not _remove(each):
             continue
         freed += number
-        print(f"{'would remove' if dry else 'removed'} {each.path} ({size(number)}): {each.reason}")
-    print(f"{size(freed)} {'would be freed' if dry else 'freed'}")
-    return freed
+        print(f"{'would remove' if dry_run else 'removed'} {each.path} ({size(number)}): {each.reason}")
+    print(f"{size(freed)} {'would be freed' if dry_run else 'freed'}")
 
 
-def garbage(every: Sequence[Run], *, keep: int | None, outputs: Path) -> Iterator[Garbage]:
+def garbage(every: Sequence[Run], *, keep: int | None) -> Iterator[Garbage]:
     """Yield what can be removed; `every` run, the newest first."""
     old = every[max(1, keep) :] if keep is not None else []
     for run in old:
@@ -52,7 +55,7 @@ def garbage(every: Sequence[Run], *, keep: int | None, outputs: Path) -> Iterato
         has_policy = trained is not None and trained.finished is not None  # which may be nowhere else
         if run not in old and failed and not has_policy and (run.folder / ARTIFACTS).is_dir():
             yield Garbage(run.folder / ARTIFACTS, f"the run {run.state}, and a later one has finished")
-    yield from _abandoned(outputs / "work")
+    yield from _abandoned(WORK)
 
 
 def _abandoned(root: Path) -> Iterator[Garbage]:

@@ -146,9 +146,10 @@ class Run:
         return f"{self.unfinished.end} at {self.unfinished.name}"
 
 
-def runs(outputs: Path = OUTPUTS) -> list[Run]:
+def every_run(outputs: Path = OUTPUTS) -> list[Run]:
     """Return all runs in a folder of outputs, the newest first."""
-    return sorted(_runs(outputs), key=lambda run: (run.started, run.name), reverse=True)
+    found = filter(None, map(read_run, (outputs / "runs").glob("*/")))
+    return sorted(found, key=lambda run: (run.started, run.name), reverse=True)
 
 
 def read_run(folder: Path) -> Run | None:
@@ -184,13 +185,6 @@ def resolve(name: str, outputs: Path = OUTPUTS) -> Path:
     if matching:
         raise PipelineError(f"{name}: {len(matching)} runs have this in their names: {listed}")
     raise PipelineError(f"{name or repr(name)}: no such run in {outputs / 'runs'}; there are {listed}")
-
-
-def _runs(outputs: Path) -> Iterator[Run]:
-    for folder in (outputs / "runs").glob("*/"):
-        run = read_run(folder)
-        if run is not None:
-            yield run
 
 
 def _events(journal: Path) -> Iterator[Mapping[str, Any]]:

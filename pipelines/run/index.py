@@ -15,8 +15,8 @@ from components.report.formatting import points
 from components.shared import page
 from components.shared.errors import PipelineError
 from components.shared.versioning import is_url
-from pipelines.run.curves import COLORS, curve, steps_of, svg_plot
-from pipelines.run.history import LOG, PAGE, PARAMS, Run, runs
+from pipelines.run.curves import curve_of, steps_of
+from pipelines.run.history import LOG, OUTPUTS, PAGE, PARAMS, Run, every_run
 
 INDEX = "index.html"
 _REGISTRY = "registry"
@@ -38,9 +38,15 @@ class Listed:
     """Name of the run that registered it, if it is still here."""
 
 
+def write_index() -> None:
+    """Write the index of this machine's runs, and print its path."""
+    OUTPUTS.mkdir(exist_ok=True)
+    print(write(OUTPUTS))
+
+
 def write(outputs: Path, registry: str = _REGISTRY) -> Path:
     """Write the index of the runs in `outputs` and of the versions in their registries; return its path."""
-    every = runs(outputs)
+    every = every_run(outputs)
     versions: list[Listed] = []
     problems: list[str] = []
     # Of other runs, only folders: each URL would be cloned.
@@ -53,10 +59,7 @@ def write(outputs: Path, registry: str = _REGISTRY) -> Path:
         except PipelineError as error:
             problems.append(str(error))
     rows = [_row(run, outputs) for run in every]
-    compared = [row for row in rows if row["accuracy"]][: len(COLORS)]
-    plot = svg_plot({row["name"]: row["accuracy"] for row in compared}) if len(compared) > 1 else None
     values = {"runs": rows, "versions": versions, "problems": problems, "sparkline": sparkline, "points": points}
-    values |= {"plot": plot, "legend": list(zip(COLORS, compared, strict=False))}
     text = page.render(Path(__file__).with_name("index.html.jinja"), colors=_CURVES, **values)
     partial = outputs / f".{INDEX}.{os.getpid()}"
     partial.write_text(text, encoding="utf-8")
@@ -67,10 +70,9 @@ def write(outputs: Path, registry: str = _REGISTRY) -> Path:
 def _row(run: Run, outputs: Path) -> dict[str, Any]:
     """What the page shows of a run."""
     report, steps = run.folder / PAGE, steps_of(run)
-    curves = {name: [value for _, value in curve(steps, name)] for name in _CURVES}
+    curves = {name: [value for _, value in curve_of(steps, name)] for name in _CURVES}
     return {
         "about": run.about,
-        "accuracy": curve(steps, "accuracy"),
         "name": run.name,
         "params": run.params,
         "started": run.started,

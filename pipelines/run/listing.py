@@ -1,6 +1,5 @@
 """What the commands `grpo-pipeline runs` do: list, show, compare, open and remove the runs of this machine."""
 
-import argparse
 import os
 import stat
 import sys
@@ -17,7 +16,7 @@ from components.shared.errors import PipelineError
 from components.shared.lineage import flat
 from components.shared.page import percent
 from components.shared.work import last_step
-from pipelines.run.curves import COLORS, curve, steps_of, text_plot
+from pipelines.run.curves import COLORS, curve_of, steps_of, text_plot
 from pipelines.run.history import (
     ABOUT,
     FIGURES,
@@ -28,24 +27,24 @@ from pipelines.run.history import (
     PARAMS,
     Run,
     StageRun,
+    every_run,
     read_run,
     resolve,
-    runs,
 )
 from pipelines.run.screen import Screen, duration
 from pipelines.run.settings import own_keys
-from pipelines.tables import print_json, print_labelled, print_table
+from pipelines.tables import aligned, print_json, print_labelled
 
 _MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
 
 
-def list_runs(options: argparse.Namespace) -> int:
+def list_runs(text: str, *, as_json: bool) -> None:
     """List the runs of which something said contains a text, the newest first."""
-    every = [each for each in map(_summary, runs()) if options.text in " ".join(map(str, _said(each)))]
-    if options.json:
+    every = [each for each in map(_summary, every_run()) if text in " ".join(map(str, _said(each)))]
+    if as_json:
         print_json(every)
     elif not every:
-        print(f"{OUTPUTS / 'runs'} has no {f'run that says {options.text!r}' if options.text else 'runs'}")
+        print(f"{OUTPUTS / 'runs'} has no {f'run that says {text!r}' if text else 'runs'}")
     else:
         header = ("run", "state", *_MODELS.values(), "gate", "version", "size", "freed by rm", "note")
         rows = [
@@ -61,40 +60,37 @@ def list_runs(options: argparse.Namespace) -> int:
             )
             for each in every
         ]
-        print_table(header, rows)
-    return 0
+        print(aligned([header, *rows]))
 
 
-def show(options: argparse.Namespace) -> int:
+def show(run: str, *, as_json: bool) -> None:
     """Show one run with its stages."""
-    run = _read(options.run)
-    if options.json:
-        print_json({**_summary(run), "stages": _stages(run), "settings": _settings(run), "files": _files(run)})
-        return 0
-    facts = _summary(run)
+    shown = _read(run)
+    facts = _summary(shown)
+    if as_json:
+        print_json({**facts, "stages": _stages(shown), "settings": _settings(shown), "files": _files(shown)})
+        return
     gate = f", gate {facts['gate']}" if facts["gate"] else ""
-    print(f"{run.name}: {run.state}{gate}{', ' + facts['version'] if facts['version'] else ''}")
-    for stage in run.stages.values():
+    print(f"{shown.name}: {shown.state}{gate}{', ' + facts['version'] if facts['version'] else ''}")
+    for stage in shown.stages.values():
         print_labelled(stage.name, _told(stage))
-    print_labelled("note", [" ".join([*(f"#{tag}" for tag in run.about.tags), run.about.note])])
-    print_labelled("accuracy", _accuracies(run))
-    print_labelled("set keys", own_keys(run.folder / PARAMS))
+    print_labelled("note", [" ".join([*(f"#{tag}" for tag in shown.about.tags), shown.about.note])])
+    print_labelled("accuracy", _accuracies(shown))
+    print_labelled("set keys", own_keys(shown.folder / PARAMS))
     print_labelled("disk", [f"{size(facts['bytes'])}, of which rm frees {size(facts['bytes_freed'])}"])
-    print_labelled("files", _files(run).values())
-    return 0
+    print_labelled("files", _files(shown).values())
 
 
-def note(options: argparse.Namespace) -> int:
+def note(run: str, text: str, tags: Sequence[str]) -> None:
     """Replace the note and the tags of a run."""
-    run = _read(options.run)
-    about = run.about.model_copy(update={"note": options.note, "tags": tuple(options.tag)})
-    jsonl.write_json(run.folder / ABOUT, about.model_dump(mode="json"))
-    return 0
+    noted = _read(run)
+    about = noted.about.model_copy(update={"note": text, "tags": tuple(tags)})
+    jsonl.write_json(noted.folder / ABOUT, about.model_dump(mode="json"))
 
 
-def compare(options: argparse.Namespace) -> int:
+def compare(runs: Sequence[str], *, curve: str, as_json: bool) -> None:
     """Show how runs differ, with a curve of each in one plot."""
-    compared = list(map(_read, options.runs))
+    compared = list(map(_read, runs))
     if not 2 <= len(compared) <= len(COLORS):
         raise PipelineError(f"runs compare: name 2 to {len(COLORS)} runs; these are {len(compared)}")
     settings = list(map(_settings, compared))
@@ -103,46 +99,44 @@ def compare(options: argparse.Namespace) -> int:
     }
     params = {key: values for key, values in params.items() if len(set(values)) > 1}
     accuracies, seconds = ([read(run) for run in compared] for read in (_scores, _seconds))
-    if options.json:
+    if as_json:
         names = [run.name for run in compared]
         print_json({"runs": names, "params": params, "accuracy": accuracies, "seconds": seconds})
-        return 0
+        return
     print(" -> ".join(run.name for run in compared))
     print_labelled("params", [f"{key}: {' -> '.join(map(str, values))}" for key, values in params.items()] or ["same"])
     print_labelled("accuracy", _side_by_side(accuracies, percent))
     print_labelled("times", _side_by_side(seconds, duration))
     screen, rows = Screen(sys.stdout, sys.stderr), {run.name: steps_of(run) for run in compared}
-    plot = text_plot({name: curve(each, options.curve) for name, each in rows.items()}, screen.size[0])
+    plot = text_plot({name: curve_of(each, curve) for name, each in rows.items()}, screen.size[0])
     known = sorted({column for each in rows.values() for row in each for column in row})
-    if not plot and known and options.curve not in known:
-        raise PipelineError(f"--curve {options.curve}: no step has this figure; there are {', '.join(known)}")
+    if not plot and known and curve not in known:
+        raise PipelineError(f"--curve {curve}: no step has this figure; there are {', '.join(known)}")
     if plot:
-        screen.show(f"{options.curve} by step")
+        screen.show(f"{curve} by step")
     for line in plot:
         screen.show(line)
-    return 0
 
 
-def open_report(options: argparse.Namespace) -> int:
+def open_report(run: str) -> None:
     """Open the report of a run, and print where it is."""
-    run = _read(options.run)
-    page = run.folder / PAGE
+    opened = _read(run)
+    page = opened.folder / PAGE
     if not page.is_file():
-        raise PipelineError(f"{page}: there is no report yet: the run is {run.state}")
+        raise PipelineError(f"{page}: there is no report yet: the run is {opened.state}")
     print(page)
     webbrowser.open(page.resolve().as_uri())
-    return 0
 
 
-def remove(options: argparse.Namespace) -> int:
-    """Remove runs."""
-    chosen = {run.name: run for run in map(_read, options.runs)}
+def remove(runs: Sequence[str], *, yes: bool) -> int:
+    """Remove runs, and return 1 if the user does not agree."""
+    chosen = {run.name: run for run in map(_read, runs)}
     for run in chosen.values():
         if run.is_running:
             raise PipelineError(f"{run.name}: is running; stop it first")
     for run in chosen.values():
         print(f"{run.name}: {run.state}, frees {size(disk(run.folder)[1])}")
-    if not options.yes and not _agreed():
+    if not yes and not _agreed():
         print("nothing was removed")
         return 1
     for run in chosen.values():
@@ -163,7 +157,7 @@ def remove_run(run: Run) -> None:
     outputs = run.folder.parents[1]
     latest = outputs / "latest"
     if latest.is_symlink() and not latest.exists():
-        with_report = [each.folder for each in runs(outputs) if each.figures]
+        with_report = [each.folder for each in every_run(outputs) if each.figures]
         latest.unlink()
         if with_report:
             latest.symlink_to(with_report[0].relative_to(outputs))

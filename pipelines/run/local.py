@@ -1,6 +1,7 @@
 """One run of the graph on this machine: what its stages say on the screen, all their output in a log."""
 
 import os
+import re
 import sys
 import tempfile
 import time
@@ -12,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from types import ModuleType
+from typing import Any
 
 from components.preflight.config import (
     STAGES,
@@ -39,9 +41,9 @@ from pipelines.run.history import (
     OUTPUTS,
     PARAMS,
     About,
+    every_run,
     read_run,
     resolve,
-    runs,
 )
 from pipelines.run.journal import Tracker
 from pipelines.run.process import process
@@ -57,27 +59,37 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Request:
-    """What a run is asked to do, beside its params."""
+    """The options of `grpo-pipeline run`."""
 
-    params: Path = Path("params.yaml")
-    settings: Sequence[str] = ()
-    """Keys with values in YAML, `train_grpo.num_steps=10`, which go before the file."""
-    resume: str | None = None
-    """Run whose params are taken in the place of a file's."""
-    start: str = ""
+    params: Path | None
+    """None for params.yaml, or for the params of the run to resume."""
+    settings: Sequence[str]
+    """Keys with values in YAML, `train_grpo.num_steps=10`, which take precedence over the file."""
+    resume: str | None
+    """Run whose params are taken instead of a file's."""
+    start: str
     """First stage that is computed even if it is unchanged."""
-    fresh: bool = False
+    fresh: bool
     """Whether every stage is computed."""
-    dry: bool = False
+    dry_run: bool
     """Whether everything is checked and nothing is run."""
-    containers: bool = False
+    containers: bool
     """Whether each stage runs in a container of its image."""
-    verbose: bool = False
+    verbose: bool
     """Whether everything that the stages print is shown."""
-    name: str = ""
+    name: str
     """Name of its folder after the time; that of its params file if empty."""
-    note: str = ""
-    tags: Sequence[str] = ()
+    note: str
+    tags: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if self.start and self.start not in STAGES:
+            raise PipelineError(f"--from {self.start}: no such stage; there are {', '.join(STAGES)}")
+        if self.resume and self.params:
+            raise PipelineError("--resume takes the params of the run; leave out --params, and change keys with --set")
+        if not re.fullmatch(r"[\w.-]*", self.name):
+            accepted = "names a folder; accepted are letters, digits, `_`, `-` and `.`"
+            raise PipelineError(f"--name {self.name}: {accepted}")
 
     @property
     def fresh_from(self) -> str:
@@ -85,17 +97,19 @@ class Request:
         return STAGES[0] if self.fresh else self.start
 
 
-def run(request: Request) -> int:
-    """Run the whole graph and return 0, or the exit code of the stage that failed.
+def run(**options: Any) -> int:
+    """Run the whole graph with the options of a `Request`; return 0, or the exit code of the stage that failed.
 
     Stages that an earlier run has finished are taken from there, unless the request says otherwise.
 
     Raises:
-        PipelineError: Keys contradict one another, or data, a model, a reward or the registry is missing. All of it is
-            named, and nothing was run.
+        PipelineError: Options or keys contradict one another, or data, a model, a reward or the registry is missing.
+            All of it is named, and nothing was run.
     """
+    request = Request(**options)
     before = read_run(resolve(request.resume)) if request.resume else None
-    path, name = (before.folder / PARAMS, before.params) if before else (request.params, request.params.stem)
+    path = before.folder / PARAMS if before else request.params or Path("params.yaml")
+    name = before.params if before else path.stem
     params = settings.load(path, request.settings)
     data = None if params.prepare_data.repository else Path()
     wrong = missing_here(params, containers=request.containers) + contradictions(params, data)
@@ -111,10 +125,12 @@ def run(request: Request) -> int:
     raise_all([f"{place}: {found}" for place in keys_in(patch)])
     engine = _containers() if request.containers else None
     screen = Screen(sys.stdout, sys.stderr)
-    if request.dry or before:
-        like = [before] if before else [run for run in runs(OUTPUTS) if run.params == name]
-        _show_expected(expectation.expectations(params, like, fresh_from=request.fresh_from), screen, every=request.dry)
-    if request.dry:
+    if request.dry_run or before:
+        like = [before] if before else [run for run in every_run(OUTPUTS) if run.params == name]
+        _show_expected(
+            expectation.expectations(params, like, fresh_from=request.fresh_from), screen, every=request.dry_run
+        )
+    if request.dry_run:
         return 0
     folder = _new_folder(About(params=name, note=request.note, tags=tuple(request.tags)), request.name or name)
     lock = durable.lock_folder(folder / LOCK)  # while it is locked the run goes on

@@ -1,7 +1,6 @@
-"""Start a process, read its output as it comes, and end it together with all that it started."""
+"""Start a process, and end it together with all that it started."""
 
 import os
-import select
 import signal
 import subprocess
 import time
@@ -12,7 +11,7 @@ from types import FrameType
 from typing import IO
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_IDLE_S, _GRACE_S = 0.2, 3.0
+_GRACE_S = 3.0
 
 
 @contextmanager
@@ -24,7 +23,7 @@ def process(
     folder: Path | None = None,
     log: IO[bytes] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process with all its output in a log or a pipe; neither it nor what it started outlives the block.
+    """Start a process whose output goes to a log or the screen; neither it nor what it started outlives the block.
 
     That holds for Ctrl-C, SIGTERM and a closed terminal too: they become a SystemExit with the usual exit code. The
     process then gets SIGINT, and has `grace_s` to end before it is terminated.
@@ -37,8 +36,8 @@ def process(
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=log or subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdout=log,
+            stderr=log and subprocess.STDOUT,
             start_new_session=True,  # one signal reaches all processes of a session
         ) as started:
             try:
@@ -48,19 +47,6 @@ def process(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def output(started: subprocess.Popen[bytes]) -> Iterator[bytes | None]:
-    """Yield blocks of output until it ends, and None after each moment without output."""
-    assert started.stdout is not None
-    pipe = started.stdout.fileno()
-    while True:
-        if not select.select([pipe], [], [], _IDLE_S)[0]:
-            yield None
-        elif block := os.read(pipe, 1 << 16):
-            yield block
-        else:
-            return
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -6,10 +6,11 @@ again after it. Only the width of a terminal is asked for each time, so it may b
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
 
 INDENT = " " * 6
 _RETURN_AND_CLEAR = "\r\x1b[K"
@@ -34,6 +35,8 @@ class Screen:
     """Writes for people: in colour and below live bars on a terminal, plain lines anywhere else."""
 
     def __init__(self, out: TextIO, error: TextIO) -> None:
+        from rich.console import Console  # slow to import, and of no use to a command that only prints an error
+
         self._out, self._error = (
             Console(file=stream, soft_wrap=True, highlight=False, markup=False, emoji=False) for stream in (out, error)
         )
@@ -53,13 +56,13 @@ class Screen:
         """Whether the terminal shows more than ASCII."""
         return self._out.encoding.startswith("utf")
 
-    def draw(self, lines: Sequence[Text]) -> None:
+    def draw(self, lines: "Sequence[Text]") -> None:
         """Have these lines stand below all others; none to remove them."""
         if self.live and (lines or self._drawn):
             self._changing = lines
             self._put("")
 
-    def show(self, line: str | Text = "", style: str = "") -> None:
+    def show(self, line: "str | Text" = "", style: str = "") -> None:
         """Write one line."""
         self._write(self._out, line, style)
 
@@ -83,7 +86,7 @@ class Screen:
         self.draw([])
         self._write(self._error, f"{INDENT}{text}")
 
-    def _write(self, console: Console, line: str | Text, style: str = "") -> None:
+    def _write(self, console: "Console", line: "str | Text", style: str = "") -> None:
         if not self.live:
             console.print(line, style=style or None)
         elif console is self._out:

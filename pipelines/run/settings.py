@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from components.preflight.config import Params, wrong_params
+from components.preflight.config import Params, as_yaml, write_sections, wrong_params
 from components.shared.config import own_sections, read_params
 from components.shared.errors import PipelineError, raise_all
 from components.shared.lineage import flat
@@ -25,6 +25,15 @@ def load(path: Path, settings: Sequence[str] = ()) -> Params:
     wrong = zip(wrong_params(values, path), wrong_params(values), strict=True)
     raise_all([f"--set {line}" if _is_about(line, keys) else placed for placed, line in wrong])
     return Params.model_validate(values)
+
+
+def show(params: Path, settings: Sequence[str], sections: Path | None) -> None:
+    """Print the params in a file, or write the section of each stage to a file in the folder `sections`."""
+    config = load(params, settings)
+    if sections:
+        write_sections(config, sections)
+    else:
+        print(as_yaml(config), end="")
 
 
 def heading(path: Path, settings: Sequence[str]) -> str:

@@ -220,24 +220,24 @@ def _conversation(turns: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
 
 
 def watch(
-    name: str, *, plain: bool = False, completions: bool = False, sleep: Callable[[float], None] = time.sleep
+    run: str, *, plain: bool = False, completions: bool = False, sleep: Callable[[float], None] = time.sleep
 ) -> int:
     """Show the trainings of a run until it has ended."""
-    folder, screen = resolve(name), Screen(sys.stdout, sys.stderr)
+    folder, screen = resolve(run), Screen(sys.stdout, sys.stderr)
     plain = plain or not screen.live
     shown: dict[str, _Shown] = {}
     try:
         while True:
-            run = read_run(folder)
-            assert run is not None  # resolve has found it
-            is_running = run.is_running
-            for stage in (run.stages[name] for name in TRAININGS if name in run.stages):
+            now = read_run(folder)
+            assert now is not None  # resolve has found it
+            is_running = now.is_running
+            for stage in (now.stages[name] for name in TRAININGS if name in now.stages):
                 if stage.name not in shown:
-                    screen.show(Text(f"{run.name}  {stage.name}", Style.BOLD))
+                    screen.show(Text(f"{now.name}  {stage.name}", Style.BOLD))
                     shown[stage.name] = _Shown(screen, plain=plain, completions=completions)
                 shown[stage.name].update(stage, is_over=stage.finished is not None or not is_running)
             if not is_running:
-                screen.show(f"{run.name}: {run.state}")
+                screen.show(f"{now.name}: {now.state}")
                 return 0
             sleep(_POLL_S)
     except KeyboardInterrupt:

@@ -1,10 +1,5 @@
 """`grpo-pipeline evaluate`: raw files and a folder with a model in, records, scores and a table out."""
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +12,6 @@ from components.shared.problem import Split, write_problems
 from pipelines.cli import main
 from tests import tiny
 
-COMMAND = [sys.executable, "-c", "from pipelines.cli import main; raise SystemExit(main())", "evaluate"]
 OPTIONS = ["--protocol", "gsm8k-deepseekmath", "--samples", "2", "--max-new-tokens", "6", "--max-batch-size", "2"]
 
 
@@ -136,29 +130,3 @@ def test_wrong_input_is_one_line_that_says_what_to_do(
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert not (tmp_path / "outputs").exists()
-
-
-@pytest.mark.long(minutes=1)
-def test_a_killed_command_goes_on_and_leaves_the_same_bytes(model: Path, data: Path, tmp_path: Path) -> None:
-    """Killed after two batches, without a chance to clean up."""
-    arguments = [*COMMAND, str(model), "--data", str(data), *OPTIONS, "--max-new-tokens", "200"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    for folder in (killed, whole):
-        folder.mkdir()
-    process = subprocess.Popen(arguments, cwd=killed, env=environment, stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not [*killed.glob("outputs/work/evaluate/*/model/batches/00001.jsonl")]:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    name = "outputs/evaluations/tiny-model/gsm8k-deepseekmath"
-    assert not (killed / name).exists()
-    outs = [
-        subprocess.run(arguments, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
-        for folder in (killed, whole)
-    ]
-    assert ["goes on after" in out for out in outs] == [True, False]
-    assert lineage.digest(killed / name) == lineage.digest(whole / name)

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -52,6 +53,16 @@ def missed_run(_runs: _Runs) -> FinishedRun:
 def dvc_project(_runs: _Runs) -> Project:
     """The smoke preset under DVC, whose train_grpo was killed in the middle and then run again."""
     return _runs.dvc.result()
+
+
+@pytest.fixture(scope="session")
+def made_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which `make_outputs` has made outputs and a registry, for tests to read or to copy."""
+    from tests.pipelines.test_index import make_outputs
+
+    folder = tmp_path_factory.mktemp("runs")
+    make_outputs(folder)
+    return folder
 
 
 def _repeat_after_kill(project: Project) -> Project:

@@ -1,9 +1,9 @@
-import argparse
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,7 +153,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
 def test_ctrl_c_is_answered_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Also while a command still imports and checks what it needs."""
 
-    def interrupt(path: Path) -> None:
+    def interrupt(params: Path) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pipelines.limits.limits", interrupt)
@@ -192,13 +192,7 @@ def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> 
 @pytest.mark.parametrize("words", [["MODEL", "--port", "8001"], ["--port", "8001", "MODEL"]])
 def test_what_follows_two_dashes_is_handed_on_to_vllm(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     """Wherever the model stands among the options before them."""
-    asked: list[argparse.Namespace] = []
-
-    def serve(options: argparse.Namespace) -> int:
-        asked.append(options)
-        return 0
-
-    monkeypatch.setattr("pipelines.use.serve", serve)
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr("pipelines.use.serve", lambda **options: asked.update(options))
     assert main(["serve", *words, "--", "--max-model-len", "512"]) == 0
-    (options,) = asked
-    assert (options.port, options.handed_on) == (8001, ["--max-model-len", "512"])
+    assert (asked["port"], asked["handed_on"]) == (8001, ["--max-model-len", "512"])

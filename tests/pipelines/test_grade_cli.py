@@ -135,35 +135,6 @@ def test_verdicts_do_not_wait_for_the_end_of_the_input() -> None:
     assert err.startswith("error: standard input:3: expected a JSON object")
 
 
-def test_half_a_character_is_printed_as_an_escape() -> None:
-    """As in JSON; no terminal could show it."""
-    with start("-") as running:
-        out, err = running.communicate('{"gold": "\\ud800", "response": "#### \\ud800"}\n')
-    assert out == json.dumps({"verdict": "right", "extracted": "\ud800", "reason": "same text"}) + "\n"
-    assert (err, running.returncode) == ("1 right, 0 wrong, 0 unscorable\n", 0)
-
-
-def test_a_reader_may_stop_reading(tmp_path: Path) -> None:
-    """As `| head` does: without a word."""
-    path = written(tmp_path, *[line("5", "#### 5" + " " * 500)] * 20_000)
-    with start(path) as running:
-        assert running.stdout is not None
-        assert running.stderr is not None
-        assert json.loads(running.stdout.readline()) == RIGHT
-        running.stdout.close()
-        assert running.stderr.read() == ""
-    assert running.returncode == 0
-
-
-def test_a_reader_may_be_gone_before_anything_is_read() -> None:
-    """Also where the little that was to be printed had not even been sent."""
-    with start("-") as running:
-        assert running.stdout is not None
-        running.stdout.close()
-        _, err = running.communicate(line("5", "#### 5"))
-    assert (err, running.returncode) == ("", 0)
-
-
 def test_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
     """And only there: standard output holds the verdicts alone."""
     shown, terminal = pty.openpty()

@@ -46,11 +46,11 @@ def make_outputs(folder: Path) -> Path:
     return outputs
 
 
-def test_every_run_and_version_is_listed(tmp_path: Path) -> None:
+def test_every_run_and_version_is_listed(made_runs: Path) -> None:
     """Whatever became of a run, the newest first; links, figures, curves, aliases, and which run made a version."""
-    outputs = make_outputs(tmp_path)
-    text = write(outputs, str(tmp_path / "registry")).read_text(encoding="utf-8")
-    target = jsonl.read_json(tmp_path / "report/verdict.json")["target"]
+    outputs = made_runs / "outputs"
+    text = write(outputs, str(made_runs / "registry")).read_text(encoding="utf-8")
+    target = jsonl.read_json(made_runs / "report/verdict.json")["target"]
     accuracies = f"{percent(target['sft']['accuracy'])} → {percent(target['grpo']['accuracy'])}"
     rows = re.findall(r'<tr id="([^"]*)">(.*?)</tr>', text, re.DOTALL)
     assert [name for name, _ in rows] == sorted((path.name for path in outputs.glob("runs/2*")), reverse=True)
@@ -63,7 +63,7 @@ def test_every_run_and_version_is_listed(tmp_path: Path) -> None:
     ):
         assert status in by_name[name]
         assert ("<svg" in by_name[name]) == (name[:8] in {"20260102", "20260103"})
-    assert text.count("<polyline") == 2 * 2 + 2  # two curves of each of two runs, and one of each in the common plot
+    assert text.count("<polyline") == 2 * 2  # two curves of each of two runs
     finished = by_name["20260102T030405Z-params"]
     assert '<a href="runs/20260102T030405Z-params/report.html">params</a>' in finished
     assert accuracies in finished
@@ -71,14 +71,13 @@ def test_every_run_and_version_is_listed(tmp_path: Path) -> None:
     assert ">candidate</span>" in version
     assert '<a href="#20260102T030405Z-params"' in version
     assert accuracies in version
-    version = jsonl.read_json(tmp_path / "registration/version.json")
+    version = jsonl.read_json(made_runs / "registration/version.json")
     assert version["registered"]["by"] in text
 
 
-def test_a_registry_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_registry_that_cannot_be_read_is_named(made_runs: Path, tmp_path: Path) -> None:
     """The runs are listed all the same."""
-    outputs = make_outputs(tmp_path)
-    text = write(outputs, (tmp_path / "gone").as_uri()).read_text(encoding="utf-8")
+    text = write(made_runs / "outputs", (tmp_path / "gone").as_uri()).read_text(encoding="utf-8")
     assert "4 runs, 1 registered version" in text
     assert re.search(r'class="banner warning"><p>git: .*gone', text)
 

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 from components.shared.stage import Stage
 from pipelines.run import stages
 from pipelines.run.journal import Tracker
-from pipelines.run.process import output, process
-from pipelines.run.screen import Screen, Style, duration
+from pipelines.run.process import process
+from pipelines.run.screen import Screen, Style
 
 
 class Terminal(io.StringIO):
@@ -69,37 +70,6 @@ def test_a_failure_is_one_line_with_its_exit_code(run: Run) -> None:
     run.journal("failed", error="prepare_data: x.jsonl: no such file", exit_code=2)
     assert run.tracker.exit_code == 2
     assert run.lines()[-1] == "error: x.jsonl: no such file"
-
-
-def test_a_line_still_being_written_waits(run: Run) -> None:
-    """Half a journal line is no event yet."""
-    for half, num_finished in (('{"stage": "prepare_data", "event": "fini', 0), ('shed", "seconds": 1.0}\n', 1)):
-        with run.path.open("a", encoding="utf-8") as file:
-            file.write(half)
-        run.tracker.read()
-        assert len(run.tracker.finished) == num_finished
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (245, "4 min 05 s"), (27_000, "7 h 30 min")]
-)
-def test_durations_read_well(seconds: float, words: str) -> None:
-    """Seconds with a decimal up to a minute, then minutes and seconds."""
-    assert duration(seconds) == words
-
-
-def test_on_a_terminal_progress_makes_room_for_what_follows(tmp_path: Path) -> None:
-    """It stands below all messages, and is erased before another line is written."""
-    run = Run(tmp_path, Terminal())
-    run.tracker._last_drawn = 0.0
-    run.journal("progress", done=2, total=4, text="2/4  0:01 left")
-    run.journal("message", text="tiny with [1,000] weights")
-    run.journal("progress", done=4, total=4, text="4/4  done in 0:02")
-    run.journal("finished", seconds=1.0, metrics={})
-    written = run.screen.getvalue()
-    places = [written.index(text) for text in ("2/4", "\r\x1b[1A\x1b[J", "[1,000] weights", "4/4", "took")]
-    assert places == sorted(places)
-    assert written.rindex("0:01 left") < written.rindex("\r\x1b[1A\x1b[J") < written.index("took")
 
 
 def test_colour_is_for_terminals_that_did_not_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +130,14 @@ time.sleep(30)
 """
 
 
-def test_a_process_that_ignores_signals_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ignores_signals_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither Ctrl-C nor SIGTERM ends it; nothing that was started outlives the block."""
     monkeypatch.setattr("pipelines.run.process._GRACE_S", 0.1)
-    with process([sys.executable, "-c", _STUBBORN], os.environ, grace_s=0.1) as started:
-        assert next(filter(None, output(started))).startswith(b"ready")
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as file,
+        process([sys.executable, "-c", _STUBBORN], os.environ, grace_s=0.1, log=file) as started,
+    ):
+        while not log.read_text():
+            time.sleep(0.01)
     assert started.returncode == -signal.SIGKILL

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,15 @@ from pipelines.cli import main
 from pipelines.run.history import LOCK, read_run, resolve
 from pipelines.run.listing import disk
 from pipelines.run.settings import heading
-from tests.pipelines.test_index import make_outputs
 
 FINISHED, FAILED = "20260102T030405Z-params", "20260103T030405Z-smoke"
 
 
 @pytest.fixture
-def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def outputs(made_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Four runs: a finished one, one that failed, one that was stopped and one that did not begin."""
     monkeypatch.chdir(tmp_path)
-    return make_outputs(tmp_path)
+    return shutil.copytree(made_runs / "outputs", tmp_path / "outputs")
 
 
 def test_runs_are_listed_the_newest_first(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
