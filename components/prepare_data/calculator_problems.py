@@ -7,11 +7,10 @@ import random
 from collections.abc import Iterator
 from typing import Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from components.prepare_data.source import fraction_of
+from components.prepare_data.source import BuiltIn, fraction_of
 from components.prepare_data.word_problems import NAMES, THINGS
-from components.shared.config import Config
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 
@@ -30,7 +29,7 @@ Numbers = tuple[int, ...]
 """The numbers of a question, in its order."""
 
 
-class CalculatorProblems(Config):
+class CalculatorProblems(BuiltIn):
     """Built-in generated problems whose solutions call a calculator, in one to three turns: nothing to download."""
 
     kind: Literal["calculator_problems"]
@@ -45,23 +44,6 @@ class CalculatorProblems(Config):
     families: list[CalculatorFamily] = Field(list(get_args(CalculatorFamily)), min_length=1)
     """Kinds of problem, in equal shares; each becomes a subject of the scores. The level of a problem is the number of
     its calls: one of `boxes`, three of `more_and_fewer`."""
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> "CalculatorProblems":
-        if len(set(self.families)) < len(self.families):
-            raise ValueError("families must not name a family twice")
-        if self.num_train + self.num_test == 0:
-            raise ValueError("num_train and num_test must not both be 0")
-        return self
-
-    @property
-    def name(self) -> str:
-        """Name of the source in problems, weights, scores and the gate."""
-        return self.kind
-
-    def max_problems(self, split: Split) -> int:
-        """The number of problems of one split."""
-        return {Split.TRAIN: self.num_train, Split.TEST: self.num_test, Split.DEV: self.num_dev}[split]
 
     def problems(self, seed: int) -> Iterator[Problem]:
         """Yield the train split, then the others; families take turns within each.

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from components.shared.config import Config
+from components.prepare_data.source import BuiltIn
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 
@@ -131,21 +131,12 @@ _SIGNS: dict[str, tuple[str, Callable[[int, int], int]]] = {
 }
 
 
-class OneStepProblems(Config):
+class OneStepProblems(BuiltIn):
     """Built-in one-step word problems: nothing to download, as many as are asked for."""
 
     kind: Literal["one_step_problems"]
     num_train: int = Field(4000, gt=0)
     """Problems of the train split; there is no other: what is learned from them is measured on real problems."""
-
-    @property
-    def name(self) -> str:
-        """Name of the source in problems, weights, scores and the gate."""
-        return self.kind
-
-    def max_problems(self, split: Split) -> int:
-        """The number of problems of one split."""
-        return self.num_train if split == Split.TRAIN else 0
 
     def problems(self, seed: int) -> Iterator[Problem]:
         """Yield different problems, their stories in turns; the worked line and the answer are the solution."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 from components.shared import jsonl
 from components.shared.errors import PipelineError
@@ -23,8 +23,6 @@ ACCEPTED = "JSON lines (.jsonl), JSON (.json), CSV (.csv), TSV (.tsv) and parque
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _HINT = re.compile(r"^: |; is the file truncated\?$")
-_MAX_RATIO, _MIN_DECOMPRESSED_BYTES = 100, 2**26
-"""Of the content of a gzip file to the file: text shrinks to a tenth; and the content that is read in any case."""
 _PARQUET_ROWS = 1024
 """Rows that are in memory at once."""
 
@@ -69,7 +67,9 @@ def read_rows(file: RawFile) -> Iterator[Row]:
         PipelineError: The file is of no known format, damaged, or not text in UTF-8.
     """
     name = Path(file.label.stem if _is_compressed(file.path) else file.label)
-    reader = _READERS.get(name.suffix.lower(), _read_unnamed)
+    reader = _READERS.get(name.suffix.lower())
+    if reader is None:
+        raise PipelineError(f"{file.label}: is of no format that can be read; accepted: {ACCEPTED}")
     try:
         for cell in reader(file):
             number = None if cell.number is None else f"{cell.number:05d}"
@@ -107,29 +107,7 @@ def _is_compressed(path: Path) -> bool:
 
 
 def _open(file: RawFile) -> IO[bytes]:
-    return io.BufferedReader(_Decompressed(file.path)) if _is_compressed(file.path) else file.path.open("rb")
-
-
-class _Decompressed(io.RawIOBase):
-    """What a gzip file holds, unless it is far more than data ever shrink by: a small file can fill the memory."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = gzip.GzipFile(path)
-        self._left = max(_MIN_DECOMPRESSED_BYTES, _MAX_RATIO * path.stat().st_size)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        number = self._file.readinto(buffer)
-        self._left -= number
-        if self._left < 0:
-            raise gzip.BadGzipFile(f"its content is more than {_MAX_RATIO} times as large")
-        return number
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    return cast("IO[bytes]", gzip.open(file.path)) if _is_compressed(file.path) else file.path.open("rb")
 
 
 # JSON -----------------------------------------------------------------------------------------------------------------
@@ -183,15 +161,6 @@ def _is_several_values(content: bytes) -> bool:
         except json.JSONDecodeError as error:
             return error.msg == "Extra data"
     return False
-
-
-def _read_unnamed(file: RawFile) -> Iterator[_Cell]:
-    """Yield the rows of a file without a known suffix, which are JSON lines if it begins with a brace."""
-    with _open(file) as opened:
-        start = opened.read(64).removeprefix(_BYTE_ORDER_MARK)
-    if not start.lstrip().startswith(b"{"):
-        raise PipelineError(f"{file.label}: is of no format that can be read; accepted: {ACCEPTED}")
-    yield from _read_json_lines(file)
 
 
 # CSV and TSV ----------------------------------------------------------------------------------------------------------

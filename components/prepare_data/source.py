@@ -216,6 +216,34 @@ class FileSource(Config):
         return Split.DEV if is_dev else Split.TRAIN
 
 
+class BuiltIn(Config):
+    """A dataset that is generated from a seed; its subclasses say how many problems of each split."""
+
+    kind: str
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "BuiltIn":
+        families = getattr(self, "families", [])
+        if len(set(families)) < len(families):
+            raise ValueError("families must not name a family twice")
+        if not self.max_problems(Split.TRAIN) + self.max_problems(Split.TEST):
+            raise ValueError("num_train and num_test must not both be 0")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Name of the source in problems, weights, scores and the gate."""
+        return self.kind
+
+    def max_problems(self, split: Split) -> int:
+        """The number of problems of one split."""
+        return int(getattr(self, f"num_{split}", 0))
+
+    @abstractmethod
+    def problems(self, seed: int) -> Iterator[Problem]:
+        """Yield the problems of every split; equal seeds give equal problems."""
+
+
 def fraction_of(content: str) -> float:
     """Return a number from 0 to 1 that depends on a text alone."""
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8]) / 2**64

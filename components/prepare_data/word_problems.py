@@ -7,8 +7,7 @@ from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from components.prepare_data.source import fraction_of
-from components.shared.config import Config
+from components.prepare_data.source import BuiltIn, fraction_of
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 
@@ -25,7 +24,7 @@ Chain = tuple[int, ...]
 """A calculation: the first number, then what is added to it or, if negative, subtracted."""
 
 
-class WordProblems(Config):
+class WordProblems(BuiltIn):
     """Built-in generated word problems: nothing to download, small enough for a model made from scratch."""
 
     kind: Literal["word_problems"]
@@ -46,23 +45,10 @@ class WordProblems(Config):
     """Numbers in the hardest problems."""
 
     @model_validator(mode="after")
-    def _is_consistent(self) -> "WordProblems":
+    def _operands_are_a_range(self) -> "WordProblems":
         if self.max_operands < self.min_operands:
             raise ValueError(f"max_operands must not be below min_operands ({self.min_operands})")
-        if len(set(self.families)) < len(self.families):
-            raise ValueError("families must not name a family twice")
-        if self.num_train + self.num_test == 0:
-            raise ValueError("num_train and num_test must not both be 0")
         return self
-
-    @property
-    def name(self) -> str:
-        """Name of the source in problems, weights, scores and the gate."""
-        return self.kind
-
-    def max_problems(self, split: Split) -> int:
-        """The number of problems of one split."""
-        return {Split.TRAIN: self.num_train, Split.TEST: self.num_test, Split.DEV: self.num_dev}[split]
 
     def problems(self, seed: int) -> Iterator[Problem]:
         """Yield the train split, then the others; families and levels take turns within each.

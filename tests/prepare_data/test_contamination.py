@@ -1,7 +1,5 @@
 """Contamination: what is detected, what is not, and that a large dataset takes seconds."""
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +8,6 @@ from components.prepare_data.config import ContaminationConfig
 from components.prepare_data.contamination import Contamination, find_contamination
 from components.prepare_data.word_problems import WordProblems
 from components.shared.problem import Problem, Split
-from tests.processor_time import processor_time
 
 _LONG = " ".join(f"word{number}" for number in range(40))
 
@@ -96,20 +93,3 @@ def test_word_problems_of_one_template_are_told_apart() -> None:
     problems = list(WordProblems.model_validate({"kind": "word_problems", **sizes}).problems(seed=3))
     train, test = problems[:4000], problems[4000:]
     assert find_contamination(train, test, ContaminationConfig(max_overlap=0.3)) == []
-
-
-@pytest.mark.slow
-def test_dataset_as_large_as_math_takes_seconds() -> None:
-    """7,500 train problems against 5,000 test problems of 60 words, all with a common figure in them."""
-    rng = random.Random(1)
-    figure = "draw 0 0 1 0 1 1 0 1 cycle label A 0 0 SW label B 1 0 SE"
-
-    def question() -> str:
-        return figure + " " + " ".join(rng.choices(_LONG.split(), k=60))
-
-    train = [_problem(question(), Split.TRAIN, index) for index in range(7500)]
-    test = [_problem(question(), Split.TEST, index) for index in range(5000)]
-    train[17] = _problem(test[42].question.upper(), Split.TRAIN, 17)
-    with processor_time(20):
-        entries = find_contamination(train, test, ContaminationConfig(ngram_words=13, max_overlap=0.5))
-    assert [(entry.train, entry.test) for entry in entries] == [("x/train/17", "x/test/42")]
