@@ -130,23 +130,13 @@ def _with_room(checkpoint: Checkpoint, config: EvaluateConfig, questions: Questi
     limit = context_tokens_of(checkpoint.model.config.to_dict())
     longest, read = _longest_prompt(checkpoint, questions.problems), checkpoint.config.max_environment_tokens
     if limit is not None and longest + config.max_new_tokens + read > limit:
+        observed = f"what its environment answers {read:,}, " if read else ""
+        tools = f", {_SECTION}.tools.max_observation_tokens or {_SECTION}.tools.max_turns" if read else ""
         raise PipelineError(
-            f"model {name}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {longest:,}, "
-            + (f"what its environment answers {read:,}, " if read else "")
-            + f"and its answer {config.max_new_tokens:,}: {_shorter(checkpoint.config.tools, config, limit - longest)}"
+            f"model {name}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {longest:,}, {observed}"
+            f"and its answer {config.max_new_tokens:,}: lower {_SECTION}.max_new_tokens{tools}"
         )
     return checkpoint
-
-
-def _shorter(tools: ToolsConfig | None, config: EvaluateConfig, room: int) -> str:
-    """What to lower so that an answer fits into so many tokens, what takes the most of them first."""
-    read, key = (tools.max_environment_tokens if tools else 0), f"{_SECTION}.max_new_tokens"
-    sampled = f"lower {key} to {room - read:,}" if room > read else ""
-    if tools is None or read <= config.max_new_tokens:
-        return sampled or "no answer fits beside it"
-    most = max(0, room - config.max_new_tokens) // (tools.max_turns - 1)
-    observed = f"{_SECTION}.tools.max_observation_tokens" + (f" to {most:,}" if most else "")
-    return f"lower {observed} or {_SECTION}.tools.max_turns" + (f", or {sampled}" if sampled else "")
 
 
 def _longest_prompt(checkpoint: Checkpoint, problems: Sequence[Problem]) -> int:

@@ -1,4 +1,3 @@
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +23,6 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split, write_problems
 from components.shared.stage import Stage, run
-from components.shared.task import run_task
 from components.shared.tools import ToolsConfig
 from tests import tiny
 
@@ -75,13 +73,6 @@ def test_greedy_answers_do_not_depend_on_batches(tmp_path: Path) -> None:
     assert [row for row in one if row["sample"] == 0] == [row for row in other if row["sample"] == 0]
 
 
-def test_every_model_samples_as_if_it_were_alone(tmp_path: Path) -> None:
-    """Equal models have equal records, whatever is measured between them."""
-    folder = _evaluate(tmp_path).parent
-    assert {path.name for path in folder.iterdir()} == {"base", "sft", "grpo"}
-    assert lineage.digest(folder / "base") == lineage.digest(folder / "grpo") != lineage.digest(folder / "sft")
-
-
 def test_equal_evaluations_are_byte_identical(tmp_path: Path) -> None:
     """Sampled answers included."""
     one, other = (lineage.digest(_evaluate(tmp_path / name)) for name in ("one", "other"))
@@ -121,37 +112,6 @@ def test_a_reference_that_is_the_base_model_is_not_asked_again(tmp_path: Path) -
     evaluation = _evaluate(tmp_path, reference_seed=1).parent
     assert lineage.digest(evaluation / "base") == lineage.digest(evaluation / "sft")
     assert {path.name for path in (tmp_path / "work").iterdir()} == {"base", "grpo"}
-
-
-def test_a_task_whose_pod_was_lost_goes_on_from_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another pod answers the rest only."""
-    inputs = {name: str(tmp_path / name) for name in ("base_model", "reference", "policy", "problems")}
-    for seed, name in enumerate(("base_model", "reference", "policy")):
-        save(tiny.checkpoint(seed=seed), tmp_path / name)
-    for name in ("problems", "volume"):
-        (tmp_path / name).mkdir()
-    write_problems(tmp_path / "problems", Split.TEST, PROBLEMS)
-    settings = {"num_samples": 0, "max_new_tokens": 6, "max_batch_size": 2}
-    generate, pods = TransformersSampler.generate, ["lost", "new"]
-    calls: list[int] = []
-
-    def answer(sampler: TransformersSampler, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
-        if len(pods) == 2 and len(calls) == 6:
-            raise KeyboardInterrupt
-        calls.append(len(problems))
-        return generate(sampler, problems, sampling)
-
-    def run(artifact: str) -> Path:
-        place = {"volume": str(tmp_path / "volume"), "run_id": "run"}
-        return Path(run_task(STAGE, settings, str(tmp_path / artifact), **place, **inputs).folder)
-
-    monkeypatch.setattr(TransformersSampler, "generate", answer)
-    with pytest.raises(KeyboardInterrupt):
-        run(pods[0])
-    pods.pop(0)
-    folder = run(pods[0])
-    assert calls == [2, 2, 1, len(PROBLEMS)] * 3
-    assert {path.name for path in (folder / "evaluation").iterdir()} == {"base", "sft", "grpo", "lineage.json"}
 
 
 @pytest.mark.parametrize("policy", [AnswerPolicy.MARKED, AnswerPolicy.BOXED])
@@ -235,12 +195,6 @@ TOOLS = {
     "max_observation_tokens": 8,
     "num_workers": 2,
 }
-IN_TURNS: dict[str, Any] = {"tools": TOOLS, "max_new_tokens": 200, "temperature": 2.0, "reference_seed": 1}
-
-
-def _children() -> set[int]:
-    listed = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {int(pid) for path in listed for pid in path.read_text().split()}
 
 
 @pytest.mark.parametrize("stage", [STAGE, MODEL_STAGE])
@@ -292,41 +246,6 @@ def test_an_evaluation_does_not_go_on_after_its_documents_have_changed(
     made_by = lineage.read(tmp_path / "evaluation")
     assert made_by is not None
     assert made_by.work.materials[str(documents)].sha256 == lineage.file_digest(documents)
-
-
-@pytest.mark.long(minutes=0.5)
-def test_an_evaluation_in_turns_that_is_killed_goes_on_to_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With sampled answers of several turns and a failing environment; no process of an environment is left."""
-    before = _children()
-    whole = _evaluate(tmp_path / "whole", **IN_TURNS)
-    records = _records(whole)
-    assert {len(record["turns"]) for record in records} >= {1, 2, 3}
-    failed = [record for record in records if record["failure"]]
-    assert {(record["id"], record["verdict"], record["reason"]) for record in failed} == {
-        (PROBLEMS[1].id, "unscorable", "environment")
-    }
-    tools = jsonl.read_json(whole / "scores.json")["protocol"]["tools"]
-    assert tools == {
-        **{key: TOOLS[key] for key in ("environment", "arguments", "call_format", "max_observation_tokens")},
-        "functions": [],
-        "max_turns": 4,
-    }
-    generate, calls = TransformersSampler.generate, iter(range(4))
-
-    def dies(sampler: TransformersSampler, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
-        if next(calls, None) is None:
-            raise KeyboardInterrupt
-        return generate(sampler, problems, sampling)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TransformersSampler, "generate", dies)
-        with pytest.raises(KeyboardInterrupt):
-            _evaluate(tmp_path / "killed", **IN_TURNS)
-    assert _children() == before
-    assert lineage.digest(_evaluate(tmp_path / "killed", **IN_TURNS).parent) == lineage.digest(whole.parent)
-    assert _children() == before
 
 
 def test_probes_hold_the_log_probabilities_of_greedy_answers(tmp_path: Path) -> None:
