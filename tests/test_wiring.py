@@ -31,22 +31,6 @@ def test_every_folder_with_a_config_is_a_stage_and_the_other_way_round() -> None
     assert {path.parent.name for path in ROOT.glob("components/*/component.py")} == {*STAGES, "preflight"}
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_has_the_same_files(stage: str) -> None:
-    """Who knows one stage knows where to look in all of them."""
-    for name in ("__init__.py", "__main__.py", "component.py", "config.py"):
-        assert (ROOT / "components" / stage / name).is_file(), name
-    assert sorted((ROOT / "tests" / stage).glob("test_*.py")), f"tests/{stage} holds no test"
-
-
-def test_the_graph_runs_every_stage_with_its_own_section() -> None:
-    """Each task takes the section of its stage from preflight, and no stage is left out."""
-    sections = {_stage_of(task): task["inputs"]["parameters"]["config"] for task in _stage_tasks()}
-    assert {stage: source["taskOutputParameter"] for stage, source in sections.items()} == {
-        stage: {"producerTask": "preflight", "outputParameterKey": f"{stage}_config"} for stage in STAGES
-    }
-
-
 def test_stages_can_run_in_their_order() -> None:
     """What each reads is made by one before it."""
     made: set[str] = set()
@@ -57,6 +41,7 @@ def test_stages_can_run_in_their_order() -> None:
         made |= {f"{name}/{output}" for output in stage.outputs}
 
 
+@pytest.mark.slow
 def test_what_stages_are_forked_from_has_their_imports() -> None:
     """Where one could not be imported, stages would import everything themselves."""
     code = "import pipelines.run.preloaded, sys; print(*sys.modules)"

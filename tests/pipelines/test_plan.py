@@ -76,17 +76,6 @@ def test_parameters_are_those_of_transformers(tmp_path: Path, family: str) -> No
         assert shape_of(model(tmp_path)).num_parameters == sum(each.numel() for each in parameters)
 
 
-def test_a_folder_gives_its_shape(tmp_path: Path) -> None:
-    """By its config.json, with transformers' defaults for what is not in it."""
-    size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100}
-    config = {"model_type": "qwen2", **size, "num_attention_heads": 4, "num_key_value_heads": 2}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    layer = 64 * (64 + 32 + 32) + 64 + 32 + 32 + 64 * 64 + 3 * 64 * 128 + 2 * 64
-    assert shape_of(model(tmp_path)).num_parameters == 2 * 100 * 64 + 2 * layer + 64
-    (tmp_path / "config.json").write_text(json.dumps({**config, "head_dim": 8}))
-    assert shape_of(model(tmp_path)).head_size == 8
-
-
 @pytest.mark.parametrize(
     ("config", "problem"),
     [

@@ -1,6 +1,5 @@
 """SmolLM2-135M: a real pretrained model, fetched, asked, trained for some steps, resumed, and sampled with vLLM."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,23 +8,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from components.policy.checkpoint import Checkpoint, create, save_base
+from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import LogprobModel
 from components.rollout.sampler import Sampling
 from components.rollout.transformers_sampler import TransformersSampler
 from components.rollout.vllm.config import VllmConfig
 from components.shared.errors import RetryableError
 from components.shared.model import ChatConfig, ModelConfig
-from components.shared.problem import Problem, Split, write_problems
-from components.train_grpo.judge import JudgeConfig, judge
+from components.shared.problem import Problem
 from pipelines.base_models import fetch_base_model
 from tests import tiny
-from tests.fake_cluster.processes import free_port
-from tests.pipelines.test_use import served, wait_for
 from tests.rollout.vllm_policies import VLLM, beside, largest_difference, sampler
-from tests.train_grpo.groups import SHORTNESS
-from tests.train_grpo.settings import grpo_config
-from tests.train_grpo.test_resume import assert_equal, run_both
 
 pytestmark = [pytest.mark.long(minutes=0.5), pytest.mark.timeout(1800)]
 _NUM_PARAMETERS = 134_515_008
@@ -92,27 +85,6 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(checkpoint: C
     model.zero_grad()
 
 
-@pytest.mark.long(minutes=4)
-def test_a_training_goes_on_to_the_same_bytes(base: Path, tmp_path: Path) -> None:
-    """Four steps, stopped after the second and resumed."""
-    folders = {name: tmp_path / name for name in ("problems", "reference", "zero_0")}
-    for folder in folders.values():
-        folder.mkdir()
-    write_problems(folders["problems"], Split.TRAIN, _problems())
-    config = ModelConfig(base=str(base), prompt="{question}", chat=ChatConfig())
-    save_base(create(config, [], seed=1, dtype=torch.float32), folders["reference"])
-    settings: dict[str, Any] = {"num_steps": 4, "prompts_per_step": 2, "group_size": 2, "learning_rate": 1e-5}
-    training = grpo_config(
-        **settings,
-        reward__weights=SHORTNESS,
-        sampling__max_new_tokens=8,
-        loss__kl__coefficient=0.0,
-        engine__micro_batch_tokens=1000,
-    )
-    run_both(training, problems=folders["problems"], reference=folders["reference"], folder=tmp_path)
-    assert_equal(folders["zero_0"], num_steps=4)
-
-
 @pytest.fixture
 def server(base: Path, tmp_path: Path) -> Iterator[Any]:
     """The model beside this process, in vLLM."""
@@ -147,14 +119,3 @@ def test_vllm_samples_from_it_and_takes_weights(checkpoint: Checkpoint, server: 
     server.set_weights(1, tmp_path / "moved")
     assert difference() < 1e-3
     assert checkpoint.model.config.num_hidden_layers == 30
-
-
-@pytest.mark.long(minutes=1)
-def test_it_judges_through_vllm(base: Path) -> None:
-    """Behind a real server every answer is a rating, as the JSON schema of the request asks."""
-    port = free_port()
-    with served(base, port) as server:
-        wait_for(port, server)
-        settings = JudgeConfig(base_url=f"http://127.0.0.1:{port}/v1", model=str(base), max_tokens=64)
-        ratings = [asyncio.run(judge(_problems()[0], response, settings)) for response in ("8", "It has five legs.")]
-    assert all(0 <= rating <= 1 and (10 * rating).is_integer() for rating in ratings)

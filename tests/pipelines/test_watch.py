@@ -168,19 +168,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
     return terminal
 
 
-def test_lines_that_change_stand_below_all_others(terminal: _Terminal) -> None:
-    """Messages come above them, an error takes their place, and at the end there is no trace of them."""
-    screen = Screen(terminal.stream, terminal.stream)
-    screen.show("begun")
-    screen.draw([Text("step 1"), Text("curve of reward")])
-    screen.show("a message")
-    screen.draw([])
-    screen.show("took 3 s")
-    screen.draw([Text("step 3")])
-    screen.error("it failed")
-    assert _shown(terminal.close())[-3:] == ["took 3 s", "      error: it failed", ""]
-
-
 def test_changing_lines_are_replaced_in_their_place(terminal: _Terminal) -> None:
     """Whatever was longer before; the cursor is left at the beginning of the line below."""
     screen = Screen(terminal.stream, terminal.stream)
