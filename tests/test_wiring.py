@@ -1,7 +1,6 @@
 """One name per stage, in every place that has one; and imports that stay where they may be."""
 
 import ast
-import importlib
 import re
 import subprocess
 import sys
@@ -10,13 +9,11 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from kfp import dsl
 
 from components.grading.verdicts import Reason
 from components.preflight.config import STAGES
 from components.prepare_data.config import Source
 from components.shared.images import GPU
-from components.shared.stage import Stage
 from components.train_grpo.config import AdvantageEstimator, Aggregation, KLEstimator, PolicyLoss
 from components.train_grpo.rewards import BUILT_IN
 from pipelines.run.stages import declared
@@ -65,34 +62,6 @@ def test_nothing_is_trained_measured_or_registered_before_validation() -> None:
     for task in edges:
         if task not in {"prepare_data", "validate_data"}:
             assert "validate_data" in _upstream(task, edges), task
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_step_component_and_command_agree_on_the_folders(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step function, its Kubeflow component and its DVC command take the same outputs of the same stages."""
-    own = declared(stage)
-    component = importlib.import_module(f"components.{stage}.component").__dict__[stage]
-    (task,) = (task for task in _stage_tasks() if _stage_of(task) == stage)
-    folders = {name: _FOLDERS[source] for name, source in _sources(task).items()}
-    outputs = dict.fromkeys(component.component_spec.outputs.keys() - {"folder", "problems"}, f"outputs/stages/{stage}")
-    taken = task["inputs"].get("artifacts", {}).keys() | outputs.keys()
-    values = {name: dsl.Artifact(uri=path) if name in taken else path for name, path in {**folders, **outputs}.items()}
-
-    def run_task(run: Stage, config: object, artifact: str, **values: Any) -> None:
-        assert run is own
-        assert component.component_spec.implementation.container.image == own.image
-        inputs = {name: values[name] for name in run.inputs}
-        assert values.keys() - inputs.keys() <= {"cluster", "run_id", "volume"}
-        raise _CalledError({**inputs, **{name: f"{artifact}/{name}" for name in run.outputs}})
-
-    monkeypatch.setattr("components.shared.task.run_task", run_task)
-    monkeypatch.setattr("components.cluster.task.run_task", run_task)
-    with pytest.raises(_CalledError) as called:
-        component.python_func(config={}, **values)
-    options = re.findall(r"--([a-z-]+) (\S+)", DVC["stages"][stage]["cmd"])
-    assert called.value.args[0] == {option.replace("-", "_"): path for option, path in options if option != "params"}
-    sources = {name: f"outputs/stages/{source}" for name, source in own.inputs.items()}
-    assert sources.items() <= called.value.args[0].items()
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -164,20 +133,6 @@ def test_the_readme_names_only_what_exists() -> None:
     assert not missing
 
 
-_FOLDERS = {
-    ("prepare_data", "data"): "outputs/stages/prepare_data",
-    ("validate_data", "validation"): "outputs/stages/validate_data",
-    # What it has from prepare_data is passed on.
-    ("train_sft", "problems"): "outputs/stages/prepare_data/problems",
-    **{(stage, "folder"): f"outputs/stages/{stage}" for stage in ("train_sft", "train_grpo", "evaluate", "report")},
-}
-"""Where DVC has what a task passes on, by stage and output."""
-
-
-class _CalledError(Exception):
-    """The folders with which a component runs its stage."""
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_link_leads_nowhere(page: Path) -> None:
     """To a file that exists, and to a heading that it has."""
@@ -206,21 +161,6 @@ def _kubeflow_edges() -> dict[str, set[str]]:
     return {
         _stage_of(task): {_underscored(before) for before in task.get("dependentTasks", [])} - {"preflight"}
         for task in _stage_tasks()
-    }
-
-
-def _sources(task: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """The stage and the output behind each input that comes from another stage."""
-    inputs = task["inputs"]
-    artifacts = {name: each["taskOutputArtifact"] for name, each in inputs.get("artifacts", {}).items()}
-    parameters = {
-        name: each["taskOutputParameter"]
-        for name, each in inputs["parameters"].items()
-        if each.get("taskOutputParameter", {}).get("producerTask", "preflight") != "preflight"
-    }
-    return {
-        **{name: (_underscored(each["producerTask"]), each["outputArtifactKey"]) for name, each in artifacts.items()},
-        **{name: (_underscored(each["producerTask"]), each["outputParameterKey"]) for name, each in parameters.items()},
     }
 
 

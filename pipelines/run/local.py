@@ -168,6 +168,8 @@ def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None
         except SystemExit:
             screen.end(f"{_end_of(folder, params)}; log: {folder / LOG}")
             raise
+        finally:
+            screen.draw([])
     exit_code = _exit_code(tracker, folder, screen)
     if any(task.name == "report" for task in tracker.finished):
         summary.write(folder, tracker.tasks, exit_code)

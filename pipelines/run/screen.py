@@ -1,7 +1,6 @@
 """What a person sees of a run: a numbered header per stage, its messages, its seconds, its error.
 
-On a terminal, lines that change may stand below all others: they are erased before anything else is written, and drawn
-again after it. Only the width of a terminal is asked for each time, so it may be resized at any moment.
+On a terminal, lines that change may be drawn below all others.
 """
 
 from collections.abc import Sequence
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.live import Live
     from rich.text import Text
 
 INDENT = " " * 6
-_RETURN_AND_CLEAR = "\r\x1b[K"
 
 
 def printable(text: str) -> str:
@@ -42,9 +41,7 @@ class Screen:
         )
         self.live = out.isatty() and not self._out.is_dumb_terminal
         """Whether lines that change can be drawn."""
-        self._changing: Sequence[Text] = ()
-        self._drawn: list[int] = []
-        """Columns of each line that stands there now."""
+        self._view: Live | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -57,10 +54,21 @@ class Screen:
         return self._out.encoding.startswith("utf")
 
     def draw(self, lines: "Sequence[Text]") -> None:
-        """Have these lines stand below all others; none to remove them."""
-        if self.live and (lines or self._drawn):
-            self._changing = lines
-            self._put("")
+        """Show these lines below all others in place of those before; none to remove them."""
+        from rich.console import Group
+        from rich.live import Live
+
+        if not self.live:
+            return
+        if not lines:
+            if self._view:
+                self._view.stop()
+            self._view = None
+            return
+        if self._view is None:
+            self._view = Live(console=self._out, auto_refresh=False, transient=True, redirect_stdout=False)
+            self._view.start()
+        self._view.update(Group(*lines), refresh=True)
 
     def show(self, line: "str | Text" = "", style: str = "") -> None:
         """Write one line."""
@@ -87,28 +95,9 @@ class Screen:
         self._write(self._error, f"{INDENT}{text}")
 
     def _write(self, console: "Console", line: "str | Text", style: str = "") -> None:
-        if not self.live:
-            console.print(line, style=style or None)
-        elif console is self._out:
-            with console.capture() as written:
-                console.print(line, style=style or None)
-            self._put(_RETURN_AND_CLEAR + written.get())
-        else:
-            console.file.write(_RETURN_AND_CLEAR)
-            console.print(line, style=style or None)
-
-    def _put(self, text: str) -> None:
-        """Write text in the place of the lines that change, and these below it, all at once."""
-        width = self._out.width
-        with self._out.capture() as drawn:
-            for line in self._changing:
-                self._out.print(line, soft_wrap=False, no_wrap=True, overflow="crop")
-        # A narrower terminal has wrapped what was wider.
-        rows = sum(max(1, -(-columns // width)) for columns in self._drawn)
-        erase = f"\r\x1b[{rows}A\x1b[J" if rows else ""
-        self._out.file.write(erase + text + drawn.get())
-        self._out.file.flush()
-        self._drawn = [min(line.cell_len, width) for line in self._changing]
+        if self.live and self._view is None:
+            console.file.write("\r\x1b[K")  # over the ^C of a user
+        console.print(line, style=style or None)
 
 
 def duration(seconds: float) -> str:

@@ -132,16 +132,6 @@ def test_a_stopped_run_leaves_no_container(api: Mapping[str, str], tmp_path: Pat
     assert not list(project.folder.rglob("*.partial"))
 
 
-def test_a_killed_stage_fails_the_run(api: Mapping[str, str], tmp_path: Path) -> None:
-    """SIGKILL, as when memory runs out: exit code 1, and the next stage is not started."""
-    with _at_second_stage(tmp_path, api) as (project, run):
-        engine.podman("kill", _containers(project).strip())
-        killed = FinishedRun.of(project, run)
-    assert killed.exit_code == 1
-    assert "validate_data stopped unexpectedly" in killed.errors
-    assert "1 of 7 stages" in killed.printed
-
-
 def test_missing_images_are_named_before_anything_runs(api: Mapping[str, str], tmp_path: Path) -> None:
     """One line with what to do, and exit code 2."""
     ended = _run(copy_project(tmp_path), {**api, "IMAGE_TAG": "none"}, "--containers")

@@ -100,15 +100,6 @@ def test_a_policy_is_reported_and_registered(light: Image, folder: Path) -> None
     assert json.loads((registration / "version.json").read_text())["version"] == "v0.0.1"
 
 
-def test_a_refusal_is_one_line(light: Image, folder: Path) -> None:
-    """Exit code and message are those of the stage."""
-    command = ["podman", "run", "--rm", "--volume", f"{folder}:{folder}", "--workdir", str(folder), light.name]
-    stage = _stage("validate_data", problems=folder / "nowhere", validation=folder / "validation")
-    ended = subprocess.run([*command, *stage], capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert re.fullmatch(r"error: validate_data: input `problems`: .* run the stage that makes it first\n", ended.stderr)
-
-
 def test_it_has_what_light_code_imports_and_nothing_heavy(light: Image) -> None:
     """Every module of light code, the clients of the cluster and KFP's executor are there; torch and vLLM are not."""
     light.modules(*LIGHT)

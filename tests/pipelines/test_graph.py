@@ -14,7 +14,6 @@ from components.preflight.config import DEPLOYMENT, OPTIONAL_SECRET_KEYS, SECRET
 from components.preflight.form import OVERRIDES, PRESET, form_of, parameters
 from components.preflight.preflight import DEADLINE_S
 from components.preflight.resources import shape_of_base, with_memory
-from components.shared import images
 from components.shared.environment import IMAGE_VARIABLE
 from pipelines import dvc_graph
 from pipelines.parameter_table import page
@@ -154,15 +153,6 @@ def test_what_differs_between_clusters_comes_from_the_deployment() -> None:
     task = made.tasks["preflight"]["inputs"]["parameters"][DEPLOYMENT]
     assert task["runtimeValue"]["constant"] == deployment
     assert "grpo-pipeline-git" not in text
-
-
-def test_default_images_have_an_immutable_tag() -> None:
-    """Two images run everything, whose names come from the build's environment."""
-    actual = {container["image"] for container in graph().containers.values()}
-    assert actual == {images.LIGHT, images.GPU}
-    assert not any(image.endswith(":latest") for image in actual)
-    for container in graph().containers.values():
-        assert "pip install" not in " ".join(container["command"])
 
 
 def test_a_run_whose_image_cannot_be_pulled_fails_within_two_minutes() -> None:

@@ -65,19 +65,6 @@ def test_chat_answers_as_the_evaluation_does(model: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_chat_model_remembers_the_conversation(tmp_path: Path) -> None:
-    """The second answer depends on the first question."""
-    model = chat_model.write(tmp_path / "model")
-    answers = []
-    for first in QUESTIONS[:2]:
-        command = [str(_COMMAND), "chat", str(model), "--max-new-tokens", "16"]
-        lines = "\n".join([first, QUESTIONS[2]])
-        asked = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=_START_S)
-        answers.append(asked.stdout.split("sets the limit)\n")[1])
-    assert answers[0] != answers[1]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("template", [chat_model.CHATML, chat_model.THINKING, chat_model.REASONING, chat_model.HEADERS])
 @pytest.mark.parametrize("thinking", [None, False])
 def test_a_server_renders_the_prompt_of_training(template: str, thinking: bool | None, tmp_path: Path) -> None:

@@ -3,10 +3,7 @@
 import re
 from collections import Counter
 
-import pytest
-
 from components.prepare_data.one_step_problems import OneStepProblems
-from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 
 
@@ -39,13 +36,3 @@ def test_subjects_take_turns_and_the_seed_decides() -> None:
     }
     assert _made(200) == problems[:200]
     assert _made(200, seed=2) != problems[:200]
-
-
-def test_more_problems_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names the key."""
-    monkeypatch.setattr("components.prepare_data.one_step_problems._NAMES", ["Ada", "Bob"])
-    for name in ("_THINGS", "_PLACES", "_DAYS"):
-        monkeypatch.setattr(f"components.prepare_data.one_step_problems.{name}", ["one", "two"])
-    monkeypatch.setattr("components.prepare_data.one_step_problems._LARGEST", (2,))
-    with pytest.raises(PipelineError, match="one_step_problems: num_train is 9999, but only about"):
-        _made(9999)

@@ -97,20 +97,16 @@ def test_dev_problem_close_to_a_test_problem_is_left_out(tmp_path: Path, gsm8k: 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"sources": []}, "prepare_data.sources: list should have at least 1 item"),
         (
             {"sources": [{"kind": "gsm9k"}]},
             "expected tags: 'calculator_problems', 'dataset', 'gsm8k', 'math', 'math500', 'mbpp', 'one_step_problems'",
         ),
         ({"sources": [{"kind": "gsm8k"}]}, "has neither a `train` nor a `test` path"),
         ({"sources": [{"kind": "gsm8k", "test": "a", "dev_fraction": 0.1}]}, "dev_fraction needs a `train` path"),
-        ({"sources": [{"kind": "gsm8k", "train": "a", "train_limit": 0}]}, "greater than or equal to 1, got 0"),
         ({"sources": [_WORDS, _WORDS]}, "prepare_data.sources: `word_problems` occurs twice"),
         ({"sources": [_WORDS | {"min_operands": 5}]}, "max_operands must not be below min_operands (5)"),
-        ({"sources": [_WORDS | {"max_operands": 7}]}, "max_operands: input should be less than or equal to 6, got 7"),
         ({"sources": [_WORDS | {"families": ["total", "total"]}]}, "families must not name a family twice"),
         ({"sources": [_WORDS | {"num_train": 0, "num_test": 0}]}, "num_train and num_test must not both be 0"),
-        ({"sources": [_WORDS], "max_malformed_fraction": 1}, "max_malformed_fraction: input should be less than 1"),
         (_FROM_GIT | {"sources": [{"kind": "gsm8k", "train": "/data/train.jsonl"}]}, "not in the repository"),
         (_FROM_GIT | {"sources": [{"kind": "gsm8k", "train": "../train.jsonl"}]}, "not in the repository"),
         (

@@ -4,13 +4,10 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from components.grading.verifier import Verifier
 from components.prepare_data.source import Fields, FileSource, MalformedRow, MalformedRowError, text, text_or_number
-from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 
 _ROWS = [{"prompt": f"question {index}"} for index in range(3)]
@@ -40,17 +37,6 @@ def test_lines_keep_their_numbers(tmp_path: Path) -> None:
     assert malformed == MalformedRow(Path("rows.jsonl"), 4, "column `text` or `prompt` is missing")
 
 
-def test_parquet_and_json_lines_give_the_same_rows_up_to_the_limit(tmp_path: Path) -> None:
-    """The layout of a file changes neither its rows nor their names; a row that cannot be used does not count."""
-    rows = [{"prompt": " "}, *_ROWS]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    expected = [(f"notes/train/0000{index}", f"question {index - 1}") for index in (1, 2, 3)]
-    for name in ("rows.jsonl", "rows.parquet"):
-        assert _problems(tmp_path, name) == expected
-        assert _problems(tmp_path, name, train_limit=2) == expected[:2]
-
-
 def test_folder_is_read_by_subject_and_number(tmp_path: Path) -> None:
     """One JSON file per problem, of any layout inside; 2.json comes before 10.json, and other files are ignored."""
     for name in ("algebra/10", "algebra/2", "geometry/1"):
@@ -61,34 +47,6 @@ def test_folder_is_read_by_subject_and_number(tmp_path: Path) -> None:
     names = ["algebra/2", "algebra/10", "geometry/1"]
     assert _problems(tmp_path, "all") == [(f"notes/train/{name}", name) for name in names]
     assert _read(tmp_path, "all")[-1][:2] == (Path("all/geometry/7.json"), 1)  # type: ignore[index]
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b'{"question": "cut o', "not valid JSON"),
-        (b"[1, 2]", "expected a JSON object, got list"),
-        (b'{"question": "caf\xe9"}', "not UTF-8 text (byte 17 of the line)"),
-    ],
-)
-def test_line_without_an_object_is_malformed(tmp_path: Path, line: bytes, reason: str) -> None:
-    """The reason does not repeat file and line, which quarantine.jsonl has beside it."""
-    (tmp_path / "rows.jsonl").write_bytes(line + b"\n")
-    (row,) = _read(tmp_path, "rows.jsonl")
-    assert isinstance(row, MalformedRow)
-    assert row.reason.startswith(reason)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"PAR1 cut off", "not a readable parquet file"), (None, "no such file; `make data` fetches")],
-)
-def test_file_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes | None, message: str) -> None:
-    """A truncated parquet file has no readable row at all, so it cannot be quarantined row by row."""
-    if content:
-        (tmp_path / "rows.parquet").write_bytes(content)
-    with pytest.raises(PipelineError, match=rf"rows\.parquet: {message}"):
-        _read(tmp_path, "rows.parquet")
 
 
 @pytest.mark.parametrize(

@@ -87,12 +87,6 @@ def test_seed_alone_decides_the_problems() -> None:
     assert len(questions & {problem.question for problem in _make(seed=6)}) < len(questions) / 10
 
 
-def test_worked_fraction_changes_no_question() -> None:
-    """Two runs that differ in how solutions are written are about the same problems."""
-    bare, worked = _make(worked_fraction=0.0), _make(worked_fraction=1.0)
-    assert [problem.question for problem in bare] == [problem.question for problem in worked]
-
-
 def test_more_problems_than_exist_are_an_error() -> None:
     """The message names the key and how many there are, and no problem is repeated."""
     with pytest.raises(PipelineError, match=r"word_problems: num_train is 500, but only \d\d distinct problems exist"):

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 from kfp import dsl
@@ -20,7 +19,7 @@ from components.shared.problem import Problem, Split, write_problems
 from components.validate_data.checking import check
 from components.validate_data.component import validate_data
 from components.validate_data.config import ValidateConfig
-from components.validate_data.frame import build_frame, describe
+from components.validate_data.frame import build_frame
 from components.validate_data.validate import validate
 
 Lines = list[dict[str, Any]]
@@ -257,21 +256,6 @@ def test_file_that_is_not_json_lines_is_an_error(problems: Path, tmp_path: Path)
     with pytest.raises(PipelineError, match=r"train\.jsonl:21") as error:
         run(problems, tmp_path / "validation")
     assert not error.value.keeps_outputs
-
-
-def test_quantiles_of_lengths() -> None:
-    """Of the lengths 0 to 100 in any order the median is 50 and the 95th percentile 95."""
-    lengths = list(range(100, -1, -1))
-    columns = {
-        "problem": None,
-        "worked": True,
-        "prompt_tokens": lengths,
-        "solution_tokens": [2 * each for each in lengths],
-    }
-    described = describe(pd.DataFrame(columns))
-    quantiles = {name: described["prompt_tokens"][name] for name in ("min", "median", "p95", "max")}
-    assert quantiles == {"min": 0, "median": 50, "p95": 95, "max": 100}
-    assert described["solution_tokens"]["p95"] == 190
 
 
 def test_page_is_self_contained(problems: Path, tmp_path: Path) -> None:
