@@ -6,6 +6,7 @@ torch that cannot be imported is a finding, not the end.
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -125,25 +126,28 @@ def doctor(params: Path | None, *, as_json: bool) -> int:
     return PipelineError.exit_code if failed else 0
 
 
+def _judged(name: str, text: str, *faults: tuple[bool, State, str]) -> Finding:
+    """Return a finding with the state and the remedy of the first fault that there is."""
+    state, remedy = next(((state, remedy) for is_there, state, remedy in faults if is_there), ("ok", ""))
+    return Finding(name, state, text, remedy)
+
+
 def _python() -> Iterator[Finding]:
-    version = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < _MIN_PYTHON:
-        yield Finding("python", "error", version, "3.11 or newer is needed: make setup PYTHON=python3.11")
-    elif sys.platform != "linux":
-        yield Finding("python", "warning", f"{version} on {sys.platform}", "Linux is what this is tested on")
-    else:
-        yield Finding("python", "ok", version)
+    version = f"{platform.python_version()} on {sys.platform}"
+    yield _judged(
+        "python",
+        version,
+        (sys.version_info < _MIN_PYTHON, "error", "3.11 or newer is needed: make setup PYTHON=python3.11"),
+        (sys.platform != "linux", "warning", "Linux is what this is tested on"),
+    )
 
 
 def _cores() -> Iterator[Finding]:
     cores, busy = available_cores(), os.getloadavg()[0]
     bf16 = "with" if _has_fast_bf16() else "without"
     text = f"{cores} cores {bf16} instructions for bf16, {busy:.1f} of them busy in the last minute"
-    if busy > _BUSY_FRACTION * cores:
-        remedy = "training on CPUs takes about twice as long beside other work"
-        yield Finding("cores", "warning", text, remedy)
-    else:
-        yield Finding("cores", "ok", text)
+    remedy = "training on CPUs takes about twice as long beside other work"
+    yield _judged("cores", text, (busy > _BUSY_FRACTION * cores, "warning", remedy))
 
 
 def _memory() -> Iterator[Finding]:
@@ -153,36 +157,35 @@ def _memory() -> Iterator[Finding]:
     values = {line.split(":")[0]: int(line.split()[1]) / 2**20 for line in path.read_text().splitlines()}
     available = values["MemAvailable"]
     text = f"{values['MemTotal']:.0f} GiB, {available:.0f} GiB of them available"
-    if available < _MIN_MEMORY_GIB:
-        yield Finding("memory", "warning", text, f"the default job needs about {_MIN_MEMORY_GIB} GiB")
-    else:
-        yield Finding("memory", "ok", text)
+    remedy = f"the default job needs about {_MIN_MEMORY_GIB} GiB"
+    yield _judged("memory", text, (available < _MIN_MEMORY_GIB, "warning", remedy))
 
 
 def _disk() -> Iterator[Finding]:
     """The free space of each disk that a run writes to, once per disk."""
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
     places = {"outputs/": Path("outputs"), "the hub's cache": cache, "/dev/shm": Path("/dev/shm")}
-    seen: dict[int, list[str]] = {}
-    usages = {}
+    names_by_disk: dict[int, list[str]] = {}
+    free: dict[int, float] = {}
     for name, place in places.items():
         existing = next((each for each in (place, *place.absolute().parents) if each.exists()), None)
         if existing is not None:
             device = existing.stat().st_dev
-            seen.setdefault(device, []).append(name)
-            usages[device] = shutil.disk_usage(existing)
-    for device, names in seen.items():
-        free = usages[device].free / _GIB
-        text = f"{free:.0f} GiB free for {' and '.join(names)}"
-        if names == ["/dev/shm"]:  # weights go by files on disk where it is too small
-            yield Finding("disk", "ok", text)
-        elif free < _MIN_DISK_GIB:
-            yield Finding("disk", "error", text, "`grpo-pipeline gc` removes unfinished work and old runs")
-        elif free < _SPARE_DISK_GIB:
-            remedy = "a run of a 1.5B model writes about 20 GiB; `grpo-pipeline gc` removes old runs"
-            yield Finding("disk", "warning", text, remedy)
-        else:
-            yield Finding("disk", "ok", text)
+            names_by_disk.setdefault(device, []).append(name)
+            free[device] = shutil.disk_usage(existing).free / _GIB
+    for device, names in names_by_disk.items():
+        is_written = names != ["/dev/shm"]  # weights go by files on disk where it is too small
+        large = "a run of a 1.5B model writes about 20 GiB; `grpo-pipeline gc` removes old runs"
+        yield _judged(
+            "disk",
+            f"{free[device]:.0f} GiB free for {' and '.join(names)}",
+            (
+                is_written and free[device] < _MIN_DISK_GIB,
+                "error",
+                "`grpo-pipeline gc` removes unfinished work and old runs",
+            ),
+            (is_written and free[device] < _SPARE_DISK_GIB, "warning", large),
+        )
 
 
 def _gpu_and_torch() -> Iterator[Finding]:
@@ -190,9 +193,8 @@ def _gpu_and_torch() -> Iterator[Finding]:
     for gpu in gpus:
         name, total, used, driver = (part.strip() for part in gpu.split(","))
         text = f"{name}, {int(total) / 1024:.0f} GiB, {int(used) / 1024:.1f} GiB in use, driver {driver}"
-        is_free = int(used) < 0.1 * int(total)
         remedy = "another process holds its memory: `nvidia-smi` names it"
-        yield Finding("gpu", "ok", text) if is_free else Finding("gpu", "warning", text, remedy)
+        yield _judged("gpu", text, (int(used) >= 0.1 * int(total), "warning", remedy))
     if not gpus:
         yield Finding("gpu", "ok", "none (nvidia-smi finds no GPU): models of a few million parameters can be trained")
     torch = _ask_python(_TORCH)
@@ -259,19 +261,14 @@ def _lock() -> Iterator[Finding]:
         for name, version in current_environment().packages.items()
         if name in pinned and version.partition("+")[0] not in pinned[name]  # a build of torch has a suffix
     ]
-    if others:
-        more = f" and {len(others) - _NUM_NAMED} more" if len(others) > _NUM_NAMED else ""
-        text = f"{', '.join(others[:_NUM_NAMED])}{more}"
-        yield Finding("packages", "warning", text, "`make setup` installs what requirements.lock names")
-    else:
-        yield Finding("packages", "ok", "all as in requirements.lock")
+    more = f" and {len(others) - _NUM_NAMED} more" if len(others) > _NUM_NAMED else ""
+    text = f"{', '.join(others[:_NUM_NAMED])}{more}" or "all as in requirements.lock"
+    yield _judged("packages", text, (bool(others), "warning", "`make setup` installs what requirements.lock names"))
 
 
 def _tools() -> Iterator[Finding]:
     git = _output(["git", "--version"])
-    yield (
-        Finding("git", "ok", git) if git else Finding("git", "error", "not found", "versions are git tags: install git")
-    )
+    yield _judged("git", git or "not found", (not git, "error", "versions are git tags: install git"))
     engines = [name for name in ("podman", "docker") if shutil.which(name)]
     missing = "neither podman nor docker, which only `run --containers` and `make images` need"
     yield Finding("containers", "ok", " and ".join(engines) or missing)
@@ -296,11 +293,10 @@ def _hub() -> Iterator[Finding]:
         yield Finding("hub", "ok", "HF_HUB_OFFLINE is set: models and datasets come from folders or the cache")
         return
     script = f"import urllib.request; urllib.request.urlopen({constants.ENDPOINT!r}, timeout=5); print('true')"
-    if _ask_python(script, _DEADLINE_S) is True:
-        yield Finding("hub", "ok", f"{constants.ENDPOINT} answers, {token}")
-    else:
-        remedy = "use models and datasets in folders, or set HTTPS_PROXY, SSL_CERT_FILE or HF_ENDPOINT"
-        yield Finding("hub", "warning", f"{constants.ENDPOINT} cannot be reached", remedy)
+    answers = _ask_python(script, _DEADLINE_S) is True
+    remedy = "use models and datasets in folders, or set HTTPS_PROXY, SSL_CERT_FILE or HF_ENDPOINT"
+    text = f"{constants.ENDPOINT} {f'answers, {token}' if answers else 'cannot be reached'}"
+    yield _judged("hub", text, (not answers, "warning", remedy))
 
 
 def _cluster() -> Iterator[Finding]:

@@ -68,10 +68,10 @@ class Evaluator:
                 say(_STAGE, f"{self.name}: goes on after {len(records):,} answers of an evaluation that ended early")
                 bar.skip(len(records))
             for batch, path in list(zip(batches, paths, strict=True))[len(stored) :]:
-                graded = self._answer(batch)
+                graded = self._answer(*batch)
                 _write_whole(path, graded)
                 records += graded
-                self._show(bar, batch.sampling, graded, records)
+                self._show(bar, batch[1], graded, records)
         order = {problem.id: index for index, problem in enumerate(problems)}
         return sorted(records, key=lambda record: (order[record["id"]], record["sample"]))
 
@@ -88,21 +88,23 @@ class Evaluator:
             tokens_per_s=bar.rate(num_tokens),
         )
 
-    def _answer(self, batch: "Batch") -> list[dict[str, Any]]:
+    def _answer(self, problems: Sequence[Problem], sampling: Sampling) -> list[dict[str, Any]]:
         config = self.config
         remedies = [
             f"lower {_STAGE}.{key} (it is {getattr(config, key)})" for key in ("max_batch_size", "max_new_tokens")
         ]
-        with explain_out_of_memory(f"answers to {len(batch.problems)} problems at once", *remedies):
-            groups = self.generate(batch.problems, batch.sampling)
-        return self._records(batch, groups)
+        with explain_out_of_memory(f"answers to {len(problems)} problems at once", *remedies):
+            groups = self.generate(problems, sampling)
+        return self._records(problems, sampling, groups)
 
-    def _records(self, batch: "Batch", groups: Sequence[Sequence[Completion]]) -> list[dict[str, Any]]:
-        """The records of the completions of a batch; sample 0 is the greedy one."""
-        is_greedy = batch.sampling.temperature == 0
+    def _records(
+        self, problems: Sequence[Problem], sampling: Sampling, groups: Sequence[Sequence[Completion]]
+    ) -> list[dict[str, Any]]:
+        """Return the records of the completions of a batch; sample 0 is the greedy one."""
+        is_greedy = sampling.temperature == 0
         answered = [
             (problem, sample, completion)
-            for problem, group in zip(batch.problems, groups, strict=True)
+            for problem, group in zip(problems, groups, strict=True)
             for sample, completion in enumerate(group, 0 if is_greedy else 1)
         ]
         asked, completions = [problem for problem, _, _ in answered], [each for _, _, each in answered]
@@ -130,7 +132,7 @@ class Evaluator:
                 "num_steps": problem.num_steps,
                 "num_prompt_tokens": len(completion.tokens.prompt_ids),
                 "num_tokens": completion.num_tokens,
-                "seed": None if is_greedy else batch.sampling.seed,
+                "seed": None if is_greedy else sampling.seed,
                 "finished": completion.finished,
                 "worked": completion.is_worked(self.policy),
                 **(_trajectory(completion) if self.environments else {}),
@@ -148,16 +150,10 @@ def _trajectory(completion: Completion) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Problems that are answered at once."""
-
-    problems: Sequence[Problem]
-    sampling: Sampling
-
-
-def _batches(config: EvaluateConfig, problems: Sequence[Problem], environments: Environments | None) -> Iterator[Batch]:
-    """Yield what is answered at once: all problems greedily, then all with samples.
+def _batches(
+    config: EvaluateConfig, problems: Sequence[Problem], environments: Environments | None
+) -> Iterator[tuple[Sequence[Problem], Sampling]]:
+    """Yield the problems that are answered at once, and how: all greedily, then all with samples.
 
     Short questions go first: a batch takes as long as its longest one.
     """
@@ -174,7 +170,7 @@ def _batches(config: EvaluateConfig, problems: Sequence[Problem], environments: 
                 stop=PROTOCOLS[config.protocol].stop,
                 environments=environments,
             )
-            yield Batch(ordered[start : start + size], sampling)
+            yield ordered[start : start + size], sampling
 
 
 def _write_whole(path: Path, rows: Sequence[dict[str, Any]]) -> None:

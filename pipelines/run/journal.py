@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,23 +15,11 @@ _DRAW_S = 0.5
 """Between two drawings of what changes."""
 
 
-@dataclass
-class Task:
-    """One stage of a run, and what is known of it so far."""
-
-    name: str
-    outputs: dict[str, Path] = field(default_factory=dict)
-    seconds: float | None = None
-    """Wall time until it was finished, with the start of its process; None before."""
-    reused_from: str | None = None
-    """Run whose outputs it took; None where it computed its own."""
-
-
 class Tracker:
-    """Knows at any time which stage runs, which are finished and which has failed, and shows it."""
+    """Knows at any time which stage runs and which has failed, and shows it."""
 
     def __init__(self, screen: Screen, journal: TextIO, stages: Sequence[str]) -> None:
-        self.tasks = [Task(name) for name in stages]
+        self.stages, self.num_finished = stages, 0
         self.exit_code: int | None = None
         """That of the stage that failed with an error meant for people."""
         self._screen, self._journal, self._partial = screen, journal, ""
@@ -42,14 +29,9 @@ class Tracker:
         self._announce()
 
     @property
-    def finished(self) -> list[Task]:
-        """The stages that are done, in their order."""
-        return [task for task in self.tasks if task.seconds is not None]
-
-    @property
-    def running(self) -> Task | None:
-        """The first stage that is not done."""
-        return next((task for task in self.tasks if task.seconds is None), None)
+    def running(self) -> str | None:
+        """The first stage that is not finished."""
+        return self.stages[self.num_finished] if self.num_finished < len(self.stages) else None
 
     def read(self) -> None:
         """Show what was added to the journal; a line that is still being written waits for its end."""
@@ -74,21 +56,19 @@ class Tracker:
         self._screen.draw([Text(INDENT).append_text(line) for line in lines])
 
     def _take(self, event: dict[str, Any]) -> None:
-        task, kind = self.running, event["event"]
-        assert task is not None, f"{event['stage']} {kind} although every stage was done"
+        stage, kind = self.running, event["event"]
+        assert stage is not None, f"{event['stage']} {kind} although every stage was done"
         if kind == "message":
-            self._screen.detail(event["text"] if event["stage"] == task.name else f"{event['stage']}: {event['text']}")
+            self._screen.detail(event["text"] if event["stage"] == stage else f"{event['stage']}: {event['text']}")
         elif kind == "progress":
             self._show_progress(event)
-        elif kind == "started":
-            task.outputs = {name: Path(path) for name, path in event["outputs"].items()}
-        elif kind == "work" and task.name in TRAININGS:
-            self._training = Training.in_work(task.name, Path(event["folder"]))
+        elif kind == "work" and stage in TRAININGS:
+            self._training = Training.in_work(stage, Path(event["folder"]))
         elif kind == "finished":
-            self._finish(task, event.get("reused_from"))
+            self._finish(event.get("reused_from"))
         elif kind == "failed":
             self.exit_code = event["exit_code"]
-            self._screen.error(event["error"].removeprefix(f"{task.name}: "))
+            self._screen.error(event["error"].removeprefix(f"{stage}: "))
 
     def _show_progress(self, event: dict[str, Any]) -> None:
         """Show a line of progress; where it can change, only the last one stays."""
@@ -97,16 +77,16 @@ class Tracker:
         else:
             self._screen.detail(event["text"])
 
-    def _finish(self, task: Task, reused_from: str | None) -> None:
+    def _finish(self, reused_from: str | None) -> None:
         self._training, self._progress = None, ""
         self._screen.draw([])
         now = time.monotonic()
-        task.seconds, self._last_end = round(now - self._last_end, 1), now
-        task.reused_from = reused_from
-        end = f"unchanged: from {reused_from}" if reused_from else f"took {duration(task.seconds)}"
+        end = f"unchanged: from {reused_from}" if reused_from else f"took {duration(now - self._last_end)}"
+        self._last_end = now
         self._screen.detail(end, Style.DIM)
+        self.num_finished += 1
         self._announce()
 
     def _announce(self) -> None:
         if self.running:
-            self._screen.header(self.tasks.index(self.running) + 1, len(self.tasks), self.running.name)
+            self._screen.header(self.num_finished + 1, len(self.stages), self.running)

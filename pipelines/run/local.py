@@ -171,15 +171,17 @@ def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None
         finally:
             screen.draw([])
     exit_code = _exit_code(tracker, folder, screen)
-    if any(task.name == "report" for task in tracker.finished):
-        summary.write(folder, tracker.tasks, exit_code)
+    run = read_run(folder)
+    assert run is not None
+    if "report" in run.stages and run.stages["report"].finished is not None:
+        summary.write(run, exit_code)
         _make_latest(folder)
         summary.show(folder, screen)
     else:
         screen.show(_end_of(folder, params))
     with suppress(PipelineError, OSError):  # of all runs: what became of this one does not depend on it
         index.write(OUTPUTS, params.register.registry)
-    done = f"{len(tracker.finished)} of {len(tracker.tasks)} stages in {duration(time.monotonic() - started)}"
+    done = f"{tracker.num_finished} of {len(STAGES)} stages in {duration(time.monotonic() - started)}"
     screen.show(f"{done}; log: {folder / LOG}", Style.DIM)
     return exit_code
 
@@ -254,11 +256,9 @@ def _execute(
                 tracker.read()
         except SystemExit:
             screen.draw([])
-            if tracker.running and tracker.running.name.startswith("train"):
+            if tracker.running and tracker.running.startswith("train"):
                 limit = f"at most {grace_s:g} s"
-                screen.show(
-                    f"stopping: {tracker.running.name} ends its step and saves a checkpoint ({limit})", Style.DIM
-                )
+                screen.show(f"stopping: {tracker.running} ends its step and saves a checkpoint ({limit})", Style.DIM)
             raise
 
 
@@ -275,16 +275,17 @@ def _exit_code(tracker: Tracker, folder: Path, screen: Screen) -> int:
     """Return the exit code of the run, and show where to look if something went wrong."""
     if not folder.is_dir():
         raise PipelineError(f"{folder}: was removed while the run was at work")
-    task = tracker.running
-    if task is None:
+    name, run = tracker.running, read_run(folder)
+    if name is None:
         return 0
     if tracker.exit_code is not None:
-        for page in (output / "report.html" for output in task.outputs.values()):
+        outputs = run.stages[name].outputs if run else {}
+        for page in (output / "report.html" for output in outputs.values()):
             if page.is_file():
                 screen.detail(f"see {os.path.relpath(page)}")
         return tracker.exit_code
-    last = durable.tail(folder / LOG, max_bytes=_TAIL_BYTES).rpartition(f"{header(task.name)}\n")[2].splitlines()
-    what = f"{task.name} stopped unexpectedly; the last lines of {folder / LOG}:"
+    last = durable.tail(folder / LOG, max_bytes=_TAIL_BYTES).rpartition(f"{header(name)}\n")[2].splitlines()
+    what = f"{name} stopped unexpectedly; the last lines of {folder / LOG}:"
     screen.error(what, *[line for line in map(str.rstrip, last) if line][-_LINES_SHOWN:])
     return 1
 

@@ -1,6 +1,6 @@
 """The results of a run: its report with version and times, summary.json, and a table on the screen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from components.shared import jsonl, lineage
 from components.shared.execution import Revision
 from components.shared.page import percent
 from components.shared.problem import problems_file, splits_in
-from pipelines.run.history import FIGURES, PAGE
-from pipelines.run.journal import Task
+from pipelines.run.history import FIGURES, PAGE, Run
 from pipelines.run.screen import Screen, Style
 
 _FILES = {
@@ -30,24 +29,26 @@ _MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
 _COLUMN = 24
 
 
-def write(folder: Path, tasks: Sequence[Task], exit_code: int) -> None:
+def write(run: Run, exit_code: int) -> None:
     """Write report.html and summary.json into the folder of a run whose report stage has finished."""
+    folder = run.folder
     params = load_params(folder / "params.yaml")
-    outputs = {task.name: task.outputs for task in tasks}
+    outputs = {name: stage.outputs for name, stage in run.stages.items()}
     inputs = {
         "evaluation": outputs["evaluate"]["evaluation"],
         **{f"{model}_training": outputs[f"train_{model}"]["training"] for model in ("sft", "grpo")},
         "validation": outputs["validate_data"]["validation"],
     }
-    seconds = {task.name: task.seconds for task in tasks if task.seconds is not None and not task.reused_from}
-    reused = {task.name: task.reused_from for task in tasks if task.reused_from}
+    reused = {name: stage.reused_from for name, stage in run.stages.items() if stage.reused_from}
+    finished = {name: stage.seconds for name, stage in run.stages.items() if stage.seconds is not None}
+    seconds = {name: each for name, each in finished.items() if name not in reused}
     version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
     timings = outputs["train_grpo"]["timings"]
     made_by = lineage.read(outputs["report"]["report"])
     command = _command(folder, made_by.revision() if made_by else None, version)
-    run = RunFacts(version, seconds, timings, made_by, command, _FILES)
+    facts = RunFacts(version, seconds, timings, made_by, command, _FILES)
     figures = jsonl.read_json(outputs["report"]["report"] / "summary.json")
-    page = render_report(params.report, inputs, verdict=figures["verdict"], run=run)
+    page = render_report(params.report, inputs, verdict=figures["verdict"], run=facts)
     (folder / PAGE).write_text(page, encoding="utf-8")
     problems = outputs["prepare_data"]["problems"]
     digests = {
