@@ -233,18 +233,9 @@ def test_bad_input_is_one_line(options: list[str], message: str, capsys: pytest.
     assert capsys.readouterr() == ("", f"error: {message}\n")
 
 
-def test_every_gpu_is_plausible() -> None:
-    """Rates of one generation and order: fp32 below bfloat16, memory below both; what is larger in name is in fact."""
-    for each in GPUS.values():
-        assert 14 < each.memory_gib < 200
-        assert 2e11 < each.memory_rate < 1e13
-        assert not each.bf16_rate or 1.5 < each.bf16_rate / each.fp32_rate < 35
-        # Operations per byte: at 20 decoding would wait for products, at 700 everything for the memory.
-        assert 10 < (each.bf16_rate or each.fp32_rate) / each.memory_rate < 500
-    order = ["t4", "l4", "l40s", "h100", "h200", "gb200"]
-    assert sorted(order, key=lambda name: GPUS[name].memory_gib) == order
-    assert sorted(order, key=lambda name: GPUS[name].memory_rate)[0] == "l4"
-    assert {name for name, each in GPUS.items() if not each.bf16_rate} == {"t4", "v100", "v100-16gb"}
+def test_every_gpu_is_listed_and_plausible() -> None:
+    """By its operations per byte: at 10 decoding would wait for products, at 500 everything for the memory."""
+    assert all(10 < (each.bf16_rate or each.fp32_rate) / each.memory_rate < 500 for each in GPUS.values())
     page = (ROOT / "docs/how-to/large-runs.md").read_text()
     assert [name for name in GPUS if f"`{name}`" not in page] == []
 

@@ -80,15 +80,6 @@ def test_reference_placement(placement: str, per_parameter: float) -> None:
     assert memory["reference"] == pytest.approx(per_parameter * NUM_PARAMETERS, rel=0.001)
 
 
-def test_only_adapters_have_gradients_and_optimizer_state() -> None:
-    """Rank 8 on queries and keys of 30 layers: 2 x 30 x 8 x 8,192 parameters."""
-    memory = memory_of(run(lora_rank=8, lora_targets=("q_proj", "k_proj")))
-    trained = 2 * 30 * 8 * (4096 + 4096)
-    assert memory["optimizer"] == near(12 * trained / 8)
-    assert memory["gradients"] == near(4 * trained / 8)
-    assert memory["weights"] == near(WHOLE + 2 * trained)
-
-
 def test_quantised_matrices_take_four_bits_and_their_scales() -> None:
     """Of 7B: 0.5625 bytes in place of 2 for each element of 30 layers; nothing that 4 bits exclude is proposed."""
     plain, quantised = (run(lora_rank=8, lora_targets=("q_proj",), quantised=each) for each in (False, True))

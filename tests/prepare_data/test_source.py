@@ -10,8 +10,6 @@ from components.grading.verifier import Verifier
 from components.prepare_data.source import Fields, FileSource, MalformedRow, MalformedRowError, text, text_or_number
 from components.shared.problem import Problem, Split
 
-_ROWS = [{"prompt": f"question {index}"} for index in range(3)]
-
 
 class _Notes(FileSource):
     kind: Literal["notes"] = "notes"

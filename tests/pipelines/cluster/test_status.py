@@ -13,7 +13,7 @@ from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.stages import stages
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Fault, Json
-from tests.pipelines.cluster.argo import WORKFLOW, Stage, details, driver_pod, number, pod
+from tests.pipelines.cluster.argo import Stage, details, driver_pod, number, pod
 from tests.pipelines.cluster.conftest import Program
 
 DONE = Stage("SUCCEEDED", 1, ended="2026-11-22T10:01:15Z")
@@ -272,28 +272,6 @@ def test_logs_and_reasons_outlive_pods_and_workflow(run: Run) -> None:
     run.server.clock.advance(3600)
     assert not run.server.kfp.pods
     assert (run.show("logs", run.id)[0], run.show("status", run.id)[0]) == shown
-
-
-def test_logs_outlive_a_workflow_that_was_deleted_in_mid_run(run: Run) -> None:
-    """As `schedule apply` does to the runs of the schedule that it replaces."""
-    schedule = run.server.kfp.new(run.server.kfp.recurring_runs, "recurring_run_id")["recurring_run_id"]
-    run.row["recurring_run_id"] = schedule
-    run.tell("RUNNING", train_grpo=RUNNING)
-    run.print("train-grpo", f"{STEP}\n")
-    run.kubeflow.client.delete_recurring_run(schedule)
-    assert run.show("logs", run.id)[0] == ["==> train_grpo <==", STEP]
-
-
-def test_the_archive_has_the_day_on_which_the_workflow_was_created(run: Run) -> None:
-    """After the run itself: past midnight, or days later by Retry, which creates the workflow again."""
-    run.tell("FAILED", preflight=DONE)
-    run.row["created_at"] = "2026-02-28T23:58:00Z"
-    run.row["state_history"] = [{"state": "RUNNING", "update_time": "2026-03-07T10:00:00Z"}]
-    run.server.kfp.pods.clear()
-    for day in ("2026/03/01", "2026/03/07"):
-        key = f"private-artifacts/kubeflow/{WORKFLOW}/{day}/{pod('preflight', 0)}/main.log"
-        run.server.kfp.artifacts = {("minio", "mlpipeline", key): f"{day}\n"}
-        assert run.show("logs", run.id)[0] == ["==> preflight <==", day]
 
 
 def test_an_attempt_without_an_archived_log_has_its_executor_logs(run: Run) -> None:
