@@ -51,11 +51,16 @@ def _records(evaluation: Path) -> list[dict[str, Any]]:
     return [row for _, row in jsonl.read_rows(evaluation / "records.jsonl")]
 
 
-@pytest.mark.parametrize("num_samples", [0, 2])
-def test_there_is_a_record_for_every_problem_and_sample(tmp_path: Path, num_samples: int) -> None:
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The evaluation of the policy, with two samples."""
+    return _evaluate(tmp_path_factory.mktemp("evaluated"))
+
+
+def test_there_is_a_record_for_every_problem_and_sample(evaluated: Path) -> None:
     """In the order of the problems, the greedy answer first, regardless of the order they were answered in."""
-    rows = _records(_evaluate(tmp_path, num_samples=num_samples))
-    expected = [(problem.id, sample, problem.question) for problem in PROBLEMS for sample in range(1 + num_samples)]
+    rows = _records(evaluated)
+    expected = [(problem.id, sample, problem.question) for problem in PROBLEMS for sample in range(1 + 2)]
     assert [(row["id"], row["sample"], row["question"]) for row in rows] == expected
     assert all(row["num_tokens"] <= 6 for row in rows)
 
@@ -67,17 +72,17 @@ def test_answers_that_do_not_fit_into_memory_are_an_error_of_one_line(tmp_path: 
     assert "lower evaluate.max_batch_size (it is 4), or lower evaluate.max_new_tokens" in str(error.value)
 
 
-def test_greedy_answers_do_not_depend_on_batches(tmp_path: Path) -> None:
-    """One problem at a time or all at once: the same greedy records."""
-    one, other = (_records(_evaluate(tmp_path / str(size), max_batch_size=size)) for size in (1, 64))
-    assert [row for row in one if row["sample"] == 0] == [row for row in other if row["sample"] == 0]
+def test_greedy_answers_do_not_depend_on_batches(evaluated: Path, tmp_path: Path) -> None:
+    """Four problems at a time or one, with samples or without: the same greedy records."""
+    alone = _records(_evaluate(tmp_path, max_batch_size=1, num_samples=0))
+    assert [row for row in _records(evaluated) if row["sample"] == 0] == alone
 
 
 def test_an_evaluation_that_is_killed_goes_on_to_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was answered is not answered again, and a finished model is not loaded; half a batch counts as none."""
-    whole, killed, generate = _evaluate(tmp_path / "whole").parent, tmp_path / "killed", TransformersSampler.generate
+    killed, generate = tmp_path / "killed", TransformersSampler.generate
     calls: list[int] = []
     num_calls = 7  # in the second model
 
@@ -94,7 +99,7 @@ def test_an_evaluation_that_is_killed_goes_on_to_the_same_bytes(
         (batches / f".{num_calls:05d}.jsonl.partial").write_text('{"id": ')
     num_calls = 10**9
     _evaluate(killed)
-    assert lineage.digest(killed / "evaluation") == lineage.digest(whole)
+    assert lineage.digest(killed / "evaluation") == lineage.digest(evaluated.parent)
     assert calls == [4, 1, 2, 2, 1, len(PROBLEMS)] * 3  # greedy, sampled, and the probes
 
 
@@ -220,14 +225,13 @@ def test_an_evaluation_does_not_go_on_after_its_documents_have_changed(
     assert made_by.work.materials[str(documents)].sha256 == lineage.file_digest(documents)
 
 
-def test_probes_hold_the_log_probabilities_of_greedy_answers(tmp_path: Path) -> None:
+def test_probes_hold_the_log_probabilities_of_greedy_answers(evaluated: Path) -> None:
     """Those that the model itself computes for the tokens of its greedy answers, by which a server is checked."""
-    evaluation = _evaluate(tmp_path, max_batch_size=3)
-    made = jsonl.read_json(evaluation / "probes.json")
+    made = jsonl.read_json(evaluated / "probes.json")
     assert made["dtype"] == "float32"
-    greedy = {row["id"]: row["response"] for row in _records(evaluation) if row["sample"] == 0}
+    greedy = {row["id"]: row["response"] for row in _records(evaluated) if row["sample"] == 0}
     assert sorted(probe["id"] for probe in made["probes"]) == sorted(greedy)
-    checkpoint = load(tmp_path / "policy", dtype=torch.float32)
+    checkpoint = load(evaluated.parents[1] / "policy", dtype=torch.float32)
     questions = {problem.id: problem.question for problem in PROBLEMS}
     for probe in made["probes"]:
         tokens = TokenSequence(tuple(probe["prompt_ids"]), tuple(probe["completion_ids"]))

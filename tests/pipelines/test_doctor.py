@@ -190,6 +190,7 @@ def test_what_a_run_would_miss_is_part_of_the_diagnosis(
     monkeypatch.setattr(doctor, "_imports", lambda: iter(()))
     monkeypatch.setattr(doctor, "_hub", lambda: iter(()))
     monkeypatch.setattr(doctor, "_nvidia", lambda: ([], None))
+    _torch(tmp_path, monkeypatch, _TORCH.format(cuda=None, available=False, bf16=True))
     params = tmp_path / "params.yaml"
     root = Path(doctor.__file__).parents[1]
     params.write_text(
