@@ -80,10 +80,13 @@ def preview(
         measure_pass_rates(config, checkpoint, asked, measured, pass_rates)
         return 0
     started, groups = time.monotonic(), list[Group]()
-    for portion in _sampled(config, checkpoint, asked):
-        groups += portion
-        if time.monotonic() - started > _ENOUGH_S:
-            break
+    print(f"sampling {config.group_size} completions for each of {len(asked)} problems", flush=True)
+    with progress("preview", len(asked)) as bar:
+        for portion in _sampled(config, checkpoint, asked):
+            groups += portion
+            bar.advance(len(portion))
+            if time.monotonic() - started > _ENOUGH_S:
+                break
     sampling_s = time.monotonic() - started
     if len(groups) < len(asked):
         print(f"after {_ENOUGH_S:g} s {len(groups)} of {len(asked)} problems have been asked: enough for a first look")
@@ -162,7 +165,7 @@ def measure_pass_rates(
 
 
 def _sampled(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> Iterator[Sequence[Group]]:
-    """Yield the groups of scored completions, some problems at a time."""
+    """Yield the groups of scored completions, some problems at a time: few at first, for a machine that is slow."""
     tools = checkpoint.format.tools
     with Verifier() as verify, closing(Environments(tools)) if tools else nullcontext() as environments:
         sampling = Sampling(
@@ -174,9 +177,10 @@ def _sampled(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence
         )
         sampler = TransformersSampler(checkpoint, config.sampling.max_batch_size)
         score = Scorer(config, checkpoint, partial(grade_completions, verify))
-        for start in range(0, len(problems), _PORTION):
-            portion = problems[start : start + _PORTION]
+        start, size = 0, 1
+        while portion := problems[start : start + size]:
             yield score(portion, sampler.generate(portion, sampling))
+            start, size = start + size, min(2 * size, _PORTION)
 
 
 def histogram(groups: Sequence[Group]) -> Iterator[str]:

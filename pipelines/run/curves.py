@@ -1,4 +1,4 @@
-"""The curves of runs: points for the index, and a plot of several on a terminal."""
+"""The curves of several runs in one plot: on a terminal, and as SVG for the index."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from markupsafe import Markup, escape
 from rich.text import Text
 
 from components.shared import jsonl
@@ -18,6 +19,7 @@ from pipelines.run.history import Run
 COLORS = ("#e0803a", "#4a8fd4", "#4aa36c", "#b56bc4", "#c9b458", "#8b93a1")
 """Of the runs in a plot, which has at most as many."""
 _MAX_POINTS = 80
+_PLOT_WIDTH, _PLOT_HEIGHT = 640, 180
 _ROWS, _LABEL_WIDTH = 12, 8
 
 Curve = Sequence[tuple[float, float]]
@@ -65,3 +67,19 @@ def text_plot(curves: Mapping[str, Curve], width: int) -> list[Text]:
     lines.append(Text(f"{'step':>{_LABEL_WIDTH}} {'0':<{columns - 8}}{last:>8g}"))
     legend = enumerate(curves, start=1)
     return [*lines, *(Text.assemble(" " * (_LABEL_WIDTH + 1), (f"{at} {name}", styles[name])) for at, name in legend)]
+
+
+def svg_plot(curves: Mapping[str, Curve]) -> Markup:
+    """Return a plot of named curves from 0 to 1 or to their largest value; each is named where the pointer is on it."""
+    points = [point for each in curves.values() for point in each]
+    last, top = max((step for step, _ in points), default=1.0), max([1.0, *(value for _, value in points)])
+    lines = []
+    for (name, each), color in zip(curves.items(), COLORS, strict=False):
+        places = " ".join(
+            f"{_PLOT_WIDTH * step / last:.1f},{_PLOT_HEIGHT * (1 - value / top):.1f}" for step, value in each
+        )
+        line = f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="2">'
+        lines.append(f"{line}<title>{escape(name)}</title></polyline>")
+    view = f'viewBox="0 -4 {_PLOT_WIDTH} {_PLOT_HEIGHT + 8}" role="img" aria-label="accuracy of runs by step"'
+    axis = f'<path d="M0,0 V{_PLOT_HEIGHT} H{_PLOT_WIDTH}" fill="none" stroke="currentColor" stroke-opacity="0.3"/>'
+    return Markup(f'<svg style="width: 100%; max-width: 48rem" {view}>{axis}{"".join(lines)}</svg>')

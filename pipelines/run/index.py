@@ -15,7 +15,7 @@ from components.report.formatting import points
 from components.shared import page
 from components.shared.errors import PipelineError
 from components.shared.versioning import is_url
-from pipelines.run.curves import curve_of, steps_of
+from pipelines.run.curves import COLORS, curve_of, steps_of, svg_plot
 from pipelines.run.history import LOG, OUTPUTS, PAGE, PARAMS, Run, every_run
 
 INDEX = "index.html"
@@ -59,7 +59,10 @@ def write(outputs: Path, registry: str = _REGISTRY) -> Path:
         except PipelineError as error:
             problems.append(str(error))
     rows = [_row(run, outputs) for run in every]
+    compared = [row for row in rows if row["accuracy"]][: len(COLORS)]
+    plot = svg_plot({row["name"]: row["accuracy"] for row in compared}) if len(compared) > 1 else None
     values = {"runs": rows, "versions": versions, "problems": problems, "sparkline": sparkline, "points": points}
+    values |= {"plot": plot, "legend": list(zip(COLORS, compared, strict=False))}
     text = page.render(Path(__file__).with_name("index.html.jinja"), colors=_CURVES, **values)
     partial = outputs / f".{INDEX}.{os.getpid()}"
     partial.write_text(text, encoding="utf-8")
@@ -73,6 +76,7 @@ def _row(run: Run, outputs: Path) -> dict[str, Any]:
     curves = {name: [value for _, value in curve_of(steps, name)] for name in _CURVES}
     return {
         "about": run.about,
+        "accuracy": curve_of(steps, "accuracy"),
         "name": run.name,
         "params": run.params,
         "started": run.started,

@@ -31,3 +31,22 @@ def test_two_ranks_finish_the_step_in_progress_when_stopped(place: Place) -> Non
         assert place.error_line.startswith(f"error: train_grpo: stopped on request: step {step} of 90 is saved")
         place.assert_latest_checkpoint(step)
         place.assert_nothing_runs()
+
+
+def test_a_step_longer_than_the_grace_period_is_abandoned(place: Place) -> None:
+    """The run ends after its grace period, and the checkpoints before stay."""
+    command = place.start(fault_config("endless", num_steps=9, grace_s=1))
+    place.wait_for_checkpoint(2, command)
+    command.terminate()
+    stopped = time.monotonic()
+    assert command.wait(120) == RetryableError.exit_code
+    assert time.monotonic() - stopped > 0.9
+    message = (
+        "error: stopped during a step, which took longer than checkpoint.grace_s (1 s): "
+        "the current step and 0 before it are lost; "
+        "start the same run again to resume"
+    )
+    assert place.error_line.startswith(message)
+    assert place.checkpoints() == [1, 2]
+    place.assert_latest_checkpoint(2)
+    place.assert_nothing_runs()
