@@ -75,10 +75,6 @@ def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> N
     assert "Pipeline-Commit: " in git(registry, "log", "-1", "--format=%B")
     card = (tmp_path / "registration" / "model_card.md").read_text(encoding="utf-8")
     assert card == (registry / "model_card.md").read_text(encoding="utf-8")
-    assert yaml.safe_load(card.split("---")[1])["model-index"][0]["name"] == "grpo-policy"
-    for part in ("# grpo-policy v0.0.1", "| words | 90 |", "**Passed.**", "### Config of train_grpo", "## Limits"):
-        assert part in card, part
-    assert "dvc artifacts get registry grpo-policy --rev v0.0.1" in card
     assert version["policy_digest"] in card
 
 
