@@ -33,25 +33,16 @@ class Champion:
     """How it was asked."""
 
 
-@dataclass(frozen=True)
-class RegistryFacts:
-    """What a registry knows before a policy is judged."""
+def read_registry_facts(registry: str, name: str, test_set: str) -> tuple[Champion | None, set[str]]:
+    """Return the champion of a model, and the digests of the policies that were judged on a test set.
 
-    champion: Champion | None = None
-    looks: frozenset[str] = frozenset()
-    """Digests of the policies that were judged on these test problems."""
-
-
-def read_registry_facts(registry: str, name: str, test_set: str) -> RegistryFacts:
-    """Return what a registry knows of a model and a test set, which is named by its digest.
-
-    PipelineError or RetryableError where there is a registry that cannot be read.
+    The test set is named by its digest. PipelineError or RetryableError where there is a registry that cannot be read.
     """
     if not is_url(registry) and not Path(registry).is_dir():
-        return RegistryFacts()
+        return None, set()
     with read_registry(registry) as snapshot:
         tag = snapshot.aliases().get(f"{name}@{_ALIAS}")
-        return RegistryFacts(_champion(snapshot, tag) if tag else None, frozenset(policies_seen(snapshot, test_set)))
+        return _champion(snapshot, tag) if tag else None, policies_seen(snapshot, test_set)
 
 
 def same_protocol(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -295,13 +295,13 @@ def _decide(
     test_set = lineage.value_digest(problems)
     made_by = lineage.read(folders["evaluation"])
     policy = made_by.work.inputs["policy"].digest if made_by else None
-    facts = read_registry_facts(config.registry, config.name, test_set)
+    champion, looks = read_registry_facts(config.registry, config.name, test_set)
     context = GateContext(
         end_of_training(steps),
-        _champion_outcomes(facts.champion, evaluation, policy) if facts.champion else None,
+        _champion_outcomes(champion, evaluation, policy) if champion else None,
         Split(evaluation.scores.get("protocol", {}).get("split", Split.TEST)),
         test_set,
-        len(facts.looks - {policy}),
+        len(looks - {policy}),
     )
     return decide(outcomes_of(pairs), config.gate, context)
 

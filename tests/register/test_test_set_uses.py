@@ -9,7 +9,7 @@ import pytest
 from components.register.register import STAGE
 from components.register.snapshot import read_registry
 from components.register.test_set_uses import count_test_set_use, policies_seen
-from components.report.champion import RegistryFacts, read_registry_facts
+from components.report.champion import read_registry_facts
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import GateMissedError
 from tests.register.registrations import git, inputs_of, make_config, make_policy, tags
@@ -80,6 +80,5 @@ def test_missed_gate_is_a_look_and_the_next_report_counts_it(tmp_path: Path, pas
         stage.run(STAGE, config, {**inputs, "registration": tmp_path / "out"})
     assert tags(tmp_path / "registry") == []
     test_set = jsonl.read_json(report / "verdict.json")["looks"]["test_set"]
-    expected = RegistryFacts(None, frozenset({lineage.digest(policy)}))
-    assert read_registry_facts(config.registry, config.name, test_set) == expected
-    assert read_registry_facts(str(tmp_path / "nowhere"), config.name, test_set) == RegistryFacts()
+    assert read_registry_facts(config.registry, config.name, test_set) == (None, {lineage.digest(policy)})
+    assert read_registry_facts(str(tmp_path / "nowhere"), config.name, test_set) == (None, set())
