@@ -142,7 +142,7 @@ _RELATION_BEFORE_BOX = re.compile(
     r"|\\(?:leq?|geq?|neq?|lt|gt|leqslant|geqslant)(?![a-zA-Z]))[\s$]*$"
 )
 _TAG_BEFORE_BOX = re.compile(r"</?[a-z]+>\s*$")
-_BULLET = re.compile(r"(?:^|\n)\s*- $")
+_BULLET_OR_QUOTE = re.compile(r"(?:^|\n)\s*(?:-\s|>)\s*(?:\$+|\\[(\[])?\s*$")
 _UNIT_BEHIND_BOX = re.compile(
     r"\s*(?P<sign>\\?%|\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])|°|\\pi(?![a-zA-Z])|\u03c0)"
     rf"|\s*(?:\\[,;: ]|~)*\s*(?P<text>\\(?:{'|'.join(TEXT_STYLES)})\s*\{{[^{{}}\n]{{1,40}}\}}(?:\^\{{?[23]\}}?)?)"
@@ -156,9 +156,10 @@ def _with_neighbors(before: str, content: str, after: str) -> str:
     if not _SIMPLE.fullmatch(content):
         return content
     before = _TAG_BEFORE_BOX.sub("", before)
-    if relation := _RELATION_BEFORE_BOX.search(before):
+    is_marked_line = _BULLET_OR_QUOTE.search(before)
+    if not is_marked_line and (relation := _RELATION_BEFORE_BOX.search(before)):
         return f"{relation['name'] or 'x'} {relation['sign']} {content}"
-    if (found := _BEFORE_BOX.search(before)) and not _BULLET.search(before):
+    if not is_marked_line and (found := _BEFORE_BOX.search(before)):
         is_sum = found["part"].strip() in {"-", "\u2212"} and re.search(r"[-+]|\\pm", content.lstrip("-+"))
         content = f"{found['part']}({content})" if is_sum else f"{found['part']}{content}"
     if behind := _UNIT_BEHIND_BOX.match(after):
