@@ -263,11 +263,8 @@ def last_boxed(text: str) -> str | None:
 
     Boxes that follow one another within a sentence, as in `\boxed{1} and \boxed{2}`, are one answer: a list.
     """
-    return _joined(group) if (group := _last_boxes(text)) else None
-
-
-def _joined(group: list[Box]) -> str:
-    return ", ".join(dict.fromkeys(box.content for box in group))
+    group = _last_boxes(text)
+    return ", ".join(dict.fromkeys(box.content for box in group)) if group else None
 
 
 def _last_boxes(text: str) -> list[Box]:

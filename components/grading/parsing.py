@@ -71,6 +71,15 @@ _SIGNS = str.maketrans(
     | {"\u00bd": r"\frac{1}{2}", "\u00bc": r"\frac{1}{4}", "\u00be": r"\frac{3}{4}"}
     | {"\u27e8": r"\langle ", "\u27e9": r"\rangle ", "\u211d": r"\mathbb{R}"}
 )
+_SYNONYMS = {
+    **dict.fromkeys((r"\vert", r"\lvert", r"\rvert"), "|"),
+    **{r"\lbrack": "[", r"\rbrack": "]", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\mathdollar": r"\$"},
+    **{r"\lt": "<", r"\gt": ">", r"\varnothing": r"\emptyset "},
+    **dict.fromkeys(("<=", r"\leq", r"\leqslant"), r"\le "),
+    **dict.fromkeys((">=", r"\geq", r"\geqslant"), r"\ge "),
+    **dict.fromkeys(("!=", r"\neq"), r"\ne "),
+}
+_SYNONYM = re.compile(r"(\\[a-z]+)(?![a-zA-Z])\s*|[<>!]=")
 _PLAIN_VALUE = r"-?(?:[0-9]+(?:[./][0-9]+)?|\\frac\{[0-9]+\}\{[0-9]+\})"
 _MONTHS = r"(?:January|February|March|April|May|June|July|August|September|October|November|December)"
 _AND_BELOW = rf"\s*(?:\\text\s*\{{\s*and\s*\}}|and|,)\s*\1\s*(<|\\le)\s*({_PLAIN_VALUE})"
@@ -90,7 +99,6 @@ _REWRITES: list[_Rewrite] = [
         ("matrix", r"\\([pb]?matrix)\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"\\begin{\1}\2\\end{\1}"),
         (r"\! \left \right \b \B \limits \displaystyle", _WITHOUT_MEANING, ""),
         ("US", r"US\s*\\?\$|^USD\s*(?=[0-9])", r"\\$"),
-        ("dollar", rf"\\mathdollar{_END}\s*", r"\\$"),
         ("color", r"\\(?:text)?color\s*\{[a-zA-Z]+\}\s*", ""),
         ("", rf"\\q?quad{_END}|(?<!\\)\\[,;:> ]|(?<!~)~(?!~)|\s", " "),
         ("frac", rf"\\(?:[dtc]|nice)frac{_END}", r"\\frac"),
@@ -101,18 +109,8 @@ _REWRITES: list[_Rewrite] = [
             r"\\binom{\1\3}{\2\4}",
         ),
         ("operatorname", rf"\\operatorname\s*\{{\s*(ln|{'|'.join(FUNCTION_NAMES)})\s*\}}", r"\\\1 "),
-        ("vert", rf"\\[lr]?vert{_END}\s*", "|"),
-        ("brack", rf"\\lbrack{_END}\s*", "["),
-        ("brack", rf"\\rbrack{_END}\s*", "]"),
         ("{:} colon", rf"(?<=[0-9])(?:\{{:\}}|\s*\\colon{_END})\s*(?=[0-9])", ":"),
-        ("brace", rf"\\(?:lbrace){_END}", r"\\{"),
-        ("brace", rf"\\(?:rbrace){_END}", r"\\}"),
-        (r"\lt", rf"\\lt{_END}", "<"),
-        (r"\gt", rf"\\gt{_END}", ">"),
-        (r"<= \leq", rf"<=|\\leq(?:slant)?{_END}", r"\\le "),
-        (r">= \geq", rf">=|\\geq(?:slant)?{_END}", r"\\ge "),
-        (r"!= \neq", rf"!=|\\neq{_END}", r"\\ne "),
-        (r"\varnothing \}", rf"\\varnothing{_END}|\\\{{\s*\\\}}", r"\\emptyset "),
+        (r"\}", r"\\\{\s*\\\}", r"\\emptyset "),
         (
             r"\circ \degree",
             rf"\\text\s*\{{\s*\^\s*\\circ\s*\}}|\^\s*(?:\{{\s*\\circ\s*\}}|\\circ{_END})|\\degrees?{_END}",
@@ -128,7 +126,6 @@ _REWRITES: list[_Rewrite] = [
         ("{.}", r"(?<=[0-9])\{\.\}(?=[0-9])", "."),
         ("[ ]", r"^\[([^\[\]()]*,[^\[\]()]*)\[$", r"[\1)"),
         ("[ ]", r"^\]([^\[\]()]*,[^\[\]()]*)\]$", r"(\1]"),
-        ("[ ]", r"^\]([^\[\]()]*,[^\[\]()]*)\[$", r"(\1)"),
         # Statements and remarks around a value, which is compared.
         ("=", rf"^({_PLAIN_VALUE})\s*=\s*([a-zA-Z])$", r"\2=\1"),
         ("=", r"^(?:\\det\s*\(?\s*[A-Z]\s*\)?|\|\s*[A-Z]\s*\|)\s*=\s*(?=.)", ""),
@@ -160,8 +157,6 @@ _REWRITES: list[_Rewrite] = [
         ("*", r"(?<=[0-9a-zA-Z)}\s])\*(?=[\s0-9a-zA-Z(\\])", r"\\cdot "),
         ("pi", rf"(?<![a-zA-Z\\])pi{_END}", r"\\pi "),
         ("inf oo", rf"(?:\+\s*)?(?:(?<![a-zA-Z\\])(?:inf|infinity|oo)|\\infty){_END}", r"\\infty "),
-        ("sqrt", r"(?:\\|(?<![a-zA-Z\\]))sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        ("^", r"\^\s*\(([^()]*)\)", r"^{\1}"),
     ]
 ]
 _CANONICAL: list[_Rewrite] = [
@@ -243,7 +238,8 @@ def _normalized(written: str) -> str:
     if not text.isascii():
         digits = "".join(str(unicodedata.decimal(each, each)) for each in text)
         text = _ROOT.sub(r"\\sqrt{\1}", digits).translate(_SIGNS)
-    text = _EDGES.sub("", _rewritten(_in_symbols(_plain(text)), _REWRITES))
+    text = _SYNONYM.sub(lambda match: _SYNONYMS.get(match[1] or match[0], match[0]), _in_symbols(_plain(text)))
+    text = _EDGES.sub("", _rewritten(text, _REWRITES))
     text = _unwrapped(text)
     text = _DOLLARS.sub(" ", text).strip() if "$" in text else text.strip()
     is_bracketed = text[:1] in {"(", "["} or text[:2] == r"\{"

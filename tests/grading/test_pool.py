@@ -141,18 +141,6 @@ def test_only_the_submission_that_ends_its_worker_is_to_blame() -> None:
         assert pool(submissions) == expected
 
 
-def test_the_process_that_workers_are_forked_from_may_be_killed(pool: Verifier, tmp_path: Path) -> None:
-    """Its workers end with it, and what they had in hand is graded by others."""
-    path, before = tmp_path / "process", children()
-    with ThreadPoolExecutor() as threads:
-        call = threads.submit(pool, [fine(1), act("sleep the first time", path), fine(2)])
-        wait_until(path.exists)
-        (origin,) = children() - before
-        os.kill(origin, signal.SIGKILL)
-        assert call.result() == [right(1), right(path), right(2)]
-        wait_until(lambda: is_gone(int(path.read_text(encoding="ascii"))))
-
-
 def test_a_worker_that_has_grown_large_is_replaced() -> None:
     """The memory that one submission left behind is not counted against the next."""
     with pool_of(1) as pool:
@@ -180,26 +168,6 @@ def test_a_submission_whose_worker_is_killed_is_graded_by_another(
         wait_until(path.exists)
         os.kill(int(path.read_text(encoding="ascii")), sent)
         assert call.result() == [right(1), right(path), right(2)]
-
-
-def test_a_submission_whose_workers_are_killed_three_times_is_unscorable(pool: Verifier, tmp_path: Path) -> None:
-    """The submission may be what they are killed for."""
-    path = tmp_path / "process"
-    killed: set[str] = set()
-    with ThreadPoolExecutor() as threads:
-        call = threads.submit(pool, [act("write process and sleep", path)])
-        while not call.done():
-            if path.exists() and (process := path.read_text(encoding="ascii")) not in killed:
-                killed.add(process)
-                os.kill(int(process), signal.SIGKILL)
-            time.sleep(0.01)
-    assert call.result() == [
-        unscorable(
-            Reason.CRASH,
-            "its worker process was killed (for example by the OOM killer), or sent what is no reply, 3 times",
-        )
-    ]
-    assert len(killed) == 3
 
 
 @pytest.mark.long(minutes=0.3)
