@@ -4,7 +4,6 @@ import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -16,12 +15,10 @@ from components.policy.logprobs import use_float32_logits
 from components.policy.lora import copy_merged_weights
 from components.policy.packed_weights import packed_weights
 from components.policy.packing import TokenSequence
-from components.rollout import decoding
-from components.rollout.padded_sampling import sample
+from components.rollout import decoding, padded_sampling
 from components.rollout.sampler import Completion, PartialCompletions, Sampling
 from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.turn_decoding import TurnDecoding
-from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 
 
@@ -42,30 +39,15 @@ class TransformersSampler:
         generator = torch.Generator().manual_seed(sampling.seed)
         shape = (len(problems), sampling.num_samples, sampling.max_new_tokens)
         uniform_PGT = torch.rand(*shape, dtype=torch.float64, generator=generator).to(self.checkpoint.device)
-        has_parts = sampling.environments is not None or sampling.segment_tokens is not None or partial is not None
         if self.checkpoint.is_padded:
-            if has_parts:
-                name = type(self.checkpoint.model).__name__
-                raise PipelineError(f"{name}: tools and sampler.segment_tokens need vLLM for this model: sampler.vllm")
-            return self._padded(problems, sampling, uniform_PGT)
+            return self._trajectories(problems, sampling, partial, uniform_PGT)
+        has_parts = sampling.environments is not None or sampling.segment_tokens is not None or partial is not None
         use_packed_attention(self.checkpoint.model)
         use_float32_logits(self.checkpoint.model.get_output_embeddings())
         with packed_weights(self.checkpoint.model):
             if has_parts:
                 return self._trajectories(problems, sampling, partial, uniform_PGT)
             return self._completions(problems, sampling, uniform_PGT)
-
-    def _padded(self, problems: Sequence[Problem], sampling: Sampling, uniform_PGT: Tensor) -> list[list[Completion]]:
-        """Sample with the model's own cache, prompts of one length at a time."""
-        prompts = self._prompts(problems)
-        groups: dict[int, list[Completion]] = {}
-        for batch in self._batches(dict(enumerate(prompts)), sampling.num_samples):
-            for _, same in groupby(batch, key=lambda index: len(prompts[index])):
-                indices = list(same)
-                uniform_RT = uniform_PGT[indices].flatten(0, 1)
-                sampled = sample(self.checkpoint, [prompts[index] for index in indices], sampling, uniform_RT)
-                groups |= zip(indices, sampled, strict=True)
-        return [groups[index] for index in range(len(prompts))]
 
     def _prompts(self, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
         return [self.checkpoint.prompt_ids(each.question, each.source, each.earlier) for each in problems]
@@ -87,7 +69,7 @@ class TransformersSampler:
     def _trajectories(
         self, problems: Sequence[Problem], sampling: Sampling, partial: PartialCompletions | None, uniform_PGT: Tensor
     ) -> list[list[Completion]]:
-        """Sample completions that have turns or segments, or are continued."""
+        """Sample completions that have turns or segments, are continued, or need the cache of their model."""
         groups = RolloutContext(self.checkpoint, sampling).begin(problems, partial)
         prompts = {
             index: each.prompt_ids
@@ -96,10 +78,14 @@ class TransformersSampler:
             if isinstance(each, Trajectory) and each.status is Status.SAMPLING
         }
         for batch in self._batches(prompts, sampling.num_samples):
+            rows = [each if isinstance(each, Trajectory) else None for index in batch for each in groups[index]]
+            uniform_RT = uniform_PGT[batch].flatten(0, 1)
+            if self.checkpoint.is_padded:
+                padded_sampling.run_to_completion(self.checkpoint, rows, sampling.temperature, uniform_RT)
+                continue
             batch_prompts = [prompts[index] for index in batch]
             turns = TurnDecoding(self.checkpoint, batch_prompts, sampling.num_samples, sampling.temperature)
-            rows = [each if isinstance(each, Trajectory) else None for index in batch for each in groups[index]]
-            turns.run_to_completion(rows, uniform_PGT[batch].flatten(0, 1))
+            turns.run_to_completion(rows, uniform_RT)
         return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
 
     def _batches(self, prompts: Mapping[int, Sequence[int]], num_samples: int) -> Iterator[list[int]]:

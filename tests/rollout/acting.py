@@ -21,11 +21,14 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from components.environments.environment import Observation
 from components.environments.pool import Answer, Environments
 from components.policy.checkpoint import Checkpoint
+from components.policy.padded import use_padded_rows
 from components.rollout.sampler import Completion, Sampling
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ModelConfig
@@ -61,6 +64,19 @@ def mistral() -> PreTrainedModel:
             vocab_size=len(WORDS), num_hidden_layers=2, initializer_range=0.4, bos_token_id=None, **sizes, **context
         )
     )
+
+
+def qwen3_next() -> PreTrainedModel:
+    """Takes padded rows: three of four layers are recurrences, which keep states and no keys."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 1}
+    names = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0, "linear_num_value_heads": 2, "head_dim": 8}
+    shape = {"num_hidden_layers": 4, "shared_expert_intermediate_size": 16, "max_position_embeddings": CONTEXT}
+    config = Qwen3NextConfig(
+        vocab_size=len(WORDS), initializer_range=0.1, **sizes, **experts, **linear, **names, **shape
+    )
+    return use_padded_rows(Qwen3NextForCausalLM(config), "it has recurrences")
 
 
 def checkpoint(make: Callable[[], PreTrainedModel] = mistral) -> Checkpoint:

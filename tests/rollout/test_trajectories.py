@@ -49,7 +49,9 @@ def _references(make: Callable[[], PreTrainedModel], sampling: Sampling) -> list
 
 
 @pytest.mark.parametrize(
-    ("make", "max_new_tokens"), [(acting.gpt2, 27), (acting.mistral, 22)], ids=["heads of their own", "grouped queries"]
+    ("make", "max_new_tokens"),
+    [(acting.gpt2, 27), (acting.mistral, 22), (acting.qwen3_next, 22)],
+    ids=["heads of their own", "grouped queries", "padded rows"],
 )
 @pytest.mark.parametrize("max_batch_size", [8, 64])
 def test_trajectories_are_those_of_a_naive_reference(
@@ -67,7 +69,7 @@ def test_trajectories_are_those_of_a_naive_reference(
     assert environments.open == 0
 
 
-@pytest.mark.parametrize("make", [acting.gpt2, acting.mistral])
+@pytest.mark.parametrize("make", [acting.gpt2, acting.mistral, acting.qwen3_next])
 def test_a_prompt_that_fills_the_context_is_not_read(make: Callable[[], PreTrainedModel]) -> None:
     """Its completions are truncated and have no tokens; those of other prompts are sampled as without it."""
     sampler = TransformersSampler(acting.checkpoint(make), 64)
@@ -124,14 +126,18 @@ def _in_segments(checkpoint: Checkpoint, sampling: Sampling, segment_tokens: int
     return [completion for group in groups for completion in group]
 
 
-@pytest.mark.parametrize("segment_tokens", [1, 3, 10, 1000])
+@pytest.mark.parametrize(
+    ("segment_tokens", "make"), [*((tokens, acting.mistral) for tokens in (1, 3, 10, 1000)), (9, acting.qwen3_next)]
+)
 @pytest.mark.parametrize("acts", [True, False])
-def test_segments_give_what_one_call_gives(segment_tokens: int, acts: bool) -> None:
+def test_segments_give_what_one_call_gives(
+    segment_tokens: int, make: Callable[[], PreTrainedModel], acts: bool
+) -> None:
     """Of any size, with the same weights: environments are replayed up to the next turn."""
     stop = () if acts else ("a1", "3\n")
     sampling = acting.sampling(ActingEnvironments() if acts else None, stop=stop)
-    whole = _generate(acting.checkpoint(), sampling)
-    parts = _in_segments(acting.checkpoint(), sampling, segment_tokens)
+    whole = _generate(acting.checkpoint(make), sampling)
+    parts = _in_segments(acting.checkpoint(make), sampling, segment_tokens)
     for one, other in zip(whole, parts, strict=True):
         assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
         assert replace(other, logprobs=one.logprobs) == one
