@@ -34,6 +34,12 @@ POD_VARIABLE = "KFP_POD_NAME"  # read by shared.stage and cluster
 RUN_ID_VARIABLE = "GRPO_PIPELINE_RUN_ID"  # of the Kubeflow run; shared.execution, register
 RUN_NAME_VARIABLE = "GRPO_PIPELINE_RUN_NAME"  # of the Kubeflow run, by the component; shared.execution, register
 IMAGE_VARIABLE = "GRPO_PIPELINE_IMAGE"  # reference of the task's image; shared.execution
+# Set in a task's pod by Kubeflow's plugin for MLflow: the run that it has begun for the task; shared.live
+MLFLOW_RUN_VARIABLE = "MLFLOW_RUN_ID"
+MLFLOW_URI_VARIABLE = "MLFLOW_TRACKING_URI"
+MLFLOW_WORKSPACE_VARIABLE = "MLFLOW_WORKSPACE"
+# Set in the pods of a TrainJob where Kubeflow Trainer takes its progress: an address and two files; policy.tracking
+TRAINER_VARIABLES = tuple(f"KUBEFLOW_TRAINER_SERVER_{each}" for each in ("URL", "CA_CERT", "TOKEN"))
 # Set in the images.
 REVISION_VARIABLE = "GRPO_PIPELINE_REVISION"  # git revision of the code; shared.execution
 LOCK_VARIABLE = "GRPO_PIPELINE_LOCK"  # SHA-256 of requirements.lock; shared.execution

@@ -1,6 +1,6 @@
 """What a training shows while it goes on: `live/` in its folder of unfinished work, written by its main process.
 
-run.json           name of the run, stage, number of steps
+run.json           name of the run, stage, number of steps; the task's run in MLflow, where Kubeflow has begun one
 steps.jsonl        a line per finished step with its metrics and timings, None for what was not measured
 completions.jsonl  completions sampled in these steps, with their rewards
 
@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from components.shared import jsonl
-from components.shared.environment import RUN_NAME_VARIABLE
+from components.shared.environment import (
+    MLFLOW_RUN_VARIABLE,
+    MLFLOW_URI_VARIABLE,
+    MLFLOW_WORKSPACE_VARIABLE,
+    POD_VARIABLE,
+    RUN_NAME_VARIABLE,
+)
 from components.shared.journal import run_name
 
 LIVE = "live"
@@ -47,8 +53,12 @@ def _name() -> str:
 def begin(work: Path, stage: str) -> None:
     """Write which run of which stage the folder of unfinished work belongs to; the stage's launcher knows that."""
     name = _name()
+    names = (MLFLOW_RUN_VARIABLE, MLFLOW_URI_VARIABLE, MLFLOW_WORKSPACE_VARIABLE)
+    mlflow = {each: os.environ[each] for each in names if each in os.environ}
+    is_of_kubeflow = POD_VARIABLE in os.environ and {MLFLOW_RUN_VARIABLE, MLFLOW_URI_VARIABLE} <= mlflow.keys()
     (work / LIVE).mkdir(exist_ok=True)
-    jsonl.write_json(work / LIVE / RUN, {"name": name or f"{stage}-{work.name}", "stage": stage})
+    about = {"name": name or f"{stage}-{work.name}", "stage": stage, **({"mlflow": mlflow} if is_of_kubeflow else {})}
+    jsonl.write_json(work / LIVE / RUN, about)
 
 
 class LiveFiles:
@@ -58,9 +68,12 @@ class LiveFiles:
         self._folder = work / LIVE
         if not (self._folder / RUN).is_file():
             begin(work, stage)
-        self.name: str = jsonl.read_json(self._folder / RUN)["name"]
+        about = jsonl.read_json(self._folder / RUN)
+        self.name: str = about["name"]
         """That of the run."""
-        jsonl.write_json(self._folder / RUN, {"name": self.name, "stage": stage, "num_steps": num_steps})
+        self.mlflow: dict[str, str] = about.get("mlflow", {})
+        """Environment variables about the run of the task in MLflow; none where Kubeflow has not begun one."""
+        jsonl.write_json(self._folder / RUN, {**about, "stage": stage, "num_steps": num_steps})
 
     def restart(self, rows: Iterable[Row], completions: Iterable[Mapping[str, Any]]) -> None:
         """Replace all lines with those of the steps that a checkpoint holds."""

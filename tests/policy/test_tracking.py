@@ -5,19 +5,22 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kubeflow_trainer_api.models import TrainerV1alpha1UpdateTrainJobStatusRequest
 
 from components.policy.parallel import Ranks
 from components.policy.tracking import training_log
-from components.shared import jsonl
-from components.shared.environment import JOURNAL_VARIABLE
+from components.shared import jsonl, live
+from components.shared.environment import JOURNAL_VARIABLE, POD_VARIABLE, TRAINER_VARIABLES
 from components.shared.errors import StoppedError
 from components.shared.live import LIVE, STEPS
 from tests.train_grpo.settings import grpo_config
@@ -190,6 +193,68 @@ def test_mlflow_has_every_step_once(work: Path, server: str) -> None:
     for name in ("reward", "kl"):
         logged = [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
         assert sorted(logged) == sorted(_figures(_live(work), name).items())
+
+
+@pytest.mark.long(minutes=0.4)
+def test_a_training_logs_into_the_run_that_kubeflow_has_begun_for_its_task(
+    work: Path, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launcher leaves where that is; each attempt of the task has all steps, and Kubeflow ends the run itself."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(server)
+    experiment = client.create_experiment("kubeflow")
+    attempts = [client.create_run(experiment).info.run_id for _ in range(2)]
+    config = grpo_config(num_steps=4, checkpoint__every_steps=2)
+    for run_id, start in zip(attempts, (0, 2), strict=True):
+        with monkeypatch.context() as pod:
+            variables = {"MLFLOW_RUN_ID": run_id, "MLFLOW_TRACKING_URI": server}
+            for name, value in {**variables, POD_VARIABLE: "train-grpo"}.items():
+                pod.setenv(name, value)
+            live.begin(work, "train_grpo")
+        completions = [{"step": row["step"], "completion": "#### 2"} for row in ROWS]
+        with training_log("train_grpo", config, _MAIN, work, ROWS[:start], completions[:start]) as log:
+            for row, completion in zip(ROWS[start : start + 3], completions[start : start + 3], strict=False):
+                log.step(row, [completion])
+    for run_id, last in zip(attempts, (3, 4), strict=True):
+        logged = [(metric.step, metric.value) for metric in client.get_metric_history(run_id, "reward")]
+        assert sorted(logged) == sorted((step, step / 8) for step in range(1, last + 1))
+        assert client.get_run(run_id).info.status == "RUNNING"
+    assert [each.path for each in client.list_artifacts(attempts[0], "samples")] == ["samples/step-000002.jsonl"]
+    assert len(client.search_runs([experiment])) == 2
+
+
+def test_the_status_of_a_train_job_has_the_progress_of_its_training(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kubeflow Trainer's own models read it: percent, time left and the last figures."""
+    sent: list[tuple[str, bytes]] = []
+
+    class Trainer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            sent.append((self.headers["Authorization"], self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    (tmp_path / "token").write_text("s3cr3t\n")
+    monkeypatch.setattr("components.policy.tracking._JobStatus._EVERY_S", 0.0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Trainer) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        values = (f"http://127.0.0.1:{http.server_port}/status", str(tmp_path / "ca.crt"), str(tmp_path / "token"))
+        for name, value in zip(TRAINER_VARIABLES, values, strict=True):
+            monkeypatch.setenv(name, value)
+        _train(work, start=0, stop=3, ends=False)
+        http.shutdown()
+    assert {token for token, _ in sent} == {"Bearer s3cr3t"}
+    read = [TrainerV1alpha1UpdateTrainJobStatusRequest.from_json(body.decode()) for _, body in sent]
+    statuses = [request.trainer_status for request in read if request and request.trainer_status]
+    assert [status.progress_percentage for status in statuses] == [25, 50, 75]
+    assert all((status.estimated_remaining_seconds or 0) >= 0 and status.last_updated_time for status in statuses)
+    figures = {metric.name: metric.value for metric in statuses[-1].metrics or []}
+    assert (figures["reward"], figures["kl"]) == ("0.375", "0.00292969")
 
 
 def test_a_server_that_is_down_ends_no_training(
