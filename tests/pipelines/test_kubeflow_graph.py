@@ -20,7 +20,6 @@ from itertools import pairwise
 from pathlib import Path
 from kfp import dsl, local
 from components.preflight.config import load_params, stage_sections
-from components.preflight.form import form_of
 from pipelines.graph import cluster_graph, stages
 local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[1], raise_on_error=False)
 """
@@ -34,7 +33,7 @@ graph()
 """
 _CLUSTER = """
 params = load_params(Path("params.yaml"))
-cluster_graph(params)(**form_of(params) | {"grpo_num_steps": 0, "base_model": "scratch:huge"})
+cluster_graph(params)(grpo_num_steps=0, base_model="scratch:huge")
 """
 
 

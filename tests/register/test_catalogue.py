@@ -254,10 +254,15 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
             config=config.model_dump(),
             **inputs_of_task(inputs, tmp_path / "tasks"),
             registration=registration,
+            registration_page=dsl.HTML(uri=str(tmp_path / "page.html")),
             run_name="nightly",
         )
         assert registration.metadata["registered"] == 1
         version = jsonl.read_json(tmp_path / "made" / "registration" / "version.json")
+        page = (tmp_path / "page.html").read_text()
+        assert all(
+            f"<code>{each}</code>" in page for each in (version["tag"], "s3://bucket/models", server.url, "nightly")
+        )
         _, known, artifact = announced(server)
         properties = {
             name: value

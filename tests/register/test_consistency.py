@@ -189,6 +189,7 @@ def test_missed_gate_ends_the_kubeflow_task_with_exit_code_3(
             config={"registry": str(tmp_path / "registry"), "name": "grpo-policy"},
             **inputs_of_task({**artifacts(policy), "policy": policy, "report": report}, tmp_path / "tasks"),
             registration=dsl.Artifact(uri=str(tmp_path / "registration")),
+            registration_page=dsl.HTML(uri=str(tmp_path / "page.html")),
         )
     assert ended.value.code == 3
     error = "error: register: the policy missed the gate and was not registered: too little\n"
