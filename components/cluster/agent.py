@@ -48,11 +48,13 @@ class _MeetHere(StaticTCPRendezvous):
 
 def main() -> int:
     """Run the ranks of this machine or pod; return the exit code of the first to fail, or 0."""
-    job, parent = Job.read(Path(sys.argv[1])), sys.argv[2:]
+    folder, parent = Path(sys.argv[1]), sys.argv[2:]
     if parent:
         die_with_parent(int(parent[0]))
+        job = Job.read(folder)
         return _run_ranks(job, _config_here(job), node=0)
     keep_files_in_group()
+    job = Job.read_in_pod(folder)
     with tempfile.TemporaryDirectory(prefix="torchrun-") as logs:
         config, _, _ = config_from_args(parse_args([f"--log-dir={logs}", "-m", _RANK]))
         return _run_ranks(job, config, node=int(os.environ["PET_NODE_RANK"]))

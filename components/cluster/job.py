@@ -1,21 +1,29 @@
 """A job: one function, called in several processes, and what each of them leaves behind.
 
-Its folder, visible to all processes, holds job.json (the call), rank-0.json ... (the outcome of each rank), rank-1.log
-... (the output of ranks other than the first) and failures-0.json ... (how ranks of a node failed, as seen by their
-launcher).
+Its folder, visible to all processes, holds job.json (the call), turn.json (the TrainJob whose pods may make it),
+rank-0.json ... (the outcome of each rank), rank-1.log ... (the output of ranks other than the first) and
+failures-0.json ... (how ranks of a node failed, as seen by their launcher).
 """
 
 import importlib
+import os
 import shutil
+import signal
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from components.shared import jsonl
 from components.shared.config import Config, validate
+from components.shared.environment import TRAIN_JOB_VARIABLE
+from components.shared.errors import PipelineError, RetryableError
 from components.shared.execution import Place
 
+_TURN_POLL_S = 1.0
 RankFunction = Callable[..., dict[str, float]]
 """Takes a config and folders by name, like a step; its result is that of the first rank."""
 
@@ -47,11 +55,24 @@ class Job:
     with_samplers: bool = False
     """Whether pods with vLLM servers run beside the ranks of a TrainJob."""
 
-    def write(self) -> None:
-        """Write the job where ranks look for it, and remove what an earlier job left there."""
+    def write(self, turn: str = "") -> None:
+        """Write the job where ranks look for it, and remove what an earlier job left there.
+
+        The pods of the TrainJob `turn` then begin: those of another one with the same work would write the same files.
+        """
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         jsonl.write_json(self._file("job"), self.fields())
+        if turn:
+            jsonl.write_json(self._file("turn"), turn)
+
+    def turn(self) -> str:
+        """Return the name of the TrainJob whose pods may begin; empty where none may."""
+        return _turn(self.folder)
+
+    def end_turn(self) -> None:
+        """Keep pods from beginning."""
+        self._file("turn").unlink(missing_ok=True)
 
     def is_written(self) -> bool:
         """Tell whether the folder holds this job, or that of another run of the same work."""
@@ -69,6 +90,16 @@ class Job:
     def read(cls, folder: Path) -> "Job":
         """Return the job of a folder."""
         return cls(folder=folder, **jsonl.read_json(folder / "job.json"))
+
+    @classmethod
+    def read_in_pod(cls, folder: Path) -> "Job":
+        """Return the job of a folder once it is the turn of the TrainJob that this pod belongs to."""
+        # The first process of a container ignores the signal unless it handles it.
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(RetryableError.exit_code))
+        while _turn(folder) != os.environ[TRAIN_JOB_VARIABLE]:
+            time.sleep(_TURN_POLL_S)
+        signal.signal(signal.SIGTERM, before)
+        return cls.read(folder)
 
     def call(self) -> dict[str, float]:
         """Make the call in this process."""
@@ -123,6 +154,12 @@ class Job:
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.json"
+
+
+def _turn(folder: Path) -> str:
+    with suppress(PipelineError):  # it may be written or removed at this moment
+        return str(jsonl.read_json(folder / "turn.json"))
+    return ""
 
 
 def name_of(function: RankFunction) -> str:

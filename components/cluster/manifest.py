@@ -8,7 +8,7 @@ from components.cluster.config import GPU_RESOURCE, ClusterConfig, ClusterStage
 from components.cluster.job import Job
 from components.cluster.kube import Json
 from components.shared import lineage
-from components.shared.environment import JOB_VARIABLE, KEY_VARIABLE, SERVERS_VARIABLE
+from components.shared.environment import JOB_VARIABLE, KEY_VARIABLE, SERVERS_VARIABLE, TRAIN_JOB_VARIABLE
 from components.shared.errors import PipelineError
 
 STALE_AFTER_S = 600
@@ -73,11 +73,12 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
 def _spec(
     job: Job, config: ClusterConfig, environment: Mapping[str, str], name: str, labels: Mapping[str, str], *, key: str
 ) -> Json:
+    environment = {**environment, TRAIN_JOB_VARIABLE: name}
     patches = [_patch(NODE, config, labels, [])]
     if job.with_samplers:
         urls = [f"http://{name}-{ROLLOUT}-{index}-0.{name}:{SERVER_PORT}" for index in range(config.rollout_servers)]
         environment = {**environment, SERVERS_VARIABLE: ",".join(urls), KEY_VARIABLE: key}
-        of_servers = {JOB_VARIABLE: str(job.folder), KEY_VARIABLE: key}
+        of_servers = {JOB_VARIABLE: str(job.folder), TRAIN_JOB_VARIABLE: name, KEY_VARIABLE: key}
         patches.append(_patch(ROLLOUT, config, labels, _variables(of_servers)))
     return {
         "runtimeRef": {

@@ -23,7 +23,7 @@ from components.shared.stage import keep_files_in_group
 def serve_in_pod() -> None:
     """Become the server of this pod, with the model and the settings of the job that it belongs to."""
     keep_files_in_group()
-    job = Job.read(Path(os.environ[JOB_VARIABLE]))
+    job = Job.read_in_pod(Path(os.environ[JOB_VARIABLE]))
     config = validate(ServersConfig, job.config["sampler"]["servers"], name="train_grpo.sampler.servers")
     # The GPUs are the pod's: devices in the params are those of a machine without pods.
     devices = ",".join(map(str, range(torch.cuda.device_count()))) or None

@@ -20,6 +20,7 @@ from components.cluster.watch import Phase, Watch
 from components.shared.environment import IMAGE_VARIABLE, POD_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from components.shared.progress import say, say_line
+from components.shared.work import OvertakenError, current_work
 
 _PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
 """Environment variables of this process that its ranks get."""
@@ -27,6 +28,8 @@ _VISIBLE_S, _RESULTS_POLL_S = 90.0, 3.0
 """Time until a shared file system shows here what a rank has written elsewhere."""
 _GONE_S, _GONE_POLL_S = 300.0, 2.0
 """Time for a deleted job to disappear, in addition to that for its pods to end."""
+_TURN_S = 60.0
+"""Time that another run of the same work may take to submit its job."""
 _LINES_SHOWN = 20
 _Results = list[dict[str, float]]
 
@@ -101,6 +104,7 @@ class _ClusterRun:
 
     def _attempt(self, *, last: bool) -> _Results:
         """Return the results; a RetryableError that is not final asks for another attempt, unless this is the last."""
+        self._lock_work()
         # The cluster has to answer first: a job may end while it does not.
         self._find(kube.RUN_ID)
         earlier = self._earlier_results()
@@ -111,9 +115,12 @@ class _ClusterRun:
         phase: Phase | None = None
         failure: Exception | None = None
         try:
-            phase = watch.until_end()
+            phase = watch.until_end(self._take_turn)
         except PipelineError as error:
             failure = error
+        except OvertakenError:
+            self._remove()
+            raise
         results = self._results(phase)
         tails = watch.record(self._job)
         if results is not None:
@@ -159,15 +166,18 @@ class _ClusterRun:
     def _submit(self) -> Json:
         """Return the job as it is in the cluster: adopted where it is there already, else created.
 
-        Of this run and of others with the same work: this step holds the lock of that folder, so the step that waited
-        for such a job is gone. One with other settings, or that has ended, is removed first.
+        Of this run, and of others with the same work that have begun it: this step holds the lock of that folder, so
+        the step that waited for such a job is gone. One with other settings, or that has ended, is removed first. Jobs
+        that wait in a queue are left to their steps.
 
         Raises:
             PipelineError: The cluster refuses the job.
             UnavailableError: The API server does not answer, or an old job does not disappear.
         """
         self._manifest["metadata"]["annotations"][kube.HEARTBEAT] = self._clock.now().isoformat()
-        for job in [*self._find(kube.RUN_ID, kube.STAGE), *self._find(kube.WORK)]:
+        turn = self._job.turn()
+        others = [job for job in self._find(kube.WORK) if job["metadata"]["name"] == turn]
+        for job in [*self._find(kube.RUN_ID, kube.STAGE), *others]:
             if self._is_same(job) and not _is_over(job):
                 return self._adopt(job)
             name, run_id = job["metadata"]["name"], job["metadata"]["labels"][kube.RUN_ID]
@@ -176,9 +186,46 @@ class _ClusterRun:
             self._delete(name)
         self._use_name(self._manifest["metadata"]["name"])
         self._wait_until_gone(self._name)
-        self._wait_for_pods(lambda: self._jobs.pods_of_work(self._manifest["metadata"]["labels"][kube.WORK]))
-        self._job.write()
+        if self._stage.config.queue is None:
+            self._begin_turn()
+        else:
+            self._job.write()
         return self._create()
+
+    def _take_turn(self, phase: Phase) -> None:
+        """Lock the work and let the pods begin once the queue has admitted the job; until then others may do the work.
+
+        Raises:
+            OvertakenError: Another run was admitted first.
+        """
+        work = current_work()
+        if phase is Phase.QUEUED and self._stage.config.queue is not None:
+            if work is not None and work.is_locked:
+                self._job.end_turn()
+                work.unlock()
+            if work is not None:
+                work.require_unchanged()
+        elif phase in (Phase.PENDING, Phase.RUNNING):
+            self._lock_work()
+            if self._job.turn() != self._name:
+                self._begin_turn()
+
+    def _lock_work(self) -> None:
+        """Lock the work where it is not; OvertakenError where another run does it."""
+        work, deadline = current_work(), self._clock.monotonic() + _TURN_S
+        while work is not None and not work.is_locked and not work.lock_again():
+            if self._clock.monotonic() > deadline:
+                raise OvertakenError
+            self._clock.sleep(_GONE_POLL_S)
+
+    def _begin_turn(self) -> None:
+        """Let the pods of this job begin, once all others of the same work are gone."""
+        work = self._manifest["metadata"]["labels"][kube.WORK]
+        own = {"jobset.sigs.k8s.io/jobset-name": self._name}.items()
+        self._wait_for_pods(
+            lambda: [pod for pod in self._jobs.pods_of_work(work) if not own <= pod["metadata"]["labels"].items()]
+        )
+        self._job.write(self._name)
 
     def _find(self, *labels: str) -> list[Json]:
         """Return the jobs in the cluster whose values of these labels are those of the manifest."""

@@ -94,8 +94,8 @@ class Watch:
         """Of pods that ended without having been ready."""
         self._records = stage.records / f"attempt-{1 + len(list(stage.records.glob('attempt-*')))}"
 
-    def until_end(self) -> Phase:
-        """Return how the job has ended: complete or failed.
+    def until_end(self, in_phase: Callable[[Phase], None] = lambda _: None) -> Phase:
+        """Return how the job has ended: complete or failed; every time that it is looked at, call `in_phase`.
 
         Raises:
             RetriesExhaustedError: It waits for the queue or for its pods to start for longer than it may.
@@ -114,6 +114,7 @@ class Watch:
                 self._past.add(phase)
                 self._phase, self._phase_began_s, self._reported = phase, self._clock.monotonic(), ""
                 self._next_report_s = self._phase_began_s + _FIRST_REPORT_S
+            in_phase(phase)
             self._follow_first_rank()
             if phase in (Phase.COMPLETE, Phase.FAILED):
                 return phase

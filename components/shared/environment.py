@@ -46,6 +46,7 @@ LOCK_VARIABLE = "GRPO_PIPELINE_LOCK"  # SHA-256 of requirements.lock; shared.exe
 # Set for the ranks of one machine.
 STORE_VARIABLE = "GRPO_PIPELINE_STORE"  # URL of the store at which they meet, instead of torchrun's
 # Set by train_grpo or in the TrainJob's manifest for its ranks and servers.
+TRAIN_JOB_VARIABLE = "GRPO_PIPELINE_TRAIN_JOB"  # name of the TrainJob that a pod belongs to; cluster.job
 JOB_VARIABLE = "GRPO_PIPELINE_JOB"  # folder of the job that a vLLM server's pod belongs to; cluster.servers
 SERVERS_VARIABLE = "GRPO_PIPELINE_SAMPLERS"  # addresses of running vLLM servers, separated by commas
 KEY_VARIABLE = "GRPO_PIPELINE_KEY"  # without which the vLLM servers of a TrainJob refuse a request

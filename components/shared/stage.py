@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ from components.shared.lineage import Lineage, Material, fingerprint
 from components.shared.model import require_unchanged, resolve_reference
 from components.shared.progress import say, say_error, say_line
 from components.shared.results import Record, Result
-from components.shared.work import locked_work
+from components.shared.work import OvertakenError, WorkFolder, locked_work
 
 PAUSES_S = (30.0, 120.0)
 """Between attempts of a task."""
@@ -124,12 +124,14 @@ def run(
     work_root: Path | None = None,
     owner: str = "",
     reuse: Reuse = Reuse.NONE,
+    known: Sequence[Result] | None = None,
 ) -> dict[str, float]:
     """Run a stage and move its outputs, with their lineage, to their folders; return its metrics.
 
     An input that is a reference to a model is replaced by that model. Unfinished work is kept below `work_root`, by
     default outputs/work, beside records of finished work. Where another run does the same work already, this one waits
-    and takes its result; that one is named by its `owner`.
+    and takes its result; that one is named by its `owner`. Where another one overtakes this one in a queue, it begins
+    again, with the results that were `known` when it began.
     """
     limit_spin()
     outputs = {name: folders[name] for name in stage.outputs}
@@ -143,29 +145,33 @@ def run(
     digests = {name: each.digest for name, each in made_by.work.inputs.items()}
     same_work = fingerprint(stage.name, config, digests, sources)
     record = Record(root, stage.name, same_work)
-    known = record.results()
+    is_overtaken, known = known is not None, record.results() if known is None else known
     if reuse in (Reuse.IN_PLACE, Reuse.ANY) and not stage.never_reused:
         earlier = record.find(outputs, in_place=reuse is Reuse.IN_PLACE)
         if earlier:
             return _take(earlier, record, outputs, made_by)
     verdict: PipelineError | None = None
-    lock = locked_work(root, stage.name, same_work, owner) if stage.has_work else nullcontext((None, False))
-    with lock as (folder, waited):
-        others = record.find(outputs, known=known) if waited else None
-        if others:
-            return _take(others, record, outputs, made_by)
-        work_folder = {"work": _begin(folder, stage.name, made_by)} if folder else {}
-        with _partial_outputs(outputs, *work_folder.values()) as partial:
-            metrics, verdict = _call(stage, config, {**inputs, **partial, **work_folder})
-            materials = {**sources, **stage.materials(config, partial)}
-            made_by = lineage.complete(made_by, materials, started_at, work_folder.get("work"))
-            for output in partial.values():
-                lineage.write(output, made_by)
-        seconds = round(time.monotonic() - started, 3)
-        is_recorded = stage.has_work or (reuse is not Reuse.NONE and not stage.never_reused)
-        if is_recorded and not verdict:
-            by = owner or run_name() or os.path.relpath(next(iter(outputs.values())).parent)
-            record.add(Result.of(by, outputs, seconds=seconds, metrics=metrics))
+    lock = locked_work(root, stage.name, same_work, owner) if stage.has_work else nullcontext()
+    try:
+        with lock as work:
+            others = record.find(outputs, known=known) if work and (work.waited or is_overtaken) else None
+            if others:
+                return _take(others, record, outputs, made_by)
+            work_folder = {"work": _begin(work, made_by)} if work else {}
+            with _partial_outputs(outputs, *work_folder.values()) as partial:
+                metrics, verdict = _call(stage, config, {**inputs, **partial, **work_folder})
+                materials = {**sources, **stage.materials(config, partial)}
+                made_by = lineage.complete(made_by, materials, started_at, work_folder.get("work"))
+                for folder in partial.values():
+                    lineage.write(folder, made_by)
+            seconds = round(time.monotonic() - started, 3)
+            is_recorded = stage.has_work or (reuse is not Reuse.NONE and not stage.never_reused)
+            if is_recorded and not verdict:
+                by = owner or run_name() or os.path.relpath(next(iter(outputs.values())).parent)
+                record.add(Result.of(by, outputs, seconds=seconds, metrics=metrics))
+    except OvertakenError:
+        say(stage.name, "another run of the same work was admitted first: this one leaves the queue for its result")
+        return run(stage, config, folders, work_root=work_root, owner=owner, reuse=reuse, known=known)
     if verdict:
         raise verdict
     log_event(stage.name, "finished", seconds=seconds, metrics=metrics)
@@ -182,12 +188,12 @@ def _call(stage: Stage, config: Config, folders: Mapping[str, Path]) -> tuple[di
         return {}, error
 
 
-def _begin(folder: Path, stage: str, made_by: Lineage) -> Path:
+def _begin(work: WorkFolder, made_by: Lineage) -> Path:
     """Make a folder that of a run's unfinished work; the journal says where it is: what happens can be seen there."""
-    lineage.write(folder, made_by)
-    live.begin(folder, stage)
-    log_event(stage, "work", folder=folder.resolve())
-    return folder
+    lineage.write(work.folder, made_by)
+    live.begin(work.folder, work.stage)
+    log_event(work.stage, "work", folder=work.folder.resolve())
+    return work.folder
 
 
 def _described(stage: Stage, config: Config, folders: Mapping[str, Path], inputs: Mapping[str, Path]) -> Lineage:

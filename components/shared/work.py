@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,56 @@ _ADMINISTRATIVE = {_LOCK, _WRITER_LOCK, _RECORD, lineage.FILE_NAME}
 """Files beside which there is nothing to resume."""
 
 
+class OvertakenError(Exception):
+    """Another run does the work, or has done it, while the folder was not locked by this one."""
+
+
+class WorkFolder:
+    """A folder of unfinished work, locked by this run except where it waits for a place to do the work."""
+
+    def __init__(self, stage: str, folder: Path, owner: str) -> None:
+        self.stage, self.folder, self._owner = stage, folder, owner
+        self.waited = False
+        """Whether another run of the same work had it before."""
+        try:
+            self._lock = durable.lock_folder(folder / _LOCK, owner=owner)
+        except durable.InUseError as error:
+            say(stage, f"waiting for the result of {error.owner}, which does the same work in {folder}")
+            self._lock, self.waited = durable.lock_folder(folder / _LOCK, wait=True, owner=owner), True
+        self._state = self._current_state()
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether this run has the folder."""
+        return self._lock.is_locked
+
+    def unlock(self) -> None:
+        """Let other runs have the folder."""
+        self._lock.release()
+
+    def lock_again(self) -> bool:
+        """Lock the folder after `unlock`; return False where another run has it."""
+        try:
+            self._lock = durable.lock_folder(self.folder / _LOCK, owner=self._owner)
+        except durable.InUseError:
+            return False
+        self.require_unchanged()
+        return True
+
+    def require_unchanged(self) -> None:
+        """Raise OvertakenError where another run has finished the work, or has removed the folder, since `unlock`."""
+        if self._current_state() != self._state:
+            self.unlock()
+            raise OvertakenError
+
+    def _current_state(self) -> tuple[int, int]:
+        """Return what another run changes that removes the folder, and one that records a result."""
+        record = self.folder.with_suffix(".json")
+        with suppress(FileNotFoundError):
+            return self.folder.stat().st_ino, record.stat().st_mtime_ns if record.exists() else 0
+        return 0, 0
+
+
 def work_folder(root: Path, stage: str, fingerprint: Fingerprint) -> Path:
     """Return the folder for unfinished work with a fingerprint."""
     work = {key: fingerprint[key] for key in ("config", "inputs", "code")}
@@ -41,26 +92,21 @@ def work_folder(root: Path, stage: str, fingerprint: Fingerprint) -> Path:
 
 
 @contextmanager
-def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "") -> Iterator[tuple[Path, bool]]:
-    """Lock the folder of unfinished work, once no other run has it; remove it if the block leaves nothing to resume.
-
-    Yields the folder, and whether another run of the same work had it before.
-    """
+def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "") -> Iterator[WorkFolder]:
+    """Lock the folder of unfinished work, once no other run has it; remove it if the block leaves nothing to resume."""
     for leftover in (root / stage).glob(".*.removed"):
         durable.remove(leftover)
     folder = work_folder(root, stage, fingerprint)
-    waited = False
-    try:
-        lock = durable.lock_folder(folder / _LOCK, owner=owner)
-    except durable.InUseError as error:
-        say(stage, f"waiting for the result of {error.owner}, which does the same work in {folder}")
-        lock, waited = durable.lock_folder(folder / _LOCK, wait=True, owner=owner), True
-    if not waited and last_step(folder) is None:
+    work = WorkFolder(stage, folder, owner)
+    if not work.waited and last_step(folder) is None:
         _describe_others(stage, folder, fingerprint)
     jsonl.write_json(folder / _RECORD, fingerprint)
+    before = _current.set(work)
     try:
-        yield folder, waited
+        yield work
     except BaseException:
+        if not work.is_locked:
+            raise
         files = [path for path in folder.rglob("*") if path.is_file() and folder / LIVE not in path.parents]
         if {path.name for path in files} <= _ADMINISTRATIVE:
             durable.discard(folder)
@@ -68,9 +114,18 @@ def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "
     else:
         durable.discard(folder)
     finally:
-        lock.release()
+        _current.reset(before)
+        work.unlock()
         with suppress(OSError):  # where something is in it
             folder.parent.rmdir()
+
+
+_current: ContextVar[WorkFolder | None] = ContextVar("work", default=None)
+
+
+def current_work() -> WorkFolder | None:
+    """Return the folder of unfinished work that this run has locked, or None."""
+    return _current.get()
 
 
 def is_in_use(folder: Path) -> bool:

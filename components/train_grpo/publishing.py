@@ -1,9 +1,10 @@
 """The process that pushes checkpoints into the registry while this one trains: started here, and ended here."""
 
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from components.shared import durable
@@ -22,11 +23,12 @@ def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]
 
     No failure of it is one of the training. Nothing of it outlives this process, however that ends.
     """
-    settings, staging = config.checkpoint, work / "publishing"
+    settings = config.checkpoint
+    # Another run of the same work may have one there: it does the work while this one waits in a queue.
+    staging = work / f"publishing-{secrets.token_hex(4)}"
     if not config.publishes_checkpoints:
         yield
         return
-    durable.remove(staging)
     staging.mkdir(parents=True)
     command = [sys.executable, "-m", _MODULE, "--work", str(work), "--staging", str(staging)]
     command += ["--registry", config.registry, "--keep-last", str(settings.keep_in_registry)]
@@ -40,8 +42,10 @@ def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]
             yield
             limit_s = _LAST_PUSH_S
         finally:
-            (staging / "end").touch()
+            with suppress(FileNotFoundError):
+                (staging / "end").touch()
             try:
                 publisher.wait(limit_s)
             except subprocess.TimeoutExpired:
                 say("train_grpo", f"warning: the last checkpoint is not in the registry: no end within {limit_s:g} s")
+            durable.remove(staging)

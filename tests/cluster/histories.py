@@ -128,7 +128,20 @@ class Volume:
         return script.Program(STEP_S, self._start)
 
     def _start(self, pods: list[Json]) -> Callable[[], int | None]:
-        job = Job.read(Path(pods[0]["spec"]["containers"][0]["command"][-1]))
+        """Wait for the turn of the pods, as `Job.read_in_pod` does, then train."""
+        folder, name = Path(pods[0]["spec"]["containers"][0]["command"][-1]), pods[0]["metadata"]["labels"][JOB_SET]
+        train: Callable[[], int | None] | None = None
+
+        def go_on() -> int | None:
+            nonlocal train
+            if train is None and (folder / "job.json").is_file() and (job := Job.read(folder)).turn() == name:
+                train = self._train(pods, job)
+            return train() if train else None
+
+        return go_on
+
+    def _train(self, pods: list[Json], job: Job) -> Callable[[], int | None]:
+        self._history.begun.add(job.turn())
         work = job.folder.parent
         assert work not in self._writers.values(), f"two jobs write to {work}"
         self._writers |= {pod["metadata"]["uid"]: work for pod in pods}
@@ -186,7 +199,7 @@ class History:
         self.notes: list[str] = []
         """What happened, for whoever reads why a history went wrong."""
         self.argo_returns_s = 0.0
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
         self._active: Launcher | None = None
         """The launcher that does something at this moment."""
@@ -196,6 +209,8 @@ class History:
         """Runs of launchers that got a signal in the middle of a request."""
         self.setting = "0"
         """For launchers to come: another one makes another job of the same name."""
+        self.begun: set[str] = set()
+        """Jobs whose pods have begun to train."""
         self.succeeded: set[str] = set()
         """Jobs whose ranks have all succeeded, whether or not their status says so yet."""
         self._guards, self._is_reaping = True, False
@@ -224,11 +239,16 @@ class History:
     def configure(self, num_steps: int, save_every: int, **cluster: Any) -> None:
         """Set what all runs do."""
         self._num_steps = num_steps
-        work = Volume(self, num_steps, save_every)
+        self._work = Volume(self, num_steps, save_every)
         queued = [script.Queued(30)] if cluster.get("queue") else []
-        self.cluster.play(*queued, work.program())
+        self.cluster.play(*queued, self._work.program())
         settings = {"image": "gpu:1", "nodes": NUM_RANKS, "gpus_per_node": 1, "mount": str(self.volume), **cluster}
         self._order = {"config": {"num_steps": num_steps}, "cluster": settings}
+
+    def use_queue(self, name: str, wait_s: float | None) -> None:
+        """Have later jobs wait in this queue, for ever with None."""
+        self._order["cluster"] = {**self._order["cluster"], "queue": name}
+        self.cluster.play(script.Queued(wait_s), self._work.program())
 
     # Time
 
@@ -236,7 +256,7 @@ class History:
         """Return the seconds since the cluster was made."""
         return self.clock.monotonic()
 
-    def at(self, seconds: float, action: Callable[[], None]) -> None:
+    def at(self, seconds: float, action: Callable[[], object]) -> None:
         """Do something then; it may start and stop launchers, which the cluster's own actions cannot."""
         heapq.heappush(self._agenda, (max(seconds, self.now()), next(self._numbers), action))
 
@@ -476,8 +496,10 @@ class History:
         # It is the step itself, one of another run with the same work, the reaper where there are no workflows, or the
         # collector.
         differs = self._active is not None and self._active.setting != _setting(change.after["spec"]["trainer"])
+        # A job that has not begun leaves the queue to one that has.
+        is_overtaken = metadata["name"] not in self.begun and bool(self.begun)
         if self._active is not None and self._active.run is run:
-            may = stops or differs
+            may = stops or differs or is_overtaken
         elif self._is_reaping:
             may = not waits and metadata["namespace"] == ELSEWHERE
         else:

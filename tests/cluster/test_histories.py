@@ -9,6 +9,7 @@ import shutil
 import signal
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,29 @@ def test_reaper_leaves_steps_the_time_to_come_back(launchers: Launchers, tmp_pat
         history.play_until(lambda: run.end is not None, _LONGEST_S)
         assert history.violations == [], history.notes
         assert run.end == argo.End(argo.SUCCEEDED, "")
+
+
+@pytest.mark.parametrize("wait_s", [None, 200, 20], ids=["never admitted", "admitted later", "admitted at once"])
+def test_of_two_runs_in_queues_the_one_that_is_admitted_first_trains(
+    launchers: Launchers, tmp_path: Path, wait_s: float | None
+) -> None:
+    """The other one takes its result, whether or not its queue ever has quota."""
+    with History(launchers, tmp_path, retry_strategy("2.17"), 0) as history:
+        history.configure(num_steps=80, save_every=10, queue="full")
+        history.use_queue("full", wait_s)
+        first = history.submit(str(uuid.UUID(int=1 << 96)))
+        history.at(50, lambda: history.use_queue("free", 20))
+        history.at(51, partial(history.submit, str(uuid.UUID(int=2 << 96))))
+        history.play_until(lambda: len(history.runs) == 2 and all(run.end for run in history.runs), 3000)
+        assert [run.end for run in history.runs] == [argo.End(argo.SUCCEEDED, "")] * 2, history.notes
+        assert history.violations == []
+        (trained,) = history.begun
+        winner = first if wait_s == 20 else history.runs[1]
+        assert trained.split("-")[1] == winner.id[:8], history.notes
+        for run in history.runs:
+            assert history.is_complete(history.root / f"{run.workflow}-0" / "policy")
+            taken = f"unchanged: from run {winner.id}" in run.logs[-1].read_text()
+            assert taken == (run is not winner)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from components.cluster.failures import error_of_ranks
 from components.cluster.job import Job, RankFunction, name_of
 from components.cluster.launch import run_ranks
 from components.shared.config import Config
+from components.shared.environment import TRAIN_JOB_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.execution import current_environment, current_place, place_of
 from tests import tiny
@@ -166,13 +167,13 @@ def test_nothing_outlives_a_killed_program(tmp_path: Path) -> None:
         wait_until(lambda: all(map(is_gone, [*map(int, children), *pids(tmp_path)])))
 
 
-NODES = 2
+NODES, TRAIN_JOB = 2, "grpo-1"
 
 
 def _job(folder: Path, config: Config, function: RankFunction = act, num_processes: int = NODES) -> Job:
     folders, name = {"folder": str(folder)}, name_of(function)
     job = Job(folder / "launch", name, config.model_dump(mode="json"), folders, {}, num_processes, grace_s=1)
-    job.write()
+    job.write(TRAIN_JOB)
     return job
 
 
@@ -187,7 +188,7 @@ def _nodes(job: Job) -> Iterator[list["subprocess.Popen[bytes]"]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     trainer = {"PET_NNODES": str(NODES), "PET_NPROC_PER_NODE": "1", "OMP_NUM_THREADS": "1"}
-    trainer |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
+    trainer |= {TRAIN_JOB_VARIABLE: TRAIN_JOB, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
     command = [sys.executable, "-m", "components.cluster.agent", str(job.folder)]
     with ExitStack() as stack:
         nodes = []
@@ -196,6 +197,25 @@ def _nodes(job: Job) -> Iterator[list["subprocess.Popen[bytes]"]]:
             nodes.append(subprocess.Popen(command, cwd=ROOT, env=environment, umask=0))
             stack.callback(nodes[-1].kill)
         yield nodes
+
+
+@pytest.mark.slow
+def test_pod_that_waits_for_its_turn_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    """As the first process of a container, which ignores the signal by default."""
+    job = _job(tmp_path, _act("go_on"))
+    job.end_turn()
+    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); from components.cluster.job import Job;"
+    wait = f"{ignore} Job.read_in_pod(__import__('pathlib').Path({str(job.folder)!r}))"
+    environment = {**os.environ, TRAIN_JOB_VARIABLE: TRAIN_JOB}
+    with subprocess.Popen([sys.executable, "-c", wait], cwd=ROOT, env=environment) as pod:
+
+        def handles_the_signal() -> bool:
+            caught = re.search(r"SigCgt:\s(\w+)", Path(f"/proc/{pod.pid}/status").read_text())
+            return caught is not None and bool(int(caught[1], 16) >> signal.SIGTERM - 1 & 1)
+
+        wait_until(handles_the_signal)
+        pod.terminate()
+        assert pod.wait(60) == RetryableError.exit_code
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """The pod of a vLLM server."""
 
 import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +11,20 @@ import pytest
 
 from components.cluster.job import Job
 from components.cluster.servers import serve_in_pod
-from components.shared.environment import JOB_VARIABLE
+from components.shared.environment import JOB_VARIABLE, TRAIN_JOB_VARIABLE
 from tests.train_grpo.settings import SERVERS, grpo_config
+
+
+def test_pod_waits_for_the_turn_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before that, the pods of another job may do the same work, or nothing is written yet."""
+    job = Job(tmp_path / "launch", "", {}, {}, {}, num_processes=1, grace_s=1)
+    then: Iterator[Callable[[], None]] = iter(
+        [partial(job.write, "grpo-2"), job.end_turn, partial(job.write, "grpo-1")]
+    )
+    monkeypatch.setenv(TRAIN_JOB_VARIABLE, "grpo-1")
+    monkeypatch.setattr(time, "sleep", lambda _: next(then)())
+    assert Job.read_in_pod(job.folder) == job
+    assert not list(then)
 
 
 def test_pod_becomes_the_server_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,9 +32,10 @@ def test_pod_becomes_the_server_of_its_job(tmp_path: Path, monkeypatch: pytest.M
     config = grpo_config(sampler__servers={**SERVERS, "num_servers": 1, "devices": ["4,5"]})
     folders = {"reference": str(tmp_path / "reference")}
     job = Job(tmp_path / "launch", "", config.model_dump(mode="json"), folders, {}, num_processes=1, grace_s=1)
-    job.write()
+    job.write("grpo-1")
     executed: list[Any] = []
     monkeypatch.setenv(JOB_VARIABLE, str(job.folder))
+    monkeypatch.setenv(TRAIN_JOB_VARIABLE, "grpo-1")
     monkeypatch.setattr(os, "execve", lambda *command: executed.extend(command))
     serve_in_pod()
     program, command, environment = executed
