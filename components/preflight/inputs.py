@@ -449,7 +449,7 @@ def refuse_repetition(form: Form, params: Params) -> None:
     configs = {stage: getattr(params, stage) for stage in _MADE_BY}
     changed = changes_since(made_by, configs, lineage.code_digest())
     if not changed:
-        message = f"code, data and config are those of {tags[-1]}; a run would reproduce the latest registered version"
+        message = f"{UnchangedRunError.beginning} {tags[-1]}; a run would reproduce the latest registered version"
         if undone:
             message += f"\nits registration is not complete: {'; '.join(undone)}; press Retry on the run that made it"
         raise UnchangedRunError(message)

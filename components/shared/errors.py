@@ -55,6 +55,8 @@ class UnchangedRunError(PipelineError):
     """The run would reproduce the newest registered version, and was asked to stop then; nothing was done."""
 
     exit_code = 4
+    beginning = "code, data and config are those of"
+    """Of its message, by which `grpo-pipeline status` tells it from a failure."""
 
 
 class RetryableError(PipelineError):

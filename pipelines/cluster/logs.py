@@ -14,10 +14,19 @@ from datetime import timedelta
 from itertools import count, takewhile
 from typing import Any
 
-from components.shared.errors import PipelineError, RetryableError
+from components.shared.errors import PipelineError, RetryableError, UnchangedRunError
 from components.shared.progress import unwrapped
 from pipelines.cluster.kubeflow import Kubeflow, NotFoundError
-from pipelines.cluster.stages import CACHED, DRIVER_TEMPLATE, FINISHED, NOT_REACHED, Stage, is_stopped, stages
+from pipelines.cluster.stages import (
+    CACHED,
+    DRIVER_TEMPLATE,
+    FINISHED,
+    NOT_REACHED,
+    Stage,
+    is_stopped,
+    parameter,
+    stages,
+)
 
 LOST = (
     "no pod of the run exists any more, so Kubeflow will never learn how it ended; start it again: unfinished training "
@@ -78,6 +87,16 @@ def failures(kubeflow: Kubeflow, run: Any) -> list[list[str]]:
     if not reasons and run.error and run.error.message:
         return [[" ".join(run.error.message.split())]]
     return reasons
+
+
+def found_nothing_new(kubeflow: Kubeflow, run: Any) -> bool:
+    """Tell whether a run has ended in its first task because nothing had changed; Kubeflow calls it failed."""
+    from components.preflight.form import SKIP_IF_UNCHANGED
+
+    if run.state != "FAILED" or not parameter(run, SKIP_IF_UNCHANGED):
+        return False
+    reasons = failures(kubeflow, kubeflow.run(run.run_id))  # a list of runs has no stages
+    return len(reasons) == 1 and reasons[0][0].startswith(f"preflight: {UnchangedRunError.beginning}")
 
 
 def activity(kubeflow: Kubeflow, run: Any) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from components.shared.config import laid_over
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
-from pipelines.cluster.logs import LOST, activity, failures, is_lost, is_progress, outcome, poll
+from pipelines.cluster.logs import LOST, activity, failures, found_nothing_new, is_lost, is_progress, outcome, poll
 from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, Stage, compiled_in, is_stopped, parameter, stages
 from pipelines.run.screen import Screen, Style, duration
 
@@ -18,6 +18,7 @@ _NUM_RUNS = 10
 _LOOK_S = 30.0
 """Time between looks at what running stages print, while a run is waited for."""
 _ID_LENGTH = 8
+_NOTHING_NEW = "nothing new"
 _ENDINGS = {
     "SUCCEEDED": ("done in {}", Style.GREEN),
     "SKIPPED": ("skipped", Style.DIM),
@@ -36,13 +37,15 @@ def listed(kubeflow: Kubeflow) -> list[str]:
     for run in runs:
         ended = run.finished_at if run.state in FINISHED else None
         times = (_clock(run.created_at), _took(run.created_at, ended))
-        rows.append((run.run_id[:_ID_LENGTH], run.display_name, _state(run), *times))
+        state = _NOTHING_NEW if found_nothing_new(kubeflow, run) else _state(run)
+        rows.append((run.run_id[:_ID_LENGTH], run.display_name, state, *times))
     return table(rows)
 
 
 def show(kubeflow: Kubeflow, run: Any) -> list[str]:
     """Return the state of a run and of its stages, what those that run do, and what it led to or why it failed."""
-    lines = [f"{run.display_name}  {run.run_id}  {_state(run)}", kubeflow.url(run.run_id)]
+    is_new = not found_nothing_new(kubeflow, run)
+    lines = [f"{run.display_name}  {run.run_id}  {_state(run) if is_new else _NOTHING_NEW}", kubeflow.url(run.run_id)]
     rows = [("stage", "state", "started (UTC)", "took")]
     known = stages(run)
     for stage in (each for each in known if each.state):
@@ -59,7 +62,7 @@ def show(kubeflow: Kubeflow, run: Any) -> list[str]:
         summary = outcome(kubeflow, run) if run.state == "SUCCEEDED" else activity(kubeflow, run)
     lines += ["", *summary] if summary else []
     for reason, *more in failures(kubeflow, run):
-        lines += ["", f"error: {reason}", *more]
+        lines += ["", f"error: {reason}" if is_new else reason, *more]
     return lines
 
 
