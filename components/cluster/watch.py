@@ -38,8 +38,11 @@ _BEAT_S = 30.0
 _MARGIN_S = 300.0
 """Beyond the job's own deadline, for the cluster to end it."""
 _IMAGE_HINT = "; is cluster.image right, and may this namespace pull it?"
-_NO_QUEUE = re.compile(r"\bLocalQueue \S+ doesn't exist")
-"""How Kueue says it."""
+_NEVER_ADMITTED = re.compile(
+    r"\bLocalQueue \S+ doesn't exist"
+    r"|^(?!.*insufficient unused quota).*(?:> maximum capacity \(|unavailable in ClusterQueue)"
+)
+"""How Kueue says that waiting will not help: another flavor with too little unused quota may still admit the job."""
 _UNSTARTABLE = {
     "InvalidImageName": (0.0, ""),
     "ErrImageNeverPull": (0.0, ""),
@@ -260,7 +263,7 @@ class Watch:
 
         Raises:
             RetriesExhaustedError: It waits for longer than it may.
-            PipelineError: Its queue does not exist.
+            PipelineError: Its queue does not exist, or can never admit it.
         """
         now = self._clock.monotonic()
         if now - self._phase_began_s > limit_s:
@@ -268,8 +271,8 @@ class Watch:
         if now < self._next_report_s:
             return
         self._next_report_s, problem = now + _REPORT_S, self._problem()
-        if _NO_QUEUE.search(problem):  # waiting brings no queue
-            raise PipelineError(f"{self._name}: {problem}; name another one (cluster.queue)")
+        if _NEVER_ADMITTED.search(problem):
+            raise PipelineError(f"{self._name}: {problem}; name another queue (cluster.queue), or ask for less")
         if problem != self._reported:
             self._reported = problem
             say(self._stage.stage, f"{self._name} {self._phase}: {problem}")

@@ -16,7 +16,7 @@ from components.cluster import kube
 from components.cluster.config import GPU_RESOURCE, GPU_TYPE_LABEL, ClusterConfig, Toleration
 from components.cluster.kube import Json
 from components.cluster.manifest import ROLLOUT
-from components.preflight.cluster import kueue_version, read
+from components.preflight.cluster import read
 
 Amounts = Mapping[str, Decimal]
 """Cores, bytes and numbers of devices, by the name of the resource."""
@@ -127,38 +127,6 @@ def beyond_quotas(api: client.ApiClient, namespace: str, *groups: Sequence[Pods]
                 yield from _outside_range(each, item, where)
 
 
-def beyond_queue(api: client.ApiClient, namespace: str, queue: str, pods: Sequence[Pods]) -> Iterator[str]:
-    """Check that the ClusterQueue behind a LocalQueue of Kueue can ever admit pods, each kind of them in one flavor."""
-    custom, version = client.CustomObjectsApi(api), (kube.KUEUE, kueue_version(api))
-    local = read(queue, custom.get_namespaced_custom_object, *version, namespace, "localqueues", queue)
-    if not local:
-        return
-    name = local["spec"]["clusterQueue"]
-    behind = read(f"ClusterQueue {name}", custom.get_cluster_custom_object, *version, "clusterqueues", name)
-    spec = behind["spec"] if behind else {}
-    groups, borrows = spec.get("resourceGroups", []), bool(spec.get("cohortName") or spec.get("cohort"))
-    for each in pods if behind else ():
-        for resource in each.requests:
-            if not any(resource in group["coveredResources"] for group in groups):
-                key = _key(each, resource)
-                yield f"{key}the ClusterQueue {name} has no {resource}, which {each.name} pods ask for"
-        for group in groups:
-            quotas = {flavor["name"]: _quota(flavor, borrows) for flavor in group["flavors"]}
-            total = each.total()
-            wanted = {resource: total[resource] for resource in group["coveredResources"] if resource in total}
-            for resource in _lacking(wanted, quotas.values()) or ():
-                largest = max((quota[resource] for quota in quotas.values()), default=_ZERO)
-                yield (
-                    f"{_key(each, resource)}{_number(each)} for "
-                    f"{_text(resource, wanted[resource])}; the ClusterQueue {name} admits {_text(resource, largest)}"
-                )
-            if _lacking(wanted, quotas.values()) == []:
-                yield (
-                    f"cluster.queue: {_number(each)} for {_texts(wanted)}; no flavor of the "
-                    f"ClusterQueue {name} has all of it"
-                )
-
-
 def _pods(name: str, number: int, requests: Json, limits: Json, keys: Mapping[str, str]) -> Pods:
     in_cluster = {resource: f"cluster.{key}" for resource, key in keys.items()}
     return Pods(name, number, _parsed(requests), _parsed(limits), in_cluster)
@@ -259,15 +227,6 @@ def _outside_range(pods: Pods, item: Any, where: str) -> Iterator[str]:
                 f"{key}{pods.name} pods ask for {_text(resource, request)}, and their limit is "
                 f"{_text(resource, limit)}; {where} allows {allowed}"
             )
-
-
-def _quota(flavor: Mapping[str, Any], borrows: bool) -> Amounts:
-    """Return what a flavor of a ClusterQueue admits; without a limit, the cohort's quota is not known here."""
-    quota = {}
-    for each in flavor["resources"]:
-        borrowed = parse_quantity(each["borrowingLimit"]) if "borrowingLimit" in each else Decimal("inf")
-        quota[each["name"]] = parse_quantity(each["nominalQuota"]) + (borrowed if borrows else 0)
-    return quota
 
 
 def _number(pods: Pods) -> str:

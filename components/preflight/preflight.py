@@ -231,8 +231,6 @@ def _capacity(api: client.ApiClient, namespace: str, params: Params) -> Iterator
         lines += capacity.beyond_quotas(api, namespace, [*job, capacity.launcher_pods()], evaluation)
     else:
         lines += [*capacity.beyond_quotas(api, namespace, job), *capacity.beyond_quotas(api, own, evaluation)]
-    if config.queue:
-        lines += capacity.beyond_queue(api, namespace, config.queue, job)
     unknown = (
         f"; {params.train_sft.model.base} cannot be looked into before the run starts: set the memory that it takes"
     )

@@ -1,6 +1,7 @@
 """A job on a cluster, from its submission to its removal, on the fake API server."""
 
 import random
+import re
 import shutil
 from dataclasses import replace
 from datetime import timedelta
@@ -57,15 +58,36 @@ def test_queued_and_preempted_job_is_waited_for(job: Launched, capfd: pytest.Cap
     ]
 
 
-def test_a_queue_that_does_not_exist_ends_the_run(job: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as Kueue says so: waiting for a day brings no queue."""
-    message = {"type": "QuotaReserved", "status": "False", "reason": "Inadmissible"}
-    workload = {"status": {"conditions": [{**message, "message": "LocalQueue research doesn't exist"}]}}
+_TOO_LARGE = (
+    "insufficient quota for cpu in flavor x, podsets requests (0) + current podset request (5) > maximum capacity (4)"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "is_final"),
+    [
+        ("LocalQueue research doesn't exist", True),
+        (f"couldn't assign flavors to pod set node: {_TOO_LARGE}", True),
+        ("couldn't assign flavors to pod set node: resource nvidia.com/gpu unavailable in ClusterQueue", True),
+        (
+            f"{_TOO_LARGE}, insufficient unused quota for cpu in flavor y, 4 more needed",
+            False,
+        ),
+    ],
+    ids=["no queue", "too large", "no such resource", "another flavor"],
+)
+def test_a_queue_that_never_admits_the_job_ends_the_run(
+    job: Launched, monkeypatch: pytest.MonkeyPatch, message: str, is_final: bool
+) -> None:
+    """As soon as Kueue says so: waiting for a day changes nothing. A flavor that is only in use may be free later."""
+    condition = {"type": "QuotaReserved", "status": "False", "reason": "Inadmissible", "message": message}
+    workload = {"status": {"conditions": [condition]}}
     monkeypatch.setattr(TrainJobs, "workload", lambda *_: workload)
     monkeypatch.setattr(TrainJobs, "queue_position", lambda *_: None)
     job.changes.update(queue="research")
     job.play(script.Queued(None))
-    with pytest.raises(PipelineError, match=r"LocalQueue research doesn't exist; name another one \(cluster.queue\)$"):
+    final = rf"{re.escape(message)}; name another queue \(cluster.queue\), or ask for less$"
+    with pytest.raises(PipelineError, match=final if is_final else "not admitted by the queue within 3600 s"):
         job.run()
 
 
