@@ -11,7 +11,7 @@ from kubernetes import client, config
 
 from tests.fake_cluster import ApiServer, Json, kinds, schemas, script
 from tests.fake_cluster.pods import job_set_of, pods_of
-from tests.fake_cluster.schemas import UPSTREAM, needs_upstream
+from tests.fake_cluster.schemas import needs_upstream
 from tests.fake_cluster.schemas import refused as refused_by
 from tests.pipelines.cluster.recorded import RECORDINGS
 
@@ -147,39 +147,3 @@ def test_what_the_fake_cluster_writes_is_valid(server: ApiServer, api: client.Ap
     assert [refused_by(release, job) for release in ("trainer-2.2.0", "trainer-2.3.0")] == [[], []]
     (job_set,) = server.cluster.all(kinds.JOB_SETS)
     assert [refused_by(release, job_set) for release in ("jobset-0.11.1", "jobset-0.12.0")] == [[], []]
-
-
-def patch(job: str, **container: Any) -> Json:
-    """Return a patch of a container in the pods of a replicated job."""
-    template = {"spec": {"template": {"spec": {"containers": [container]}}}}
-    runtime = {"template": {"spec": {"replicatedJobs": [{"name": job, "template": template}]}}}
-    return {"runtimePatches": [{"manager": "a.b/c", "trainingRuntimeSpec": runtime}]}
-
-
-@pytest.mark.parametrize(
-    ("code", "change"),
-    [
-        (400, {"trainer": {"nodes": 2}}),
-        (422, {"trainer": {"numNodes": "2"}}),
-        (422, {"trainer": {"env": {}}}),
-        (422, {"suspend": "no"}),
-        (422, {"runtimeRef": {}}),
-        (422, {"activeDeadlineSeconds": 0}),
-        (400, {"runtimePatches": [{"manager": "a.b/c", "spec": {}}]}),
-        (422, {"trainer": {"resourcesPerNode": {"limits": {"cpu": True}}}}),
-        (403, {"runtimeRef": {"kind": "TrainingRuntime", "name": "another"}}),
-        (403, {"trainer": {"env": [{"name": "PET_NNODES", "value": "2"}]}}),
-        (403, {"runtimePatches": [{"manager": "c"}]}),
-        (403, patch("rollout", name="rollout")),
-        (403, patch("node", name="sidecar")),
-        (403, patch("node", name="node", env=[{"name": "A", "value": "b"}])),
-    ],
-    ids=str,
-)
-def test_a_faulty_job_is_refused(api: client.ApiClient, code: int, change: dict[str, Any]) -> None:
-    """By the definition of a release too, where it is here and does not leave it to a webhook."""
-    create(api)
-    assert refused(api, train_job("grpo-2", **change)).startswith(f"{code} ")
-    if UPSTREAM.is_dir():
-        assert refused_by("trainer-2.2.0", train_job()) == []
-        assert bool(refused_by("trainer-2.2.0", train_job(**change))) == (code != 403)
