@@ -213,6 +213,8 @@ def _is_outdated(kubeflow: Kubeflow, schedule: Any) -> bool:
 
 def _compiled_by(kubeflow: Kubeflow, schedule: Any) -> str:
     """Return the release of Kubeflow that compiled a schedule, and what to do where it is not the present one."""
+    if not _digest(schedule):
+        return "Kubeflow's page"
     release = _origin(schedule)[0] or "unknown"
     return f"{release}, now {kubeflow.version}: apply it again" if _is_outdated(kubeflow, schedule) else release
 

@@ -123,6 +123,7 @@ def test_a_schedule_made_on_the_page_is_listed_and_removed_but_not_replaced(
     server.kfp.recurring_runs["other"] = other
     lines, _ = program("schedule", "list")
     assert sorted("every 3,600 s" in line for line in lines[1:]) == [False, True]
+    assert all(line.endswith("Kubeflow's page") for line in lines[1:])
     assert sorted("At 02:00, only on Monday (UTC)" in line for line in lines[1:]) == [False, True]
     _, error = program("schedule", "remove", "weekly", code=2)
     assert "weekly: several schedules have this name; give the id of one: " in error
