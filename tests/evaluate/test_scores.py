@@ -130,6 +130,12 @@ def _votes() -> list[tuple[list[int], int]]:
     return [([2, 2, 2], 0), ([0, 1], 0), ([3], 2), ([0], 3), *(case for case in some if sum(case[0]) + case[1])]
 
 
+def test_few_samples_of_one_problem_limit_k_for_all() -> None:
+    """Powers of two only: three samples are enough for 1 and 2."""
+    sampled = [_record(1, sample, "right") for sample in (1, 2, 3)]
+    assert list(scores(GREEDY + sampled, num_samples=3, temperature=1.0)["pass_at_k"]["all"]) == ["1", "2"]
+
+
 def test_estimators_agree_with_all_subsets() -> None:
     """For every k, with ties broken evenly and samples that have no answer."""
     for votes, silent in _votes():

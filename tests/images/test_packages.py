@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from images import packages
-from images.packages import Torch, by_package, choose, find_torch, for_cuda, locked_for, trial
+from images.packages import Torch, by_package, choose, find_torch, for_cuda, has_gpu, locked_for, pip_setting, trial
 from tests.presets import ROOT
 
 UV = Path(sys.prefix) / "bin/uv"
@@ -219,6 +219,22 @@ def test_pypi_comes_last_and_one_line_says_so(
     assert place in printed
 
 
+def test_settings_of_pip_are_read_as_pip_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable comes before a file, and in a file what is for `install` before what is for all commands."""
+    settings = tmp_path / "pip.conf"
+    settings.write_text(
+        "[global]\nfind-links =\n  /one\n  /two\nindex-url = https://a\n[install]\nindex-url = https://b\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    for name in ("PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    assert pip_setting("find-links").split() == ["/one", "/two"]
+    assert pip_setting("index-url") == "https://b"
+    assert pip_setting("no-such-setting") == ""
+    monkeypatch.setenv("PIP_FIND_LINKS", "/three")
+    assert pip_setting("find-links") == "/three"
+
+
 @pytest.mark.parametrize(
     ("torch", "vllm", "problem"),
     [
@@ -247,6 +263,26 @@ class Tensor:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert problem in trial(sys.executable, "cu130" if "TORCH_BACKEND" in problem else "cpu")
     assert "\n" not in trial(sys.executable, "cu130")
+
+
+@pytest.mark.parametrize(
+    ("prints", "expected"),
+    [
+        ("echo 'GPU 0: NVIDIA L4 (UUID: GPU-1)'", True),
+        ("echo 'No devices found.'", False),
+        ("exit 9", False),
+        (None, False),
+    ],
+)
+def test_a_gpu_is_there_if_nvidia_smi_names_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str | None, expected: bool
+) -> None:
+    """The program alone may be there without a GPU or a driver."""
+    if prints is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{prints}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert has_gpu() == expected
 
 
 @pytest.mark.parametrize(

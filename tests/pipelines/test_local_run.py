@@ -72,6 +72,15 @@ def test_a_failure_is_one_line_with_its_exit_code(run: Run) -> None:
     assert run.lines()[-1] == "error: x.jsonl: no such file"
 
 
+def test_a_line_still_being_written_waits(run: Run) -> None:
+    """Half a journal line is no event yet."""
+    for half, num_finished in (('{"stage": "prepare_data", "event": "fini', 0), ('shed", "seconds": 1.0}\n', 1)):
+        with run.path.open("a", encoding="utf-8") as file:
+            file.write(half)
+        run.tracker.read()
+        assert run.tracker.num_finished == num_finished
+
+
 def test_colour_is_for_terminals_that_did_not_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file gets plain text, however long; so does a terminal where NO_COLOR is set."""
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -105,6 +105,43 @@ def test_the_sampler_has_its_copy_of_the_weights() -> None:
     assert apart["optimizer"] == memory_of(run(6, zero_stage=3))["optimizer"]
 
 
+def test_a_reward_model_has_states_like_the_policy() -> None:
+    """Weights, gradients and optimizer, sharded alike, in the update and while sampling."""
+    for stage in (2, 3):
+        plain, judged = (memory_of(run(zero_stage=stage, reward_model=each)) for each in (False, True))
+        assert judged["reward_model"] == near(_states(plain))
+        for part in ("update_peak", "sampling_peak"):
+            assert judged[part] - plain[part] == near(_states(plain))
+
+
+def test_only_adapters_have_gradients_and_optimizer_state() -> None:
+    """Rank 8 on queries and keys of 30 layers: 2 x 30 x 8 x 8,192 parameters."""
+    memory = memory_of(run(lora_rank=8, lora_targets=("q_proj", "k_proj")))
+    trained = 2 * 30 * 8 * (4096 + 4096)
+    assert memory["optimizer"] == near(12 * trained / 8)
+    assert memory["gradients"] == near(4 * trained / 8)
+    assert memory["weights"] == near(WHOLE + 2 * trained)
+
+
+def test_the_output_layer_can_be_the_peak_of_the_update() -> None:
+    """512 tokens of a small model without sharding: gradients, the logits of all twice, hidden states."""
+    shape = KNOWN_MODELS["qwen2.5-0.5b"]
+    lengths = {"prompt_tokens": 256, "completion_tokens": 256, "micro_batch_tokens": 512}
+    memory = memory_of(run(zero_stage=0, shape=shape, **lengths))
+    assert memory["buffers"] == near(4 * 151936 * 896 + 2 * 4 * 512 * 151936 + 512 * 896 * 2)
+    # All of a model from scratch is gathered, in the bucket, and gathered ahead.
+    scratch = ModelShape(320, 960, 6, 5, 1, 64, 2048, tied=False)
+    assert memory_of(run(zero_stage=3, shape=scratch, **lengths))["buffers"] == near(3 * 2 * scratch.num_parameters)
+
+
+def test_size_of_a_micro_batch() -> None:
+    """At most its tokens, unless one completion is longer, and never more than a GPU has."""
+    assert run().tokens_at_once == 16384
+    assert run(micro_batch_tokens=100).tokens_at_once == 2048
+    assert run(micro_batch_tokens=10**6).tokens_at_once == 2 * (1024 + 64 * 1024)
+    assert run(micro_batch_tokens=10**6, minibatches=2).tokens_at_once == 1024 + 64 * 1024
+
+
 @settings(max_examples=200)
 @given(
     stage=st.integers(0, 3),

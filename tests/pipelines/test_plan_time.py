@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from components.shared.model_shape import ModelShape
@@ -39,6 +41,21 @@ def test_a_step_by_hand() -> None:
     assert phases[SAMPLING] == pytest.approx((operations / 989e12 + num_bytes / 4.8e12) / EFFICIENCY)
     assert phases[REFERENCE] == pytest.approx(forward / 989e12 / EFFICIENCY)
     assert phases[UPDATE] == pytest.approx(4 * forward / 989e12 / EFFICIENCY)
+
+
+def test_transformers_samples_batches_in_sequence() -> None:
+    """Four groups in batches of two: the longest completion twice; vLLM fills its places as they become free."""
+    memory_bound = replace(H200, bf16_rate=1e30)
+    short = {"completion_tokens": 512, "mean_completion_tokens": 512, "prompts": 16}
+    one = step_time(run(4, max_batch_size=256, **short), memory_bound).phases[SAMPLING]
+    weights_s = 512 * 2 * (MATRICES + HEAD) / 4.8e12 / EFFICIENCY
+    for sampler in ("transformers", "vllm"):
+        two = step_time(run(4, sampler=sampler, max_batch_size=128, **short), memory_bound).phases[SAMPLING]
+        assert two - one == pytest.approx(weights_s)
+    # A cache of 64 completions with their share of the prompt.
+    cache = 64 * (256 / 64 + 512) * 2 * 30 * 4096 * 2
+    held = step_time(run(4, sampler="vllm", cache_bytes=cache, **short), memory_bound).phases[SAMPLING]
+    assert held - one == pytest.approx(3 * weights_s)
 
 
 def test_overlapping_hides_the_shorter_half() -> None:

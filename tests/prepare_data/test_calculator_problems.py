@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -83,6 +84,18 @@ def test_splits_share_no_product_under_any_seeds(seed: int, other_seed: int) -> 
     assert all(products.values())
     assert not products[Split.TRAIN] & products[Split.TEST]
     assert not products[Split.DEV] & (products[Split.TRAIN] | products[Split.TEST])
+
+
+def test_problems_are_distinct_and_balanced_and_most_solutions_bare_if_so_asked() -> None:
+    """Each family has its share, and a bare solution is the answer alone."""
+    problems = _make(num_train=2000, worked_fraction=0.3)
+    train = [problem for problem in problems if problem.split == Split.TRAIN]
+    assert len({problem.id for problem in problems}) == len(problems)
+    assert len({(problem.subject, *re.findall(r"\d+", problem.question)) for problem in train}) == len(train)
+    assert set(Counter(problem.subject for problem in train).values()) == {500}
+    bare = [problem for problem in train if "calculator" not in problem.solution]
+    assert all(problem.solution == f"#### {problem.answer}" for problem in bare)
+    assert 1 - len(bare) / len(train) == pytest.approx(0.3, abs=0.04)
 
 
 def test_seed_alone_decides_the_problems() -> None:

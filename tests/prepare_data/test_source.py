@@ -35,6 +35,16 @@ def test_lines_keep_their_numbers(tmp_path: Path) -> None:
     assert malformed == MalformedRow(Path("rows.jsonl"), 4, "column `text` or `prompt` is missing")
 
 
+def test_a_split_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    """A row that cannot be used does not count."""
+    rows = ["{}", *(f'{{"prompt": "question {index}"}}' for index in range(3))]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    assert [name for name, _ in _problems(tmp_path, "rows.jsonl", train_limit=2)] == [
+        "notes/train/00001",
+        "notes/train/00002",
+    ]
+
+
 def test_folder_is_read_by_subject_and_number(tmp_path: Path) -> None:
     """One JSON file per problem, of any layout inside; 2.json comes before 10.json, and other files are ignored."""
     for name in ("algebra/10", "algebra/2", "geometry/1"):

@@ -33,6 +33,11 @@ def test_a_row_becomes_a_question_with_its_equation_as_solution() -> None:
     assert (two_steps.solution, two_steps.subject) == ("(12 - 3) / 4.5 = 2\n#### 2", "Common-Division")
 
 
+def test_without_solutions_there_is_nothing_to_imitate() -> None:
+    """The answer alone is what a reward needs."""
+    assert SVAMP(kind="svamp", train=Path("s.json"), solutions=False).read_row(_ROW, Verifier()).solution == ""
+
+
 @pytest.mark.parametrize("column", list(_ROW))
 def test_a_missing_column_is_named(column: str) -> None:
     """Whichever it is."""
