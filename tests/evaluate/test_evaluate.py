@@ -65,6 +65,12 @@ def test_there_is_a_record_for_every_problem_and_sample(evaluated: Path) -> None
     assert all(row["num_tokens"] <= 6 for row in rows)
 
 
+def test_every_model_samples_as_if_it_were_alone(evaluated: Path) -> None:
+    """Equal models have equal records, whatever is measured between them."""
+    base, sft = evaluated.parent / "base", evaluated.parent / "sft"
+    assert lineage.digest(base) == lineage.digest(evaluated) != lineage.digest(sft)
+
+
 def test_answers_that_do_not_fit_into_memory_are_an_error_of_one_line(tmp_path: Path) -> None:
     """It says how much was asked for, and which keys lower it."""
     with pytest.raises(PipelineError, match=r"^not enough memory for answers to 4 problems at once: .* GiB") as error:
