@@ -6,7 +6,9 @@ What each file, key or model can have wrong is tested where it is read; here, wh
 import contextlib
 import io
 import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ FOLDERS = {
 }
 SLOW = pytest.mark.slow
 """Of stages that import torch, which takes seconds."""
+NAMESPACE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +70,14 @@ class Project:
             command += [f"--{(name or Path(path).name).replace('_', '-')}", path]
         return command
 
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, in a process of its own."""
+        environment = {name: value for name, value in os.environ.items() if name != JOURNAL_VARIABLE}
+        environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+
     def refusal(self, stage: str) -> str:
         """Run a stage that has to fail, in this process, see that it does so properly, and return its message."""
         command, before = self.command(stage), self._files()
@@ -87,6 +98,15 @@ class Project:
         assert self._files() == before
         return _message(stage, code, err.getvalue())
 
+    def refusal_on(self, mount: str, stage: str) -> str:
+        """The same where the outputs are to go to a file system of its own."""
+        (self.folder / "out").mkdir()
+        # The file system is gone with the command: what is left on it is listed while it is there.
+        script = f'mount -t tmpfs -o {mount} tmpfs out && "$@"; code=$?; find out -mindepth 1 > left; exit $code'
+        done = self.run(*NAMESPACE, "sh", "-c", script, "sh", *self.command(stage))
+        assert (self.folder / "left").read_text() == ""
+        return _message(stage, done.returncode, done.stderr)
+
     def _files(self) -> set[str]:
         return {str(path.relative_to(self.folder)) for path in self.folder.rglob("*") if path.is_file()}
 
@@ -103,6 +123,15 @@ def project(tmp_path: Path, inputs: Path) -> Project:
     """A copy of the inputs, to be spoiled."""
     shutil.copytree(inputs, tmp_path, dirs_exist_ok=True)
     return Project(tmp_path)
+
+
+@pytest.fixture
+def mounting(project: Project) -> Project:
+    """The same where a file system may be mounted that no other process sees."""
+    done = project.run(*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", str(project.folder))
+    if done.returncode:
+        pytest.skip(f"mounting in a namespace of its own is not permitted here: {done.stderr.strip()}")
+    return project
 
 
 @pytest.mark.parametrize(
@@ -150,10 +179,56 @@ def test_a_missing_file_or_folder(project: Project, stage: str, gone: str, messa
     assert project.refusal(stage).startswith(message)
 
 
-def test_a_file_where_the_folder_of_the_output_goes(project: Project) -> None:
+@pytest.mark.parametrize("cut", ["run/evaluation/grpo/records.jsonl", "run/evaluation/sft/scores.json"])
+def test_a_truncated_file(project: Project, cut: str) -> None:
+    """A copy that was cut off is found by its last line."""
+    path = project.folder / cut
+    path.write_bytes(path.read_bytes()[:-10])
+    message = project.refusal("report")
+    assert message.startswith(cut)
+    assert "not valid JSON" in message
+    assert "is the file truncated?" in message
+
+
+def test_a_base_model_that_cannot_be_fetched(project: Project) -> None:
+    """Without a network a hub id is as good as a misspelt one; it is noticed before a GPU is asked for."""
+    project.params["validate_data"]["model"]["base"] = "nobody/no-such-model"
+    assert project.refusal("validate_data").startswith("nobody/no-such-model: neither a folder nor a model that can be")
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("stage", "kilobytes"),
+    [
+        ("prepare_data", 64),
+        ("prepare_data", 4),
+        ("validate_data", 12),
+        ("report", 40),
+        ("train_sft", 200),
+        ("train_sft", 900),
+    ],
+)
+def test_a_full_disk(mounting: Project, stage: str, kilobytes: int) -> None:
+    """Whichever library was writing, the line says the same: where, how much is written, and how much is free."""
+    line = (
+        r"out/\.\w+\.partial\S*: no space left on device: [\d,]+ bytes are in \S+ so far, [\d,]+ are free; make room .+"
+    )
+    assert re.fullmatch(line, mounting.refusal_on(f"size={kilobytes}k", stage))
+
+
+@SLOW
+@pytest.mark.parametrize("stage", ["prepare_data", "validate_data", "report"])
+def test_a_file_system_that_is_read_only(mounting: Project, stage: str) -> None:
+    """The place is named."""
+    output = Path(FOLDERS[stage][-1]).name
+    assert mounting.refusal_on("ro", stage) == f"out/.{output}.partial: read-only file system"
+
+
+@pytest.mark.parametrize("stage", ["prepare_data", "validate_data", "report", "register"])
+def test_a_file_where_the_folder_of_the_output_goes(project: Project, stage: str) -> None:
     """It is named and left as it is."""
     (project.folder / "out").write_text("mine")
-    assert project.refusal("prepare_data") == "out/.problems.partial: not a directory"
+    assert project.refusal(stage) == f"out/.{Path(FOLDERS[stage][-1]).name}.partial: not a directory"
     assert (project.folder / "out").read_text() == "mine"
 
 

@@ -47,8 +47,7 @@ from components.shared.progress import say
 from components.shared.tokenizer import token_lengths
 from components.shared.tools import is_own
 from components.shared.versioning import Workspace, is_url
-from components.train_grpo.custom_rewards import import_errors, is_custom
-from components.train_grpo.rewards import judged, try_reward
+from components.train_grpo.custom_rewards import is_custom, unusable
 from components.train_sft.config import TrainSFTConfig
 from components.validate_data.gradable import ungradable
 
@@ -209,13 +208,10 @@ def _first_problems(config: PrepareConfig) -> Iterator[Problem]:
 def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]:
     """Return a line for each reward of the user's own, and for a judge, that cannot be used."""
     reward = params.train_grpo.reward
-    lines = import_errors([name for name in reward.names if is_custom(name)], trained_here=trained_here)
     if reward.judge and reward.judge.key_variable and reward.judge.key_variable not in os.environ:
-        lines.append(f"train_grpo.reward.judge.key_variable: the environment has no {reward.judge.key_variable}")
-    elif reward.judge and trained_here:
-        failure = try_reward("judge", partial(judged, settings=reward.judge), reward.calls)
-        lines += [f"train_grpo.reward.judge: {failure}, asked about a completion made up to try it"] if failure else []
-    return lines
+        return [f"train_grpo.reward.judge.key_variable: the environment has no {reward.judge.key_variable}"]
+    judge = reward.judge.model_dump(mode="json") if reward.judge else None
+    return unusable(list(filter(is_custom, reward.names)), trained_here=trained_here, judge=judge)
 
 
 def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:

@@ -2,7 +2,7 @@
 
 A custom reward is a function in any module, named in the params as `package.module:function`. Python finds the module
 in the folder in which the command is run, in PYTHONPATH or among installed packages. This module is also a command,
-which `import_errors` runs to try the imports in a process of its own.
+which `unusable` runs to try the imports in a process of its own.
 """
 
 import inspect
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -22,22 +22,19 @@ from functools import partial
 from importlib import import_module
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.progress import say, say_line
 
-if TYPE_CHECKING:  # torch
-    pass
-
 RewardFunction = Callable[..., Any]
 
 _DEADLINE_S = 120.0
 _SLOW_S = 20.0
 """After which a reward that has not returned is named."""
-_MARK = "rewards that cannot be used: "
+MARK = "rewards that cannot be used: "
 """Begins the line with the answer: modules may print what they like."""
 _CUSTOM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
 MAX_REWARD = 1e15
@@ -224,49 +221,45 @@ def _number(name: str, weight: float, value: Any, grade: Grade) -> float | Failu
     return number
 
 
-def import_errors(names: Sequence[str], *, trained_here: bool) -> list[str]:
+def unusable(names: Sequence[str], *, trained_here: bool, judge: Mapping[str, Any] | None = None) -> list[str]:
     """Return a line for each reward that cannot be used, tried in a process of its own: importing a module runs it.
 
-    Where training runs in this very environment, each is called once, too. Elsewhere a missing package that a module
-    imports is no error: the image that trains may have it.
+    Where training runs in this very environment, each is called once, and so is a judge (reward_trial.py). Elsewhere a
+    missing package that a module imports is no error: the image that trains may have it.
     """
-    if not names:
+    if not names and not (judge and trained_here):
         return []
-    command = [sys.executable, "-m", "components.train_grpo.custom_rewards", str(trained_here), *names]
-    where = f"train_grpo.reward.weights: importing {', '.join(names)}"
+    module = "reward_trial" if trained_here else "custom_rewards"
+    asked = json.dumps({"names": list(names), "judge": judge if trained_here else None})
+    where = f"train_grpo.reward.weights: trying {', '.join([*names, *(['judge'] if judge else [])])}"
     try:
         process = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_DEADLINE_S
+            [sys.executable, "-m", f"components.train_grpo.{module}", asked],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_DEADLINE_S,
         )
     except subprocess.TimeoutExpired:
         return [f"{where} takes longer than {_DEADLINE_S:g} s"]
-    answers = [line for line in process.stdout.splitlines() if line.startswith(_MARK)]
+    answers = [line for line in process.stdout.splitlines() if line.startswith(MARK)]
     if not answers:
         ending = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         return [f"{where} crashed the interpreter: {ending}"]
-    lines: list[str] = json.loads(answers[-1].removeprefix(_MARK))
+    lines: list[str] = json.loads(answers[-1].removeprefix(MARK))
     return lines
 
 
-def _import_all(trained_here: str, *names: str) -> Iterator[str]:
-    is_here = trained_here == str(True)
+def _import_all(names: Sequence[str]) -> Iterator[str]:
     for name in names:
         try:
-            function = load_reward(name)
+            load_reward(name)
         except PipelineError as error:
             missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
-            is_own = missing is None or f"{name.partition(':')[0]}.".startswith(f"{missing}.")
-            if is_own or is_here:
+            if missing is None or f"{name.partition(':')[0]}.".startswith(f"{missing}."):
                 yield str(error)
-            continue
-        if is_here:
-            # Both import this module.
-            from components.train_grpo.rewards import try_reward
-            from components.train_grpo.slow_rewards import RewardCallsConfig
-
-            if failure := try_reward(name, function, RewardCallsConfig()):
-                yield f"train_grpo.reward.weights.{name}: {failure}, asked about a completion made up to try it"
 
 
 if __name__ == "__main__":
-    print(f"\n{_MARK}{json.dumps(list(_import_all(*sys.argv[1:])))}")
+    print(f"\n{MARK}{json.dumps(list(_import_all(json.loads(sys.argv[1])['names'])))}")

@@ -29,12 +29,11 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.grading.extract import outside_thoughts
-from components.grading.verdicts import Reason
 from components.grading.verifier import Grade, Verdict, is_unit_tests, require_sandbox
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
-from components.shared.problem import Problem, Split
+from components.shared.problem import Problem
 from components.shared.progress import say
 from components.train_grpo.custom_rewards import (
     Failure,
@@ -47,7 +46,7 @@ from components.train_grpo.custom_rewards import (
 )
 from components.train_grpo.judge import JudgeConfig, judge
 from components.train_grpo.process_supervision import Step, line_steps, outcome, turn_steps
-from components.train_grpo.slow_rewards import Answers, Call, RewardCallsConfig, is_slow
+from components.train_grpo.slow_rewards import Answers, Call, is_slow
 
 if TYPE_CHECKING:  # torch, and the config, which reads the registry
     from components.policy.checkpoint import Checkpoint
@@ -304,7 +303,7 @@ class Scorer:
         for problem, scored_G in asked_P:
             for name in self.config.reward.weights_of(problem.source) if scored_G else ():
                 if (function := self._functions.get(name)) and is_slow(function):
-                    calls += _calls(name, function, problem, scored_G)
+                    calls += calls_about(name, function, problem, scored_G)
         return iter(self.answers.get(calls, self.config.reward.calls))
 
     def _uses_model(self, problem: Problem) -> bool:
@@ -382,10 +381,10 @@ class Scorer:
             by_turn = self.config.reward.supervision == "turn"
             return [environment_rewards(scored.completion, by_turn=by_turn) for scored in scored_G]
         weight, deadline_s = self.config.reward.weights_of(problem.source)[name], self.config.engine.deadline_s
-        return _values(name, weight, self._functions[name], problem, scored_G, called, deadline_s=deadline_s)
+        return values_of(name, weight, self._functions[name], problem, scored_G, called, deadline_s=deadline_s)
 
 
-def _values(
+def values_of(
     name: str,
     weight: float,
     function: RewardFunction,
@@ -408,30 +407,7 @@ def _values(
     return ask(name, weight, function, problem, asked_G, grades_G, deadline_s=deadline_s)
 
 
-def try_reward(name: str, function: RewardFunction, calls: RewardCallsConfig) -> str | None:
-    """Score two completions that no model has written, a right and a wrong one; return how the reward fails."""
-    from components.policy.packing import TokenSequence
-    from components.rollout.sampler import Completion
-
-    problem = Problem(
-        id="trial/1", source="trial", split=Split.TRAIN, question="What is 1 + 1?", solution="1 + 1 = 2\n#### 2",
-        answer="2", subject="", level=None,
-    )  # fmt: skip
-    scored_G = []
-    for text, verdict, reason in (
-        ("1 + 1 = 2\n#### 2", Verdict.RIGHT, Reason.SAME_NUMBER),
-        ("#### 3", Verdict.WRONG, Reason.OTHER_NUMBER),
-    ):
-        completion = Completion(TokenSequence((0,), (0,)), logprobs=(0.0,), text=text, finished=True)
-        grade = Grade(verdict, text[-1], reason)
-        scored_G.append(Scored(completion, grade, (Step(1, outcome(grade), text),), {}))
-    asked = _calls(name, function, problem, scored_G) if is_slow(function) else []
-    called = iter(Answers().get(asked, calls.model_copy(update={"max_tries": 1})))
-    values_G = _values(name, 1.0, function, problem, scored_G, called, deadline_s=calls.deadline_s)
-    return next((value.message for value in values_G if isinstance(value, Failure)), None)
-
-
-def _calls(name: str, function: RewardFunction, problem: Problem, scored_G: Sequence[Scored]) -> list[Call]:
+def calls_about(name: str, function: RewardFunction, problem: Problem, scored_G: Sequence[Scored]) -> list[Call]:
     """Return the calls of a reward that waits: one for each completion, or one for the group."""
     in_thread = getattr(function, "runs_in_thread", False)
     texts_G = [scored.completion.text for scored in scored_G]

@@ -358,8 +358,8 @@ def test_runs_that_begin_while_it_collects_lose_nothing(volume: Volume, monkeypa
         for step in range(10):
             with work.locked_work(
                 volume.root / "work", "train_grpo", {"config": number % 2, "inputs": {}, "code": ""}
-            ) as (mine, _):
-                checkpoint = mine / "checkpoints" / f"{number}-{step}"
+            ) as mine:
+                checkpoint = mine.folder / "checkpoints" / f"{number}-{step}"
                 checkpoint.mkdir(parents=True)
                 (checkpoint / "weights").write_text("1")
                 time.sleep(0.001)

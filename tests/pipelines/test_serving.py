@@ -1,7 +1,13 @@
 """The check of a served model, with real vLLM servers."""
 
+import json
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +23,8 @@ from components.shared.errors import PipelineError
 from pipelines.serving import TOLERANCES, check_served
 from tests import tiny
 from tests.rollout.vllm_policies import policy
+
+_ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +58,22 @@ def test_a_server_of_other_weights_is_refused(evaluated: tuple[Path, dict[str, A
         check_served(tmp_path / "model", stored)
 
 
+@pytest.mark.slow
+def test_a_check_that_is_interrupted_leaves_no_server(evaluated: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Ctrl-C while the server starts."""
+    folder, stored = evaluated
+    (tmp_path / "probes.json").write_text(json.dumps(stored))
+    code = "import json, sys; from pathlib import Path; from pipelines.serving import check_served; "
+    code += "check_served(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()))"
+    command = [sys.executable, "-c", code, str(folder), str(tmp_path / "probes.json")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=_ROOT, env=environment, stderr=subprocess.DEVNULL) as check:
+        _wait_until(lambda: len(_servers(folder)) > 1 or check.poll() is not None)  # its watchdog and itself
+        assert check.poll() is None
+        check.send_signal(signal.SIGINT)
+    _wait_until(lambda: not _servers(folder))
+
+
 def test_the_error_of_a_server_is_passed_on(
     evaluated: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,3 +100,22 @@ def test_without_vllm_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr("pipelines.serving.find_spec", lambda name: None)
     with pytest.raises(PipelineError, match=r"vLLM is not installed here.* run `make setup`"):
         check_served(tmp_path, {"dtype": "float32", "probes": []})
+
+
+def _servers(model: Path) -> list[Path]:
+    """The processes that were started to serve a model."""
+    found = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if f"--model={model}".encode() in command.read_bytes():
+                found.append(command)
+        except OSError:
+            continue
+    return found
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)

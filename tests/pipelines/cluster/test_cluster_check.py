@@ -271,8 +271,8 @@ def test_only_what_the_check_made_is_removed_from_the_volume(tmp_path: Path) -> 
             folder.mkdir(parents=True)
         fingerprint = {"config": {"seed": seed}, "inputs": {}, "code": ""}
         work = locked_work(root / "work", "train_grpo", fingerprint)
-        with suppress(KeyboardInterrupt), work as (unfinished, _):
-            (unfinished / "checkpoint").touch()
+        with suppress(KeyboardInterrupt), work as unfinished:
+            (unfinished.folder / "checkpoint").touch()
             raise KeyboardInterrupt
         outputs = {"reference": root / run_id / "train_sft/reference"}
         Record(root / "work", "train_sft", fingerprint).add(Result.of(run_id, outputs, seconds=1.0, metrics={}))

@@ -1,0 +1,68 @@
+"""Calling every reward of a user's own, and the judge, once before the first stage, about completions made up for it.
+
+`custom_rewards.unusable` runs this module as a command, in a process of its own: what people write may hang or crash.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from components.grading.verdicts import Reason
+from components.grading.verifier import Grade, Verdict
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion
+from components.shared.errors import PipelineError
+from components.shared.problem import Problem, Split
+from components.train_grpo.custom_rewards import MARK, Failure, RewardFunction, load_reward
+from components.train_grpo.judge import JudgeConfig
+from components.train_grpo.process_supervision import Step, outcome
+from components.train_grpo.rewards import Scored, calls_about, judged, values_of
+from components.train_grpo.slow_rewards import Answers, RewardCallsConfig, is_slow
+
+_LIMITS = RewardCallsConfig(max_tries=1)
+_PROBLEM = Problem(
+    id="trial/1",
+    source="trial",
+    split=Split.TRAIN,
+    question="What is 1 + 1?",
+    solution="1 + 1 = 2\n#### 2",
+    answer="2",
+    subject="",
+    level=None,
+)
+
+
+def _failure(name: str, function: RewardFunction) -> str | None:
+    """Return how a reward fails for a right completion or a wrong one."""
+    scored_G = []
+    for text, verdict, reason in (
+        (_PROBLEM.solution, Verdict.RIGHT, Reason.SAME_NUMBER),
+        ("#### 3", Verdict.WRONG, Reason.OTHER_NUMBER),
+    ):
+        completion = Completion(TokenSequence((0,), (0,)), logprobs=(0.0,), text=text, finished=True)
+        grade = Grade(verdict, text[-1], reason)
+        scored_G.append(Scored(completion, grade, (Step(1, outcome(grade), text),), {}))
+    asked = calls_about(name, function, _PROBLEM, scored_G) if is_slow(function) else []
+    called = iter(Answers().get(asked, _LIMITS))
+    values_G = values_of(name, 1.0, function, _PROBLEM, scored_G, called, deadline_s=_LIMITS.deadline_s)
+    return next((value.message for value in values_G if isinstance(value, Failure)), None)
+
+
+def _lines(names: list[str], judge: dict[str, Any] | None) -> Iterator[str]:
+    rewards: dict[str, tuple[str, Callable[[], RewardFunction]]]
+    rewards = {f"train_grpo.reward.weights.{name}": (name, partial(load_reward, name)) for name in names}
+    if judge:
+        settings = JudgeConfig.model_validate(judge)
+        rewards["train_grpo.reward.judge"] = ("judge", lambda: partial(judged, settings=settings))
+    for key, (name, load) in rewards.items():
+        try:
+            if failure := _failure(name, load()):
+                yield f"{key}: {failure}, asked about a completion made up to try it"
+        except PipelineError as error:
+            yield str(error)
+
+
+if __name__ == "__main__":
+    print(f"\n{MARK}{json.dumps(list(_lines(**json.loads(sys.argv[1]))))}")
