@@ -13,23 +13,12 @@ from components.register.snapshot import Verification, read_registry
 from components.shared import lineage
 from components.shared.errors import PipelineError
 from pipelines import cli
+from tests.damage import flip, truncate
 from tests.register.conftest import Registered
 from tests.register.registrations import git, make_config, make_policy, run_register, tags
 from tests.report.synthetic import ARTIFACTS
 
 TAG = "grpo-policy@v0.0.1"
-
-
-def flip(path: Path) -> None:
-    """Change one bit in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def truncate(path: Path) -> None:
-    """Keep the first half of a file."""
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 DAMAGES: tuple[Callable[[Path], None], ...] = (flip, truncate, Path.unlink)

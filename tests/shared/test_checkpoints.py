@@ -18,6 +18,7 @@ import pytest
 from components.shared import durable
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.work import Checkpoint, CheckpointWriter, best_checkpoint, latest_checkpoint
+from tests.damage import flip, truncate
 
 _FILES = ("weights/part.bin", "optimizer.bin", "state.json")
 
@@ -71,16 +72,6 @@ def test_the_newest_checkpoint_is_found(tmp_path: Path) -> None:
         assert latest_checkpoint(tmp_path / nothing, stage="train") is None
 
 
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0x10
-    path.write_bytes(content)
-
-
 def _move_from_step_1(path: Path) -> None:
     shutil.rmtree(path)
     shutil.copytree(path.with_name("step-000001"), path)
@@ -93,12 +84,12 @@ def _another_score(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("weights/part.bin", _flip, "/weights/part.bin: is damaged: its SHA-256 differs from the one in its manifest;"),
+        ("weights/part.bin", flip, "/weights/part.bin: is damaged: its SHA-256 differs from the one in its manifest;"),
         ("weights", shutil.rmtree, "/weights/part.bin: no such file;"),
         ("stray.bin", Path.touch, "/stray.bin: is not a file of this checkpoint;"),
         ("weights/manifest.json", Path.touch, "/weights/manifest.json: is not a file of this checkpoint;"),
         ("manifest.json", Path.unlink, "/manifest.json: no such file;"),
-        ("manifest.json", _cut, "/manifest.json: not valid JSON; is the file truncated?;"),
+        ("manifest.json", truncate, "/manifest.json: not valid JSON; is the file truncated?;"),
         ("manifest.json", lambda path: path.write_text("7"), "/manifest.json: is damaged:"),
         ("manifest.json", _another_score, "/manifest.json: is damaged: its digest is not that of its content;"),
         ("", _move_from_step_1, ": is the checkpoint of step 1 under another name;"),
@@ -124,7 +115,7 @@ def test_a_run_does_not_start_again_where_all_are_damaged(tmp_path: Path, capsys
     """The error says where and what to do, after a line for each."""
     _save(tmp_path, 1, 2)
     for step in (1, 2):
-        _cut(tmp_path / f"step-00000{step}/state.json")
+        truncate(tmp_path / f"step-00000{step}/state.json")
     with pytest.raises(PipelineError, match=r"every checkpoint is damaged.*remove them all to start again") as none:
         latest_checkpoint(tmp_path, stage="train")
     assert str(none.value).startswith(f"{tmp_path}: ")
@@ -182,7 +173,7 @@ def test_the_best_is_read_and_a_damaged_one_skipped(tmp_path: Path, capsys: pyte
     assert best_checkpoint(tmp_path, stage="train") is None
     _save(tmp_path, 2, 3, 4, score_2=0.5, score_3=0.9, score_4=0.9)
     assert best_checkpoint(tmp_path, stage="train") == Checkpoint(3, tmp_path / "step-000003", 0.9)
-    _cut(tmp_path / "step-000003/state.json")
+    truncate(tmp_path / "step-000003/state.json")
     assert best_checkpoint(tmp_path, stage="train") == Checkpoint(4, tmp_path / "step-000004", 0.9)
     assert "step-000003" in capsys.readouterr().out
 
@@ -191,7 +182,7 @@ def test_a_resumed_run_replaces_later_checkpoints(tmp_path: Path) -> None:
     """Damaged later ones count neither as the last nor as the best once there is a new one."""
     _save(tmp_path, 1, 2, 3, score_3=1.0)
     for step in (2, 3):
-        _cut(tmp_path / f"step-00000{step}/state.json")
+        truncate(tmp_path / f"step-00000{step}/state.json")
     _save(tmp_path, 2, keep_last=2, keep_best=True)
     assert _names(tmp_path) == {"step-000001", "step-000002"}
     assert _latest_step(tmp_path) == 2
@@ -247,7 +238,7 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(
         folder = tmp_path / str(event)
         _save(folder, *((1, 2) if damaged else (1,)), score_1=0.5)
         if damaged:
-            _cut(folder / "step-000002/state.json")
+            truncate(folder / "step-000002/state.json")
         process = multiprocessing.get_context("fork").Process(target=_die_at, args=(event, folder))
         process.start()
         process.join()

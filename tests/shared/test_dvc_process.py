@@ -12,6 +12,7 @@ from dvc.config import Config
 from components.shared import dvc_process
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.versioning import Workspace
+from tests.damage import flip
 from tests.register.s3_storage import Fault, s3_storage
 
 FILES = {"config.json": b'{"a": 1}', "inner/model.safetensors": b"weights" * 1000, "lineage.json": b'{"stage": "x"}'}
@@ -59,11 +60,6 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
     return Repository(tmp_path)
 
 
-def _flip(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-
 def test_undamaged_files_are_copied(repository: Repository, tmp_path: Path) -> None:
     """Folders, single files, files of a folder and files of git."""
     assert repository.get("policy", tmp_path / "policy") == 0
@@ -83,7 +79,7 @@ def test_damage_is_refused_with_file_and_object(
     if how == "deleted":
         repository.objects[name].unlink()
     else:
-        _flip(repository.objects[name])
+        flip(repository.objects[name])
     assert repository.get("single" if name == "single" else "policy", tmp_path / "out") == 1
     message = capsys.readouterr().err.splitlines()[-1]
     file = {".": "policy: its list of files", "single": "single"}.get(name, f"policy/{name}")
