@@ -128,7 +128,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "CISPO, sequence ratio": {"loss__policy_loss": "cispo", **GSPO},
     "SAPO": {"loss__policy_loss": "sapo"},
     "GMPO": {"loss__policy_loss": "gmpo"},
-    "DPPO": {"loss__policy_loss": "dppo", "loss__clip": {"low": 0.01, "high": 0.02}},
+    "DPPO": {"loss__policy_loss": "dppo", "loss__clip": {"low": 0.003, "high": 0.02}},
     "corrected k3": {"loss__kl__estimator": "k3_corrected"},
     "corrected k3, sequence ratio": {"loss__kl__estimator": "k3_corrected", **GSPO},
     "importance weights": {"sampler__correction__weight": {"level": "token", "max": 1.2}},
