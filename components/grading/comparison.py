@@ -28,8 +28,7 @@ from components.grading.quantities import Number
 from components.grading.regions import parse_region
 from components.grading.text_rules import (
     Decision,
-    RejectedAnswerError,
-    UnreadableGoldError,
+    RejectedError,
     decide_by_wording,
     is_wording,
     reject_evasions,
@@ -47,20 +46,20 @@ def compare(gold: str, answer: str, question: str = "") -> Decision:
 
     The question decides which words and letters are units.
 
-    Raises RejectedAnswerError for an answer that cannot be right, and UnreadableGoldError for a gold that says nothing.
+    Raises RejectedError for an answer that cannot be right, and for a gold that says nothing.
     """
     if is_integer(gold) and is_integer(answer):
         return _compare_integers(gold, answer)
     context = read_question(question, gold)
     expected, actual = parse(gold, context), parse(answer, context)
     if not expected.text:
-        raise UnreadableGoldError(Reason.NO_GOLD)
+        raise RejectedError(Reason.NO_GOLD)
     if expected == actual:
         return Decision(True, Reason.SAME_NOTATION)
     reject_evasions(expected, actual)
     decision = _compare(expected, actual)
     if not decision.equal and not _is_readable(expected):
-        raise UnreadableGoldError(Reason.UNREADABLE_GOLD)
+        raise RejectedError(Reason.UNREADABLE_GOLD)
     return decision
 
 
@@ -415,8 +414,6 @@ def _in_order(equation: Structure, value: str, only: str = "") -> str:
         return value
     if only and not set(names.parts) <= set(only):
         return value
-    if only and sorted(names.parts) != list(names.parts):
-        raise RejectedAnswerError(Reason.OTHER_PARTS)
     opening, closing = values.signs
     return opening + ",".join(part for _, part in sorted(zip(names.parts, values.parts, strict=True))) + closing
 

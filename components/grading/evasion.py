@@ -14,7 +14,7 @@ from math import isqrt
 from components.grading.expression import Node, UnreadableError, exact_value, parse_expression
 from components.grading.parsing import Answer, Kind, is_name, parse, parse_structure
 from components.grading.quantities import parse_number
-from components.grading.units import DEGREE, PERCENT
+from components.grading.units import DEGREE, FORMULA, PERCENT
 from components.grading.verdicts import Reason
 
 _FREE = frozenset(map(Fraction, (1, 2, 100)))
@@ -184,7 +184,6 @@ def _is_prime(value: Fraction | None) -> bool:
 
 _Value = tuple[str, Node | None]
 """A value as it is written, and its canonical expression; None where it is none."""
-_FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 _NO_FORMULA = re.compile(
     r"\\(?:text|mbox|textrm|mathrm)\s*\{[^{}]*\}|\\(?:begin|end)\{[a-z*]+\}|\\\\|&|\\q?quad(?![a-zA-Z])|\\(?:to|implies)\b"
 )
@@ -221,9 +220,9 @@ def _parts(latex: str) -> list[str]:
 def _asked(question: str) -> tuple[Node, ...]:
     """The expressions in a question: in its formulas, and what is typed like one."""
     text = question[:_MAX_CHARACTERS]
-    formulas = [next(filter(None, match.groups())) for match in _FORMULA.finditer(text)]
+    formulas = [next(filter(None, match.groups())) for match in FORMULA.finditer(text)]
     pieces = [piece for formula in formulas for piece in _NO_FORMULA.split(formula)]
-    pieces += [match.group() for match in _TYPED.finditer(_FORMULA.sub(" ; ", text))]
+    pieces += [match.group() for match in _TYPED.finditer(FORMULA.sub(" ; ", text))]
     return tuple(dict.fromkeys(node for piece in pieces for node in _readable(piece.strip(" .,;:?"))))
 
 

@@ -28,10 +28,7 @@ def explain(gold: str, response: str, policy: AnswerPolicy, question: str = "") 
 def _lines(gold: str, question: str, graded: Grade) -> Iterator[tuple[str, str]]:
     yield "verdict", f"{graded.verdict}: {graded.why}"
     yield "expected", _shown(gold)
-    if graded.extracted is not None:
-        yield "extracted", _shown(graded.extracted)
-    else:
-        yield "extracted", "nothing"
+    yield "extracted", "nothing" if graded.extracted is None else _shown(graded.extracted)
     if graded.extracted is not None and not is_unit_tests(gold):
         try:
             context = read_question(question, gold)
@@ -56,8 +53,7 @@ def _described(answer: Answer) -> str:
         written = f"the decimal {value}" if answer.number.places else f"the number {value}"
         return _shown(written) + unit
     structure = parse_structure(answer.latex)
-    parts = ""
-    if structure.kind is not Kind.EXPRESSION:
-        listed = " ; ".join(structure.parts[:_MAX_PARTS])
-        parts = f" of {len(structure.parts)}: {listed}"
-    return _shown(f"{structure.kind} {answer.latex if not parts else parts.strip()}") + unit
+    if structure.kind is Kind.EXPRESSION:
+        return _shown(f"{structure.kind} {answer.latex}") + unit
+    listed = " ; ".join(structure.parts[:_MAX_PARTS])
+    return _shown(f"{structure.kind} of {len(structure.parts)}: {listed}") + unit

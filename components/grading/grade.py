@@ -7,7 +7,7 @@ from components.grading.evasion import evasion
 from components.grading.extract import final_answer, find_answer
 from components.grading.parsing import parse
 from components.grading.quantities import parse_number
-from components.grading.text_rules import RejectedAnswerError, UnreadableGoldError
+from components.grading.text_rules import RejectedError
 from components.grading.units import read_question
 from components.grading.verdicts import Grade, Reason, Verdict
 from components.shared.answer_policy import AnswerPolicy
@@ -61,10 +61,9 @@ def _verdict(gold: str, answer: str, question: str, *, may_be_open: bool) -> tup
         return Verdict.WRONG, Reason.TOO_LONG, f"more than {_MAX_ANSWER_CHARACTERS} characters"
     try:
         return _compared(gold, answer, question, may_be_open=may_be_open)
-    except RejectedAnswerError as rejection:
-        return Verdict.WRONG, rejection.reason, ""
-    except UnreadableGoldError as unreadable:
-        return Verdict.UNSCORABLE, unreadable.reason, ""
+    except RejectedError as rejected:
+        is_gold = rejected.reason in {Reason.NO_GOLD, Reason.UNREADABLE_GOLD}
+        return Verdict.UNSCORABLE if is_gold else Verdict.WRONG, rejected.reason, ""
     except MemoryError:
         raise
     except Exception as error:  # model output reaches a parser and a simplifier, which may fail in any way

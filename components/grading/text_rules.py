@@ -23,20 +23,12 @@ class Decision(NamedTuple):
         return cls(equal, Reason(f"same {what}" if equal else f"different {what}"))
 
 
-class UndecidableError(Exception):
-    """An answer that cannot be right, or an expected answer that cannot be read."""
+class RejectedError(Exception):
+    """An answer that cannot be right for any expected answer, or an expected answer that cannot be read."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-class RejectedAnswerError(UndecidableError):
-    """The answer cannot be right for any expected answer."""
-
-
-class UnreadableGoldError(UndecidableError):
-    """The expected answer cannot be read."""
 
 
 _HIDES = re.compile(r"\\(?:[hv]?phantom|not|b?cancel|sout|def|newcommand|renewcommand|let)(?![a-z])|(?<![0-9}])\s*%|!!")
@@ -58,20 +50,20 @@ _MAX_BARS = 8
 
 
 def reject_evasions(gold: Answer, answer: Answer) -> None:
-    """Raise RejectedAnswerError for an answer that hides something, or leaves the work to the grader.
+    """Raise RejectedError for an answer that hides something, or leaves the work to the grader.
 
     "gcd(12, 18)" is the question again, not its answer.
     """
     if r"\boxed" in answer.latex:
-        raise RejectedAnswerError(Reason.SEVERAL_ANSWERS)
+        raise RejectedError(Reason.SEVERAL_ANSWERS)
     # Parsing takes exponentially long in how deeply brackets are nested.
     if _depth(answer.latex) > _MAX_DEPTH or answer.latex.count("|") > _MAX_BARS:
-        raise RejectedAnswerError(Reason.COSTLY)
+        raise RejectedError(Reason.COSTLY)
     for pattern, reason in _ONLY_IF_EXPECTED:
         # In an equation, `gcd(12, 18) = 6`, it is the last side that answers the question.
         latex = _last_side(answer.latex) if pattern is _ASKS else answer.latex
         if pattern.search(latex) and not pattern.search(gold.latex):
-            raise RejectedAnswerError(reason)
+            raise RejectedError(reason)
 
 
 def _depth(latex: str) -> int:
@@ -112,7 +104,7 @@ _WITH_PARTS = {Kind.EQUATION, Kind.LIST, Kind.SET, Kind.UNION}
 def decide_by_wording(gold: Answer, answer: Answer) -> Decision | None:
     """Return what the first rule that fits decides; None where two answers are to be compared as mathematics.
 
-    Raises RejectedAnswerError for one value "or" another one.
+    Raises RejectedError for one value "or" another one.
     """
     for rule in (_choices, _words, _bases, _ratios):
         if decision := rule(gold, answer):
@@ -149,7 +141,7 @@ def _chosen(text: str) -> str | None:
 def _words(gold: Answer, answer: Answer) -> Decision | None:
     kinds = [parse_structure(each.latex).kind for each in (gold, answer)]
     if kinds[1] is Kind.EXPRESSION and _ALTERNATIVE.search(answer.latex):
-        raise RejectedAnswerError(Reason.SEVERAL_ANSWERS)
+        raise RejectedError(Reason.SEVERAL_ANSWERS)
     wordy = [_has_words(each) for each in (gold, answer)]
     # Letters alone are a word, not a product: otherwise "on" would be "no".
     if all(wordy) or all(_LETTERS.fullmatch(each.text) for each in (gold, answer)):

@@ -238,7 +238,8 @@ _CHANGES = re.compile(
 )
 _NUMBER_WORDS = NUMBER_WORDS - {"point"}
 _FUNCTION_WORDS = frozenset(FUNCTION_WORDS.split())
-_FORMULAS = re.compile(r"\$\$?([^$]{1,300})\$\$?|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
+FORMULA = re.compile(r"\$\$?([^$]{1,300})\$\$?|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
+"""A formula in a question."""
 _PROSE = re.compile(r"(?<![a-zA-Z])[a-zA-Z]+\s+[a-zA-Z]{2,}|[a-zA-Z]{2,}\s+[a-zA-Z]+|[a-zA-Z]{5,}")
 _HOW_MANY = re.compile(r"\bhow (?:many|much)((?: [a-z]+){1,5})")
 _ENDS_ASKED = _FUNCTION_WORDS - {"more", "fewer", "times", "of", "different", "possible"}
@@ -265,7 +266,7 @@ def _is_prose(inner: str) -> bool:
 
 def _symbols(question: str) -> frozenset[str]:
     """The letters that stand for something in the formulas of a question."""
-    formulas = (match[1] or match[2] or match[3] for match in _FORMULAS.finditer(question))
+    formulas = (match[1] or match[2] or match[3] for match in FORMULA.finditer(question))
     bare = (_COMMAND.sub(" ", _STYLED.sub(" ", formula)) for formula in formulas if not _is_prose(formula))
     return frozenset(letter for formula in bare for letter in formula if letter.isalpha())
 
