@@ -288,8 +288,6 @@ def _compare_elements(first: Structure, second: Structure) -> Decision:
         return Decision(False, Reason.OTHER_KIND, f"{second.kind} where {first.kind} is expected")
     elements = [[_assignment(element) for row in rows for element in row] for rows in (ours, theirs)]
     are_named = all(name for side in elements for name, _ in side)
-    if are_named and sorted(name for name, _ in elements[0]) != sorted(name for name, _ in elements[1]):
-        return Decision(False, Reason.OTHER_PARTS)
     return Decision.on("parts", _same_in_order(*(_by_name(side, are_named=are_named) for side in elements)))
 
 

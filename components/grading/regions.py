@@ -5,7 +5,7 @@ An inequality is solved if a variable, or its absolute value, is alone on one si
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from components.grading.parsing import Kind, Structure, is_name, parse, parse_structure
@@ -46,9 +46,6 @@ def parse_region(structure: Structure, latex: str) -> Region | None:
             return _union(structure)
         case Kind.INEQUALITY:
             return _one_sided(structure) or _between(structure)
-        case Kind.EQUATION if structure.signs == ("in",) and is_name(structure.parts[0]):
-            region = parse_region(parse_structure(structure.parts[1]), structure.parts[1])
-            return region and replace(region, name=structure.parts[0])
     return Region(()) if latex == r"\emptyset" else _complement(latex)
 
 

@@ -101,15 +101,14 @@ def test_every_solution_of_math500_is_right() -> None:
 
 @pytest.mark.slow
 def test_agreement_on_pairs_of_answers(verify: Verifier) -> None:
-    """Of the undisputed cases no wrong one is right, and of the right ones at most two false equations are wrong."""
+    """All undisputed cases have the verdict of their label."""
     cases = [
         case for case in rows("grading/dev_cases.jsonl") if not any(tag.startswith(NOT_CORE) for tag in case["tags"])
     ]
     grades = verify([Submission(case["gold"], case["prediction"], STATED) for case in cases])
-    verdicts = [(case["expected_equal"], each.verdict == "right") for case, each in zip(cases, grades, strict=True)]
-    assert len(verdicts) == 230
-    assert (False, True) not in verdicts
-    assert sum(expected == actual for expected, actual in verdicts) >= 228
+    assert len(cases) == 230
+    verdicts = zip(cases, grades, strict=True)
+    assert [case for case, each in verdicts if (each.verdict == "right") != case["expected_equal"]] == []
 
 
 @pytest.mark.slow
