@@ -1,7 +1,8 @@
 """Tasks of the package reasoning_gym: generated problems of many kinds, whose answers our grader decides.
 
-The package's own scorers give parts of the reward for wrong answers, and are not used. So only those tasks are taken
-whose questions have one right answer, in one line, that no other order or notation of its parts makes wrong.
+The package's own scorers give parts of the reward for wrong answers, and are not used. So a task is accepted only if its
+questions differ in words or numbers, and have one right answer in one line. Tasks that ask for an order or a notation are
+left out: the grader takes a list in any order, and a fraction that is not reduced.
 """
 
 from collections.abc import Iterator
@@ -29,9 +30,7 @@ Task = Literal[
     "count_primes",
     "course_schedule",
     "decimal_chain_sum",
-    "emoji_mystery",
     "family_relationships",
-    "figlet_font",
     "game_of_life_halting",
     "gcd",
     "gsm_symbolic",
@@ -47,7 +46,6 @@ Task = Literal[
     "number_sequence",
     "products",
     "ransom_note",
-    "rectangle_count",
     "rotten_oranges",
     "self_reference",
     "simple_equations",

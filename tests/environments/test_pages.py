@@ -9,6 +9,7 @@ import yaml
 from components.environments.environment import Observation
 from components.environments.pool import Environments
 from components.environments.worker import BUILT_IN
+from components.prepare_data.config import PrepareConfig
 from components.shared.model import ModelConfig
 from components.shared.tools import ARGUMENTS, ToolsConfig
 from tests import tiny
@@ -53,7 +54,14 @@ def test_the_page_names_every_argument_and_its_default() -> None:
             assert shown.format(argument.default) in text or (name == "file" and "`file`" in text), name
 
 
-def test_the_first_params_on_the_page_are_accepted() -> None:
-    """With their argument."""
-    tools = yaml.safe_load(_blocks("yaml")[0])["train_sft"]["model"]["tools"]
-    assert ToolsConfig.model_validate(tools).arguments == {"decimals": 4}
+def test_the_params_on_the_page_are_accepted() -> None:
+    """With their arguments."""
+    blocks = [yaml.safe_load(block) for block in _blocks("yaml")]
+    models = [block["train_sft"]["model"] for block in blocks if "model" in block["train_sft"]]
+    tools = [ToolsConfig.model_validate(model["tools"]) for model in models]
+    assert tools[0].arguments == {"decimals": 4}
+    assert {"components.environments.openenv:OpenEnv", "components.environments.verifiers:Verifiers"} <= {
+        each.environment for each in tools
+    }
+    kinds = [PrepareConfig.model_validate(block["prepare_data"]).sources[0].kind for block in blocks[2:]]
+    assert kinds == ["reasoning_gym", "dataset", "dataset"]

@@ -1,5 +1,6 @@
 """Environments of verifiers: the package runs an episode, and the turns of the model are those of its agent."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -16,8 +17,8 @@ from components.shared.problem import Problem
 from components.shared.tools import ToolsConfig
 from tests import tiny
 
-pytest.importorskip("verifiers.v1", reason="needs the optional package verifiers")
-
+_IS_INSTALLED = importlib.util.find_spec("verifiers") is not None
+needs_package = pytest.mark.skipif(not _IS_INSTALLED, reason="needs the optional package verifiers")
 _TASKS, _GAME = "verifiers-tasks", "verifiers-game"
 
 
@@ -38,6 +39,7 @@ def _asked(question: str) -> Problem:
     return tiny.problem(0, question=question)
 
 
+@needs_package
 def test_a_task_of_one_turn_gives_its_weighted_rewards() -> None:
     """At its end; arguments are those of the taskset."""
     with _environments(_TASKS, arguments={"num_numbers": 9}) as environments:
@@ -46,6 +48,7 @@ def test_a_task_of_one_turn_gives_its_weighted_rewards() -> None:
             assert (answer.observation, answer.failure) == (Observation(done=True, rewards={"found": reward}), None)
 
 
+@needs_package
 def test_the_turns_of_a_game_are_answered_by_its_user() -> None:
     """Trajectories in one process do not disturb each other, and a failure of the game is that of its trajectory."""
     with _environments(_GAME) as environments:
@@ -61,6 +64,7 @@ def test_the_turns_of_a_game_are_answered_by_its_user() -> None:
         assert "it crashed" in failed.failure
 
 
+@needs_package
 @pytest.mark.parametrize(
     ("taskset", "arguments", "message"),
     [
@@ -75,6 +79,7 @@ def test_what_cannot_be_loaded_is_named(taskset: str, arguments: dict[str, Any],
         _environments(taskset, **arguments)
 
 
+@needs_package
 def test_a_question_that_is_no_prompt_of_a_task_fails() -> None:
     """With the argument that may be too small."""
     with _environments(_TASKS, num_tasks=2) as environments:
@@ -83,9 +88,17 @@ def test_a_question_that_is_no_prompt_of_a_task_fails() -> None:
         assert "no task has the question of problem" in failure
 
 
+@needs_package
 def test_the_questions_of_a_dataset_are_the_prompts() -> None:
     """A system message is part of the conversation that the question is."""
     command = [sys.executable, "-m", "components.environments.verifiers", _GAME, "2"]
     rows = [json.loads(line) for line in subprocess.check_output(command, text=True).splitlines()]
     system = {"role": "system", "content": "Be brief."}
     assert [row["question"] for row in rows] == [[system, {"role": "user", "content": f"Guess {n}."}] for n in range(2)]
+
+
+@pytest.mark.skipif(_IS_INSTALLED, reason="needs an environment without the optional package verifiers")
+def test_without_the_package_the_error_names_it() -> None:
+    """And where to install it."""
+    with pytest.raises(PipelineError, match=r"environment: .*No module named 'verifiers'.* or install it"):
+        _environments(_TASKS)

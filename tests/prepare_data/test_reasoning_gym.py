@@ -9,6 +9,8 @@ import pytest
 
 from components.grading.grade import grade
 from components.grading.verdicts import Verdict
+from components.prepare_data.config import ContaminationConfig
+from components.prepare_data.contamination import find_contamination
 from components.prepare_data.reasoning_gym import ReasoningGym, Task
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
@@ -27,8 +29,10 @@ def _made(tasks: dict[str, Any], seed: int = 1, **sizes: int) -> list[Problem]:
 @needs_package
 @pytest.mark.parametrize("task", get_args(Task))
 def test_the_grader_takes_the_answer_of_a_task_and_no_other(task: str) -> None:
-    """Its own answer is right; that of the next question is wrong, and never without a verdict."""
+    """Its own answer is right, that of the next question wrong, never without a verdict; no two questions are equal."""
     problems = _made({task: {}})
+    held_out, train = problems[:4], problems[4:]
+    assert find_contamination(train, held_out, ContaminationConfig(max_overlap=1.0)) == []
     for problem, other in zip(problems, [*problems[1:], problems[0]], strict=True):
         assert "\n" not in problem.answer
 
