@@ -1,8 +1,8 @@
 """Tasks of the package reasoning_gym: generated problems of many kinds, whose answers our grader decides.
 
-The package's own scorers give parts of the reward for wrong answers, and are not used. So a task is accepted only if its
-questions differ in words or numbers, and have one right answer in one line. Tasks that ask for an order or a notation are
-left out: the grader takes a list in any order, and a fraction that is not reduced.
+The package's own scorers give parts of the reward for wrong answers, and are not used. So a task is accepted only if
+its questions differ in words or numbers, and have one right answer in one line. Tasks that ask for an order or notation
+are left out: the grader takes a list in any order, and a fraction that is not reduced.
 """
 
 from collections.abc import Iterator
