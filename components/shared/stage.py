@@ -291,7 +291,7 @@ def exit_on_error(name: str) -> Iterator[None]:
         if explained is None:
             if CLUSTER_VARIABLE in os.environ:
                 say_line(traceback.format_exc().rstrip(), sys.stderr)
-                say_error(name, f"{type(error).__name__}: {error}; nobody foresaw this error: its traceback is above")
+                say_error(name, f"{type(error).__name__}: {error}; this looks like a bug: its traceback is above")
                 sys.exit(1)
             raise
         message = str(explained).removeprefix(f"{name}: ")

@@ -7,7 +7,6 @@ from itertools import islice
 from shutil import get_terminal_size
 from typing import Any
 
-from components.shared.config import laid_over
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import LOST, activity, failures, found_nothing_new, is_lost, is_progress, outcome, poll
@@ -94,6 +93,7 @@ def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
     from components.cluster.kube import connect
     from components.cluster.reaper import delete_run
     from components.preflight.form import OVERRIDES, PRESET, Form, overrides_of
+    from components.shared.config import laid_over
 
     if run.state in FINISHED:
         yield f"{run.display_name}  had already ended: {_state(run)}"

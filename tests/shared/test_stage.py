@@ -314,7 +314,7 @@ def test_a_bug_keeps_its_traceback(command: Callable[..., None], error: Exceptio
         (RetryableError("a peer was lost; run again"), ["error: copy: a peer was lost;", "  run again"]),
         (
             ValueError("unexpected"),
-            ["error: copy: ValueError: unexpected;", "  nobody foresaw this error: its traceback is above"],
+            ["error: copy: ValueError: unexpected;", "  this looks like a bug: its traceback is above"],
         ),
     ],
     ids=["long", "short", "a bug"],

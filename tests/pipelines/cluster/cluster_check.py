@@ -220,7 +220,7 @@ class Acceptance:
 
     def _pages(self) -> str:
         sizes = []
-        for stage in ("validate_data", "report"):
+        for stage in ("validate_data", "report", "register"):
             pages = [self._fetch(file) for file in self._uploaded(stage) if file[2].endswith(("_page", ".html"))]
             if not pages:
                 raise MissedError(f"{stage} has uploaded no page")

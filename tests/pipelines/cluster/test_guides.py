@@ -27,6 +27,8 @@ GUIDES = (
     "kubernetes-platform",
     "kubernetes-kueue",
     "kubeflow-ui",
+    "kubeflow-results",
+    "kubeflow-failed-run",
     "cluster-check",
     "troubleshooting",
 )
