@@ -164,6 +164,7 @@ def server(tmp_path: Path) -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}"]
+    command += ["--artifacts-destination", str(tmp_path / "artifacts")]
     environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
     log = (tmp_path / "mlflow.log").open("wb")
     with log, subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True) as process:

@@ -39,7 +39,7 @@ from tests.pipelines.cluster.recorded import RECORDINGS
 pytestmark = pytest.mark.slow
 DIGEST = "0123456789abcdef" * 4
 PAGE = "<!DOCTYPE html>\n<html><body>all fine</body></html>\n"
-PAGES = {"validate_data": "data_page", "report": "report_page", "register": "registration_page"}
+UPLOADED = {"validate_data": "data_page", "report": "report_page", "register": "registration_page"}
 _TICK_S, _LASTS_S, _RESTART_S, _STEPS_PER_S = 1.0, 60.0, 30.0, 2
 
 
@@ -115,13 +115,13 @@ class Player:
 
     def _succeed(self, run_id: str) -> None:
         digest = "f" * 64 if self._fault == "other bytes" else DIGEST
-        files = dict.fromkeys(PAGES.items(), PAGE)
+        files = dict.fromkeys(UPLOADED.items(), PAGE)
         files["register", "registration/digests.json"] = f'{{"policy/weights": "{digest}"}}'
         if self._fault == "half a page":
             files["report", "report_page"] = PAGE[:30]
         if self._fault == "a page with a script":
             files["report", "report_page"] = PAGE.replace("all fine", "<script>1</script>")
-        logs = {stage: f"{stage}: done\n" for stage in PAGES}
+        logs = {stage: f"{stage}: done\n" for stage in UPLOADED}
         for (stage, name), content in files.items():
             key = f"v2/artifacts/{run_id}/{stage}/{name}"
             self._server.kfp.artifacts["minio", "mlpipeline", key] = content
