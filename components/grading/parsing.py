@@ -359,6 +359,8 @@ _MATRIX = re.compile(
     rf"(?:[\[(]\s*)?\\begin{_GRID}(?:\s*\{{[clr|\s]*\}})?(.*?)\\end{_GRID}(?:\s*[\])])?",
     re.DOTALL,
 )
+_NESTED = re.compile(r"\[\s*\[([^()\[\]{}]+(?:\]\s*,\s*\[[^()\[\]{}]+)+)\]\s*\]")
+_ROW_END = re.compile(r"\]\s*,\s*\[")
 _TWO_SIGNS = re.compile(rf"\\(?:pm|mp){_END}")
 _SUCH_THAT = re.compile(
     r"\s*[a-zA-Z]\s*(?:\\in\s*(?:\\mathbb\{R\}|\\mathbb R|\\R)\s*)?(?:\\mid|\\vert|[|:])(.+)", re.DOTALL
@@ -395,8 +397,10 @@ def is_name(latex: str) -> bool:
 
 
 def _matrix(latex: str) -> Structure | None:
-    if r"\begin" not in latex:
+    if latex[:1] != "[" and r"\begin" not in latex:
         return None
+    if nested := _NESTED.fullmatch(latex):
+        return Structure(Kind.MATRIX, tuple(row.strip().replace(",", "&") for row in _ROW_END.split(nested[1])))
     match = _MATRIX.fullmatch(latex)
     if not match or r"\begin" in match[1]:
         return None

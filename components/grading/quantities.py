@@ -204,7 +204,7 @@ def _mixed(words: list[str]) -> Fraction | None:
 
 
 def _multiple(words: list[str]) -> Fraction | None:
-    """So many hundreds, thousands, millions or dozens: 2.5 million, half a dozen."""
+    """So many hundreds, thousands, millions or dozens: 2.5 million, 5 hundred thousand, half a dozen."""
     *count, group = words
     if group not in _GROUPS:
         return None
@@ -212,6 +212,9 @@ def _multiple(words: list[str]) -> Fraction | None:
         return Fraction(_GROUPS[group])
     if count == ["half", "a"]:
         return Fraction(_GROUPS[group], 2)
+    if len(count) == 2 and count[1] == "hundred" and group in {"thousand", "million", "billion", "trillion"}:
+        hundreds = _multiple(count)
+        return hundreds * _GROUPS[group] if hundreds else None
     number = parse_number(" ".join(count))
     value = number.value if number else _mixed(count)
     if value is None and group == "dozen":

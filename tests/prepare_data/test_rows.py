@@ -123,7 +123,11 @@ def test_row_that_is_none_is_named_by_its_line(
         ("a.csv", b"q,a\ncaf\xe9,2\n", r"a\.csv: not UTF-8 text .*; save it as UTF-8"),
         ("a.json", b'[{"a": 1}', r"a\.json: not a valid JSON array"),
         ("a.jsonl.gz", b'{"a": 1}', r"a\.jsonl\.gz: not a gzip file that can be read"),
-        ("a.csv.gz", gzip.compress(b"q,a\n" + b"1,2\n" * 9)[:-9], r"a\.csv\.gz: not a gzip file that can be read"),
+        (
+            "a.csv.gz",
+            gzip.compress(b"q,a\n" + b"1,2\n" * 9, mtime=0)[:-9],
+            r"a\.csv\.gz: not a gzip file that can be read",
+        ),
         ("a.parquet", b"PAR1", r"a\.parquet: not a readable parquet file .*is it truncated"),
     ],
 )
