@@ -26,7 +26,7 @@ from torch.distributed.run import config_from_args, parse_args
 from components.cluster.job import Job, RankFailure
 from components.shared.environment import available_cores
 from components.shared.errors import RetryableError
-from components.shared.stage import keep_files_in_group
+from components.shared.stage import exit_on_error, keep_files_in_group
 from components.shared.watchdog import die_with_parent
 
 _AFTER_FAILURE_S = 3
@@ -54,7 +54,8 @@ def main() -> int:
         job = Job.read(folder)
         return _run_ranks(job, _config_here(job), node=0)
     keep_files_in_group()
-    job = Job.read_in_pod(folder)
+    with exit_on_error("agent"):
+        job = Job.read_in_pod(folder)
     with tempfile.TemporaryDirectory(prefix="torchrun-") as logs:
         config, _, _ = config_from_args(parse_args([f"--log-dir={logs}", "-m", _RANK]))
         return _run_ranks(job, config, node=int(os.environ["PET_NODE_RANK"]))

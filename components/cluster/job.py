@@ -23,7 +23,7 @@ from components.shared.environment import TRAIN_JOB_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.execution import Place
 
-_TURN_POLL_S = 1.0
+_TURN_POLL_S, _LONGEST_TURN_S = 1.0, 900.0
 RankFunction = Callable[..., dict[str, float]]
 """Takes a config and folders by name, like a step; its result is that of the first rank."""
 
@@ -93,11 +93,19 @@ class Job:
 
     @classmethod
     def read_in_pod(cls, folder: Path) -> "Job":
-        """Return the job of a folder once it is the turn of the TrainJob that this pod belongs to."""
+        """Return the job of a folder once it is the turn of the TrainJob that this pod belongs to.
+
+        PipelineError, which no restart cures, where that takes longer than a lost step needs to come back: meanwhile
+        the pod holds quota.
+        """
         # The first process of a container ignores the signal unless it handles it.
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(RetryableError.exit_code))
-        while _turn(folder) != os.environ[TRAIN_JOB_VARIABLE]:
+        name, waited_s = os.environ[TRAIN_JOB_VARIABLE], 0.0
+        while _turn(folder) != name:
+            if waited_s > _LONGEST_TURN_S:
+                raise PipelineError(f"{name}: its step has not let it begin within {_LONGEST_TURN_S:g} s")
             time.sleep(_TURN_POLL_S)
+            waited_s += _TURN_POLL_S
         signal.signal(signal.SIGTERM, before)
         return cls.read(folder)
 

@@ -141,7 +141,7 @@ class Volume:
         return go_on
 
     def _train(self, pods: list[Json], job: Job) -> Callable[[], int | None]:
-        self._history.begun.add(job.turn())
+        self._history.begun.append(job.turn())
         work = job.folder.parent
         assert work not in self._writers.values(), f"two jobs write to {work}"
         self._writers |= {pod["metadata"]["uid"]: work for pod in pods}
@@ -209,8 +209,8 @@ class History:
         """Runs of launchers that got a signal in the middle of a request."""
         self.setting = "0"
         """For launchers to come: another one makes another job of the same name."""
-        self.begun: set[str] = set()
-        """Jobs whose pods have begun to train."""
+        self.begun: list[str] = []
+        """Jobs whose pods have begun to train, the last one last."""
         self.succeeded: set[str] = set()
         """Jobs whose ranks have all succeeded, whether or not their status says so yet."""
         self._guards, self._is_reaping = True, False
@@ -496,12 +496,12 @@ class History:
         # It is the step itself, one of another run with the same work, the reaper where there are no workflows, or the
         # collector.
         differs = self._active is not None and self._active.setting != _setting(change.after["spec"]["trainer"])
-        # A job that has not begun leaves the queue to one that has.
-        is_overtaken = metadata["name"] not in self.begun and bool(self.begun)
+        # A job that waits in a queue leaves the work to one that was admitted since.
+        is_overtaken = metadata["name"] not in self.begun[-1:] and bool(self.begun)
         if self._active is not None and self._active.run is run:
             may = stops or differs or is_overtaken
         elif self._is_reaping:
-            may = not waits and metadata["namespace"] == ELSEWHERE
+            may = (not waits or is_overtaken) and metadata["namespace"] == ELSEWHERE
         else:
             may = not waits and differs
         if not (is_over or may):

@@ -300,7 +300,7 @@ def test_of_two_runs_in_queues_the_one_that_is_admitted_first_trains(
         history.play_until(lambda: len(history.runs) == 2 and all(run.end for run in history.runs), 3000)
         assert [run.end for run in history.runs] == [argo.End(argo.SUCCEEDED, "")] * 2, history.notes
         assert history.violations == []
-        (trained,) = history.begun
+        (trained,) = set(history.begun)
         winner = first if wait_s == 20 else history.runs[1]
         assert trained.split("-")[1] == winner.id[:8], history.notes
         for run in history.runs:

@@ -12,6 +12,7 @@ import pytest
 from components.cluster.job import Job
 from components.cluster.servers import serve_in_pod
 from components.shared.environment import JOB_VARIABLE, TRAIN_JOB_VARIABLE
+from components.shared.errors import PipelineError
 from tests.train_grpo.settings import SERVERS, grpo_config
 
 
@@ -25,6 +26,10 @@ def test_pod_waits_for_the_turn_of_its_job(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(time, "sleep", lambda _: next(then)())
     assert Job.read_in_pod(job.folder) == job
     assert not list(then)
+    job.end_turn()
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with pytest.raises(PipelineError, match="grpo-1: its step has not let it begin within 900 s"):
+        Job.read_in_pod(job.folder)
 
 
 def test_pod_becomes_the_server_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
