@@ -130,6 +130,11 @@ def test_status_lists_runs_and_the_stages_of_one(run: Run) -> None:
         (FAILED, ["error: no queue\nE1122 10:06:03.044119 16 launcher_v2.go:449] failed\n"], ["no queue"]),
         (
             FAILED,
+            ["error: a: wrapped in the\n  pod, /a/path/that/is/c\n ut;\n  try again\n"],
+            ["a: wrapped in the pod, /a/path/that/is/cut; try again"],
+        ),
+        (
+            FAILED,
             ["error: a: lost\nF1122 10:36:09.1 16 main.go:130] failed: exit status 75\n"],
             ["a: lost", "this may pass"],
         ),
@@ -144,6 +149,7 @@ def test_status_lists_runs_and_the_stages_of_one(run: Run) -> None:
         "last attempt",
         "several lines",
         "until Kubeflow's",
+        "wrapped",
         "retryable",
         "killed",
         "stopped",
