@@ -19,7 +19,7 @@ from pipelines.cluster.commands import PARAMS, add_commands
 
 COMPILED = Path(__file__).with_name("grpo_post_training.yaml")
 _CHECKOUT = Path(__file__).parents[1]
-_SET = "a key and its value in YAML, before that of the file: train_grpo.num_steps=10; may be repeated"
+_SET = "set a key to a value in YAML, overriding the file: train_grpo.num_steps=10; may be repeated"
 _MODEL = "a folder, a run such as `outputs/latest`, a version or alias in the registry, or a model of the hub"
 _RUN = "`latest` (the one started last), its name, or a part of that"
 
@@ -125,19 +125,17 @@ def parser() -> argparse.ArgumentParser:
 
     option = _add(commands, "run", "pipelines.run.local:run", "run the whole pipeline on this machine", _SETTINGS)
     option("--params", type=Path, help="params file (default: params.yaml)")
-    what = "go on with a run that was stopped or failed, with its params (`latest`, a name or a part of it)"
+    what = "resume a stopped or failed run with its params (`latest`, a name or a part of it)"
     option("--resume", metavar="RUN", help=what)
-    option(
-        "--from", dest="start", default="", metavar="STAGE", help="compute this stage and those after it in any case"
-    )
-    option("--fresh", action="store_true", help="compute every stage: take nothing from earlier runs")
+    option("--from", dest="start", default="", metavar="STAGE", help="recompute this stage and those after it")
+    option("--fresh", action="store_true", help="recompute every stage; reuse nothing from earlier runs")
     option("--dry-run", action="store_true", help="check everything, say which stages would run and why, run nothing")
     option("--containers", action="store_true", help="run each stage in its image (podman or docker)")
-    option("--name", default="", help="name of the run after its time (default: that of its params file)")
-    option("--note", default="", metavar="TEXT", help="what is tried, shown by `runs list` and the index")
+    option("--name", default="", help="name of the run, after its start time (default: the name of its params file)")
+    option("--note", default="", metavar="TEXT", help="purpose of the run, shown by `runs list` and the index")
     tag = "word by which `runs list` finds the run; may be given several times"
     option("--tag", dest="tags", action="append", default=[], help=tag)
-    option("-v", "--verbose", action="store_true", help="show all that Kubeflow Pipelines and the stages print")
+    option("-v", "--verbose", action="store_true", help="show everything that the stages print")
 
     _add_runs(commands)
     _add(commands, "index", "pipelines.run.index:write_index", "write outputs/index.html, a page over all runs")
@@ -146,7 +144,7 @@ def parser() -> argparse.ArgumentParser:
     _add_evaluate(commands)
     _add_models(commands)
     _add_use(commands)
-    what = "say what this machine has, what is wrong with it and what helps"
+    what = "check this machine, and say what is wrong and what helps"
     option = _add(commands, "doctor", "pipelines.doctor:doctor", what, _JSON)
     option("--params", type=Path, metavar="FILE", help="check what a run with this params file needs as well")
     _add_foresight(commands)
@@ -160,13 +158,13 @@ def _add_files(commands: Any) -> None:
         commands,
         "config",
         "pipelines.run.settings:show",
-        "print a params file with what it extends and all defaults",
+        "print a params file in full, with all defaults",
         *(_PARAMS, _SETTINGS),
     )
     per_stage = "write the section of each stage to DIR/<stage>.yaml instead, as dvc.yaml does"
     option("--sections", type=Path, metavar="DIR", help=per_stage)
     option = _add(commands, "compile", "pipelines.graph:compile_graph", "write the graph that Kubeflow runs")
-    option("--params", type=Path, default=PARAMS, help="what the form opens with (default: %(default)s)")
+    option("--params", type=Path, default=PARAMS, help="initial values of the run form (default: %(default)s)")
     option("--output", type=Path, default=COMPILED, metavar="FILE", help="(default: %(default)s)")
 
     fetch = "components.prepare_data.raw_files:fetch_raw_files"
@@ -176,7 +174,7 @@ def _add_files(commands: Any) -> None:
     option = _add(commands, "base", "pipelines.base_models:fetch_base_model", what)
     option("name", metavar="NAME", help="smollm2-135m-instruct")
     option("--to", dest="folder", type=Path, help="new folder for it (default: data/models/NAME)")
-    option = _add(commands, "fetch", "pipelines.use:fetch", "get the weights of a registered version back", _REGISTRY)
+    option = _add(commands, "fetch", "pipelines.use:fetch", "fetch the weights of a registered version", _REGISTRY)
     option("version", metavar="VERSION", help="v0.0.1, grpo-policy@v0.0.1, or RUN@step-40 of a checkpoint")
     option("destination", metavar="DEST", type=Path, help="new folder for the weights")
 
@@ -192,7 +190,7 @@ def _add_runs(commands: Any) -> None:
     _add(actions, "show", f"{listing}:show", what, _ONE_RUN, _JSON)
     what = "curves and completions of a training as it goes on"
     option = _add(actions, "watch", "pipelines.run.watch:watch", what, _ONE_RUN)
-    option("--plain", action="store_true", help="print a line per step, as it is done without a terminal")
+    option("--plain", action="store_true", help="print a line per step, as without a terminal")
     option("--completions", action="store_true", help="print each sampled completion with its rewards")
     what = "how the params, accuracies and times of runs differ, and a curve of each in one plot"
     option = _add(actions, "compare", f"{listing}:compare", what, _JSON)
@@ -204,7 +202,7 @@ def _add_runs(commands: Any) -> None:
     option("text", metavar="TEXT", help="the note; '' for none")
     option("--tag", dest="tags", action="append", default=[], help="may be given several times")
     _add(actions, "open", f"{listing}:open_report", "open the report in a browser, or print where it is", _ONE_RUN)
-    option = _add(actions, "rm", f"{listing}:remove", "remove runs; what other runs reuse stays with them")
+    option = _add(actions, "rm", f"{listing}:remove", "remove runs; files that other runs reuse stay")
     option("runs", metavar="RUN", nargs="+", help=_RUN)
     option("--yes", action="store_true", help="do not ask")
 
@@ -221,74 +219,80 @@ def _add_models(commands: Any) -> None:
     option("--into", type=Path, metavar="FOLDER", help="new folder (default: outputs/reproductions/VERSION)")
     actions = commands.add_parser("models", help="list, compare, promote and roll back registered versions")
     actions = actions.add_subparsers(required=True, metavar="COMMAND")
-    name = _option("name", metavar="NAME", nargs="?", help="of a model; without it of all of them")
+    name = _option("name", metavar="NAME", nargs="?", help="name of a model (default: all models)")
     _add(actions, "list", f"{models}:list_versions", "versions, aliases, accuracies, verdicts", name, _REGISTRY, _JSON)
     what = "data, code, settings, environment, gate and weights of a version"
     _add(actions, "show", f"{models}:show", what, _VERSION, _REGISTRY, _JSON)
-    what = "how two versions differ, and which one is right more often on the same problems"
+    what = "compare two versions: differences, and accuracies on the same problems"
     option = _add(actions, "compare", f"{models}:compare", what, _REGISTRY, _JSON)
     option("versions", metavar="VERSION", nargs=2)
     what = "read every byte of versions, and compare it with what was registered"
     option = _add(actions, "verify", f"{models}:verify", what, _REGISTRY)
-    option("versions", metavar="VERSION", nargs="*", help="without it all of them")
-    option = _add(actions, "get", f"{models}:get", "get everything of a version back", _VERSION, _REGISTRY)
+    option("versions", metavar="VERSION", nargs="*", help="(default: all versions)")
+    option = _add(actions, "get", f"{models}:get", "fetch everything that a version holds", _VERSION, _REGISTRY)
     option("destination", metavar="DEST", type=Path, help="new folder")
-    what = "checkpoints that runs of GRPO have pushed while they trained"
+    what = "list the checkpoints that GRPO runs pushed during training"
     option = _add(actions, "checkpoints", f"{models}:checkpoints", what, _REGISTRY, _JSON)
-    option("run", metavar="RUN", nargs="?", default="", help="first digits of a run; without it of all")
-    option("--remove", action="store_true", help="remove those of the run RUN")
+    option("run", metavar="RUN", nargs="?", default="", help="first digits of a run (default: all runs)")
+    option("--remove", action="store_true", help="remove the checkpoints of RUN")
     what = "the audit trail: who registered, promoted and rolled back which version, when and why"
     _add(actions, "history", f"{models}:history", what, name, _REGISTRY, _JSON)
-    what = "make a version the champion, once it is undamaged, no worse and answers through vLLM"
+    what = "make a version the champion, if it is undamaged, not worse, and answers through vLLM"
     option = _add(actions, "promote", f"{models}:promote", what, _VERSION, _REGISTRY, _REASON)
     option("--alias", default="champion", help="give another alias, with fewer checks")
     option("--force", action="store_true", help="promote although a check fails, which is recorded")
-    what = "evaluation of the champion on the problems of VERSION, where its own was on others"
+    what = "evaluation of the champion on the problems of VERSION, if its own used others"
     option("--champion-evaluation", dest="evaluation", type=Path, metavar="FOLDER", help=what)
     what = "make the version before the champion again"
     option = _add(actions, "rollback", f"{models}:roll_back", what, _REGISTRY, _REASON)
-    option("name", metavar="NAME", nargs="?", help="of the model, where there are several")
+    option("name", metavar="NAME", nargs="?", help="name of the model, if there are several")
 
 
 def _add_evaluate(commands: Any) -> None:
-    what = "measure any model by named protocols, without running anything else"
+    what = "measure any model with named protocols, without a run"
     option = _add(commands, "evaluate", "pipelines.evaluate:evaluate", what, _REGISTRY)
-    option("model", metavar="MODEL", nargs="?", help="Hugging Face folder, or a registered version")
-    option("--list", dest="listed", action="store_true", help="print the names of the protocols and end")
-    protocol = "may be repeated; see --list"
+    option("model", metavar="MODEL", nargs="?", help="folder, run, registered version, or hub model")
+    option("--list", dest="listed", action="store_true", help="print the names of the protocols and exit")
+    protocol = "protocol to use, see --list; may be repeated"
     option("--protocol", dest="protocols", action="append", default=[], metavar="NAME", help=protocol)
-    data = "raw files or problems (default: those of MODEL, where it is a run, or data/raw)"
+    data = "raw files or problems (default: those of MODEL if it is a run, else data/raw)"
     option("--data", type=Path, metavar="DIR", help=data)
     examples = "solved examples in place of those of the training split"
     option("--examples", type=Path, metavar="FILE", help=examples)
     option("--output", type=Path, metavar="DIR", help="(default: outputs/evaluations/NAME-OF-MODEL)")
     # The others are keys of the section `evaluate`, as they are named there.
-    option("--limit", type=int, metavar="N", help="problems that are drawn (default: all)")
-    option("--seed", type=int, metavar="S", help="of the problems that are drawn, and of sampling (default: 1)")
-    samples = "beside the greedy answer (default: 0)"
+    option("--limit", type=int, metavar="N", help="number of problems to draw (default: all)")
+    option("--seed", type=int, metavar="S", help="seed for drawing problems and for sampling (default: 1)")
+    samples = "sampled answers per problem (default: 0)"
     option("--samples", type=int, default=0, metavar="K", dest="num_samples", help=samples)
-    option("--temperature", type=float, metavar="T", help="of the samples (default: 0.7)")
-    option("--max-new-tokens", type=int, metavar="N", help="of an answer (default: the protocol's)")
-    option("--max-batch-size", type=int, metavar="N", help="answers at once (default: 256)")
+    option("--temperature", type=float, metavar="T", help="temperature of the samples (default: 0.7)")
+    option("--max-new-tokens", type=int, metavar="N", help="token limit of an answer (default: the protocol's)")
+    option("--max-batch-size", type=int, metavar="N", help="answers generated at once (default: 256)")
     option("--dtype", help="auto, float32, bfloat16 or float16 (default: auto, the checkpoint's)")
     option("--system-prompt", metavar="TEXT", help="for protocols with chat (default: the chat template's own)")
-    tools = "calculator, python, search or package.module:Class, in which the model answers (default: the protocol's)"
+    tools = "environment of the model: calculator, python, search or package.module:Class (default: the protocol's)"
     option("--tools", metavar="ENVIRONMENT", help=tools)
     option("--max-turns", type=int, metavar="N", help="turns of the model, with --tools (default: 4)")
     option("--sampler", choices=["transformers", "vllm"], default="transformers", help="(default: %(default)s)")
     option("--engines", type=int, default=1, metavar="N", help="vLLM engines that share the problems (default: 1)")
-    option("--gpus-per-engine", type=int, default=1, metavar="N", help="over which each splits the model (default: 1)")
-    option("--cache-gib", type=float, metavar="GIB", help="of each engine, for keys and values (default: 16)")
+    option(
+        "--gpus-per-engine",
+        type=int,
+        default=1,
+        metavar="N",
+        help="GPUs of each engine, which split the model (default: 1)",
+    )
+    option("--cache-gib", type=float, metavar="GIB", help="KV cache of each engine (default: 16)")
 
 
 def _add_use(commands: Any) -> None:
     """Add what asks, serves, pushes or grades a model outside of a run."""
-    what = "ask a model questions, and read each answer as it is written"
+    what = "chat with a model on the terminal"
     option = _add(commands, "chat", "pipelines.chat:chat", what, _ONE_MODEL, _REGISTRY)
-    option("--question", metavar="TEXT", help="answer it and end; without it, each line is a question")
+    option("--question", metavar="TEXT", help="answer this question and exit (default: read a question per line)")
     option("--temperature", type=float, default=0.0, help="0 answers greedily (default: %(default)s)")
     option("--max-new-tokens", type=int, default=1024, help="(default: %(default)s)")
-    what = "serve a model with vLLM as an OpenAI API, with the prompt that it was trained on"
+    what = "serve a model with vLLM's OpenAI-compatible API and the prompt of its training"
     more = "Options after `--` are handed on to vLLM: serve MODEL --port 8001 -- --max-model-len 512"
     option = _add(commands, "serve", "pipelines.use:serve", what, _ONE_MODEL, _REGISTRY, epilog=more)
     option("--host", default="127.0.0.1", help="(default: %(default)s)")
@@ -297,11 +301,19 @@ def _add_use(commands: Any) -> None:
     option = _add(commands, "push", "pipelines.use:push", what, _ONE_MODEL, _REGISTRY)
     option("repository", metavar="USER/NAME", help="repository on the hub; made if there is none")
     option("--public", action="store_true", help="make a new repository public (default: private)")
-    option = _add(commands, "grade", "pipelines.grade:grade", "judge responses of any model, without running anything")
-    option("file", metavar="FILE", help="JSON lines with `gold`, `response` and maybe `question`; - for standard input")
+    option = _add(commands, "grade", "pipelines.grade:grade", "grade responses of any model, without a run")
+    option(
+        "file",
+        metavar="FILE",
+        help="JSON lines with `gold`, `response` and optionally `question`; - for standard input",
+    )
     where = "where a response has to state its answer (default: %(default)s)"
     option("--answer", choices=list(map(str, AnswerPolicy)), default=str(AnswerPolicy.STATED), help=where)
-    option("--explain", action="store_true", help="print what was read and which rule decided, not JSON")
+    option(
+        "--explain",
+        action="store_true",
+        help="print the answer that was read and the rule that decided, instead of JSON",
+    )
 
 
 def _add_foresight(commands: Any) -> None:
@@ -315,12 +327,10 @@ def _add_foresight(commands: Any) -> None:
     )
     what = "sample as GRPO would: pass rates, truncated and unanswered completions, and the learning signal"
     option = _add(commands, "preview", "pipelines.preview:preview", what, _PARAMS, _SETTINGS)
-    model = "a run whose reference is asked, or a folder that a stage has saved (default: the base model)"
+    model = "run whose reference answers, or model folder that a stage has saved (default: the base model)"
     option("--model", metavar="MODEL", help=model)
-    option("--problems", type=int, help="problems that are asked (default: 32; all with --pass-rates)")
-    rates = (
-        "write how often each problem is answered right, for prepare_data.difficulty; what FILE has is not asked again"
-    )
+    option("--problems", type=int, help="number of problems to ask (default: 32; all with --pass-rates)")
+    rates = "write the pass rate of each problem, for prepare_data.difficulty; problems in FILE are not asked again"
     option("--pass-rates", type=Path, metavar="FILE", help=rates)
     option = _add(
         commands,
@@ -330,7 +340,7 @@ def _add_foresight(commands: Any) -> None:
         _PARAMS,
         _JSON,
     )
-    option("--gpus", type=int, default=1, metavar="N", help="how many (default: %(default)s)")
+    option("--gpus", type=int, default=1, metavar="N", help="number of GPUs (default: %(default)s)")
     option("--gpu", required=True, metavar="NAME", help="h100, a100, l40s, rtx-4090 ...")
     option("--completion-tokens", type=float, metavar="N", help="mean length of a completion, if known")
 

@@ -110,7 +110,7 @@ def show(version: str, registry: str, *, as_json: bool) -> None:
 
 
 def compare(versions: Sequence[str], registry: str, *, as_json: bool) -> None:
-    """Show how two versions differ, and which one is right more often on the same problems."""
+    """Show compare two versions: differences, and accuracies on the same problems."""
     with read_registry(registry) as snapshot:
         first, second = facts_of(snapshot, *map(snapshot.version, versions))
         compared = comparison.compare(snapshot, first, second)

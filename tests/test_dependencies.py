@@ -90,7 +90,7 @@ _MORE = re.compile(r"\b[AL]?GPL|\b[EM]PL|Mozilla|Proprietary|NVIDIA|Intel\b")
 
 def test_licences_that_ask_for_more_than_a_notice_are_listed() -> None:
     """A package whose metadata name no permissive licence stands in the list, or has the text of one."""
-    listed = (ROOT / "docs/reference/licences.md").read_text()
+    listed = (ROOT / "images/licences.md").read_text()
     unlisted = []
     for package in distributions():
         name, metadata = package.metadata["Name"], package.metadata

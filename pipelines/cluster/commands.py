@@ -28,12 +28,12 @@ def add_commands(commands: Any) -> None:
     """Add the commands to those of `grpo-pipeline`."""
     run: dict[str, Any] = {"metavar": "RUN", "help": "id or name, its beginning, or a schedule's name: its newest run"}
     command = _add(commands, "publish", _publish, "upload the graph, for runs from Kubeflow's page")
-    command.add_argument("--params", type=Path, metavar="FILE", default=PARAMS, help="what the form opens with")
+    command.add_argument("--params", type=Path, metavar="FILE", default=PARAMS, help="initial values of the run form")
     command.add_argument("--local-images", action="store_true", help="accept images that no registry has")
     group = command.add_argument_group("images", "those of the params file, or of IMAGE_REGISTRY and IMAGE_TAG; or:")
     group.add_argument("--build", action="store_true", help="build them and push them, as `make images` does")
     group.add_argument("--base", default="", metavar="IMAGE", help="with --build: Debian with Python, by its digest")
-    group.add_argument("--variant", choices=["cuda", "cpu"], default="cuda", help="with --build: of torch")
+    group.add_argument("--variant", choices=["cuda", "cpu"], default="cuda", help="with --build: build of torch")
     registry = "with --build: where to push (default: $IMAGE_REGISTRY)"
     group.add_argument("--registry", default=_variable("IMAGE_REGISTRY"), metavar="PREFIX", help=registry)
 
@@ -46,8 +46,8 @@ def add_commands(commands: Any) -> None:
 
     command = _add(commands, "logs", _logs, "print what the stages of a run have printed")
     command.add_argument("run", **run)
-    command.add_argument("--stage", metavar="STAGE", help="of this stage only, such as train_grpo")
-    command.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
+    command.add_argument("--stage", metavar="STAGE", help="print only this stage, such as train_grpo")
+    command.add_argument("-f", "--follow", action="store_true", help="follow the log until the run has ended")
 
     command = _add(commands, "stop", _stop, "end a run and remove its training jobs")
     command.add_argument("run", **run)
@@ -77,11 +77,17 @@ def _add(commands: Any, name: str, run: Command, summary: str, *, starts_runs: b
         option("--set", action="append", default=[], metavar="NAME=VALUE", help=settings)
         option("--pipeline", help="compiled pipeline (default: compile it now)", **file)
         option("--experiment", default="grpo-pipeline", help="experiment of the runs (default: %(default)s)")
-        option("--service-account", metavar="NAME", help="that runs the steps (default: Kubeflow's own)")
-    group = command.add_argument_group("connection", "each also from the environment; see docs/how-to/kubernetes.md")
+        option("--service-account", metavar="NAME", help="service account of the steps (default: Kubeflow's own)")
+    group = command.add_argument_group(
+        "connection", "each can also come from the environment; see docs/how-to/kubernetes.md"
+    )
     option = group.add_argument
     option("--endpoint", metavar="URL", default=_variable(*ENDPOINT_VARIABLES), help="address of Kubeflow Pipelines")
-    option("--namespace", default=_variable(NAMESPACE_VARIABLE), help="of a profile, where Kubeflow has several users")
+    option(
+        "--namespace",
+        default=_variable(NAMESPACE_VARIABLE),
+        help="namespace of your profile, if Kubeflow has several users",
+    )
     option("--token-file", default=_variable(*TOKEN_FILE_VARIABLES), help="file that holds a token", **file)
     option("--ca-file", default=_variable(CA_VARIABLE), help="certificates to trust, in PEM", **file)
     return command

@@ -12,7 +12,7 @@ from components.grading.verifier import Submission, Verifier
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.tables import table
 
-DOCUMENT = Path("docs/reference/agreement.md")
+DOCUMENT = Path("benchmarks/agreement.md")
 OUTPUTS = Path("../shared/grading/dev_outputs.jsonl")
 POLICIES = {"gsm8k": AnswerPolicy.MARKED, "math": AnswerPolicy.BOXED}
 
