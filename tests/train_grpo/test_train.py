@@ -269,7 +269,7 @@ def test_a_custom_reward_needs_one_function_and_one_line(
     """The example of CONTRIBUTING.md trains as it stands, in a column and with records of its own."""
     (tmp_path / "my_rewards.py").write_text(_example("python"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    weights = yaml.safe_load(_example("yaml"))["weights"]
+    weights = yaml.safe_load(_example("yaml"))["train_grpo"]["reward"]["weights"]
     rows = _run(
         tmp_path,
         [tiny.problem(3)],

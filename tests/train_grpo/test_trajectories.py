@@ -71,7 +71,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "token_mean": {"loss__aggregation": "token_mean"},
     "constant": {"loss__aggregation": "constant"},
     "sequence ratio": {"loss__ratio": "sequence"},
-    "KL in the reward": {"loss__kl__placement": "reward"},
 }
 
 
@@ -453,14 +452,13 @@ def test_a_sampled_trajectory_has_the_log_probabilities_that_it_was_sampled_with
         {},
         {"reward__weights": {CHECKED: 1.0}, "reward__supervision": "process"},
         {"reward__weights": {"environment": 1.0}, "reward__supervision": "turn"},
-        {"loss__kl": {"coefficient": 0.5, "placement": "reward"}},
         {
             "sampler__max_staleness": 1,
             "sampler__correction": {"weight": {}, "mask": {"level": "sequence"}},
             "sampler__max_mismatch": 1.0,
         },
     ],
-    ids=["outcome", "process", "turn", "KL in the reward", "a mask of completions"],
+    ids=["outcome", "process", "turn", "a mask of completions"],
 )
 @pytest.mark.parametrize("questions", [["1+2" * 40, "1+2"], ["1+2" * 40, "3+3" * 40]], ids=["one of two", "all"])
 def test_completions_without_tokens_are_masked(
