@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 from components.shared import jsonl
 from components.shared.errors import PipelineError
@@ -23,6 +23,8 @@ ACCEPTED = "JSON lines (.jsonl), JSON (.json), CSV (.csv), TSV (.tsv) and parque
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _HINT = re.compile(r"^: |; is the file truncated\?$")
+_MAX_RATIO, _MIN_DECOMPRESSED_BYTES = 100, 2**26
+"""Of the content of a gzip file to the file: text shrinks to a tenth; and the content that is read in any case."""
 _PARQUET_ROWS = 1024
 """Rows that are in memory at once."""
 
@@ -107,7 +109,29 @@ def _is_compressed(path: Path) -> bool:
 
 
 def _open(file: RawFile) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(file.path)) if _is_compressed(file.path) else file.path.open("rb")
+    return io.BufferedReader(_Decompressed(file.path)) if _is_compressed(file.path) else file.path.open("rb")
+
+
+class _Decompressed(io.RawIOBase):
+    """What a gzip file holds, unless it is far more than data ever shrink by: a small file can fill the memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = gzip.GzipFile(path)
+        self._left = max(_MIN_DECOMPRESSED_BYTES, _MAX_RATIO * path.stat().st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        number = self._file.readinto(buffer)
+        self._left -= number
+        if self._left < 0:
+            raise gzip.BadGzipFile(f"its content is more than {_MAX_RATIO} times as large")
+        return number
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 # JSON -----------------------------------------------------------------------------------------------------------------

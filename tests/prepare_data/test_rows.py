@@ -19,6 +19,8 @@ _ROWS: list[dict[str, str | None]] = [
     {"question": "Wieviel ist 1½ + ½?", "answer": "2.50"},
     {"question": "No answer", "answer": None},
 ]
+BOMB = gzip.compress(b" " * 2**27, mtime=0)
+"""A small file of which 128 MiB come."""
 
 
 def _json_lines(path: Path) -> None:
@@ -128,6 +130,8 @@ def test_row_that_is_none_is_named_by_its_line(
             gzip.compress(b"q,a\n" + b"1,2\n" * 9, mtime=0)[:-9],
             r"a\.csv\.gz: not a gzip file that can be read",
         ),
+        ("a.jsonl.gz", BOMB, r"a\.jsonl\.gz: .*its content is more than 100 times as large"),
+        ("a.parquet.gz", BOMB, r"a\.parquet\.gz: .* more than 100 times as large"),
         ("a.parquet", b"PAR1", r"a\.parquet: not a readable parquet file .*is it truncated"),
     ],
 )
