@@ -19,8 +19,9 @@ from components.register.catalogue import left_undone, update_catalogue
 from components.register.registry import fetch
 from components.register.snapshot import VERSION_FILE, Snapshot, read_registry
 from components.report import formatting
-from components.shared.errors import PipelineError, RetryableError
+from components.shared.errors import PipelineError
 from components.shared.page import percent
+from components.shared.versioning import is_url
 from pipelines import comparison, promotion
 from pipelines.comparison import Comparison, Facts, facts_of
 from pipelines.tables import LABEL_WIDTH, aligned, changed_settings, print_json, print_labelled
@@ -36,7 +37,8 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
     with read_registry(registry) as snapshot:
         names = snapshot.names(name)
         every = facts_of(snapshot, *(version for version in snapshot.versions() if version.name in names))
-        undone = [] if as_json else _left_undone(snapshot, names)
+        # A registry at a URL names an address that would get this process's token.
+        undone = [] if as_json or is_url(registry) else _left_undone(snapshot, names)
     if as_json:
         print_json([_summary(facts) for facts in every])
     elif not every:
@@ -64,7 +66,7 @@ def _left_undone(snapshot: Snapshot, names: Sequence[str]) -> list[str]:
     for name in names:
         if versions := snapshot.versions(name):
             address = json.loads(snapshot.read(versions[-1].tag, VERSION_FILE)).get("model_registry")
-            with suppress(RetryableError):  # the catalogue of a cluster is often out of reach
+            with suppress(PipelineError):  # the catalogue of a cluster is often out of reach
                 lines += left_undone(snapshot, name, address)
     return lines
 

@@ -22,6 +22,8 @@ from components.shared.errors import PipelineError, RetriesExhaustedError, Retry
 from components.shared.progress import say, say_line
 from components.shared.work import OvertakenError, current_work
 
+_ENDED = ("Succeeded", "Failed")
+"""Phases of pods that write no more: those of a job that `cluster.delete` leaves for inspection."""
 _PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
 """Environment variables of this process that its ranks get."""
 _VISIBLE_S, _RESULTS_POLL_S = 90.0, 3.0
@@ -121,12 +123,15 @@ class _ClusterRun:
         except OvertakenError:
             self._remove()
             raise
-        results = self._results(phase)
+        work = current_work()
+        is_ours = work is None or work.is_locked  # else the results are those of the run that has the folder
+        results = self._results(phase) if is_ours else None
         tails = watch.record(self._job)
         if results is not None:
             self._leave(watch.job, succeeded=True, ended=phase is not None)
             return results
-        failure = failure or failure_reason(watch.job, watch.pods, tails, error_of_ranks(self._job))
+        of_ranks = error_of_ranks(self._job) if is_ours else None
+        failure = failure or failure_reason(watch.job, watch.pods, tails, of_ranks)
         is_transient = isinstance(failure, RetryableError) and not failure.is_final
         if is_transient and not last:
             if not isinstance(failure, UnavailableError):  # such a job runs on, and is adopted
@@ -219,11 +224,15 @@ class _ClusterRun:
             self._clock.sleep(_GONE_POLL_S)
 
     def _begin_turn(self) -> None:
-        """Let the pods of this job begin, once all others of the same work are gone."""
+        """Let the pods of this job begin, once all others of the same work have ended."""
         work = self._manifest["metadata"]["labels"][kube.WORK]
         own = {"jobset.sigs.k8s.io/jobset-name": self._name}.items()
         self._wait_for_pods(
-            lambda: [pod for pod in self._jobs.pods_of_work(work) if not own <= pod["metadata"]["labels"].items()]
+            lambda: [
+                pod
+                for pod in self._jobs.pods_of_work(work)
+                if not own <= pod["metadata"]["labels"].items() and pod["status"].get("phase") not in _ENDED
+            ]
         )
         self._job.write(self._name)
 

@@ -70,7 +70,7 @@ class OpenEnv:
             if calls[0].error:
                 return Observation(calls[0].error)
             own = calls[0].arguments
-        result = self._request("step", {**self._action, **own})
+        result = self._request("step", {**own, **self._action})
         if "errors" in result:  # the model's action is of another form than the server accepts
             wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in result["errors"])
             return Observation(f"Error: {wrong}")

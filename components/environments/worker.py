@@ -58,7 +58,12 @@ class EnvironmentService(Service):
     def begin(self, start: Any) -> Environment:
         """Return an environment of a problem."""
         environment = self._make()
-        environment.reset(Problem.model_validate(start))
+        try:
+            environment.reset(Problem.model_validate(start))
+        except BaseException:
+            with suppress(Exception):  # what it holds, such as a connection, is freed all the same
+                self.end(environment)
+            raise
         return environment
 
     def answer(self, state: Environment | None, request: Any) -> Any:

@@ -23,9 +23,9 @@ from components.grading.expression import (
     same_rational_function,
     variables,
 )
-from components.grading.parsing import Answer, Kind, Structure, is_integer, is_name, parse, parse_structure
+from components.grading.parsing import Answer, Kind, Structure, exact_parts, is_integer, is_name, parse, parse_structure
 from components.grading.quantities import Number
-from components.grading.regions import parse_region
+from components.grading.regions import ascending, parse_region
 from components.grading.text_rules import (
     Decision,
     RejectedError,
@@ -437,7 +437,7 @@ def _value(equation: Structure, *, asked: bool = False) -> str | None:
     Only that side counts, whether or not the others are equal to it. With `asked`, an equation may also give a value to
     an expression of several variables, which is no equation for one of them: `a+b=3`, but not `x+1=3`.
     """
-    parts = equation.parts[: _num_exact(equation)]
+    parts = exact_parts(equation)
     if is_name(parts[0]) or len(parts) == 1:
         return parts[-1]
     if any(map(is_name, parts)):  # in `1 = z = x = 0` the name may stand anywhere
@@ -465,13 +465,6 @@ def _exact_number(latex: str) -> Number | None:
     return None
 
 
-def _num_exact(equation: Structure) -> int:
-    r"""How many parts stand before an approximation: `x = 1/3 \approx 0.33` is 1/3, but `x \approx 11` is 11."""
-    start = 1 if is_name(equation.parts[0]) else 0
-    signs = equation.signs
-    return signs.index("~", start) + 1 if "~" in signs[start:] else len(equation.parts)
-
-
 def _names(latex: str) -> set[str] | None:
     """The variables of an expression, and its values of unknown functions; None for anything else."""
     try:
@@ -484,6 +477,10 @@ def _compare_regions(expected: Answer, actual: Answer) -> Decision:
     """Compare parts of the real line: intervals, unions and solved inequalities."""
     structures = [parse_structure(each.latex) for each in (expected, actual)]
     regions = [parse_region(each, answer.latex) for each, answer in zip(structures, (expected, actual), strict=True)]
+    if not any(regions) and all(each.kind is Kind.INEQUALITY and len(each.parts) == 2 for each in structures):
+        (ours, signs), (theirs, others) = map(ascending, structures)
+        if signs == others:
+            return Decision.on("relation", all(_same_part(*pair) for pair in zip(ours, theirs, strict=True)))
     if any(not region and each.kind is Kind.INEQUALITY for region, each in zip(regions, structures, strict=True)):
         return Decision(False, Reason.NOT_SOLVED)
     if not regions[0] or not regions[1]:

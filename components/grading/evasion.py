@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import isqrt
 
 from components.grading.expression import Node, UnreadableError, exact_value, parse_expression
-from components.grading.parsing import Answer, Kind, is_name, parse, parse_structure
+from components.grading.parsing import Answer, Kind, Structure, exact_parts, is_name, parse, parse_structure
 from components.grading.quantities import parse_number
 from components.grading.units import DEGREE, FORMULA, PERCENT
 from components.grading.verdicts import Reason
@@ -48,17 +48,34 @@ def evasion(question: str, gold: Answer, answer: Answer, *, may_be_open: bool) -
         return None
     if question and _is_in_old_unit(question, gold, answer):
         return Reason.ECHO
+    structure = parse_structure(answer.latex)
+    if _approximates(structure, gold):
+        return None
     expected, values = _values(gold.latex), _values(answer.latex)
     if question:
         known = {node for _, node in expected if node}
         for latex, node in values:
             if node not in known and (reason := _reason(question, expected, latex, node)):
                 return reason
-    is_equation = parse_structure(answer.latex).kind is Kind.EQUATION
-    if may_be_open or answer.number or (is_equation and any(map(_number, parse_structure(answer.latex).parts))):
-        return None  # `48+24 = 72`
+    if may_be_open or answer.number or _computes(structure, gold):
+        return None
     wants_numbers = all(r"\infty" in latex or _number(latex) for latex, _ in expected)
     return Reason.SETUP if wants_numbers and any(_is_open(latex) for latex, _ in values) else None
+
+
+def _approximates(structure: Structure, gold: Answer) -> bool:
+    r"""Whether the number behind an approximation is the expected one: `481+362-17 \approx 826` has the value."""
+    if structure.kind is not Kind.EQUATION or len(exact_parts(structure)) == len(structure.parts):
+        return False
+    number = parse(structure.parts[-1]).number
+    return bool(gold.number and number and number.equals(gold.number))
+
+
+def _computes(structure: Structure, gold: Answer) -> bool:
+    """Whether a side of an equation is a number, and not another one than is expected: `48+24 = 72`."""
+    sides = exact_parts(structure) if structure.kind is Kind.EQUATION else ()
+    numbers = [number for side in sides if (number := parse(side).number)]
+    return any(gold.number is None or number.equals(gold.number) for number in numbers)
 
 
 def _reason(question: str, expected: "list[_Value]", latex: str, node: Node | None) -> Reason | None:
@@ -201,8 +218,9 @@ def _values(latex: str) -> list[_Value]:
         return [(latex, _canonical(latex))]
     if structure.kind in {Kind.EQUATION, Kind.INEQUALITY}:
         sides = [_canonical(part) for part in structure.parts]
-        if is_name(structure.parts[0]) or all(side and not _names(side) for side in sides):
-            return _values(structure.parts[-1])
+        is_constant = all(side and not _names(side) for side in sides) or "~" in structure.signs
+        if is_name(structure.parts[0]) or is_constant:
+            return _values(exact_parts(structure)[-1])
         known = [side for side in sides if side]
         is_whole = len(known) == len(sides)
         return [(latex, Node("=", tuple(sorted(known, key=repr))) if is_whole else None)]

@@ -396,6 +396,12 @@ def is_name(latex: str) -> bool:
     return name not in {"e", "i"} and bool(_NAME.fullmatch(name) or _OPERATION.search(name))
 
 
+def exact_parts(equation: Structure) -> tuple[str, ...]:
+    r"""Return the parts before an approximation: of `x = 1/3 \approx 0.33` x and 1/3, but of `x \approx 11` both."""
+    start, signs = int(is_name(equation.parts[0])), equation.signs
+    return equation.parts[: signs.index("~", start) + 1] if "~" in signs[start:] else equation.parts
+
+
 def _matrix(latex: str) -> Structure | None:
     if latex[:1] != "[" and r"\begin" not in latex:
         return None

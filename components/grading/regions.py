@@ -73,8 +73,8 @@ _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 _VARIABLE = re.compile(r"[a-zA-Z]|\\[a-z]+")
 
 
-def _ascending(inequality: Structure) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The parts and signs, turned around where the first sign is `>`."""
+def ascending(inequality: Structure) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the parts and signs, turned around where the first sign is `>`."""
     parts, signs = inequality.parts, inequality.signs
     if not signs[0].startswith(">"):
         return parts, signs
@@ -83,7 +83,7 @@ def _ascending(inequality: Structure) -> tuple[tuple[str, ...], tuple[str, ...]]
 
 def _one_sided(inequality: Structure) -> Region | None:
     r"""The region of an inequality between a variable, with a minus or within bars, and another expression."""
-    (left, *others), (sign, *_) = _ascending(inequality)
+    (left, *others), (sign, *_) = ascending(inequality)
     if len(others) != 1 or sign not in {"<", "<=", "!="}:
         return None
     is_below = bool(_bare(left))
@@ -104,7 +104,7 @@ def _one_sided(inequality: Structure) -> Region | None:
 
 def _between(inequality: Structure) -> Region | None:
     """The region of an inequality such as `1 < x < 2` or `1 < |x| < 2`."""
-    parts, signs = _ascending(inequality)
+    parts, signs = ascending(inequality)
     if len(parts) != 3 or not {*signs} <= {"<", "<="}:
         return None
     low, middle, high = parts

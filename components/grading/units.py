@@ -219,7 +219,10 @@ def _thing(words: list[str], dimension: str, context: Context) -> Unit | None:
     if len(words) > 1 and words[0] in _PREFIXES and not has_power:
         dimension, words = _PREFIXES[words[0]], words[1:]
     counted = [word for place, word in enumerate(words) if word != "of" or place in (0, len(words) - 1)]
-    are_things = [word.removesuffix("s") in context.asked or _may_be_thing(word) for word in counted]
+    are_things = [
+        not context.symbols.issuperset(word) and (word.removesuffix("s") in context.asked or _may_be_thing(word))
+        for word in counted
+    ]
     # `gallons of milk`, `dollars profit`; but `m` before a word measures nothing.
     if (unit := _UNITS.get(words[0])) and (
         len(words) == 1 or (not has_power and len(words[0]) > 2 and all(are_things[1:]))

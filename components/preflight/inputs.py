@@ -211,7 +211,9 @@ def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]
     if reward.judge and reward.judge.key_variable and reward.judge.key_variable not in os.environ:
         return [f"train_grpo.reward.judge.key_variable: the environment has no {reward.judge.key_variable}"]
     judge = reward.judge.model_dump(mode="json") if reward.judge else None
-    return unusable(list(filter(is_custom, reward.names)), trained_here=trained_here, judge=judge)
+    custom = list(filter(is_custom, reward.names))
+    problem = next(_first_problems(params.prepare_data), None) if trained_here and (custom or judge) else None
+    return unusable(custom, trained_here=trained_here, judge=judge, problem=problem)
 
 
 def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:

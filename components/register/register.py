@@ -85,7 +85,7 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         version = registered.version
         _ensure_candidate(registry, version, evidence["verdict"])
         card, digests_text = (registry.snapshot.read(version["tag"], name) for name in (CARD, DIGESTS_FILE))
-        entries = _entries(registry, catalogue, registered)
+        entries = _entries(registry, catalogue, registered, config.model_registry)
         statuses = Status.of_versions(registry.snapshot, config.name)
     jsonl.write_json(registration / VERSION_FILE, version)
     (registration / CARD).write_text(card, encoding="utf-8")
@@ -157,19 +157,27 @@ def _register(
     raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")
 
 
-def _entries(registry: Registry, catalogue: Catalogue | None, registered: Registered) -> list[Entry]:
+def _entries(
+    registry: Registry, catalogue: Catalogue | None, registered: Registered, address: str | None
+) -> list[Entry]:
     """Return what to announce, with a served copy of each: versions that earlier runs did not announce, then this."""
     if catalogue is None or not registered.has_tag:
         return []
     snapshot, version = registry.snapshot, registered.version
     name = version["name"]
     numbers = catalogue.missing(name, [each.version for each in snapshot.versions(name) if each.tag != version["tag"]])
-    earlier = [json.loads(snapshot.read(f"{name}@{number}", VERSION_FILE)) for number in numbers]
-    return [
-        # Another run registered those, whose id is not known.
-        *(replace(entry_of(snapshot, each, registry.serve(each)), source={}) for each in earlier),
-        entry_of(snapshot, version, registry.serve(version)),
-    ]
+    entries = []
+    for number in numbers:
+        try:
+            earlier = json.loads(snapshot.read(f"{name}@{number}", VERSION_FILE))
+            if earlier.get("model_registry") == address:  # others were not to be announced
+                # Another run registered it, whose id is not known.
+                entries.append(replace(entry_of(snapshot, earlier, registry.serve(earlier)), source={}))
+        except RetryableError:
+            raise
+        except (PipelineError, KeyError) as error:  # of an earlier form, or without its weights: no failure of this run
+            say("register", f"warning: {name}@{number} is still not announced: {error}")
+    return [*entries, entry_of(snapshot, version, registry.serve(version))]
 
 
 def _announce(catalogue: Catalogue, config: RegisterConfig, entries: Sequence[Entry]) -> None:

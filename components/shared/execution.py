@@ -57,6 +57,11 @@ _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
 _PLACE_FILE = "place.json"
 _CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia")
 _CPU_NAMES = ("model name", "Model", "cpu model", "Hardware", "CPU part")
+_DIFF = (
+    *("-c", "core.quotePath=false", "diff", "--binary", "--no-color", "--no-ext-diff", "--no-textconv"),
+    *("--src-prefix=a/", "--dst-prefix=b/"),
+)
+"""git's command for patches that `git apply` takes, whatever the user's settings."""
 
 
 class _Record(BaseModel):
@@ -288,7 +293,7 @@ def current_revision(root: Path = _ROOT) -> Revision:
     if head is None:
         return Revision()
     paths = [name for name in _CODE if (root / name).exists()]
-    diff = ("--no-optional-locks", "diff", "--binary", "--no-color", "--no-ext-diff", "HEAD")
+    diff = ("--no-optional-locks", *_DIFF, "HEAD")
     tracked = workspace.git(*diff, "--", *paths)
     new = workspace.git("ls-files", "-z", "--others", "--exclude-standard", "--", *paths)
     patch = tracked + "".join(_new_file(root, name) for name in sorted(new.split("\0")) if name.endswith(_SUFFIXES))
@@ -326,5 +331,5 @@ def _entropy(text: str) -> float:
 
 def _new_file(root: Path, name: str) -> str:
     """The patch that makes a file."""
-    command = ["git", "diff", "--no-index", "--binary", "--no-color", "--no-ext-diff", "--", "/dev/null", name]
+    command = ["git", *_DIFF, "--no-index", "--", "/dev/null", name]
     return subprocess.run(command, cwd=root, capture_output=True, check=False).stdout.decode(errors="replace")

@@ -190,8 +190,13 @@ def _call(stage: Stage, config: Config, folders: Mapping[str, Path]) -> tuple[di
 
 def _begin(work: WorkFolder, made_by: Lineage) -> Path:
     """Make a folder that of a run's unfinished work; the journal says where it is: what happens can be seen there."""
-    lineage.write(work.folder, made_by)
-    live.begin(work.folder, work.stage)
+
+    def begin() -> None:
+        lineage.write(work.folder, made_by)
+        live.begin(work.folder, work.stage)
+
+    begin()
+    work.begin = begin
     log_event(work.stage, "work", folder=work.folder.resolve())
     return work.folder
 

@@ -52,6 +52,9 @@ class WorkFolder:
             say(stage, f"waiting for the result of {error.owner}, which does the same work in {folder}")
             self._lock, self.waited = durable.lock_folder(folder / _LOCK, wait=True, owner=owner), True
         self._state = self._current_state()
+        self.begin: Callable[[], None] = lambda: None
+        """Says whose folder it is, in the folder; called again when it is locked again, as another run may have said so
+        in between."""
 
     @property
     def is_locked(self) -> bool:
@@ -69,6 +72,7 @@ class WorkFolder:
         except durable.InUseError:
             return False
         self.require_unchanged()
+        self.begin()
         return True
 
     def require_unchanged(self) -> None:
@@ -162,12 +166,14 @@ def _describe_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None
     """
     lines = []
     for other in sorted(folder.parent.glob("[!.]*/")):
-        step, known = last_step(other), fingerprint_in(other)
-        is_like = known is not None and known["inputs"] == fingerprint["inputs"] and base_name(other) == base_name()
-        if step is not None and is_like and not is_in_use(other):
-            lines.append(f"{other}: step {step}: {lineage.differences(stage, known, fingerprint)}")
+        with suppress(PipelineError):  # a file of another run may be half written
+            step, known = last_step(other), fingerprint_in(other)
+            is_like = known is not None and known["inputs"] == fingerprint["inputs"] and base_name(other) == base_name()
+            if step is not None and is_like and not is_in_use(other):
+                lines.append(f"{other}: step {step}: {lineage.differences(stage, known, fingerprint)}")
     if lines:
         advice = "To resume unfinished work, undo the difference and run again; to discard it, delete its folder."
+        advice += " A run that waits in a queue may be about to resume it."
         (folder / LIVE).mkdir(exist_ok=True)
         (folder / NOT_RESUMED).write_text("\n".join([*lines, advice, ""]), encoding="utf-8")
         say(stage, f"unfinished work is not resumed; why: {folder / NOT_RESUMED}")

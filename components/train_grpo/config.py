@@ -499,6 +499,10 @@ class TrainGRPOConfig(Config):
         _require(renews, "num_iterations above 1 needs a KL term or a reward model, which a new iteration renews")
         in_turn = self.sampler.max_staleness == 0 or not (self.prompts.max_resampling_rounds or self.reward.model)
         _require(in_turn, "sampler.max_staleness above 0 needs prompts.max_resampling_rounds: 0 and reward.model: null")
+        whole = not self.reward.min_mixed_at_start or self.sampler.segment_tokens is None
+        _require(
+            whole, "reward.min_mixed_at_start needs sampler.segment_tokens: null: the first groups have to be whole"
+        )
         measured = self.limits.max_kl is None or self.loss.kl.coefficient > 0
         _require(measured, "limits.max_kl needs a KL term: set loss.kl.coefficient above 0, or the limit to null")
         return self

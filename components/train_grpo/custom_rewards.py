@@ -61,8 +61,11 @@ def load_reward(name: str) -> RewardFunction:
     if not callable(function):
         value = "" if function is None else f": it is {function!r:.80}"
         raise PipelineError(f"{where}: {module_name} ({module.__file__}) has no function `{function_name}`{value}")
-    if inspect.iscoroutinefunction(function) and getattr(function, "judges_steps", False):
-        raise PipelineError(f"{where}: {function_name} ({module.__file__}) rewards steps, and is an `async def`")
+    waits = inspect.iscoroutinefunction(function) or getattr(function, "runs_in_thread", False)
+    if waits and getattr(function, "judges_steps", False):
+        raise PipelineError(
+            f"{where}: {function_name} ({module.__file__}) rewards steps: it can be neither an `async def` nor threaded"
+        )
     if not _takes_three(function):
         group = "completions, grades" if getattr(function, "compares_group", False) else "completion, grade"
         group = "steps, grade" if getattr(function, "judges_steps", False) else group
@@ -221,16 +224,23 @@ def _number(name: str, weight: float, value: Any, grade: Grade) -> float | Failu
     return number
 
 
-def unusable(names: Sequence[str], *, trained_here: bool, judge: Mapping[str, Any] | None = None) -> list[str]:
+def unusable(
+    names: Sequence[str],
+    *,
+    trained_here: bool,
+    judge: Mapping[str, Any] | None = None,
+    problem: Problem | None = None,
+) -> list[str]:
     """Return a line for each reward that cannot be used, tried in a process of its own: importing a module runs it.
 
-    Where training runs in this very environment, each is called once, and so is a judge (reward_trial.py). Elsewhere a
-    missing package that a module imports is no error: the image that trains may have it.
+    Where training runs in this very environment, each is called once, about a problem, and so is a judge
+    (reward_trial.py). Elsewhere a missing package that a module imports is no error: the image that trains may have it.
     """
     if not names and not (judge and trained_here):
         return []
     module = "reward_trial" if trained_here else "custom_rewards"
-    asked = json.dumps({"names": list(names), "judge": judge if trained_here else None})
+    values = problem.model_dump(mode="json") if problem else None
+    asked = json.dumps({"names": list(names), "judge": judge if trained_here else None, "problem": values})
     where = f"train_grpo.reward.weights: trying {', '.join([*names, *(['judge'] if judge else [])])}"
     try:
         process = subprocess.run(

@@ -4,7 +4,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from components.shared import durable
@@ -42,8 +42,10 @@ def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]
             yield
             limit_s = _LAST_PUSH_S
         finally:
-            with suppress(FileNotFoundError):
+            try:
                 (staging / "end").touch()
+            except FileNotFoundError:  # the run that has done the work has removed its folder
+                publisher.kill()
             try:
                 publisher.wait(limit_s)
             except subprocess.TimeoutExpired:

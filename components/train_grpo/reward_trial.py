@@ -22,6 +22,7 @@ from components.train_grpo.rewards import Scored, calls_about, judged, values_of
 from components.train_grpo.slow_rewards import Answers, RewardCallsConfig, is_slow
 
 _LIMITS = RewardCallsConfig(max_tries=1)
+# Where the run's own problems cannot be read beforehand.
 _PROBLEM = Problem(
     id="trial/1",
     source="trial",
@@ -34,23 +35,24 @@ _PROBLEM = Problem(
 )
 
 
-def _failure(name: str, function: RewardFunction) -> str | None:
+def _failure(name: str, function: RewardFunction, problem: Problem) -> str | None:
     """Return how a reward fails for a right completion or a wrong one."""
     scored_G = []
     for text, verdict, reason in (
-        (_PROBLEM.solution, Verdict.RIGHT, Reason.SAME_NUMBER),
-        ("#### 3", Verdict.WRONG, Reason.OTHER_NUMBER),
+        (problem.solution or f"#### {problem.answer}", Verdict.RIGHT, Reason.SAME_NUMBER),
+        ("#### no idea", Verdict.WRONG, Reason.OTHER_NUMBER),
     ):
         completion = Completion(TokenSequence((0,), (0,)), logprobs=(0.0,), text=text, finished=True)
-        grade = Grade(verdict, text[-1], reason)
+        grade = Grade(verdict, problem.answer if verdict is Verdict.RIGHT else "no idea", reason)
         scored_G.append(Scored(completion, grade, (Step(1, outcome(grade), text),), {}))
-    asked = calls_about(name, function, _PROBLEM, scored_G) if is_slow(function) else []
+    asked = calls_about(name, function, problem, scored_G) if is_slow(function) else []
     called = iter(Answers().get(asked, _LIMITS))
-    values_G = values_of(name, 1.0, function, _PROBLEM, scored_G, called, deadline_s=_LIMITS.deadline_s)
+    values_G = values_of(name, 1.0, function, problem, scored_G, called, deadline_s=_LIMITS.deadline_s)
     return next((value.message for value in values_G if isinstance(value, Failure)), None)
 
 
-def _lines(names: list[str], judge: dict[str, Any] | None) -> Iterator[str]:
+def _lines(names: list[str], judge: dict[str, Any] | None, problem: dict[str, Any] | None) -> Iterator[str]:
+    asked = Problem.model_validate(problem) if problem else _PROBLEM
     rewards: dict[str, tuple[str, Callable[[], RewardFunction]]]
     rewards = {f"train_grpo.reward.weights.{name}": (name, partial(load_reward, name)) for name in names}
     if judge:
@@ -58,7 +60,7 @@ def _lines(names: list[str], judge: dict[str, Any] | None) -> Iterator[str]:
         rewards["train_grpo.reward.judge"] = ("judge", lambda: partial(judged, settings=settings))
     for key, (name, load) in rewards.items():
         try:
-            if failure := _failure(name, load()):
+            if failure := _failure(name, load(), asked):
                 yield f"{key}: {failure}, asked about a completion made up to try it"
         except PipelineError as error:
             yield str(error)

@@ -15,13 +15,18 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from itertools import islice, takewhile
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
+
+from cron_descriptor import FormatException
+from croniter import CroniterError
 
 from components.shared.errors import PipelineError, RetryableError
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import is_lost
 from pipelines.cluster.runs import in_words, stop, table
 from pipelines.cluster.stages import FINISHED
+from pipelines.cluster.submission import LONGEST_DESCRIPTION
 
 if TYPE_CHECKING:
     from pipelines.cluster.submission import Package
@@ -45,6 +50,11 @@ def listed(kubeflow: Kubeflow) -> list[str]:
             (schedule.display_name, in_words(schedule.status), *_times(schedule), _compiled_by(kubeflow, schedule))
         )
     return table(rows)
+
+
+def _described(about: str, origin: str) -> str:
+    """Join both to what Kubeflow has room for; the end is read again, so that only the beginning is shortened."""
+    return f"{shorten(about, LONGEST_DESCRIPTION - len(origin) - 2, placeholder=' ...')}; {origin}"
 
 
 def apply(
@@ -82,7 +92,7 @@ def apply(
         kubeflow.client.create_recurring_run(
             experiment_id,
             name,
-            description=f"{about}; {_description(times, kubeflow.version, digest)}",
+            description=_described(about, _description(times, kubeflow.version, digest)),
             cron_expression=times,
             max_concurrency=1,
             no_catchup=True,  # of all times that were missed only the latest is caught up
@@ -197,8 +207,11 @@ def _times(schedule: Any) -> tuple[str, str, str]:
         seconds = trigger and trigger.periodic_schedule and trigger.periodic_schedule.interval_second
         return "-", f"every {int(seconds):,} s" if seconds else "-", "-"
     text = trigger.cron_schedule.cron
-    next_time = next_times(text, datetime.now(UTC), 1)[0] if schedule.status == _ENABLED else "-"
-    return text, describe_cron(text), next_time
+    try:
+        next_time = next_times(text, datetime.now(UTC), 1)[0] if schedule.status == _ENABLED else "-"
+        return text, describe_cron(text), next_time
+    except (CroniterError, FormatException):  # Kubeflow reads more than these do, such as `@every 1h`
+        return text, "-", "-"
 
 
 def _digest(schedule: Any) -> str:

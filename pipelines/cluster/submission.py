@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import yaml
@@ -139,6 +140,10 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str], *
     return form
 
 
+LONGEST_DESCRIPTION = 255
+"""Characters that Kubeflow's database has for the description of a run or a schedule."""
+
+
 def description(package: Package, sources: Sequence[Path], values: Form) -> str:
     """Return what a run says of itself on Kubeflow's page: the files and revision it is from, and what it changes.
 
@@ -148,7 +153,8 @@ def description(package: Package, sources: Sequence[Path], values: Form) -> str:
         values: Those of the run.
     """
     changed = [f"{name} {value}" for name, value in sorted(values.items()) if value != package.defaults.get(name)]
-    return f"{', '.join(map(origin, sources))}; {'changed: ' if changed else 'nothing changed'}{', '.join(changed)}"
+    text = f"{', '.join(map(origin, sources))}; {'changed: ' if changed else 'nothing changed'}{', '.join(changed)}"
+    return shorten(text, LONGEST_DESCRIPTION, placeholder=" ...")
 
 
 def start(

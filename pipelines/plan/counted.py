@@ -65,6 +65,8 @@ def counted_shape(file: Path) -> CountedShape:
     except Exception as error:  # any model's code may fail, in any way
         raise PipelineError(f"{file}: cannot be planned: {type(error).__name__}: {error}"[:300]) from None
     text = config.get_text_config()
+    if not isinstance(layers := getattr(text, "num_hidden_layers", None), int):
+        raise PipelineError(f"{file}: cannot be planned: {config.model_type} does not say how many layers it has")
     vocabulary, hidden = model.get_input_embeddings().weight.shape
     head = model.get_output_embeddings()
     ends = {id(each.weight) for each in (model.get_input_embeddings(), head) if each is not None}
@@ -77,7 +79,7 @@ def counted_shape(file: Path) -> CountedShape:
         if parameter.ndim >= 2 and id(parameter) not in ends:
             total += parameter.numel()
             active += parameter.numel() * (chosen / experts if _EXPERTS in name else 1.0)
-    layers, heads = text.num_hidden_layers, getattr(text, "num_attention_heads", 1)
+    heads = getattr(text, "num_attention_heads", 1)
     head_size = getattr(text, "head_dim", None) or hidden // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     attention = 2 * hidden * head_size * (heads + kv_heads)

@@ -286,7 +286,7 @@ def test_reaper_leaves_steps_the_time_to_come_back(launchers: Launchers, tmp_pat
         assert run.end == argo.End(argo.SUCCEEDED, "")
 
 
-@pytest.mark.parametrize("wait_s", [None, 200, 20], ids=["never admitted", "admitted later", "admitted at once"])
+@pytest.mark.parametrize("wait_s", [None, 1500, 20], ids=["never admitted", "admitted later", "admitted at once"])
 def test_of_two_runs_in_queues_the_one_that_is_admitted_first_trains(
     launchers: Launchers, tmp_path: Path, wait_s: float | None
 ) -> None:

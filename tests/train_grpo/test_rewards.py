@@ -212,7 +212,7 @@ def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatc
             "from components.train_grpo.rewards import step_reward\n"
             "@step_reward\nasync def half(problem, steps, grade): return [0.5]",
             "mine:half",
-            "rewards steps, and is an `async def`",
+            "rewards steps: it can be neither an `async def` nor threaded",
         ),
         ("half = 0.5", "mine:third", r"mine\.py\) has no function `third`"),
         ("half = 0.5", "mine:half", r"mine\.py\) has no function `half`: it is 0\.5"),
