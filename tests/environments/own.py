@@ -60,6 +60,13 @@ class Closing(Counting):
         super().__init__()
         self._file = Path(file)
 
+    def reset(self, problem: Problem) -> None:
+        """Fail for a question that asks for it."""
+        super().reset(problem)
+        self._last = ""
+        if problem.question == "fail":
+            raise LookupError
+
     def close(self) -> None:
         """Note it; fail or hang where the last turn says so."""
         with self._file.open("a", encoding="utf-8") as notes:

@@ -232,7 +232,7 @@ def test_each_turn_that_is_replayed_has_its_time() -> None:
 
 
 def test_environments_are_closed_with_their_trajectories(tmp_path: Path) -> None:
-    """At once, whether or not other steps follow, and where one has failed."""
+    """At once, whether or not other steps follow, and where one has failed, in its reset as well."""
     notes = tmp_path / "notes"
     with Environments(_config("Closing", arguments={"file": str(notes)})) as environments:
         notes.write_text("", encoding="utf-8")  # one was made as a trial
@@ -244,6 +244,8 @@ def test_environments_are_closed_with_their_trajectories(tmp_path: Path) -> None
         for episode in episodes:
             episode.close()
         wait_until(lambda: len(notes.read_text(encoding="utf-8").splitlines()) == 10)
+        assert environments.begin(tiny.problem(11, question="fail")).step("a").result().failure
+        wait_until(lambda: len(notes.read_text(encoding="utf-8").splitlines()) == 11)
 
 
 def test_an_environment_that_cannot_be_closed_costs_no_trajectory(tmp_path: Path) -> None:

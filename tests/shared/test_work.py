@@ -290,3 +290,18 @@ def test_work_with_a_file_of_the_user_starts_again_when_it_has_changed(training:
     assert made_by.work.materials == training.sources
     training.sources = {"mine:reward": Material(sha256="1")}
     assert training.run() == 3
+
+
+def test_a_folder_that_is_locked_again_is_said_to_be_this_runs(tmp_path: Path) -> None:
+    """While it waited in a queue, another run may have written there whose it is."""
+    said: list[str] = []
+    folder = tmp_path / "train/0123"
+    mine = work.WorkFolder("train", folder, "mine")
+    mine.begin = lambda: said.append("mine")
+    mine.unlock()
+    other = work.WorkFolder("train", folder, "other")
+    assert not mine.lock_again()
+    other.unlock()
+    assert mine.lock_again()
+    mine.unlock()
+    assert said == ["mine"]

@@ -51,6 +51,15 @@ def test_a_schedule_is_created_once_for_a_name(server: ApiServer, apply: Program
     assert only(server) is created
 
 
+def test_a_long_description_fits_kubeflows_database(server: ApiServer, apply: Program) -> None:
+    """Only what is changed is shortened: the end is read again."""
+    settings = [part for number in range(9) for part in ("--set", f"train_grpo.sampling.max_new_tokens={number + 50}")]
+    settings += ["--set", f"data_revision={'long-' * 40}"]
+    apply("weekly", "--cron", MONDAY, *settings)
+    assert len(only(server)["description"]) <= 255
+    assert apply("weekly", "--cron", MONDAY, *settings)[0][0].startswith("weekly  unchanged: ")
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [((), False), (REGISTRY, True), ((*REGISTRY, "skip_if_unchanged=false"), False)],
