@@ -18,15 +18,11 @@ from itertools import islice, takewhile
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from cron_descriptor import FormatException
-from croniter import CroniterError
-
 from components.shared.errors import PipelineError, RetryableError
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import is_lost
 from pipelines.cluster.runs import in_words, stop, table
-from pipelines.cluster.stages import FINISHED
-from pipelines.cluster.submission import LONGEST_DESCRIPTION
+from pipelines.cluster.stages import FINISHED, LONGEST_DESCRIPTION
 
 if TYPE_CHECKING:
     from pipelines.cluster.submission import Package
@@ -206,6 +202,9 @@ def _times(schedule: Any) -> tuple[str, str, str]:
     if trigger is None or trigger.cron_schedule is None:
         seconds = trigger and trigger.periodic_schedule and trigger.periodic_schedule.interval_second
         return "-", f"every {int(seconds):,} s" if seconds else "-", "-"
+    from cron_descriptor import FormatException
+    from croniter import CroniterError
+
     text = trigger.cron_schedule.cron
     try:
         next_time = next_times(text, datetime.now(UTC), 1)[0] if schedule.status == _ENABLED else "-"

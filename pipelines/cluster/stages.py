@@ -22,6 +22,8 @@ FINISHED = {"SUCCEEDED", "SKIPPED", "FAILED", "CANCELED", CACHED}
 DRIVER_TEMPLATE = "system-container-driver"
 _MOST_ATTEMPTS = 32
 _FNV_OFFSET = 0x811C9DC5
+LONGEST_DESCRIPTION = 255
+"""Characters that Kubeflow's database has for the description of a run or a schedule."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from components.shared.errors import PipelineError, raise_all
 from components.shared.versioning import is_url
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.publish import origin
-from pipelines.cluster.stages import compiled_in
+from pipelines.cluster.stages import LONGEST_DESCRIPTION, compiled_in
 
 _ANY_COMMIT = "0" * 40
 """In the place of that of the data, which preflight looks up."""
@@ -138,10 +138,6 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str], *
     if scheduled and not decided and is_url(form["registry"]):
         form[SKIP_IF_UNCHANGED] = True
     return form
-
-
-LONGEST_DESCRIPTION = 255
-"""Characters that Kubeflow's database has for the description of a run or a schedule."""
 
 
 def description(package: Package, sources: Sequence[Path], values: Form) -> str:
