@@ -120,8 +120,10 @@ class _ClusterRun:
             phase = watch.until_end(self._take_turn)
         except PipelineError as error:
             failure = error
-        except OvertakenError:
-            self._remove()
+        except BaseException as error:
+            watch.stop()
+            if isinstance(error, OvertakenError):
+                self._remove()
             raise
         work = current_work()
         is_ours = work is None or work.is_locked  # else the results are those of the run that has the folder

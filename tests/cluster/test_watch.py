@@ -62,7 +62,11 @@ def _watch(job: Launched, name: str, log: str) -> None:
     found = jobs.get(name)
     assert found is not None
     clock = replace(clock_of(job.server), sleep=Replay(job, f"{name}-rollout", log).sleep)
-    Watch(jobs, job.stage, clock, found).until_end()
+    watch = Watch(jobs, job.stage, clock, found)
+    try:
+        watch.until_end()
+    finally:
+        watch.stop()
 
 
 @pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
