@@ -2,8 +2,8 @@
 
 A tracker is a class with the three methods of `Tracker` and a line in `TRACKERS`. It runs in a thread of its own: a
 server that is slow or down costs a training no time, and the first failure of a tracker ends that tracker alone.
-On a cluster there are two more that nobody configures: the run in MLflow and the status of the TrainJob, where Kubeflow
-has begun the one and takes the other.
+On a cluster two more trackers need no configuration: the MLflow run that Kubeflow's plugin has begun, and the status of
+the TrainJob.
 """
 
 import json

@@ -47,7 +47,7 @@ from components.shared.progress import say
 from components.shared.tokenizer import token_lengths
 from components.shared.tools import is_own
 from components.shared.versioning import Workspace, is_url
-from components.train_grpo.custom_rewards import is_custom, unusable
+from components.train_grpo.custom_rewards import is_custom, reward_errors
 from components.train_sft.config import TrainSFTConfig
 from components.validate_data.gradable import ungradable
 
@@ -213,7 +213,7 @@ def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]
     judge = reward.judge.model_dump(mode="json") if reward.judge else None
     custom = list(filter(is_custom, reward.names))
     problem = next(_first_problems(params.prepare_data), None) if trained_here and (custom or judge) else None
-    return unusable(custom, trained_here=trained_here, judge=judge, problem=problem)
+    return reward_errors(custom, trained_here=trained_here, judge=judge, problem=problem)
 
 
 def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:

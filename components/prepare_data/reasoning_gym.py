@@ -8,9 +8,9 @@ are left out: the grader takes a list in any order, and a fraction that is not r
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from components.shared.config import Config
+from components.prepare_data.source import BuiltIn
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 
@@ -61,7 +61,7 @@ _NUM_SPARE = 1_000
 """Problems that the package may generate, beside four times those that are needed, because questions recur."""
 
 
-class ReasoningGym(Config):
+class ReasoningGym(BuiltIn):
     """Problems that the package reasoning_gym generates: nothing to download, but the package has to be installed."""
 
     kind: Literal["reasoning_gym"]
@@ -74,21 +74,6 @@ class ReasoningGym(Config):
     """Problems of the test split; none of their questions occurs in another split."""
     num_dev: int = Field(0, ge=0)
     """Problems of the dev split; none of their questions occurs in another split."""
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> "ReasoningGym":
-        if self.num_train + self.num_test == 0:
-            raise ValueError("num_train and num_test must not both be 0")
-        return self
-
-    @property
-    def name(self) -> str:
-        """Name of the source in problems, weights, scores and the gate."""
-        return self.kind
-
-    def max_problems(self, split: Split) -> int:
-        """The number of problems of one split."""
-        return {Split.TRAIN: self.num_train, Split.TEST: self.num_test, Split.DEV: self.num_dev}[split]
 
     def problems(self, seed: int) -> Iterator[Problem]:
         """Yield the test split, then the others, which do not change it; tasks take turns within each."""

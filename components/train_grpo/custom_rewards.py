@@ -2,7 +2,7 @@
 
 A custom reward is a function in any module, named in the params as `package.module:function`. Python finds the module
 in the folder in which the command is run, in PYTHONPATH or among installed packages. This module is also a command,
-which `unusable` runs to try the imports in a process of its own.
+which `reward_errors` runs to try the imports in a process of its own.
 """
 
 import inspect
@@ -224,7 +224,7 @@ def _number(name: str, weight: float, value: Any, grade: Grade) -> float | Failu
     return number
 
 
-def unusable(
+def reward_errors(
     names: Sequence[str],
     *,
     trained_here: bool,

@@ -87,7 +87,7 @@ def test_the_typed_parameters_are_what_training_gets(form: Form) -> None:
 
 
 def test_a_key_is_set_in_one_place(form: Form) -> None:
-    """A key that a parameter stands for is refused in the text, as is what follows from others: it would be ignored."""
+    """Refuse a key in the text that has a field of its own, or follows from other fields: it would be ignored."""
     form = with_overrides(
         form,
         train_grpo={"num_steps": 4, "loss": {"kl": {"coefficient": 1.0}}},
