@@ -1,6 +1,6 @@
 """Calling every reward of a user's own, and the judge, once before the first stage, about completions made up for it.
 
-`custom_rewards.reward_errors` runs this module as a command, in a process of its own: what people write may hang or crash.
+`custom_rewards.reward_errors` runs this module in a process of its own, because what people write may hang or crash.
 """
 
 import json
