@@ -34,7 +34,6 @@ Case = dict[str, Any]
 _REWARD = {
     "weights": {"accuracy": 1.0},
     "supervision": "outcome",
-    "combination": "before_normalisation",
     "max_unscorable_fraction": 1.0,
     "overlong_buffer_tokens": 0,
     "model": None,
@@ -123,7 +122,7 @@ def settings(case: Case) -> TrainGRPOConfig:
                 "aggregation": "token_mean",
                 "ratio": "token",
                 "clip": {"low": 0.2, "high": 0.2},
-                "kl": {"coefficient": case["kl_coefficient"], "estimator": "k3_corrected", "placement": "loss"},
+                "kl": {"coefficient": case["kl_coefficient"], "estimator": "k3_corrected"},
             },
             "sampler": {"max_staleness": 0, "correction": {}, "max_mismatch": 0.1 if bf16 else 1e-3},
             "reference": "replicated",

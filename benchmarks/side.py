@@ -40,10 +40,9 @@ class Side:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        """Let it go, and wait until it is gone."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
+        """End it, even where it is still starting because another one failed."""
+        self._process.kill()
+        self._process.wait()
 
     def _reply(self) -> Reply:
         assert self._process.stdout is not None

@@ -16,7 +16,7 @@ from components.shared.answer_policy import AnswerPolicy
 from tests.presets import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"
-IN_TRL_ENVIRONMENT = {"trl_losses", "trl_step", "trl_tools"}
+IN_TRL_ENVIRONMENT = {"trl_learning", "trl_losses", "trl_step", "trl_tools"}
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,16 @@ def test_benchmarks_can_be_imported() -> None:
     command = [sys.executable, "-c", code, *names]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_benchmarked_trainer_takes_its_settings(dtype: str) -> None:
+    """Nothing else would notice that a key has gone."""
+    case = {"dtype": dtype, "prompts": [["w1", "w2"]], "group_size": 4, "lengths_B": [8] * 8}
+    case |= {"learning_rate": 1e-6, "kl_coefficient": 0.04, "micro_batch_tokens": 64}
+    config = importlib.import_module("own_step").settings(case)
+    assert (config.prompts_per_step, config.loss.kl.coefficient) == (2, 0.04)
 
 
 def row(text: str) -> Any:
