@@ -55,7 +55,7 @@ def main() -> None:
     config, model = params["train_grpo"], params["train_sft"]["model"]
     size = config["prompts_per_step"] * config["group_size"]
     policy = AnswerPolicy(model["answer"])
-    lines = (options.run / "prepare_data/problems/train.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (options.run / "artifacts/prepare_data/problems/train.jsonl").read_text(encoding="utf-8").splitlines()
     wanted = {name for name, weight in config["prompts"]["source_weights"].items() if weight}
     problems = [each for each in map(json.loads, lines) if each["source"] in wanted]
     random.Random(config["seed"]).shuffle(problems)
@@ -74,7 +74,7 @@ def main() -> None:
         return [system, {"role": "user", "content": model["prompt"].format(question=question)}]
 
     trainer = GRPOTrainer(
-        model=str(options.run / "train_sft/reference"),
+        model=str(options.run / "artifacts/train_sft/reference"),
         reward_funcs=accuracy,
         args=GRPOConfig(
             output_dir=str(options.out),
