@@ -1,10 +1,12 @@
 """The docs: the parser takes each command, params files are valid, paths exist, and figures are what is computed."""
 
+import doctest
 import re
 import shlex
 from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -153,6 +155,17 @@ def test_tables_of_presets_are_planned(page: str) -> None:
             assert bounds[0] - 0.6 < device.usable_bytes / GIB < bounds[-1] + 0.6, (preset, name)
             planned = params.train_grpo.num_steps * step_time(run, device).total / 3600
             assert abs(planned - float(shown)) < 0.06, (preset, name)
+
+
+_PUBLIC = ["components.environments.environment", "components.shared.tools", "components.train_grpo.rewards"]
+"""Modules from which rewards and environments of users import."""
+
+
+@pytest.mark.parametrize("module", _PUBLIC)
+def test_examples_in_docstrings_work(module: str) -> None:
+    """Python's doctest runs them."""
+    failed, attempted = doctest.testmod(import_module(module))
+    assert (failed, attempted > 0) == (0, True)
 
 
 def test_docs_stay_short_enough_to_be_read() -> None:

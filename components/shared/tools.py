@@ -289,6 +289,10 @@ def find_calls(text: str, call_format: CallFormat | None) -> list[Call]:
 
     A fenced block is a call where nothing follows it: a turn has one at most. A call that cannot be read has an
     `error`. Without a format, calls of both kinds are found, those in JSON first.
+
+    >>> [call] = find_calls('<tool_call>{"name": "search", "arguments": {"query": "Paris"}}</tool_call>', "tool_call")
+    >>> call.text("query")
+    'Paris'
     """
     answer = text.rpartition(_END_OF_THOUGHT)[2]
     if _THOUGHT in answer:
