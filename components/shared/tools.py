@@ -263,7 +263,12 @@ class CallError(ValueError):
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a tool, as a model wrote it."""
+    """A call of a tool, as a model wrote it.
+
+    >>> [call] = find_calls('<tool_call>{"name": "search", "arguments": {"query": "Paris"}}</tool_call>', "tool_call")
+    >>> call.text("query")
+    'Paris'
+    """
 
     name: str
     """Of the function, or the label of the fenced block."""
@@ -289,10 +294,6 @@ def find_calls(text: str, call_format: CallFormat | None) -> list[Call]:
 
     A fenced block is a call where nothing follows it: a turn has one at most. A call that cannot be read has an
     `error`. Without a format, calls of both kinds are found, those in JSON first.
-
-    >>> [call] = find_calls('<tool_call>{"name": "search", "arguments": {"query": "Paris"}}</tool_call>', "tool_call")
-    >>> call.text("query")
-    'Paris'
     """
     answer = text.rpartition(_END_OF_THOUGHT)[2]
     if _THOUGHT in answer:
