@@ -5,7 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 # A preset's name (params/NAME.yaml), or "laptop" for params.yaml.
 PRESET ?= laptop
-# Of `make images`: what the images are built on, which build of torch, and what their names begin with.
+# For `make images`: the base image, the build of torch, and the prefix of the images' names.
 BASE ?=
 VARIANT ?= cuda
 REGISTRY ?= localhost
@@ -14,7 +14,7 @@ SOURCE ?= ../shared/data
 
 VENV := .venv
 BIN := $(VENV)/bin
-# cpu | auto | cu130 ... : which build of torch .venv holds (uv's --torch-backend); another one makes .venv anew.
+# cpu | auto | cu130 ...: the build of torch in .venv (uv's --torch-backend); a change makes .venv anew.
 INSTALLED_BACKEND := $(shell cat $(VENV)/.backend 2>/dev/null)
 TORCH_BACKEND ?= $(or $(INSTALLED_BACKEND),cpu)
 PRESETS := laptop $(sort $(basename $(notdir $(wildcard params/*.yaml))))
@@ -28,19 +28,19 @@ endif
 export DVC_NO_ANALYTICS := 1
 export GX_ANALYTICS_ENABLED := false
 
-# A thread each: most tests spend their time in imports and small matrices.
+# One thread per process: most tests spend their time in imports and small matrices.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:hydra_pytest
-# What imports torch, in a process of its own, so that the rest never does; the last two make both take about as long.
+# These run in a separate process, so that the others never import torch; the last two balance the times of both.
 TORCH_TESTS := tests/policy tests/rollout tests/train_sft tests/train_grpo tests/evaluate tests/register tests/report
-# Of `make cluster-check`: anything, to keep its runs.
+# For `make cluster-check`: any value keeps its runs.
 KEEP ?=
-# Of `make gpu-check`: a folder with a 1.5B instruct model to train, and the Python of an environment with TRL.
+# For `make gpu-check`: a folder with a 1.5B instruct model to train, and the Python of an environment with TRL.
 MODEL ?=
 TRL_PYTHON ?=
-# Of the long tests: the part to run (any number; the day of the month in CI). Empty runs them all.
+# For `make test-long`: the part to run (any number; the day of the month in CI); empty for all parts.
 PART ?=
 
-# Several tests of `make test` at once write whole lines.
+# The parallel parts of `make test` write whole lines.
 TOGETHER := $(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=line
 
 .PHONY: help setup data base run test test-torch test-rest test-slow test-long lint types format cluster-check gpu-check repro compile images lock clean distclean preset
@@ -56,7 +56,7 @@ endif
 $(VENV)/.ready: requirements.lock requirements-cuda.lock pyproject.toml
 	@echo "setting up $(VENV) (a few minutes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
-	@# What another build of torch left, or a set-up that did not come to its end, is not built upon.
+	@# A .venv with another build of torch, or an unfinished one, is made anew.
 	@test -e $@ -a "$(TORCH_BACKEND)" = "$(INSTALLED_BACKEND)" || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $@; echo "$(TORCH_BACKEND)" > $(VENV)/.backend
 	@awk '/^[^ ]/ {of_uv = /^uv==/} of_uv' requirements.lock > $(VENV)/uv.txt
@@ -86,16 +86,16 @@ test-torch: setup
 test-rest: setup
 	@$(PYTEST) -q -m "not slow and not long" tests $(TORCH_TESTS:%=--ignore=%)
 
-test-slow: setup  ## The tests that need several processes, real engines, servers, containers or a browser
+test-slow: setup  ## Run the tests that need several processes, real engines, servers, containers or a browser
 	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "slow and not long"
 
-test-long: setup  ## The tests that take minutes each, such as campaigns of kills (PART=N: some minutes of them)
+test-long: setup  ## Run the tests that take minutes each, such as campaigns of kills (PART=N: some minutes of them)
 	@$(PYTEST) -m long $(PART:%=--part %)
 
-lint: setup  ## ruff and import contracts
+lint: setup  ## Check style (ruff) and import contracts
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check . && $(BIN)/lint-imports
 
-types: setup  ## mypy (strict)
+types: setup  ## Check types (mypy, strict)
 	@$(BIN)/mypy
 
 format: setup  ## Rewrite the code in the project's style
@@ -107,10 +107,10 @@ repro: preset setup  ## Run the same stages under DVC: only what changed is comp
 	@install -d -m 700 .dvc/tmp/private
 	@DVC_SITE_CACHE_DIR="$(CURDIR)/.dvc/tmp/private/site" PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/dvc repro
 
-cluster-check: setup  ## Try on the cluster of kubectl what the docs promise (PARAMS=FILE KEEP=1; docs/how-to/cluster-check.md)
+cluster-check: setup  ## Check on kubectl's cluster what the docs promise (PARAMS=FILE KEEP=1; docs/how-to/cluster-check.md)
 	@$(BIN)/python -m tests.pipelines.cluster.cluster_check --params "$(PARAMS)" $(KEEP:%=--keep)
 
-gpu-check: setup  ## Try on this machine's GPU what was developed without one (MODEL=FOLDER TRL_PYTHON=PATH)
+gpu-check: setup  ## Check the code for GPUs on this machine's GPU (MODEL=FOLDER TRL_PYTHON=PATH)
 	@$(BIN)/python -m tests.gpu.gpu_check $(MODEL:%=--model "%") $(TRL_PYTHON:%=--trl-python "%")
 
 compile: setup  ## Write the graphs that Kubeflow and DVC run, and docs/parameters.md
@@ -121,7 +121,7 @@ compile: setup  ## Write the graphs that Kubeflow and DVC run, and docs/paramete
 images:  ## Build the container images (BASE=NAME@sha256:... VARIANT=cuda|cpu REGISTRY=PREFIX; images/README.md)
 	@$(PYTHON) -m images.build --base "$(BASE)" --variant "$(VARIANT)" --registry "$(REGISTRY)"
 
-lock:  ## Resolve pyproject.toml into both locks; versions stay, but of UPGRADE="NAME ..." (or all)
+lock:  ## Resolve pyproject.toml into both locks; only UPGRADE="NAME ..." (or all) changes versions
 	@$(BIN)/python images/packages.py lock --upgrade $(UPGRADE)
 
 clean:  ## Remove runs, stages and caches; .venv, the registry with its weights and DVC's storage stay

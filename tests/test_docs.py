@@ -1,10 +1,12 @@
-"""The docs: the parser takes each command, params files are valid, paths exist, and figures are what is computed."""
+"""The docs: the parser takes each command, params files are valid, paths exist, figures are computed or recorded."""
 
+import doctest
 import re
 import shlex
 from argparse import ArgumentParser, _SubParsersAction
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import yaml
 from components.preflight.config import STAGES, load_params
 from components.report.config import GateConfig
 from components.report.power import power
+from components.shared.jsonl import read_json
 from pipelines.cli import parser
 from pipelines.limits import limits
 from pipelines.plan.hardware import GIB, gpu
@@ -20,6 +23,7 @@ from pipelines.plan.memory import memory_of, peak
 from pipelines.plan.run import run_of
 from pipelines.plan.step_time import step_time
 from pipelines.run import settings
+from tests import recorded_runs
 from tests.pipelines.cluster.test_guides import GUIDES
 from tests.presets import PAGES, ROOT
 
@@ -90,16 +94,50 @@ def test_paths_and_keys_on_a_page_exist(page: Path) -> None:
     assert sorted(key for key in keys - files if not _is_key(key)) == []
 
 
-def test_pages_quote_one_and_the_same_run() -> None:
-    """The gate's lines of `make run` are in several pages, and none of them goes stale alone."""
-    lines = [
-        re.sub(r"\s+", " ", line)
-        for page in _DOCS
-        for line in page.read_text(encoding="utf-8").splitlines()
-        if re.match(r"    gate +passed: word_problems", line)
-    ]
-    assert len(lines) > 1
-    assert len(set(lines)) == 1
+_QUOTED = re.compile(
+    r"(?:^    +|`)((?:step \d+: validation|\d+/\d+ +reward|on held-out|\w+ accuracy|with worked|mean tokens"
+    r"|gate +passed:|looks|registered) [^`\n]*)",
+    re.MULTILINE,
+)
+"""Lines that a page has of a run; `...` at their end stands for the rest."""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/gate.md", "docs/how-to/steer.md"])
+def test_quoted_lines_of_a_run_are_recorded(page: str) -> None:
+    """A new run has to print them as well (tests/pipelines/test_end_to_end.py)."""
+    lines = [re.sub(r"\s+", " ", line.strip()) for line in _QUOTED.findall((ROOT / page).read_text("utf-8"))]
+    assert lines
+    recorded = read_json(recorded_runs.RECORD)["laptop"]["results"]
+    unknown = [line for line in lines if not any(each.startswith(line.removesuffix(" ...")) for each in recorded)]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("preset", recorded_runs.PRESETS)
+def test_quoted_accuracies_of_a_run_are_recorded(preset: str) -> None:
+    """As the table of results in the README has them."""
+    printed = "\n".join(read_json(recorded_runs.RECORD)[preset]["results"])
+    base, sft, grpo = re.findall(r"([\d.]+ %) \(", next(re.finditer(r"^\w+ accuracy .*", printed, re.M))[0])
+    p_value = re.search(r"p = (.*?) \(", printed)
+    assert p_value
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"| {base} → {sft} (SFT) → {grpo} (GRPO), p = {p_value[1]} |" in readme
+
+
+def test_measured_steps_on_pages_are_recorded() -> None:
+    """As the benchmark wrote them: the first rows of the table, and the row of the README."""
+    record = read_json(ROOT / "benchmarks/results/grpo_step/amd-epyc-2-threads.json")
+    measured = [next(row for row in record["rows"] if row["row"] == name) for name in ("4x8:117/64", "4x8:117/16-256")]
+    experiments = (ROOT / "docs/explanation/experiments.md").read_text(encoding="utf-8")
+    titles = {"trl": "TRL 1.16.0, all completions in one pass", "trl_tuned": "TRL, tuned", "own": "this project"}
+    for trainer, title in titles.items():
+        steps = [row[trainer] for row in measured]
+        cells = " | ".join(f"{step['seconds']:.2f} s, {step['peak_bytes'] / 1e9:.2f} GB" for step in steps)
+        assert f"| {title} | {cells} |" in experiments
+    ratios = [row["ratios"] for row in measured]
+    faster = " and ".join(f"{ratio['trl_tuned_to_own_seconds']:.1f}" for ratio in ratios)
+    memory = " and ".join(f"1/{ratio['trl_tuned_to_own_memory']:.1f}" for ratio in ratios)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"| {faster} times faster, with {memory} of the memory |" in readme
 
 
 def test_limits_on_a_page_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,6 +191,17 @@ def test_tables_of_presets_are_planned(page: str) -> None:
             assert bounds[0] - 0.6 < device.usable_bytes / GIB < bounds[-1] + 0.6, (preset, name)
             planned = params.train_grpo.num_steps * step_time(run, device).total / 3600
             assert abs(planned - float(shown)) < 0.06, (preset, name)
+
+
+_PUBLIC = ["components.environments.environment", "components.shared.tools", "components.train_grpo.rewards"]
+"""Modules from which rewards and environments of users import."""
+
+
+@pytest.mark.parametrize("module", _PUBLIC)
+def test_examples_in_docstrings_work(module: str) -> None:
+    """Python's doctest runs them."""
+    failed, attempted = doctest.testmod(import_module(module))
+    assert (failed, attempted > 0) == (0, True)
 
 
 def test_docs_stay_short_enough_to_be_read() -> None:

@@ -19,7 +19,11 @@ _MAX_NAME_CHARACTERS = 40
 
 @dataclass(frozen=True)
 class Observation:
-    """What an environment returns for a turn."""
+    """What an environment returns for a turn.
+
+    >>> Observation("Too low.", rewards={"form": -0.1})
+    Observation(text='Too low.', done=False, rewards={'form': -0.1})
+    """
 
     text: str = ""
     """What the model reads next; `NEXT_ANSWER` separates the answers to several calls."""
@@ -33,7 +37,19 @@ class Environment(Protocol):
     """The environment of one trajectory: made with the arguments of its config, and used for that trajectory alone.
 
     Must be deterministic: the same turns give the same observations, since turns are replayed where a trajectory is
-    continued in another process. A method `close()` is optional; it is called when the trajectory has ended.
+    continued in another process. A method `close()` is optional; it is called when the trajectory has ended. An
+    exception fails the trajectory, which then has no reward.
+
+    >>> class Politeness:
+    ...     def reset(self, problem):
+    ...         pass
+    ...
+    ...     def step(self, text):
+    ...         if "please" in text:
+    ...             return Observation(done=True, rewards={"polite": 1.0})
+    ...         return Observation("Say please.")
+    >>> Politeness().step("More apples").text
+    'Say please.'
     """
 
     def reset(self, problem: Problem) -> None:
@@ -44,7 +60,21 @@ class Environment(Protocol):
 
 
 class ToolEnvironment(ABC):
-    """An environment that answers calls of one tool; a turn without a call ends the trajectory."""
+    r"""An environment that answers calls of one tool; a turn without a call ends the trajectory.
+
+    >>> class Capitals(ToolEnvironment):
+    ...     name = "search"
+    ...
+    ...     def __init__(self) -> None:
+    ...         super().__init__("fenced", max_calls=2)
+    ...
+    ...     def use(self, text):
+    ...         return {"France": "Paris"}.get(text, "Nothing was found.")
+    >>> Capitals().step("```search\nFrance\n```\n").text
+    'Paris'
+    >>> Capitals().step("It is Paris.").done
+    True
+    """
 
     name: str
     """Of the tool, one of `FUNCTIONS`."""

@@ -263,7 +263,12 @@ class CallError(ValueError):
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a tool, as a model wrote it."""
+    """A call of a tool, as a model wrote it.
+
+    >>> [call] = find_calls('<tool_call>{"name": "search", "arguments": {"query": "Paris"}}</tool_call>', "tool_call")
+    >>> call.text("query")
+    'Paris'
+    """
 
     name: str
     """Of the function, or the label of the fenced block."""

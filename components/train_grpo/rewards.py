@@ -94,19 +94,55 @@ def built_in(
 
 
 def group_reward(function: _FunctionT) -> _FunctionT:
-    """Mark a reward that takes the completions of a group, with their grades, and returns a value for each."""
+    """Mark a reward that compares the completions of a group.
+
+    It takes the problem, the unmasked completions and their grades (two lists of equal length), and returns a number
+    for each completion, NaN for one that cannot be scored. Any other number of values leaves all of them without a
+    reward.
+
+    >>> from components.grading.verifier import grade
+    >>> @group_reward
+    ... def rare(problem, completions, grades):
+    ...     num_right = sum(grade.verdict == "right" for grade in grades)
+    ...     return [1 / num_right if grade.verdict == "right" else 0.0 for grade in grades]
+    >>> texts = ["#### 7", "#### 8", "It is seven: #### 7"]
+    >>> rare(None, texts, [grade("7", text, AnswerPolicy.MARKED) for text in texts])
+    [0.5, 0.0, 0.5]
+    """
     function.compares_group = True  # type: ignore[attr-defined]
     return function
 
 
 def threaded_reward(function: _FunctionT) -> _FunctionT:
-    """Mark a reward that waits for something else, and may be called by several threads at once."""
+    """Mark a reward that waits, such as for a server: it is called for many completions at once, in threads.
+
+    It takes and returns the same as without the decorator; an `async def` needs no decorator. A call that raises
+    ConnectionError, TimeoutError or RetryableError is repeated, within the limits of `reward.calls`.
+
+    >>> from urllib.request import urlopen
+    >>> @threaded_reward
+    ... def served(problem, completion, grade):
+    ...     with urlopen("data:,0.5") as answer:  # or the address of your server
+    ...         return float(answer.read())
+    >>> served(None, None, None)
+    0.5
+    """
     function.runs_in_thread = True  # type: ignore[attr-defined]
     return function
 
 
 def step_reward(function: _FunctionT) -> _FunctionT:
-    """Mark a reward that takes the texts of the steps of a completion, and returns a value for each."""
+    """Mark a reward that scores each step of a completion: lines or turns, as `reward.supervision` says.
+
+    It takes the problem, the texts of the steps and the completion's grade, and returns a number for each step. Any
+    other number of values leaves the completion without a reward. With `supervision: outcome` it is refused.
+
+    >>> @step_reward
+    ... def calculates(problem, steps, grade):
+    ...     return [0.1 if "=" in step else 0.0 for step in steps]
+    >>> calculates(None, ["3 + 4 = 7", "#### 7"], None)
+    [0.1, 0.0]
+    """
     function.judges_steps = True  # type: ignore[attr-defined]
     return function
 

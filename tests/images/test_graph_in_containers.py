@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from components.shared.lineage import FILE_NAME, read
+from components.shared.jsonl import read_json
+from components.shared.lineage import FILE_NAME, digest, read
 from tests.images import engine
 from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project, unmoved
 
@@ -34,12 +35,12 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def runs(api: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, FinishedRun]:
-    """The smoke preset, in containers and without."""
+    """The smoke preset, in containers and without; there the hub's client may go online, as on users' machines."""
     contained, plain = (_open_to_all(copy_project(tmp_path_factory.mktemp(name))) for name in ("contained", "plain"))
     with ThreadPoolExecutor(2) as pool:
         started = {
             "contained": pool.submit(_run, contained, {**api}, "--containers"),
-            "plain": pool.submit(_run, plain, {}),
+            "plain": pool.submit(_run, plain, {"HF_HUB_OFFLINE": "0"}),
         }
         return {name: run.result() for name, run in started.items()}
 
@@ -106,6 +107,13 @@ def _content(folder: Path) -> dict[str, Any]:
     assert made_by
     files = {name: digest for name, digest in bytes_in(folder).items() if name not in _WITH_ENVIRONMENT}
     return {**files, FILE_NAME: made_by.stages}
+
+
+def test_both_runs_register_the_same_policy(runs: Mapping[str, FinishedRun]) -> None:
+    """The version made in the images and the one made on this machine have one digest of the policy's files."""
+    registrations = {name: run.outputs["register"]["registration"] / "version.json" for name, run in runs.items()}
+    digests = {name: read_json(path)["policy_digest"] for name, path in registrations.items()}
+    assert digests["contained"] == digests["plain"] == digest(runs["plain"].outputs["train_grpo"]["policy"])
 
 
 def test_the_registered_version_names_the_revision_of_the_image(

@@ -15,9 +15,10 @@ from random import Random
 import pytest
 
 from components.preflight.config import load_params
-from components.shared.jsonl import read_rows
+from components.shared.jsonl import read_json, read_rows
 from components.shared.lineage import digest, file_digest, read
 from components.shared.page import percent
+from tests import recorded_runs
 from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project, unmoved
 from tests.presets import ROOT, preset, write_params
 
@@ -186,6 +187,17 @@ def test_nothing_is_registered_after_a_stop(tmp_path: Path) -> None:
         assert was_done or ended.exit_code == 0 or _registered(project) == registered, ended.errors
         assert project.processes() == []
         assert not list(project.folder.glob("outputs/runs/**/*.partial"))
+
+
+@pytest.mark.long(minutes=2)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("preset", recorded_runs.PRESETS)
+def test_a_run_that_the_docs_quote_has_its_recorded_results(preset: str, tmp_path: Path) -> None:
+    """Line by line on a processor and with a torch that round alike; elsewhere the gate is passed too."""
+    recorded, made = read_json(recorded_runs.RECORD)[preset], recorded_runs.make(preset, tmp_path)
+    assert [line for line in made["results"] if line.startswith("gate passed: ")]
+    if all(made[key] == recorded[key] for key in ("processor", "torch")):
+        assert made["results"] == recorded["results"]
 
 
 def _registered(project: Project) -> list[str]:
