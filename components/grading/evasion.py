@@ -14,6 +14,7 @@ from math import isqrt
 from components.grading.expression import Node, UnreadableError, exact_value, parse_expression
 from components.grading.parsing import Answer, Kind, Structure, exact_parts, is_name, parse, parse_structure
 from components.grading.quantities import parse_number
+from components.grading.text_rules import approximates
 from components.grading.units import DEGREE, FORMULA, PERCENT
 from components.grading.verdicts import Reason
 
@@ -49,7 +50,7 @@ def evasion(question: str, gold: Answer, answer: Answer, *, may_be_open: bool) -
     if question and _is_in_old_unit(question, gold, answer):
         return Reason.ECHO
     structure = parse_structure(answer.latex)
-    if _approximates(structure, gold):
+    if structure.kind is Kind.EQUATION and approximates(structure, gold):
         return None
     expected, values = _values(gold.latex), _values(answer.latex)
     if question:
@@ -61,14 +62,6 @@ def evasion(question: str, gold: Answer, answer: Answer, *, may_be_open: bool) -
         return None
     wants_numbers = all(r"\infty" in latex or _number(latex) for latex, _ in expected)
     return Reason.SETUP if wants_numbers and any(_is_open(latex) for latex, _ in values) else None
-
-
-def _approximates(structure: Structure, gold: Answer) -> bool:
-    r"""Whether the number behind an approximation is the expected one: `481+362-17 \approx 826` has the value."""
-    if structure.kind is not Kind.EQUATION or len(exact_parts(structure)) == len(structure.parts):
-        return False
-    number = parse(structure.parts[-1]).number
-    return bool(gold.number and number and number.equals(gold.number))
 
 
 def _computes(structure: Structure, gold: Answer) -> bool:
