@@ -258,15 +258,6 @@ _CONCLUDES_LIST = re.compile(
 _JOIN = re.compile(r"(?=.*(?:[,;]|\b(?:and|or)\b))(?:[^.!?]|\\[!.])*", re.DOTALL)
 
 
-def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last box; None without a box, or where the last one is never closed.
-
-    Boxes that follow one another within a sentence, as in `\boxed{1} and \boxed{2}`, are one answer: a list.
-    """
-    group = _last_boxes(text)
-    return ", ".join(dict.fromkeys(box.content for box in group)) if group else None
-
-
 def _last_boxes(text: str) -> list[Box]:
     """The last box, and those before it in the same list; none where the last box is never closed."""
     boxes, all_closed = _boxes(text)
@@ -436,7 +427,7 @@ _BEFORE_LAST_DIGIT = re.compile(r".*[0-9]", re.DOTALL)
 _CHANGED_BEHIND = re.compile(
     r"[\s$*]*(?:more than|less than|fewer than|squared|cubed|times|plus|minus|factorial|divided|or)\b", re.IGNORECASE
 )
-_MARKUP = re.compile(r"[\s$\\\"'.{}*]")
+_MARKUP = re.compile(r"\\[()\[\]]|[\s$\\\"'.{}*]")
 _FORMULA = re.compile(
     # Longer formulas are not answers, and searching for the end of each would take quadratic time. A dollar sign with a
     # space before it or a digit behind it closes no formula: "$92 - $72 = $20".
