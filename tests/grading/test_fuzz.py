@@ -119,6 +119,19 @@ def test_deep_nesting_is_wrong_and_does_not_time_out(verify: Verifier, depth: in
     assert _not_wrong(verify, _submissions(texts)) == []
 
 
+@pytest.mark.parametrize("depth", [3, 6, 8])
+def test_brackets_in_brackets_are_graded_in_time(verify: Verifier, depth: int) -> None:
+    """Of numbers, of variables, of fractions and roots, in an answer that is right."""
+    brackets = [("(", ")"), ("(1+", ")"), ("(x+", ")"), ("((x+1)", ")"), (r"\sqrt{1+", "}"), ("2(x-", ")^2")]
+    answers = [opening * depth + "x" + closing * depth for opening, closing in brackets]
+    submissions = [
+        Submission(f"{answer}+1", rf"\boxed{{1+{answer}}}", AnswerPolicy.BOXED)
+        for answer in answers
+        if answer.count("(") <= 8
+    ]
+    assert {each.verdict for each in verify(submissions)} == {Verdict.RIGHT}
+
+
 @pytest.mark.slow
 def test_heavy_answers_end_at_the_deadline_and_harm_no_other() -> None:
     """An answer that is too much to compute costs at most the deadline, and the honest one beside it is right."""
