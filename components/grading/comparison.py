@@ -53,7 +53,7 @@ def compare(gold: str, answer: str, question: str = "") -> Decision:
     Raises RejectedError for an answer that cannot be right, and for a gold that says nothing.
     """
     if is_integer(gold) and is_integer(answer):
-        return _compare_integers(gold, answer)
+        return Decision.on("number", int(gold) == int(answer))  # what follows would take ten times as long
     context = read_question(question, gold)
     expected, actual = parse(gold, context), parse(answer, context)
     if not expected.text:
@@ -65,13 +65,6 @@ def compare(gold: str, answer: str, question: str = "") -> Decision:
     if not decision.equal and not _is_readable(expected):
         raise RejectedError(Reason.UNREADABLE_GOLD)
     return decision
-
-
-def _compare_integers(expected: str, actual: str) -> Decision:
-    """What comparing any two answers decides on integers, in a tenth of the time."""
-    if expected == actual:
-        return Decision(True, Reason.SAME_NOTATION)
-    return Decision.on("number", int(expected) == int(actual))
 
 
 def _is_readable(answer: Answer) -> bool:

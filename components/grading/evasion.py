@@ -40,7 +40,7 @@ _MAX_PRIME = 10**6
 
 
 def evasion(question: str, gold: Answer, answer: Answer, *, may_be_open: bool) -> Reason | None:
-    """Return why an answer with the right value is none: it repeats the question, or is still to be evaluated.
+    """Return why an answer with the right value is refused: it repeats the question, or is still to be evaluated.
 
     None for an honest answer, such as one that is written as the expected answer is. With `may_be_open` it may leave a
     sum or product of numbers, unless they are those of the question.
@@ -193,7 +193,7 @@ def _is_prime(value: Fraction | None) -> bool:
 # What stands in an answer, and in a question.
 
 _Value = tuple[str, Node | None]
-"""A value as it is written, and its canonical expression; None where it is none."""
+"""A value as it is written, and its canonical expression; None where it is not an expression."""
 _NO_FORMULA = re.compile(
     r"\\(?:text|mbox|textrm|mathrm)\s*\{[^{}]*\}|\\(?:begin|end)\{[a-z*]+\}|\\\\|&|\\q?quad(?![a-zA-Z])|\\(?:to|implies)\b"
 )
@@ -312,7 +312,7 @@ def _canonical(latex: str) -> Node | None:
 
 @lru_cache(maxsize=4096)
 def canonical(node: Node) -> Node:
-    r"""Return an expression with sums and products in an order of their own.
+    r"""Return an expression with the terms of sums and the factors of products in a fixed order.
 
     The same are `\frac{a}{b}`, `a/b` and `a b^{-1}`, `\sqrt{x}` and `x^{1/2}`, and what has `+ 0`, `\cdot 1` or two
     minus signs. `2 + 3` and `5` differ, as do `(x+1)^2` and `x^2+2x+1`.
@@ -327,19 +327,6 @@ def _added(*terms: Node) -> Node:
     """A mixed number, or a sum."""
     is_mixed = len(terms) == 2 and terms[0].operation == "number" and terms[1].operation in {"*", "^"}
     return Node("mixed", terms) if is_mixed and _is_number(terms[1]) else _sum(terms)
-
-
-def _binomial(n: Node, k: Node) -> Node:
-    """A binomial coefficient; one of numbers is a quotient of factorials."""
-    if not _is_whole(n) or not _is_whole(k) or Fraction(n.value) < Fraction(k.value):
-        return Node("binomial", (n, k))
-    below = (k, Node("number", value=Fraction(n.value) - Fraction(k.value)))
-    factorials = [_power(Node("factorial", (each,)), _MINUS_ONE) for each in below]
-    return _product((Node("factorial", (n,)), *factorials))
-
-
-def _is_whole(node: Node) -> bool:
-    return node.operation == "number" and Fraction(node.value).denominator == 1 and Fraction(node.value) >= 0
 
 
 def _sum(terms: tuple[Node, ...]) -> Node:
@@ -409,7 +396,6 @@ _CANONICAL: dict[str, Callable[..., Node]] = {
     "/": lambda over, under: _product((over, _power(under, _MINUS_ONE))),
     "^": _power,
     "root": lambda base, index: _power(base, _power(index, _MINUS_ONE)),
-    "binomial": _binomial,
     "lg": lambda value: Node("log", (value,)),
 }
 
