@@ -224,6 +224,6 @@ def _is_real(expression: Any, point: dict[Any, Any]) -> bool:
 
 
 def _evaluate(expression: Any, point: dict[Any, Any]) -> Any:
-    """The value at a point, computed to hundreds of digits where that is needed; None where there is none."""
+    """The value at a point, computed to hundreds of digits where necessary; None where it is undefined."""
     value = expression.subs(point).doit().evalf(15, maxn=_MAX_DIGITS)
     return value if value.is_number and value.is_finite and not value.free_symbols else None

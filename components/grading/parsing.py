@@ -197,7 +197,7 @@ def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
     if in_words := parse_number_in_words(unstyled(value)):
         digits = in_digits(in_words.value)
         return Answer(text=digits, number=in_words, unit=unit, latex=digits)
-    # The members of a list have units of their own.
+    # Each member of a list has its own unit.
     if _MAY_BE_LIST.search(latex) and parse_structure(latex).kind is Kind.LIST:
         unit = None
     else:

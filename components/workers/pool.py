@@ -46,13 +46,13 @@ class Failure:
 
 
 Deliver = Callable[[Any, Failure | None], None]
-"""Takes the reply to a request, or why there is none, in the thread of the pool; never raises."""
+"""Takes the reply to a request, or the reason for its failure, in the pool's thread; never raises."""
 
 
 class Pool:
     """Answers requests by a service in workers, which are started when needed and end with the pool or its process.
 
-    A thread of its own serves the workers. Callers share no lock with it: Ctrl-C may interrupt them at any instruction,
+    A separate thread serves the workers. Callers share no lock with it: Ctrl-C may interrupt them at any instruction,
     and a lock of Python's `threading` could then stay locked for ever.
     """
 
@@ -144,7 +144,7 @@ def _refuse(requests: "deque[_Request | Session]", failure: Failure) -> None:
 
 
 class _Dispatcher:
-    """Distributes requests over workers, in a thread of its own."""
+    """Distributes requests over workers, in a separate thread."""
 
     def __init__(self, config: PoolConfig, requests: "deque[_Request | Session]", woken: socket.socket) -> None:
         self._config, self._requests, self._woken = config, requests, woken

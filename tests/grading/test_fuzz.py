@@ -17,7 +17,7 @@ NESTED = [
     *((r"\boxed{", "}"), (r"\frac{1}{", "}"), (r"\frac{", "}{1}"), (r"\sqrt{", "}"), ("2^{", "}"), ("x_{", "}")),
     *((r"\text{", "}"), (r"\sin(", ")"), (r"\begin{pmatrix}", r"\end{pmatrix}"), ("<think>", "</think>")),
 ]
-"""Openings and closings of what may be nested."""
+"""Openings and closings that can be nested."""
 
 HEAVY = [
     *("9^{9^{9^{9}}}", "9999999!^{9999999!}", "10000000!", "99!!!!!", r"\binom{10^9}{5\cdot 10^8}", "2^{10^9}"),

@@ -29,7 +29,7 @@ class Right:
     is_expression: bool = False
     """Whether it is certainly a single expression that is no plain number."""
     solution: str = ""
-    """A response that gives the answer; empty where there is none."""
+    """A response that gives the answer; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Mutant:
 
 
 def integer(generator: random.Random) -> int:
-    """Make a whole number that is none of those which leave other numbers alone."""
+    """Make a whole number other than 0, 1, 2 and their negatives, which leave some numbers unchanged."""
     return generator.randint(*generator.choice(((3, 12), (3, 99), (100, 9999), (-99, -3))))
 
 
