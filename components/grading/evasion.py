@@ -11,9 +11,10 @@ from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
 
-from components.grading.expression import Node, UnreadableError, exact_value, parse_expression
+from components.grading.expression import Node, UnreadableError, exact_value, parse_expression, variables, within
 from components.grading.parsing import Answer, Kind, Structure, exact_parts, is_name, parse, parse_structure
 from components.grading.quantities import parse_number
+from components.grading.text_rules import approximates
 from components.grading.units import DEGREE, FORMULA, PERCENT
 from components.grading.verdicts import Reason
 
@@ -39,7 +40,7 @@ _MAX_PRIME = 10**6
 
 
 def evasion(question: str, gold: Answer, answer: Answer, *, may_be_open: bool) -> Reason | None:
-    """Return why an answer with the right value is none: it repeats the question, or is still to be evaluated.
+    """Return why an answer with the right value is refused: it repeats the question, or is still to be evaluated.
 
     None for an honest answer, such as one that is written as the expected answer is. With `may_be_open` it may leave a
     sum or product of numbers, unless they are those of the question.
@@ -49,7 +50,7 @@ def evasion(question: str, gold: Answer, answer: Answer, *, may_be_open: bool) -
     if question and _is_in_old_unit(question, gold, answer):
         return Reason.ECHO
     structure = parse_structure(answer.latex)
-    if _approximates(structure, gold):
+    if structure.kind is Kind.EQUATION and approximates(structure, gold):
         return None
     expected, values = _values(gold.latex), _values(answer.latex)
     if question:
@@ -61,14 +62,6 @@ def evasion(question: str, gold: Answer, answer: Answer, *, may_be_open: bool) -
         return None
     wants_numbers = all(r"\infty" in latex or _number(latex) for latex, _ in expected)
     return Reason.SETUP if wants_numbers and any(_is_open(latex) for latex, _ in values) else None
-
-
-def _approximates(structure: Structure, gold: Answer) -> bool:
-    r"""Whether the number behind an approximation is the expected one: `481+362-17 \approx 826` has the value."""
-    if structure.kind is not Kind.EQUATION or len(exact_parts(structure)) == len(structure.parts):
-        return False
-    number = parse(structure.parts[-1]).number
-    return bool(gold.number and number and number.equals(gold.number))
 
 
 def _computes(structure: Structure, gold: Answer) -> bool:
@@ -95,7 +88,7 @@ def _reason(question: str, expected: "list[_Value]", latex: str, node: Node | No
         if forms == {"integer"} and _form(latex) in {"fraction", "expression"}:
             return Reason.SETUP if _is_setup(question, node) else None  # a division
         return Reason.ECHO if _is_unconverted(question, forms, latex, node) else None
-    parts = [each for each in _within(node) if each.operands and not _is_number(each) and not _names(each)]
+    parts = [each for each in within(node) if each.operands and not _is_number(each) and not variables(each)]
     if _stands_in(node, asked) or (wants_numbers and any(_stands_in(part, asked) for part in parts)):
         return Reason.ECHO
     to_do = wants_numbers or (_is_open(latex) and not any(_is_open(each) for each, _ in expected))
@@ -121,9 +114,9 @@ def _is_unconverted(question: str, forms: set[str], latex: str, node: Node) -> b
 
 def _is_setup(question: str, node: Node) -> bool:
     """Whether an expression does nothing but put numbers of the question together."""
-    numbers = {abs(Fraction(each.value)) for each in _within(node) if each.operation == "number"} - {Fraction(1)}
+    numbers = {abs(Fraction(each.value)) for each in within(node) if each.operation == "number"} - {Fraction(1)}
     asked = _numbers(question)
-    if any(each.operation == "factorial" for each in _within(node)):  # `n` over `k` has the factorial of n - k
+    if any(each.operation == "factorial" for each in within(node)):  # `n` over `k` has the factorial of n - k
         asked |= {one - other for one in asked for other in numbers}
     copied, strange = numbers & asked, numbers - asked
     return bool(copied) and strange <= _FREE and (not strange or len(copied - _FREE) > 1)
@@ -162,7 +155,7 @@ def _has_open_part(node: Node) -> bool:
 def _is_known(node: Node) -> bool:
     """Whether an expression, or an angle in degrees, is a rational number without roots and factorials."""
     node = node.operands[0] if node.operation == "degree" else node
-    return exact_value(node) is not None and not any(each.operation in {"root", "factorial"} for each in _within(node))
+    return exact_value(node) is not None and not any(each.operation in {"root", "factorial"} for each in within(node))
 
 
 def _is_closed_form(node: Node) -> bool:
@@ -200,7 +193,7 @@ def _is_prime(value: Fraction | None) -> bool:
 # What stands in an answer, and in a question.
 
 _Value = tuple[str, Node | None]
-"""A value as it is written, and its canonical expression; None where it is none."""
+"""A value as it is written, and its canonical expression; None where it is not an expression."""
 _NO_FORMULA = re.compile(
     r"\\(?:text|mbox|textrm|mathrm)\s*\{[^{}]*\}|\\(?:begin|end)\{[a-z*]+\}|\\\\|&|\\q?quad(?![a-zA-Z])|\\(?:to|implies)\b"
 )
@@ -218,7 +211,7 @@ def _values(latex: str) -> list[_Value]:
         return [(latex, _canonical(latex))]
     if structure.kind in {Kind.EQUATION, Kind.INEQUALITY}:
         sides = [_canonical(part) for part in structure.parts]
-        is_constant = all(side and not _names(side) for side in sides) or "~" in structure.signs
+        is_constant = all(side and not variables(side) for side in sides) or "~" in structure.signs
         if is_name(structure.parts[0]) or is_constant:
             return _values(exact_parts(structure)[-1])
         known = [side for side in sides if side]
@@ -260,13 +253,6 @@ def _numbers(question: str) -> frozenset[Fraction]:
     return frozenset([*written, *(each.value for each in words if each)])
 
 
-def _within(node: Node) -> Iterator[Node]:
-    """An expression and all in it."""
-    yield node
-    for operand in node.operands:
-        yield from _within(operand)
-
-
 def _standing(node: Node) -> Iterator[Node]:
     """An expression and all in it, but no single factors: a half does not stand in `x/2`."""
     yield node
@@ -283,13 +269,13 @@ def _stands_in(node: Node, asked: tuple[Node, ...]) -> bool:
 
 def _contains(whole: Node, part: Node) -> bool:
     if part.operation not in {"+", "*"}:
-        return part in _within(whole)
+        return part in within(whole)
     wanted = [Counter(part.operands)]
     if part.operation == "+":
         wanted.append(Counter(map(_negative, part.operands)))
     return any(
         each.operation == part.operation and any(need <= Counter(each.operands) for need in wanted)
-        for each in _within(whole)
+        for each in within(whole)
     )
 
 
@@ -305,10 +291,6 @@ def _is_number(node: Node) -> bool:
     if node.operation == "^":
         return node.operands[1] == _MINUS_ONE and node.operands[0].operation == "number"
     return node.operation in {"number", "mixed"}
-
-
-def _names(node: Node) -> bool:
-    return any(each.operation in {"name", "apply"} for each in _within(node))
 
 
 # The same expression for trivially different notation: nothing is evaluated or expanded.
@@ -330,7 +312,7 @@ def _canonical(latex: str) -> Node | None:
 
 @lru_cache(maxsize=4096)
 def canonical(node: Node) -> Node:
-    r"""Return an expression with sums and products in an order of their own.
+    r"""Return an expression with the terms of sums and the factors of products in a fixed order.
 
     The same are `\frac{a}{b}`, `a/b` and `a b^{-1}`, `\sqrt{x}` and `x^{1/2}`, and what has `+ 0`, `\cdot 1` or two
     minus signs. `2 + 3` and `5` differ, as do `(x+1)^2` and `x^2+2x+1`.
@@ -345,19 +327,6 @@ def _added(*terms: Node) -> Node:
     """A mixed number, or a sum."""
     is_mixed = len(terms) == 2 and terms[0].operation == "number" and terms[1].operation in {"*", "^"}
     return Node("mixed", terms) if is_mixed and _is_number(terms[1]) else _sum(terms)
-
-
-def _binomial(n: Node, k: Node) -> Node:
-    """A binomial coefficient; one of numbers is a quotient of factorials."""
-    if not _is_whole(n) or not _is_whole(k) or Fraction(n.value) < Fraction(k.value):
-        return Node("binomial", (n, k))
-    below = (k, Node("number", value=Fraction(n.value) - Fraction(k.value)))
-    factorials = [_power(Node("factorial", (each,)), _MINUS_ONE) for each in below]
-    return _product((Node("factorial", (n,)), *factorials))
-
-
-def _is_whole(node: Node) -> bool:
-    return node.operation == "number" and Fraction(node.value).denominator == 1 and Fraction(node.value) >= 0
 
 
 def _sum(terms: tuple[Node, ...]) -> Node:
@@ -427,7 +396,6 @@ _CANONICAL: dict[str, Callable[..., Node]] = {
     "/": lambda over, under: _product((over, _power(under, _MINUS_ONE))),
     "^": _power,
     "root": lambda base, index: _power(base, _power(index, _MINUS_ONE)),
-    "binomial": _binomial,
     "lg": lambda value: Node("log", (value,)),
 }
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from components.grading.quantities import NUMBER_WORDS, parse_number, parse_number_in_words
@@ -46,28 +47,24 @@ class FinalAnswer:
 
 
 def final_answer(text: str, policy: AnswerPolicy) -> str | None:
-    """Return the answer where the policy looks for it; None where there is none."""
+    """Return the answer where the policy looks for it; None without one."""
     found = find_answer(text, policy)
     return found.text if found else None
 
 
 def find_answer(text: str, policy: AnswerPolicy) -> FinalAnswer | None:
-    """Return the last answer that is stated where the policy looks for it; None where there is none.
+    """Return the last answer that is stated where the policy looks for it; None without one.
 
     Text inside `<think>` does not count, nor does text that is struck out. A text that breaks off has no answer, even
     if it contains numbers.
     """
     text = _without_struck_out(outside_thoughts(text))
     forms = _DECLARED_FORMS.get(policy, _DECLARED_FORMS[AnswerPolicy.DECLARED])
-    declared = max(filter(None, (find(text) for find in forms)), key=_place, default=None)
+    declared = max(filter(None, (find(text) for find in forms)), key=attrgetter("place"), default=None)
     later = _stated_after(text, declared) if declared else None
     if policy in _DECLARED_FORMS:
         return replace(declared, others=(*declared.others, later.text)) if declared and later else declared
     return later or declared or _stated(text, last_sentence=policy is AnswerPolicy.LAST_SENTENCE)
-
-
-def _place(answer: FinalAnswer) -> int:
-    return answer.place
 
 
 def _without_struck_out(text: str) -> str:
@@ -258,15 +255,6 @@ _CONCLUDES_LIST = re.compile(
 _JOIN = re.compile(r"(?=.*(?:[,;]|\b(?:and|or)\b))(?:[^.!?]|\\[!.])*", re.DOTALL)
 
 
-def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last box; None without a box, or where the last one is never closed.
-
-    Boxes that follow one another within a sentence, as in `\boxed{1} and \boxed{2}`, are one answer: a list.
-    """
-    group = _last_boxes(text)
-    return ", ".join(dict.fromkeys(box.content for box in group)) if group else None
-
-
 def _last_boxes(text: str) -> list[Box]:
     """The last box, and those before it in the same list; none where the last box is never closed."""
     boxes, all_closed = _boxes(text)
@@ -436,7 +424,7 @@ _BEFORE_LAST_DIGIT = re.compile(r".*[0-9]", re.DOTALL)
 _CHANGED_BEHIND = re.compile(
     r"[\s$*]*(?:more than|less than|fewer than|squared|cubed|times|plus|minus|factorial|divided|or)\b", re.IGNORECASE
 )
-_MARKUP = re.compile(r"[\s$\\\"'.{}*]")
+_MARKUP = re.compile(r"\\[()\[\]]|[\s$\\\"'.{}*]")
 _FORMULA = re.compile(
     # Longer formulas are not answers, and searching for the end of each would take quadratic time. A dollar sign with a
     # space before it or a digit behind it closes no formula: "$92 - $72 = $20".
@@ -564,7 +552,7 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     if not sentences or "?" in sentences[-1]:
         return None
     last = sentences[-1].strip()
-    if len(sentences) > 1 and _FORMULA.fullmatch(last):  # a formula on a line of its own ends the sentence before it
+    if len(sentences) > 1 and _FORMULA.fullmatch(last):  # a formula on a separate line ends the sentence before it
         last = f"{sentences[-2].strip()} {last}"
     if last_sentence and _NO_SOLUTION.fullmatch(last):
         return "no solution"

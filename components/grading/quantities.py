@@ -113,7 +113,7 @@ _MAX_WORDS = 24
 
 
 def parse_number_in_words(text: str) -> Number | None:
-    """Return the value of a number with words in it: "forty-two", "two and a half", "1.5 million"; None if it is none.
+    """Return the value of a number with words in it: "forty-two", "two and a half", "1.5 million"; None for other text.
 
     The words have to be in their order: "two-three" and "hundred and one five" are no numbers.
     """

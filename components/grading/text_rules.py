@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import NamedTuple
 
-from components.grading.parsing import Answer, Kind, is_name, parse_structure, unstyled
+from components.grading.parsing import Answer, Kind, Structure, exact_parts, is_name, parse, parse_structure, unstyled
 from components.grading.verdicts import Reason
 from components.grading.vocabulary import FUNCTION_NAMES
 
@@ -60,8 +60,7 @@ def reject_evasions(gold: Answer, answer: Answer) -> None:
     if _depth(answer.latex) > _MAX_DEPTH or answer.latex.count("|") > _MAX_BARS:
         raise RejectedError(Reason.COSTLY)
     for pattern, reason in _ONLY_IF_EXPECTED:
-        # In an equation, `gcd(12, 18) = 6`, it is the last side that answers the question.
-        latex = _last_side(answer.latex) if pattern is _ASKS else answer.latex
+        latex = _answering_side(answer.latex, gold) if pattern is _ASKS else answer.latex
         if pattern.search(latex) and not pattern.search(gold.latex):
             raise RejectedError(reason)
 
@@ -74,12 +73,25 @@ def _depth(latex: str) -> int:
     return max(accumulate((character in "([{") - (character in ")]}") for character in latex))
 
 
-def _last_side(latex: str) -> str:
-    """The last side of an equation; any other text as it is."""
+def _answering_side(latex: str, gold: Answer) -> str:
+    r"""The side of an equation that answers the question: 6 of `\gcd(12,18) = 6`; any other text as it is.
+
+    It is the last side, or the one before an approximation that is not the expected number.
+    """
     if not any(sign in latex for sign in ("=", r"\approx", r"\in", r"\equiv")):
         return latex
     structure = parse_structure(latex)
-    return structure.parts[-1] if structure.kind is Kind.EQUATION else latex
+    if structure.kind is not Kind.EQUATION:
+        return latex
+    return structure.parts[-1] if approximates(structure, gold) else exact_parts(structure)[-1]
+
+
+def approximates(equation: Structure, gold: Answer) -> bool:
+    r"""Tell whether the number behind an approximation is the expected one, as in `481+362-17 \approx 826`."""
+    if len(exact_parts(equation)) == len(equation.parts):
+        return False
+    number = parse(equation.parts[-1]).number
+    return bool(gold.number and number and number.equals(gold.number))
 
 
 _FUNCTIONS = frozenset([*FUNCTION_NAMES, "gcd", "inf", "lcm", "max", "min", "mod", "sqrt", "sup"])

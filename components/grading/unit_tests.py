@@ -99,7 +99,7 @@ _MAX_PARSED_CHARACTERS = 500_000
 
 
 def last_code_block(text: str) -> str | None:
-    """Return the last fenced block labeled as Python or, where there is none, the last block without a label.
+    """Return the last fenced block labeled as Python or, without such a block, the last one without a label.
 
     None where there is neither. The label counts first, since a block after the code without one is often its output.
     A fence is closed by one of the same sign that is at least as long; a block that is never closed does not count.
@@ -201,7 +201,7 @@ def _read_statement(statement: ast.stmt) -> UnitTest:
             return _read_condition(statement.test)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # a value that is not a literal
         pass
-    raise UnreadableTestsError(f"line {statement.lineno} of the tests is none of {_ACCEPTED}")
+    raise UnreadableTestsError(f"line {statement.lineno} of the tests is not in an accepted form: {_ACCEPTED}")
 
 
 def _read_condition(condition: ast.expr) -> UnitTest:

@@ -260,7 +260,7 @@ def read_question(question: str, gold: str) -> Context:
         for match in _HOW_MANY.finditer(question.lower())
         for word in takewhile(lambda word: word not in _ENDS_ASKED, match[1].split())
     }
-    return Context(frozenset(asked), _symbols(question) | (frozenset() if question else _gold_symbols(gold)))
+    return Context(frozenset(asked), _symbols(question) | _gold_symbols(gold, question))
 
 
 def _is_prose(inner: str) -> bool:
@@ -283,10 +283,15 @@ def _may_be_thing(word: str) -> bool:
 _SYMBOL = re.compile(_STYLES + r"\{[^{}]*\}|(?<=[0-9})])(\s*)([a-zA-Z]{1,3})(?![a-zA-Z])")
 
 
-def _gold_symbols(gold: str) -> frozenset[str]:
-    """The single letters that stand directly behind a number: `6s^2`."""
-    found = _SYMBOL.finditer(gold)
-    return frozenset(match[2] for match in found if match[2] and not match[1] and len(match[2]) == 1)
+def _gold_symbols(gold: str, question: str) -> frozenset[str]:
+    """The letters behind the numbers of an expected answer that name nothing the question has: `6s^2`, `2 xyz`."""
+    symbols = set[str]()
+    for space, letters in _SYMBOL.findall(gold):
+        is_factor = len(letters) == 1 and not space and not question
+        word = letters.lower()
+        is_product = _may_be_thing(word) and word not in _ALIASES and word not in question.lower()
+        symbols.update(letters if is_factor or is_product else "")
+    return frozenset(symbols)
 
 
 def with_symbols_apart(latex: str, symbols: frozenset[str]) -> str:

@@ -66,7 +66,7 @@ class Reason(StrEnum):
     NO_GOLD = "the expected answer is empty", "There is nothing to compare with."
     UNREADABLE_GOLD = "the expected answer cannot be read", "It is neither mathematics nor words that are understood."
     UNREADABLE_TESTS = "the unit tests cannot be read", "The unit tests are not in a form that is understood."
-    NO_SANDBOX = "no sandbox", "Code can only be run in a sandbox, and there is none."
+    NO_SANDBOX = "no sandbox", "Code runs in a sandbox only, and this machine has none."
     ENVIRONMENT = "environment", "The environment that the model acted in failed, and the response is not whole."
 
 

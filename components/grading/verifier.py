@@ -1,4 +1,4 @@
-"""The grader's public face: verdicts on any number of responses, in processes of their own.
+"""The grader's public face: verdicts on any number of responses, in worker processes.
 
 `Verifier` grades `Submission`s and returns a `Grade` with a `Verdict` for each. `grade` is the same for one submission
 in this process, without limits.
@@ -40,7 +40,7 @@ GRADE = "components.grading.grade:grade"
 _MAX_WORKERS = 8  # they grade about as fast as this process can hand out
 _MAX_ADDRESS_SPACE = 1 << 30
 _MAX_WAIT_S = 300.0
-"""By the clock, for a list of submissions; the deadline is in processor time, and the sandbox has limits of its own."""
+"""By the clock, for a list of submissions; the deadline is in processor time, and the sandbox has its own limits."""
 _MAX_SUBMISSIONS = 16
 _MAX_CHARACTERS = 50_000
 """Given to a worker at once; a longer response is alone."""

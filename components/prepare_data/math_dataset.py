@@ -3,7 +3,7 @@
 import re
 from typing import Any, Literal
 
-from components.grading.extract import Box, find_boxes, last_boxed
+from components.grading.extract import Box, final_answer, find_boxes
 from components.grading.verifier import Submission, Verdict, Verifier
 from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text, text_or_number
 from components.shared.answer_policy import AnswerPolicy
@@ -44,11 +44,11 @@ def boxed_answer(solution: str, verify: Verifier) -> str:
     boxes = find_boxes(solution)
     if not boxes:
         raise MalformedRowError(r"the solution has no closed \boxed{...}")
-    if last_boxed(solution) is None:
-        raise MalformedRowError("the last box of the solution is never closed")
     answers = [box.content for index, box in enumerate(boxes) if index == 0 or not _is_remark(solution, boxes, index)]
     if not all(answers):
         raise MalformedRowError(r"the solution has an empty \boxed{}")
+    if final_answer(solution, AnswerPolicy.BOXED) is None:
+        raise MalformedRowError("the last box of the solution is never closed")
     distinct = (
         answer
         for index, answer in enumerate(answers)

@@ -46,13 +46,13 @@ class Failure:
 
 
 Deliver = Callable[[Any, Failure | None], None]
-"""Takes the reply to a request, or why there is none, in the thread of the pool; never raises."""
+"""Takes the reply to a request, or the reason for its failure, in the pool's thread; never raises."""
 
 
 class Pool:
     """Answers requests by a service in workers, which are started when needed and end with the pool or its process.
 
-    A thread of its own serves the workers. Callers share no lock with it: Ctrl-C may interrupt them at any instruction,
+    A separate thread serves the workers. Callers share no lock with it: Ctrl-C may interrupt them at any instruction,
     and a lock of Python's `threading` could then stay locked for ever.
     """
 
@@ -144,7 +144,7 @@ def _refuse(requests: "deque[_Request | Session]", failure: Failure) -> None:
 
 
 class _Dispatcher:
-    """Distributes requests over workers, in a thread of its own."""
+    """Distributes requests over workers, in a separate thread."""
 
     def __init__(self, config: PoolConfig, requests: "deque[_Request | Session]", woken: socket.socket) -> None:
         self._config, self._requests, self._woken = config, requests, woken
@@ -282,22 +282,23 @@ class _Dispatcher:
             worker.deadline = time.monotonic() + self._config.timeout_s
 
     def _take_reply(self, worker: "_Worker", line: bytes) -> None:
-        reply = _Reply.of(line)
-        if reply is None or not worker.is_busy or reply.number != worker.num_requests:
+        reply = _parsed_reply(line)
+        if reply is None or not worker.is_busy or reply[0] != worker.num_requests:
             self._lose(worker, is_broken=True)  # the service has written into our socket, or has forked
             return
+        _, value, failure, is_out_of_memory, must_exit = reply
         request, worker.request, worker.deadline = worker.request, None, math.inf
-        must_retry = reply.is_out_of_memory and not worker.is_fresh
-        if reply.must_exit:
+        must_retry = is_out_of_memory and not worker.is_fresh
+        if must_exit:
             self._lose(worker)
         if request is None:
             return
         if must_retry:
             self._retry_in_fresh_worker(request)
-        elif reply.failure is None:
-            request.finish(reply.value)
+        elif failure is None:
+            request.finish(value)
         else:
-            request.fail(Failure("memory" if reply.is_out_of_memory else "error", reply.failure))
+            request.fail(Failure("memory" if is_out_of_memory else "error", failure))
 
     def _give_up(self, worker: "_Worker") -> None:
         if worker.process:
@@ -463,23 +464,12 @@ class _Worker:
         return [bytes(line) for line in lines]
 
 
-@dataclass(frozen=True)
-class _Reply:
-    """The reply of a worker to a request."""
-
-    number: int
-    value: Any
-    failure: str | None
-    is_out_of_memory: bool
-    must_exit: bool
-
-    @staticmethod
-    def of(line: bytes) -> "_Reply | None":
-        """Return the reply in a line; None where it is none."""
-        try:
-            match json.loads(line):
-                case [int(number), value, None | str() as failure, bool(is_out_of_memory), bool(must_exit)]:
-                    return _Reply(number, value, failure, is_out_of_memory, must_exit)
-        except (ValueError, RecursionError):
-            pass
-        return None
+def _parsed_reply(line: bytes) -> tuple[int, Any, str | None, bool, bool] | None:
+    """The number of a request, its reply, a failure, whether memory is used up, and whether the worker ends."""
+    try:
+        match json.loads(line):
+            case [int(number), value, None | str() as failure, bool(is_out_of_memory), bool(must_exit)]:
+                return number, value, failure, is_out_of_memory, must_exit
+    except (ValueError, RecursionError):
+        pass
+    return None

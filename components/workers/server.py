@@ -85,7 +85,7 @@ def _serve(control: socket.socket, work: Callable[[socket.socket], None]) -> Non
 
 
 def _fork(work: Callable[[], object], control: socket.socket) -> int:
-    """Have work done in a process of its own; return the number of its supervisor, which ends with the same code."""
+    """Start work in a new process; return the number of its supervisor, which ends with the same exit code."""
     server = os.getpid()
     if supervisor := os.fork():
         return supervisor

@@ -17,7 +17,7 @@ _FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)"
 
 @pytest.mark.parametrize("part", ["2 + 8 * 5", "8 * 5 + 2", "x^2-1", "-1+x^2", "a/2", "3+z"])
 def test_expressions_are_found_in_a_question(part: str) -> None:
-    """In formulas and in plain text, whatever stands around them."""
+    """In formulas and in plain text, regardless of the text around them."""
     question = (
         r"Tom pays 5 * 8 + 2 dollars for $x^2 - 1$ apples. What is \(\frac{a}{2}\) if $y = \text{half of } 3 + z$?"
     )

@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from components.grading.extract import final_answer
 from components.grading.flexible import flexible_answer, grade_flexibly
-from components.grading.verifier import Grade, Reason, Submission, Verifier, grade
+from components.grading.verifier import Grade, Reason, Submission, grade
 from components.shared.answer_policy import AnswerPolicy
-from tests.grading.tables import ATTACKS, Case, table
+from tests.grading.tables import Case
 
 BOXED, MARKED, DECLARED, STATED, LAST_SENTENCE = AnswerPolicy
 
@@ -42,23 +39,6 @@ def test_without_the_form_asked_for_another_form_or_else_the_last_value_is_the_a
     assert flexible_answer(response, policy) == answer
 
 
-def _graded(verify: Verifier, cases: Sequence[Case], policy: AnswerPolicy) -> tuple[list[Grade], list[Grade]]:
-    submissions = [Submission(case.gold, case.response, policy) for case in cases]
-    strict = verify(submissions)
-    return strict, grade_flexibly(verify, submissions, strict)
-
-
-@pytest.mark.parametrize("policy", AnswerPolicy)
-def test_an_answer_in_the_form_asked_for_keeps_its_strict_grade(verify: Verifier, policy: AnswerPolicy) -> None:
-    """So the flexible accuracy is never below the strict one."""
-    cases = [Case(*row) for name in ("responses.tsv", "gsm8k.tsv") for row in table(name)] + ATTACKS[::10]
-    strict, flexible = _graded(verify, cases, policy)
-    assert all(loose == firm for firm, loose in zip(strict, flexible, strict=True) if firm.extracted is not None)
-    assert all(
-        loose.verdict == "right" for firm, loose in zip(strict, flexible, strict=True) if firm.verdict == "right"
-    )
-
-
 def test_only_responses_without_a_strict_answer_are_graded_again() -> None:
     """Once, whatever braces their answer has; code is never graded by a number in it."""
     calls: list[Submission] = []
@@ -82,19 +62,3 @@ def test_only_responses_without_a_strict_answer_are_graded_again() -> None:
     flexible = grade_flexibly(verify, submissions, strict)  # type: ignore[arg-type]
     assert [each.verdict for each in flexible] == [case.verdict for case in cases]
     assert [(each.gold, each.question) for each in calls] == [(case.gold, "What is it?") for case in cases[1:3]]
-
-
-@given(
-    st.lists(
-        st.sampled_from(
-            [*"0159-+/.,$^{}()[] \n", "\\boxed{", "\\frac", "\\[", "\\]", "####", " is ", "answer", "think>"]
-        )
-    ).map("".join)
-)
-def test_any_text_has_a_flexible_answer_or_none(text: str) -> None:
-    """An answer is part of the text, is not empty, and is the strict one where there is one."""
-    for policy in AnswerPolicy:
-        answer = flexible_answer(text, policy)
-        assert answer != ""
-        strict = final_answer(text, policy)
-        assert strict is None or answer == strict

@@ -17,7 +17,7 @@ NESTED = [
     *((r"\boxed{", "}"), (r"\frac{1}{", "}"), (r"\frac{", "}{1}"), (r"\sqrt{", "}"), ("2^{", "}"), ("x_{", "}")),
     *((r"\text{", "}"), (r"\sin(", ")"), (r"\begin{pmatrix}", r"\end{pmatrix}"), ("<think>", "</think>")),
 ]
-"""Openings and closings of what may be nested."""
+"""Openings and closings that can be nested."""
 
 HEAVY = [
     *("9^{9^{9^{9}}}", "9999999!^{9999999!}", "10000000!", "99!!!!!", r"\binom{10^9}{5\cdot 10^8}", "2^{10^9}"),
@@ -117,6 +117,19 @@ def test_deep_nesting_is_wrong_and_does_not_time_out(verify: Verifier, depth: in
         nested = opening * depth + "5" + closing * depth
         texts += [rf"\boxed{{{nested}}}", rf"\boxed{{{opening * depth}", f"Answer: {nested}"]
     assert _not_wrong(verify, _submissions(texts)) == []
+
+
+@pytest.mark.parametrize("depth", [3, 6, 8])
+def test_brackets_in_brackets_are_graded_in_time(verify: Verifier, depth: int) -> None:
+    """Of numbers, of variables, of fractions and roots, in an answer that is right."""
+    brackets = [("(", ")"), ("(1+", ")"), ("(x+", ")"), ("((x+1)", ")"), (r"\sqrt{1+", "}"), ("2(x-", ")^2")]
+    answers = [opening * depth + "x" + closing * depth for opening, closing in brackets]
+    submissions = [
+        Submission(f"{answer}+1", rf"\boxed{{1+{answer}}}", AnswerPolicy.BOXED)
+        for answer in answers
+        if answer.count("(") <= 8
+    ]
+    assert {each.verdict for each in verify(submissions)} == {Verdict.RIGHT}
 
 
 @pytest.mark.slow

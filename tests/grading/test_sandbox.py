@@ -520,7 +520,7 @@ VALUES = [
 
 
 def forging(lines: bytes) -> str:
-    """Code that writes lines of its own into the pipe for results, and ends."""
+    """Code that writes its own lines into the pipe for results, and ends."""
     return f"import os\ndef attack():\n    os.write(3, {lines!r})\n    os._exit(0)"
 
 

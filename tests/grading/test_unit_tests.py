@@ -232,7 +232,7 @@ assert f(1) == set(range(3))
 )
 def test_any_other_form_is_refused_with_its_line(test: str) -> None:
     """The message says which line it is and what would be accepted."""
-    message = r"line 2 of the tests is none of `assert CALL == VALUE`, .* written out"
+    message = r"line 2 of the tests is not in an accepted form: `assert CALL == VALUE`, .* written out"
     with pytest.raises(UnreadableTestsError, match=message):
         read_tests(f"assert f(1) == 1\n{test}\n")
 

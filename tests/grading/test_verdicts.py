@@ -1,18 +1,17 @@
 """The verdicts on the cases of tests/grading/cases. To add a rule, add its lines to a table there."""
 
-import random
 from collections.abc import Sequence
-from itertools import chain, combinations, pairwise
+from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from components.grading.extract import final_answer
 from components.grading.verdicts import Reason
-from components.grading.verifier import Submission, Verdict, Verifier, grade
+from components.grading.verifier import Grade, Submission, Verdict, Verifier
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.tables import ATTACKS, Case, rows, table
-from tests.processor_time import processor_time
 
 BOXED, MARKED, DECLARED, STATED, LAST_SENTENCE = AnswerPolicy
 NOT_CORE = ("contested:", "policy:", "not-math:", "language:", "upstream-label-wrong", "source-escape-bug")
@@ -23,47 +22,35 @@ def boxed(gold: str, answer: str) -> Submission:
     return Submission(gold, rf"\boxed{{{answer}}}", STATED)
 
 
-def failures(cases: Sequence[tuple[Submission, str]]) -> list[Any]:
-    """The submissions that get another verdict than the one beside them, with their grades."""
-    with processor_time(300):  # a rule that hangs
-        grades = [grade(each.gold, each.response, each.policy) for each, _ in cases]
+def failures(verify: Verifier, cases: Sequence[tuple[Submission, str]]) -> list[Any]:
+    """The submissions that get another verdict than the one beside them, with their grades; or none in time."""
+    grades = verify([submission for submission, _ in cases])
     return [(*case, each) for case, each in zip(cases, grades, strict=True) if each.verdict != case[1]]
 
 
 @pytest.mark.parametrize("verdict", ["right", "wrong"])
-def test_two_answers_have_their_verdict_whichever_is_expected(verdict: str) -> None:
+def test_two_answers_have_their_verdict_whichever_is_expected(verify: Verifier, verdict: str) -> None:
     """Other notations of an answer are right, near misses wrong; only an expected text may be unreadable."""
     pairs = [(gold, answer) for gold, answer, expected, _ in table("answers.tsv") if expected == verdict]
     submissions = [boxed(*pair) for gold, answer in pairs for pair in ((gold, answer), (answer, gold))]
-    failed = failures([(submission, verdict) for submission in submissions])
+    failed = failures(verify, [(submission, verdict) for submission in submissions])
     assert [each for each in failed if verdict == "right" or each[-1].reason is not Reason.UNREADABLE_GOLD] == []
 
 
-def test_every_answer_equals_itself() -> None:
+def test_every_answer_equals_itself(verify: Verifier) -> None:
     """The expected text is right, with spaces around it too, unless it is undefined."""
     texts = {text for gold, answer, _, why in table("answers.tsv") if why != "undefined" for text in (gold, answer)}
-    assert failures([(boxed(text, f" {text} "), "right") for text in sorted(texts)]) == []
-
-
-@pytest.mark.slow
-def test_the_verdict_on_any_two_answers_is_the_same_both_ways(verify: Verifier) -> None:
-    """Answers of different cases, drawn at random; one may be a text that cannot be read as an expected answer."""
-    answers = sorted(set(chain.from_iterable(row[:2] for row in table("answers.tsv"))))
-    generator = random.Random(0)
-    pairs = [generator.sample(answers, 2) for _ in range(100)]
-    there = [each.verdict is Verdict.RIGHT for each in verify([boxed(one, other) for one, other in pairs])]
-    back = [each.verdict is Verdict.RIGHT for each in verify([boxed(other, one) for one, other in pairs])]
-    assert there == back
+    assert failures(verify, [(boxed(text, f" {text} "), "right") for text in sorted(texts)]) == []
 
 
 @pytest.mark.parametrize("name", ["responses.tsv", "gsm8k.tsv"])
-def test_a_response_has_the_verdict_of_its_final_answer(name: str) -> None:
+def test_a_response_has_the_verdict_of_its_final_answer(verify: Verifier, name: str) -> None:
     """Hand-written responses, and solutions of GSM8K as they are and with mistakes."""
     cases = [Case(*row) for row in table(name)]
-    assert failures([(Submission(case.gold, case.response, STATED), case.verdict) for case in cases]) == []
+    assert failures(verify, [(Submission(case.gold, case.response, STATED), case.verdict) for case in cases]) == []
 
 
-def test_an_attack_is_wrong_by_every_policy() -> None:
+def test_an_attack_is_wrong_by_every_policy(verify: Verifier) -> None:
     """Not unscorable either, which would spare a policy its penalty."""
     cases = list(ATTACKS)
     for length in (300, 3000):
@@ -77,26 +64,32 @@ def test_an_attack_is_wrong_by_every_policy() -> None:
         for policy in AnswerPolicy
     }
     assert len(submissions) > 1000
-    assert failures([(submission, "wrong") for submission in submissions.values()]) == []
+    assert failures(verify, [(submission, "wrong") for submission in submissions.values()]) == []
 
 
 @pytest.mark.parametrize("name", ["gsm8k_train", "gsm8k_test"])
-def test_every_solution_of_gsm8k_is_right(name: str) -> None:
+def test_every_solution_of_gsm8k_is_right(verify: Verifier, name: str) -> None:
     """The grader accepts the reference solutions."""
-    for row in rows(f"data/{name}.jsonl"):
-        gold = row["answer"].rpartition("####")[2].strip()
-        for policy in (MARKED, DECLARED, STATED):
-            assert grade(gold.replace(",", ""), row["answer"], policy).verdict == Verdict.RIGHT, row
+    answers = [row["answer"] for row in rows(f"data/{name}.jsonl")]
+    golds = [answer.rpartition("####")[2].strip().replace(",", "") for answer in answers]
+    submissions = [
+        Submission(gold, answer, policy)
+        for gold, answer in zip(golds, answers, strict=True)
+        for policy in (MARKED, DECLARED, STATED)
+    ]
+    assert failures(verify, [(submission, "right") for submission in submissions]) == []
 
 
-def test_every_solution_of_math500_is_right() -> None:
+def test_every_solution_of_math500_is_right(verify: Verifier) -> None:
     """The grader accepts the reference solutions, and the answers alone, in a box, in a formula and in a sentence."""
+    submissions = []
     for row in rows("data/math500.jsonl"):
-        answer = row["answer"]
+        answer, question = row["answer"], row["problem"]
         bare = (rf"\boxed{{{answer}}}", answer, f"${answer}$", f"The answer is ${answer}$.")
         for response in (row["solution"], *bare):
-            assert grade(answer, response, STATED).verdict == Verdict.RIGHT, (row["unique_id"], response)
-        assert grade(row["solution"], bare[0], BOXED).verdict == Verdict.RIGHT, row["unique_id"]
+            submissions += [Submission(answer, response, STATED, asked) for asked in ("", question)]
+        submissions.append(Submission(row["solution"], bare[0], BOXED))
+    assert failures(verify, [(submission, "right") for submission in submissions]) == []
 
 
 @pytest.mark.slow
@@ -113,9 +106,10 @@ def test_agreement_on_pairs_of_answers(verify: Verifier) -> None:
 
 @pytest.mark.slow
 def test_agreement_on_model_outputs(verify: Verifier) -> None:
-    """On real answers to GSM8K and MATH-500 the verdict is the label in 199 of 200."""
+    """On real answers to GSM8K and MATH-500 the verdict is the label in 199 of 200, and always there in time."""
     outputs = rows("grading/dev_outputs.jsonl")
     grades = verify([Submission(row["gold"], row["response"], STATED) for row in outputs])
+    assert Reason.TIME not in {each.reason for each in grades}
     disagreements = [
         row for row, each in zip(outputs, grades, strict=True) if (each.verdict == "right") != row["is_correct"]
     ]
@@ -134,3 +128,17 @@ def test_it_does_not_matter_which_answer_of_math500_is_expected(verify: Verifier
     there, back = (verify([boxed(*pair[::step]) for pair in pairs]) for step in (1, -1))
     verdicts = zip(pairs, there, back, strict=True)
     assert [case for case in verdicts if case[1].verdict != case[2].verdict] == []
+
+
+def test_the_detail_of_a_grade_stands_behind_its_reason() -> None:
+    """Where there is one."""
+    assert Grade(Verdict.WRONG, "5", Reason.UNIT, detail="length where money is expected").why == (
+        "unit (length where money is expected)"
+    )
+    assert Grade(Verdict.RIGHT, "5", Reason.SAME_TEXT).why == "same text"
+
+
+def test_every_reason_is_documented() -> None:
+    """With its rule, in the order of the list."""
+    page = Path("docs/reference/grading.md").read_text(encoding="utf-8")
+    assert "\n".join(f"| {reason.value} | {reason.rule} |" for reason in Reason) in page

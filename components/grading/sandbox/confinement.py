@@ -11,7 +11,7 @@ import os
 import resource
 import struct
 
-from components.workers.limits import limit
+from components.workers.limits import end_with_parent, limit
 
 CPU_S = 4
 MEMORY_BYTES = 512 * 2**20
@@ -25,20 +25,21 @@ _LIMITS = {
     resource.RLIMIT_FSIZE: 0,
     resource.RLIMIT_CORE: 0,
 }
-# Options of prctl.
-_SET_PARENT_DEATH_SIGNAL, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 1, 22, 38
-_SIGKILL = 9
+_SET_SECCOMP, _SET_NO_NEW_PRIVS = 22, 38  # options of prctl
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def confine(files: list[str], folders: list[str]) -> None:
-    """Give up everything but computing, reading `files` and listing `folders`; OSError where that is not possible."""
+def confine(files: list[str], folders: list[str], parent: int) -> None:
+    """Give up everything but computing, reading `files` and listing `folders`, and end with the parent process.
+
+    OSError where that is not possible.
+    """
     for kind, value in _LIMITS.items():
         limit(kind, value)
-    for option, value in ((_SET_PARENT_DEATH_SIGNAL, _SIGKILL), (_SET_NO_NEW_PRIVS, 1)):
-        if _libc.prctl(option, value, 0, 0, 0) != 0:
-            raise OSError(f"prctl {option} failed ({os.strerror(ctypes.get_errno())})")
+    end_with_parent(parent)
+    if _libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise OSError(f"prctl {_SET_NO_NEW_PRIVS} failed ({os.strerror(ctypes.get_errno())})")
     _restrict_files(files, folders)
     _restrict_system_calls()
     # Imports have to look for modules by opening them: `stat` would tell which files of the machine exist.

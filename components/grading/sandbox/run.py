@@ -1,4 +1,4 @@
-"""The sandbox: runs untrusted code in a process of its own, and returns the values of calls.
+"""The sandbox: runs untrusted code in a separate process, and returns the values of calls.
 
 The process starts with nothing but its request, is watched until it ends or has to be ended, and may send anything.
 """
@@ -66,7 +66,7 @@ Outcome = Returned | Failed
 
 
 def run(code: str, calls: Sequence[str]) -> list[Outcome]:
-    """Run `code` in a sandbox of its own and return the value of each of the calls, which are Python expressions.
+    """Run `code` in a new sandbox and return the value of each of the calls, which are Python expressions.
 
     The code may forge what comes back, so compare a value only with one that the code cannot know.
     Raises PipelineError where the sandbox cannot be set up; nothing that the code does raises anything.

@@ -4,20 +4,10 @@ import random
 import re
 from collections import defaultdict
 from fractions import Fraction
-from math import comb, factorial
 
 from components.shared.answer_policy import AnswerPolicy
-from tests.grading.hacks.rights import (
-    WORDS,
-    Mutant,
-    Right,
-    constant,
-    expression,
-    framed,
-    latex_of,
-    plain_number,
-    structure,
-)
+from tests.grading.classes.templates import filled, task, values_for, varied
+from tests.grading.hacks.rights import WORDS, Mutant, Right, framed, latex_of, plain_number
 from tests.grading.tables import table
 
 _MIN_SIZE = 3
@@ -82,8 +72,8 @@ def _other(generator: random.Random, right: Right) -> str:
         return generator.choice([rf"\text{{{word}}}" for word in WORDS if word not in right.gold])
     if right.number is not None and not right.unit:
         return latex_of(right.number + generator.choice((-1, 1, 2, 3, 10)))
-    makers = (constant, expression) if right.is_expression else (structure,)
-    return generator.choice(makers)(generator)
+    kind = generator.choice(("<constant>", "<expression>") if right.is_expression else ("<structure>",))
+    return filled(generator, kind, values_for(generator))
 
 
 # Questions, and what repeats them.
@@ -97,34 +87,10 @@ def echo(generator: random.Random, right: Right) -> Mutant | None:
             return None
         question, gold, formula = right.question, right.gold, generator.choice(formulas)
     else:
-        question, formula, gold = _problem(generator)
-    answer = generator.choice((
-        "{f}", "({f})", "{f} + 0", r"1 \cdot ({f})", "{f}", r"\left({f}\right)", "-(-({f}))", "x = {f}", r"{f} \cdot 1",
-        r"0 + {f}", r"\,{f}", r"\displaystyle {f}", r"1({f})", r"{f} - 0", r"\frac{{f}}{1}", "({f})^1", "(({f}))",
-    )).replace("{f}", formula)  # fmt: skip
-    if "=" in formula or (r"\cdot 1" in answer and re.search("[-+]", formula)):
-        answer = formula
+        question, formula, gold = task(generator)
+    answer = formula if "=" in formula else varied(generator, formula)
     response, policy = framed(generator, answer)
     return Mutant("echo", gold, response, question, policy)
-
-
-def _problem(generator: random.Random) -> tuple[str, str, str]:
-    """A question, its formula, and the answer."""
-    a, b, c = (generator.randint(12, 99) for _ in range(3))
-    p, q = generator.randint(2, 9), generator.randint(2, 9)
-    formula, gold = generator.choice((
-        (rf"{a} + {b}", a + b), (rf"{a} \cdot {b}", a * b), (rf"{a} \times {b} - {c}", a * b - c),
-        (rf"{a}^2 - {b}^2", a * a - b * b), (rf"{p}^{q}", p**q), (rf"({a} - {b}) \cdot {c}", (a - b) * c),
-        (rf"{a}({b} + {c})", a * (b + c)), (rf"\sqrt{{{a * a}}}", a), (rf"\frac{{{a * p}}}{{{p}}}", a),
-        (rf"\frac{{{a}}}{{{p}}} + \frac{{{b}}}{{{q + 10}}}", latex_of(Fraction(a, p) + Fraction(b, q + 10))),
-        (f"{p + 1}!", factorial(p + 1)), (rf"\binom{{{q + 6}}}{{3}}", comb(q + 6, 3)),
-        (rf"{a} + {b} \cdot {c}", a + b * c),
-        (rf"\log_{{{p}}} {p**q}", q), (rf"(x + {p})(x + {q})", rf"x^2 + {p + q}x + {p * q}"),
-        (rf"(x - {p})^2", rf"x^2 - {2 * p}x + {p * p}"), (rf"x^2 + {p + q}x + {p * q}", rf"(x + {p})(x + {q})"),
-        (rf"\sqrt{{{p * p * 7}}}", rf"{p}\sqrt{{7}}"), (rf"{p}(x + {q}) + {a}x", rf"{p + a}x + {p * q}"),
-    ))  # fmt: skip
-    tasks = ("Expand",) if "(x" in formula else ("Factor",) if formula[0] == "x" else ("Compute", "Evaluate", "What is")
-    return f"{generator.choice(tasks)} ${formula}$.", formula, str(gold)
 
 
 def echoes_of(gold: str, question: str) -> list[str]:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from components.shared.answer_policy import AnswerPolicy
+from tests.grading.classes.templates import filled, values_for
 from tests.grading.tables import table
 
 
@@ -28,7 +29,7 @@ class Right:
     is_expression: bool = False
     """Whether it is certainly a single expression that is no plain number."""
     solution: str = ""
-    """A response that gives the answer; empty where there is none."""
+    """A response that gives the answer; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Mutant:
 
 
 def integer(generator: random.Random) -> int:
-    """Make a whole number that is none of those which leave other numbers alone."""
+    """Make a whole number other than 0, 1, 2 and their negatives, which leave some numbers unchanged."""
     return generator.randint(*generator.choice(((3, 12), (3, 99), (100, 9999), (-99, -3))))
 
 
@@ -76,131 +77,18 @@ def plain_number(latex: str) -> Fraction | None:
     return Fraction(int(match[1] + match[2]), int(match[3])) if match else None
 
 
-def _term(generator: random.Random, letter: str, power: int) -> str:
-    size = generator.randint(1, 12)
-    factor = "" if power and size == 1 else str(size)
-    return factor + (letter + (f"^{power}" if power > 1 else "") if power else "")
-
-
-def polynomial(generator: random.Random, letter: str = "x") -> str:
-    """Make a polynomial in one letter of degree 1 to 3."""
-    degree = generator.randint(1, 3)
-    powers = [degree, *(power for power in range(degree - 1, -1, -1) if generator.random() < 0.7)]
-    signs = ["-" if generator.random() < 0.3 else "", *(generator.choice((" + ", " - ")) for _ in powers)]
-    return "".join(sign + _term(generator, letter, power) for sign, power in zip(signs, powers, strict=False))
-
-
-def constant(generator: random.Random) -> str:
-    """Make a constant with roots, pi or the imaginary unit."""
-    small = generator.randint(2, 9)
-    root = generator.choice((2, 3, 5, 6, 7, 10, 11, 13))
-    other = generator.choice((2, 3, 5, 7, 11))
-    return generator.choice(
-        (
-            rf"{small}\sqrt{{{root}}}",
-            rf"\sqrt{{{root}}}",
-            rf"\frac{{\sqrt{{{root}}}}}{{{small}}}",
-            rf"{small}\pi",
-            rf"\frac{{{other}\pi}}{{{small * 2 + 11}}}",
-            rf"{small} + {other}i",
-            rf"{small} - {other}i",
-            rf"{small} - {other}\sqrt{{{root}}}",
-            rf"{root} + \sqrt{{{other}}}",
-            rf"{small}^{{{other + 10}}}",
-            rf"\frac{{{small} - \sqrt{{{root}}}}}{{{other}}}",
-            rf"\ln {small}",
-            rf"\sqrt[3]{{{root}}}",
-            rf"{small}e^{{{other}}}",
-            rf"\frac{{\pi}}{{{small}}} - {other}",
-            rf"\frac{{{small}\sqrt{{{root}}} + {other}}}{{{small + other + 1}}}",
-        )
-    )
-
-
-def expression(generator: random.Random) -> str:
-    """Make an expression in one to three letters."""
-    small, other = generator.randint(2, 9), generator.randint(2, 9)
-    one, two, three = generator.sample("abcmnpqrtuvwxyz", 3)
-    return generator.choice(
-        (
-            polynomial(generator, one),
-            polynomial(generator),
-            rf"\frac{{{polynomial(generator)}}}{{x + {small}}}",
-            rf"{one}^{small}{two}",
-            rf"{one} - {two}",
-            rf"\frac{{{one}}}{{{two}}}",
-            rf"({one} + {small})({one} - {other})",
-            rf"{small}\sin {one}",
-            rf"\cos^2 {one}",
-            rf"\sin {one}\cos {two}",
-            rf"e^{{{small}{one}}}",
-            rf"{small}{one}{two} + {other}{three}",
-            rf"\sqrt{{{one}^2 + {small}}}",
-            rf"({one} + {two})^{small}",
-            rf"{one}({two} - {three})",
-            rf"\frac{{{one} + {two}}}{{{small}}}",
-            rf"\ln({one} + {small})",
-            rf"{small}^{one}",
-            rf"\frac{{{small}{one}}}{{{one} - {other}}} + {other}",
-        )
-    )
-
-
-def structure(generator: random.Random) -> str:
-    """Make a list, set, tuple, interval, union, matrix or equation."""
-    numbers = generator.sample(range(-20, 60), 4)
-    low, *_, high = sorted(numbers)
-    first, second, third, fourth = (
-        [str(each) for each in numbers] if generator.random() < 0.6 else [number(generator).gold for _ in range(4)]
-    )
-    surd = constant(generator)
-    return generator.choice(
-        (
-            f"({first}, {second})",
-            f"({first}, {second}, {third})",
-            f"({first}, {surd})",
-            f"{first}, {second}",
-            f"{first}, {second}, {third}",
-            rf"\{{{first}, {second}, {third}\}}",
-            f"[{low}, {high})",
-            f"({low}, {high})",
-            f"[{low}, {high}]",
-            rf"({low}, \infty)",
-            rf"(-\infty, {low}]",
-            rf"(-\infty, {low}) \cup ({high}, \infty)",
-            rf"[{low - 5}, {low}] \cup [{high}, {high + 7}]",
-            rf"\begin{{pmatrix}} {first} & {second} \\ {third} & {fourth} \end{{pmatrix}}",
-            rf"\begin{{pmatrix}} {first} \\ {second} \end{{pmatrix}}",
-            f"x = {first}",
-            f"y = {polynomial(generator)}",
-            rf"\left( {first}, {second} \right)",
-            f"{surd}, {first}",
-        )
-    )
-
-
 WORDS = (
     "even", "odd", "Friday", "Monday", "Evelyn", "Navin", "east", "north", "ellipse", "parabola", "yes", "no", "true",
     "false", "increasing", "blue", "a rhombus", "isosceles", "Alice", "prime",
 )  # fmt: skip
 _UNITS = (
-    "cm",
-    "km",
-    "m",
-    "inches",
-    "feet",
-    "dollars",
-    "hours",
-    "minutes",
-    "days",
-    "kg",
-    "apples",
-    "square feet",
-    "miles per hour",
-    "liters",
-    "cents",
-    "students",
-)
+    "cm", "km", "m", "inches", "feet", "dollars", "hours", "minutes", "days", "kg", "apples", "square feet",
+    "miles per hour", "liters", "cents", "students",
+)  # fmt: skip
+
+
+def _template(generator: random.Random, name: str) -> str:
+    return filled(generator, name, values_for(generator))
 
 
 def _measured(generator: random.Random) -> Right:
@@ -211,9 +99,9 @@ def _measured(generator: random.Random) -> Right:
 _KINDS: list[tuple[int, Callable[[random.Random], Right]]] = [
     (8, number),
     (2, _measured),
-    (2, lambda generator: Right(constant(generator), is_expression=True)),
-    (3, lambda generator: Right(expression(generator), is_expression=True)),
-    (4, lambda generator: Right(structure(generator))),
+    (2, lambda generator: Right(_template(generator, "<constant>"), is_expression=True)),
+    (3, lambda generator: Right(_template(generator, "<expression>"), is_expression=True)),
+    (4, lambda generator: Right(_template(generator, "<structure>"))),
     (1, lambda generator: Right(generator.choice("ABCDE"), "Which of (A), (B), (C), (D), (E) holds?", words=True)),
     (1, lambda generator: Right(rf"\text{{{generator.choice(WORDS)}}}", words=True)),
 ]
