@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from components.environments.environment import Observation
+from components.environments.pool import Answer
 from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import LogprobModel, completion_logprobs
@@ -176,7 +178,7 @@ def test_a_fork_that_the_context_cannot_hold_ends_the_trajectory(tmp_path: Path)
         rollout = RolloutContext(checkpoint, _sampling(max_new_tokens=100), max_tokens=max_tokens)
         trajectory = Trajectory(rollout, tiny.problem(1, question="1+1?"), prompt_ids)
         trajectory.extend(turn, [-1.0] * len(turn))
-        trajectory.receive(acting.Answer(acting.Observation(reply)))
+        trajectory.receive(Answer(Observation(reply)))
         assert trajectory.status is status
         trajectory.close()
     assert trajectory.prompt_ids == next_ids

@@ -14,13 +14,12 @@ from transformers import PreTrainedModel
 
 from components.policy.checkpoint import save
 from components.policy.logprobs import LogprobModel
-from components.policy.packing import Shard, TokenSequence
+from components.policy.packing import Shard, TokenSequence, pack_shard
 from components.policy.padded import use_padded_rows
 from components.policy.parallel import SINGLE_PROCESS, Ranks
 from components.shared import jsonl
 from components.shared.problem import Split, write_problems
 from components.shared.tools import ToolsConfig
-from components.train_grpo import update
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import UpdateMetrics
 from components.train_grpo.update import Experience, _loss, loss_is_sum, split_minibatches
@@ -120,13 +119,13 @@ def test_a_resumed_run_with_forks_ends_where_an_uninterrupted_one_does(
     tmp_path: Path, segments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the byte, with trajectories in flight that have forked."""
-    has_forks, pack_shard = [], update.pack_shard
+    has_forks: list[bool] = []
 
     def packed(ranks: Ranks, sequences: Sequence[TokenSequence], **options: Any) -> Shard:
         has_forks.append(any(each.forks for each in sequences))
         return pack_shard(ranks, sequences, **options)
 
-    monkeypatch.setattr(update, "pack_shard", packed)
+    monkeypatch.setattr("components.train_grpo.update.pack_shard", packed)
     for name in ("zero_2", "problems", "reference"):
         (tmp_path / name).mkdir()
     write_problems(tmp_path / "problems", Split.TRAIN, tiny.PROBLEMS)
