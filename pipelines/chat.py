@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _OBSERVATION = "  | "
 """Before each line that an environment wrote."""
-_ROLES = {"tool_call": "tool", "message": "user"}
 """Who speaks for the environment in a conversation, by the format of calls; with `fenced` nobody does."""
 
 
@@ -122,16 +121,18 @@ class Model:
         """Print the answer to a question, turn by turn, with what an environment answers in between."""
         from components.rollout.trajectory import Status, Trajectory
 
-        trajectory = Trajectory(self.rollout, _problem(question), self.prompt_ids(question))
+        earlier = tuple((each["role"], each["content"]) for each in self.conversation)
+        problem = _problem(question).model_copy(update={"earlier": earlier})
+        trajectory = Trajectory(self.rollout, problem, self.prompt_ids(question))
         with closing(trajectory):
             while trajectory.status is not Status.DONE:
                 if trajectory.asked is None:
                     ids = self.generate((*trajectory.prompt_ids, *trajectory.ids), trajectory.tokens_left)
                     trajectory.extend(ids, [0.0] * len(ids))
                     continue
-                answer, num_before = trajectory.asked.result(), len(trajectory.ids)
+                answer = trajectory.asked.result()
                 trajectory.receive(answer)
-                if len(trajectory.ids) > num_before:  # the model reads it
+                if trajectory.status is Status.SAMPLING:  # the model reads it
                     print(
                         "".join(f"{_OBSERVATION}{line}\n" for line in printable(answer.observation.text).splitlines()),
                         end="",
@@ -187,14 +188,13 @@ class Model:
 
     def _messages(self, completion: "Completion") -> "Iterator[Message]":
         """What a later question reads of an answer."""
-        role = _ROLES.get(self.checkpoint.format.call_format or "")
-        if role is None or not completion.turns:
+        if self.checkpoint.format.call_format == "fenced" or not completion.turns:
             yield {"role": "assistant", "content": completion.text}
             return
         for turn in completion.turns:
             yield {"role": "assistant", "content": turn.text}
             if turn.observation:
-                yield {"role": role, "content": turn.observation}
+                yield from self.checkpoint.format.replies(turn.observation)
 
     def _what_cut_off(self, completion: "Completion") -> str:
         tools = self.checkpoint.config.tools

@@ -17,12 +17,11 @@ from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence
 from components.policy.padded import padded_because
 from components.shared import jsonl, lineage, tokenizer
-from components.shared.chat import CUT, ChatTemplate, PromptFormat, no_template
+from components.shared.chat import CUT, AnsweredTurn, ChatTemplate, PromptFormat, no_template, opens_thought
 from components.shared.errors import PipelineError, out_of_memory
 from components.shared.imports import without_packages
 from components.shared.model import PIPELINE_FILE, ModelConfig, asking, local_model, require_model_folder
 from components.shared.problem import Problem
-from components.shared.tools import NEXT_ANSWER
 
 with without_packages("sklearn"):  # with SciPy and pandas a second and 110 MB, for assisted decoding
     from transformers import (
@@ -52,7 +51,7 @@ class ReadObservation(NamedTuple):
     ids: tuple[int, ...]
     """With what its template puts around the text."""
     text: str
-    """The answer, or the beginning of one that is too long."""
+    """The answer, or the beginning of one that is too long; `NEXT_ANSWER` separates the answers to several calls."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,20 @@ class Checkpoint:
         """Return the tokens of a text, without special tokens."""
         return self._encode([text])[0]
 
-    def prompt_ids(self, question: str, source: str = "", earlier: Sequence[tuple[str, str]] = ()) -> tuple[int, ...]:
+    def prompt_ids(
+        self,
+        question: str,
+        source: str = "",
+        earlier: Sequence[tuple[str, str]] = (),
+        turns: Sequence[AnsweredTurn] = (),
+    ) -> tuple[int, ...]:
         """Return the tokens of the prompt that asks a question from a source of problems, after earlier messages.
 
-        They begin with the begin token if the model has one; a chat template sets it, and all special tokens, itself:
-        none comes from a question.
+        With `turns`, they are those of the prompt of the turn after them. They begin with the begin token if the model
+        has one; a chat template sets it, and all special tokens, itself: none comes from a question or a turn.
         """
-        return self._begun(self.encode(self._prompt(question, source, earlier)))
+        turns = [turn._replace(response=self._without_special_tokens(turn.response)) for turn in turns]
+        return self._begun(self.encode(self._prompt(question, source, earlier, turns)))
 
     def read_observation(self, text: str, *, ended: bool) -> ReadObservation:
         """Return what the model reads after a turn: the answer of its environment, up to where the model writes.
@@ -127,7 +133,7 @@ class Checkpoint:
         def first(num_characters: int) -> ReadObservation:
             shown = text if num_characters >= len(text) else text[:num_characters] + CUT
             ids = self.encode(self.format.observation(shown, ended=ended))
-            return ReadObservation(ids, shown.replace(NEXT_ANSWER, "\n"))
+            return ReadObservation(ids, shown)
 
         longest = min(len(text), _MAX_CHARACTERS_PER_TOKEN * limit)
         read = first(longest)
@@ -142,8 +148,7 @@ class Checkpoint:
 
     def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
         """Tell whether a prompt ends in `<think>`, so that what follows begins inside a thought."""
-        text: str = self.tokenizer.decode(list(prompt_ids[-_END_OF_PROMPT:]))
-        return text.rstrip().endswith("<think>")
+        return opens_thought(self.tokenizer.decode(list(prompt_ids[-_END_OF_PROMPT:])))
 
     def examples(self, problems: Sequence[Problem]) -> list[TokenSequence]:
         """Return each problem with its solution and an end token: the targets of fine-tuning.
@@ -188,11 +193,17 @@ class Checkpoint:
             text = text.replace(token, f"{token[0]} {token[1:]}" if len(token) > 1 else " ")
         return text
 
-    def _prompt(self, question: str, source: str, earlier: Sequence[tuple[str, str]]) -> str:
+    def _prompt(
+        self,
+        question: str,
+        source: str,
+        earlier: Sequence[tuple[str, str]],
+        turns: Sequence[AnsweredTurn] = (),
+    ) -> str:
         if self.format.template:
             question = self._without_special_tokens(question)
             earlier = [(role, self._without_special_tokens(content)) for role, content in earlier]
-        return self.format.prompt(question, source, earlier)
+        return self.format.prompt(question, source, earlier, turns)
 
     def _encode(self, texts: list[str]) -> list[tuple[int, ...]]:
         """Return the tokens of texts, in one call: each takes longer than most texts."""

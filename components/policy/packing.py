@@ -5,13 +5,16 @@ Sequences lie in one row without padding, each prompt once; or in padded rows, f
 Shape suffixes (a capital per axis, valid in this package):
     T  tokens of a micro-batch, end to end     N  sampled tokens of a micro-batch, all sequences end to end
     B  sequences of the optimizer step, M  their sampled tokens, end to end
+A sequence whose history was rewritten while it was sampled (`TokenSequence.forks`) has several branches. The model
+reads them as separate sequences, and everything after it counts them as one.
 Only what a model sampled carries a loss, neither its prompt nor what an environment wrote between its turns: everything
 after the model itself is N long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import groupby, pairwise, repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +32,9 @@ class TokenSequence:
     environment: tuple[tuple[int, int], ...] = ()
     """Which tokens of the completion an environment wrote, as bounds [start, stop) in ascending order: the model reads
     them, and no loss, log-probability or length counts them. All others were sampled."""
+    forks: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Where a chat template rewrote the history: a place in the completion, ascending, and the prompt that the model
+    read there instead of all tokens before."""
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
@@ -54,6 +60,21 @@ class TokenSequence:
         """How many tokens of the completion were sampled."""
         return len(self.completion_ids) - sum(stop - start for start, stop in self.environment)
 
+    @property
+    def branches(self) -> "list[TokenSequence]":
+        """The sequences that the model read, each with its own prompt, up to the last token sampled in each."""
+        if not self.forks:
+            return [self]
+        branches, places = [], self.sampled_places
+        bounds = [0, *(place for place, _ in self.forks), len(self.completion_ids)]
+        prompts = [self.prompt_ids, *(prompt_ids for _, prompt_ids in self.forks)]
+        for prompt_ids, (start, bound) in zip(prompts, pairwise(bounds), strict=True):
+            stop = 1 + max((place for place in places if start <= place < bound), default=start - 1)
+            own = tuple((a - start, b - start) for a, b in self.environment if start <= a and b <= stop)
+            if stop > start:
+                branches.append(TokenSequence(prompt_ids, self.completion_ids[start:stop], own))
+        return branches
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -68,7 +89,7 @@ class MicroBatch:
     target_N: Tensor
     """The sampled tokens themselves."""
     sequence_N: Tensor
-    """The index of the sequence that each sampled token belongs to."""
+    """The index of the sequence that each sampled token belongs to, in any of its branches."""
     token_N: Tensor
     """The place of each sampled token among those of all sequences, laid end to end in their own order (M)."""
     width: int = 0
@@ -98,15 +119,16 @@ def pack_shard(
     device: torch.device,
     indices: Sequence[int],
     padded: bool = False,
+    whole: bool = False,
 ) -> Shard:
     """Pack this process's shard of the sequences at `indices`; the sequences of one prompt stay together."""
     own = indices if ranks.world_size == 1 else _balanced_shards(sequences, indices, ranks.world_size)[ranks.rank]
-    batches = pack(sequences, max_tokens=max_tokens, device=device, indices=own, padded=padded)
+    batches = pack(sequences, max_tokens=max_tokens, device=device, indices=own, padded=padded, whole=whole)
     missing = max(ranks.all_gather(len(batches), "the packing of micro-batches")) - len(batches)
     if not missing:
         return Shard(batches, [])
     shortest = min(indices, key=lambda index: len(sequences[index]))
-    (dummy,) = pack(sequences, max_tokens=max_tokens, device=device, indices=[shortest], padded=padded)
+    dummy, *_ = pack(sequences, max_tokens=max_tokens, device=device, indices=[shortest], padded=padded)
     return Shard(batches, [dummy] * missing)
 
 
@@ -117,61 +139,93 @@ def pack(
     device: torch.device,
     indices: Sequence[int] | None = None,
     padded: bool = False,
+    whole: bool = False,
 ) -> list[MicroBatch]:
     """Pack sequences, or those at `indices`, into micro-batches of at most `max_tokens` tokens.
 
     Neighbours with the same prompt are a group, and share it. A group that alone is longer is split, and pays its
-    prompt once per part; a sequence that alone is longer gets a micro-batch of its own. With `padded`, each sequence is
-    a row of its own, and padding counts as tokens.
+    prompt once per part; a sequence that alone is longer gets its own micro-batch. With `padded`, each sequence is a
+    separate row, and padding counts as tokens. With `whole`, all branches of a sequence are in one micro-batch.
     """
     indices = range(len(sequences)) if indices is None else indices
-    offsets = list(accumulate((sequence.num_sampled for sequence in sequences), initial=0))
+    branches_B = _branches(sequences)
+    chosen = [branches_B[index] for index in indices]
     if padded:
-        by_length = sorted(indices, key=lambda index: -len(sequences[index]))
-        rows_of_batches: list[list[int]] = []
-        for index in by_length:
-            width = len(sequences[rows_of_batches[-1][0]]) if rows_of_batches else 0
-            if rows_of_batches and width * (len(rows_of_batches[-1]) + 1) <= max_tokens:
-                rows_of_batches[-1].append(index)
+        units = chosen if whole else [[branch] for branches in chosen for branch in branches]
+        rows_of_batches: list[list[_Branch]] = []
+        for unit in sorted(units, key=lambda unit: -_width(unit)):
+            rows = rows_of_batches[-1] if rows_of_batches else []
+            if rows and _width(rows) * (len(rows) + len(unit)) <= max_tokens:
+                rows.extend(unit)
             else:
-                rows_of_batches.append([index])
-        return [_pad(sequences, rows, offsets, device) for rows in rows_of_batches]
-    groups = _groups(sequences, indices)
-    parts: list[_Group] = []
-    for group in groups:
-        members = list(group.completions.items())
-        lengths = [len(sequence.completion_ids) for _, sequence in members]
-        bins = _first_fit_decreasing(lengths, max_tokens - len(group.prompt_ids))
-        parts += [_Group(group.prompt_ids, dict(members[place] for place in sorted(bin_))) for bin_ in bins]
-    rows = _first_fit_decreasing([part.num_tokens for part in parts], max_tokens)
-    return [_pack_row([parts[index] for index in row], offsets, device) for row in rows]
+                rows_of_batches.append(list(unit))
+        return [_pad(rows, device) for rows in rows_of_batches]
+    parts = [_groups(branches) for branches in chosen if whole and len(branches) > 1]
+    for group in _groups(_firsts_first(branches for branches in chosen if not whole or len(branches) == 1)):
+        lengths = [len(branch.tokens.completion_ids) for branch in group]
+        bins = _first_fit_decreasing(lengths, max_tokens - len(group[0].tokens.prompt_ids))
+        parts += [[[group[place] for place in sorted(bin_)]] for bin_ in bins]
+    packed = _first_fit_decreasing([sum(map(_num_tokens, part)) for part in parts], max_tokens)
+    return [_pack_row([group for index in bin_ for group in parts[index]], device) for bin_ in packed]
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Completions that share a prompt, by the index of their sequence."""
+class _Branch(NamedTuple):
+    """What the model reads of a sequence at once."""
 
-    prompt_ids: tuple[int, ...]
-    completions: dict[int, TokenSequence]
+    tokens: TokenSequence
+    sequence: int
+    """The index of the sequence."""
+    first_token: int
+    """The place of its first sampled token among those of all sequences."""
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.prompt_ids) + sum(len(each.completion_ids) for each in self.completions.values())
+    def predictions(self, sources: Iterable[int]) -> Iterator[tuple[int, int, int, int]]:
+        """Yield source, target, sequence and token of each sampled token: see `MicroBatch`."""
+        places = range(self.first_token, self.first_token + self.tokens.num_sampled)
+        return zip(sources, self.tokens.sampled_ids, repeat(self.sequence), places, strict=False)
 
 
-def _groups(sequences: Sequence[TokenSequence], indices: Sequence[int]) -> list[_Group]:
-    by_prompt = groupby(indices, key=lambda index: sequences[index].prompt_ids)
-    return [_Group(prompt, {index: sequences[index] for index in each}) for prompt, each in by_prompt]
+def _branches(sequences: Sequence[TokenSequence]) -> list[list[_Branch]]:
+    branches_B, first = [], 0
+    for index, sequence in enumerate(sequences):
+        branches_B.append(list[_Branch]())
+        for tokens in sequence.branches:
+            branches_B[-1].append(_Branch(tokens, index, first))
+            first += tokens.num_sampled
+    return branches_B
+
+
+def _firsts_first(branches_B: Iterable[list[_Branch]]) -> list[_Branch]:
+    """Return first branches before later ones, which share their prompts with none."""
+    in_order = list(branches_B)
+    return [*(branches[0] for branches in in_order), *(branch for branches in in_order for branch in branches[1:])]
+
+
+def _groups(branches: Iterable[_Branch]) -> list[list[_Branch]]:
+    """Return neighbours with the same prompt together."""
+    return [list(group) for _, group in groupby(branches, key=lambda branch: branch.tokens.prompt_ids)]
+
+
+def _num_tokens(group: Sequence[_Branch]) -> int:
+    """Return the tokens of branches that share a prompt."""
+    return len(group[0].tokens.prompt_ids) + sum(len(branch.tokens.completion_ids) for branch in group)
+
+
+def _width(rows: Sequence[_Branch]) -> int:
+    return max(len(row.tokens) for row in rows)
 
 
 def _balanced_shards(sequences: Sequence[TokenSequence], indices: Sequence[int], num_shards: int) -> list[list[int]]:
     """Assign groups to shards, the largest first, each to the shard with the fewest tokens."""
     shards: list[list[int]] = [[] for _ in range(num_shards)]
     num_tokens = [0] * num_shards
-    for group in sorted(_groups(sequences, indices), key=lambda group: -group.num_tokens):
+    branches_B = _branches(sequences)
+    by_prompt = groupby(indices, key=lambda index: sequences[index].prompt_ids)
+    groups = [list(group) for _, group in by_prompt]
+    sizes = [sum(map(_num_tokens, _groups(_firsts_first(branches_B[index] for index in group)))) for group in groups]
+    for size, group in sorted(zip(sizes, groups, strict=True), key=lambda pair: -pair[0]):
         smallest = num_tokens.index(min(num_tokens))
-        num_tokens[smallest] += group.num_tokens
-        shards[smallest] += group.completions
+        num_tokens[smallest] += size
+        shards[smallest] += group
     return [sorted(shard) for shard in shards]
 
 
@@ -189,20 +243,16 @@ def _first_fit_decreasing(sizes: Sequence[int], room: int) -> list[list[int]]:
     return bins
 
 
-def _pad(
-    sequences: Sequence[TokenSequence], rows: Sequence[int], offsets: Sequence[int], device: torch.device
-) -> MicroBatch:
-    """Lay out sequences in rows of one length, padded at the end, the longest first."""
-    width = len(sequences[rows[0]])
+def _pad(rows: Sequence[_Branch], device: torch.device) -> MicroBatch:
+    """Lay out sequences in rows of one length, padded at the end."""
+    width = _width(rows)
     ids: list[int] = []
     predictions: list[tuple[int, int, int, int]] = []
-    for index in rows:
-        sequence = sequences[index]
-        first = len(ids) + len(sequence.prompt_ids)
-        sources = (first + place - 1 for place in sequence.sampled_places)
-        tokens = range(offsets[index], offsets[index + 1])
-        predictions.extend(zip(sources, sequence.sampled_ids, [index] * len(tokens), tokens, strict=True))
-        ids.extend((*sequence.prompt_ids, *sequence.completion_ids, *[0] * (width - len(sequence))))
+    for row in rows:
+        tokens = row.tokens
+        first = len(ids) + len(tokens.prompt_ids)
+        predictions.extend(row.predictions(first + place - 1 for place in tokens.sampled_places))
+        ids.extend((*tokens.prompt_ids, *tokens.completion_ids, *[0] * (width - len(tokens))))
     bounds = tuple(range(0, len(ids) + 1, width))
     own, none = Segments(bounds, bounds, causal=True), Segments((0,), (0,), causal=False)
     source_N, target_N, sequence_N, token_N = torch.tensor(predictions, device=device).T.contiguous()
@@ -212,7 +262,7 @@ def _pad(
     return MicroBatch(ids_T, positions_T, layout, source_N, target_N, sequence_N, token_N, width)
 
 
-def _pack_row(groups: Sequence[_Group], offsets: Sequence[int], device: torch.device) -> MicroBatch:
+def _pack_row(groups: Sequence[Sequence[_Branch]], device: torch.device) -> MicroBatch:
     """Lay out the prompts that are shared, their completions, and then the sequences that share theirs with none.
 
     Completions and sequences of one length go side by side: attention takes them together.
@@ -228,27 +278,26 @@ def _pack_row(groups: Sequence[_Group], offsets: Sequence[int], device: torch.de
         positions.extend(range(position, position + len(tokens)))
         bounds.append(len(ids))
 
-    def predict(index: int, sequence: TokenSequence, *, first_source: int) -> None:
+    def predict(branch: _Branch, *, first_source: int) -> None:
         """Note where a completion that ends the row is predicted: each token but its first by the one before."""
-        start = len(ids) - len(sequence.completion_ids)
-        places, tokens = sequence.sampled_places, range(offsets[index], offsets[index + 1])
-        sources = [start + place - 1 if place else first_source for place in places]
-        predictions.extend(zip(sources, sequence.sampled_ids, [index] * len(tokens), tokens, strict=True))
+        start = len(ids) - len(branch.tokens.completion_ids)
+        places = branch.tokens.sampled_places
+        predictions.extend(branch.predictions(start + place - 1 if place else first_source for place in places))
 
-    shared = [group for group in groups if len(group.completions) > 1]
+    shared = [group for group in groups if len(group) > 1]
     for group in shared:
-        append(group.prompt_ids, position=0)
+        append(group[0].tokens.prompt_ids, position=0)
     prompt_bounds = tuple(bounds)
     branch_bounds = [0]
     for group, prompt_stop in zip(shared, prompt_bounds[1:], strict=True):
-        for index, sequence in sorted(group.completions.items(), key=lambda item: len(item[1])):
-            append(sequence.completion_ids, position=len(group.prompt_ids))
-            predict(index, sequence, first_source=prompt_stop - 1)
+        for branch in sorted(group, key=lambda branch: len(branch.tokens)):
+            append(branch.tokens.completion_ids, position=len(branch.tokens.prompt_ids))
+            predict(branch, first_source=prompt_stop - 1)
         branch_bounds.append(len(ids) - prompt_bounds[-1])
-    for group in sorted((each for each in groups if len(each.completions) == 1), key=lambda group: group.num_tokens):
-        ((index, sequence),) = group.completions.items()
-        append(group.prompt_ids + sequence.completion_ids, position=0)
-        predict(index, sequence, first_source=len(ids) - len(sequence.completion_ids) - 1)
+    for branch in sorted((group[0] for group in groups if len(group) == 1), key=lambda branch: len(branch.tokens)):
+        tokens = branch.tokens
+        append(tokens.prompt_ids + tokens.completion_ids, position=0)
+        predict(branch, first_source=len(ids) - len(tokens.completion_ids) - 1)
     layout = PackedLayout(
         own=Segments(tuple(bounds), tuple(bounds), causal=True),
         shared=Segments(tuple(branch_bounds), prompt_bounds, causal=False),

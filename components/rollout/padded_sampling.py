@@ -47,20 +47,20 @@ class _Next(LogitsProcessor):  # type: ignore[misc]
 
 
 class _Done(StoppingCriteria):  # type: ignore[misc]
-    """Stops rows whose trajectories have ended."""
+    """Stops rows whose trajectories have ended or forked."""
 
     def __init__(self, rows: Sequence[Trajectory]) -> None:
-        self._rows = rows
+        self._rows = [(row, row.prompt_ids) for row in rows]
 
     def __call__(self, input_ids: Tensor, scores: Any, **others: Any) -> Tensor:
-        return torch.tensor([row.status is Status.DONE for row in self._rows], device=input_ids.device)
+        return torch.tensor([not row.goes_on(prompt) for row, prompt in self._rows], device=input_ids.device)
 
 
 @torch.inference_mode()
 def run_to_completion(
     checkpoint: Checkpoint, trajectories: Sequence[Trajectory | None], temperature: float, uniform_RT: Tensor
 ) -> None:
-    """Sample until every trajectory is done; None is not sampled.
+    """Sample until every trajectory is done or has forked; None is not sampled.
 
     Prompts of one length are read together: none is padded, whose padding a recurrence would see. `uniform` has a
     number in [0, 1) for each token that may be sampled.
@@ -69,11 +69,7 @@ def run_to_completion(
     numbered.sort(key=lambda pair: len(pair[1].prompt_ids))
     for _, same in groupby(numbered, key=lambda pair: len(pair[1].prompt_ids)):
         numbers, rows = zip(*same, strict=True)
-        try:
-            _run(checkpoint, rows, temperature, uniform_RT[list(numbers)])
-        finally:
-            for row in rows:
-                row.close()
+        _run(checkpoint, rows, temperature, uniform_RT[list(numbers)])
 
 
 def _run(checkpoint: Checkpoint, rows: Sequence[Trajectory], temperature: float, uniform_RT: Tensor) -> None:

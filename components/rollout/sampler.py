@@ -21,6 +21,7 @@ from components.grading.verifier import (
 from components.policy.packing import TokenSequence
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem
+from components.shared.tools import NEXT_ANSWER
 
 if TYPE_CHECKING:
     from components.policy.checkpoint import Checkpoint
@@ -61,7 +62,7 @@ class Turn:
     """What the model wrote, without its end token."""
     observation: str = ""
     """The answer of the environment as the model read it: only the beginning of a long one, and nothing after the last
-    turn."""
+    turn. `NEXT_ANSWER` separates the answers to several calls."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """What the environment says of this turn, by the name of the part of the reward."""
     in_thought: bool = False
@@ -137,7 +138,12 @@ class Completion:
     def turn_records(self) -> list[dict[str, Any]]:
         """Return the turns as a record shows them to people."""
         return [
-            {"text": turn.text, "observation": turn.observation, "rewards": dict(turn.rewards)} for turn in self.turns
+            {
+                "text": turn.text,
+                "observation": turn.observation.replace(NEXT_ANSWER, "\n"),
+                "rewards": dict(turn.rewards),
+            }
+            for turn in self.turns
         ]
 
 

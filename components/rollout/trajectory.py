@@ -4,6 +4,10 @@ An engine samples tokens and hands them over (`extend`) as long as a trajectory 
 trajectory waits for the answer of its environment (`asked`), which the engine hands over as well (`receive`). The
 tokens of the observation are then part of `ids`, and the engine reads them before it samples the next token. Sampled
 tokens are never tokenised again; each observation is tokenised by itself.
+
+A chat template may rewrite the history, such as leave out the thoughts of earlier turns. Where the prompt of the next
+turn does not begin with the tokens so far, the trajectory forks: it has a new prompt, and no `ids` until more are
+sampled.
 """
 
 import math
@@ -13,9 +17,10 @@ from dataclasses import replace
 from enum import Enum, auto
 
 from components.environments.pool import Answer, Episode
-from components.policy.checkpoint import Checkpoint, ReadObservation
+from components.policy.checkpoint import Checkpoint
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, PartialCompletions, Sampling, StopTexts, Turn
+from components.shared.chat import AnsweredTurn
 from components.shared.model import context_tokens_of
 from components.shared.problem import Problem
 from components.shared.tools import find_calls
@@ -71,8 +76,9 @@ class Trajectory:
         self, rollout: RolloutContext, problem: Problem, prompt_ids: tuple[int, ...], partial: Completion | None = None
     ) -> None:
         self.prompt_ids = prompt_ids
+        """The prompt, or since the last fork the one of that turn."""
         self.ids: list[int] = []
-        """The completion so far: what was sampled, and what its environment wrote."""
+        """What was sampled after this prompt, and what the environment wrote."""
         self.num_sampled = 0
         self.status = Status.SAMPLING
         self.asked: Future[Answer] | None = None
@@ -80,6 +86,10 @@ class Trajectory:
         self._rollout, self._problem = rollout, problem
         self._checkpoint, self._sampling = rollout.checkpoint, rollout.sampling
         self._logprobs: list[float] = []
+        self._first_prompt_ids = prompt_ids
+        self._earlier: list[int] = []
+        """The completion up to the last fork."""
+        self._forks: list[tuple[int, tuple[int, ...]]] = []
         self._observed: list[tuple[int, int]] = []
         self._turns: list[Turn] = []
         self._turn_start = 0
@@ -97,6 +107,15 @@ class Trajectory:
     def tokens_left(self) -> int:
         """How many tokens may be sampled before the trajectory is truncated or paused, in any number of turns."""
         return int(min(self._room, self._segment_end - self.num_sampled))
+
+    @property
+    def has_forked(self) -> bool:
+        """Whether it has another prompt than the other completions of its group."""
+        return bool(self._forks)
+
+    def goes_on(self, prompt_ids: tuple[int, ...]) -> bool:
+        """Return whether more is to be sampled after this prompt: it is not done, and has not forked meanwhile."""
+        return self.status is not Status.DONE and self.prompt_ids is prompt_ids
 
     def extend(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Add sampled tokens, up to the one that ends the turn or uses up what is left; drop those after it."""
@@ -117,17 +136,50 @@ class Trajectory:
         assert self.status is Status.WAITING, "only a turn that has ended is answered"
         self._failure = answer.failure
         self._finished = self._failure is None and (answer.observation.done or self._stopped)
-        observed = self._to_read(answer)
-        self._turns.append(self._answered_turn(answer, "" if observed is None else observed.text))
         self.asked = None
-        if observed is None:
+        turn = self._answered_turn(answer)
+        environments = self._sampling.environments
+        assert environments is not None, "without an environment nothing is answered"
+        is_last = len(self._turns) + 1 >= environments.config.max_turns
+        if self._finished or answer.failure is not None or is_last or not self._read(turn, answer.observation.text):
+            self._turns.append(turn)
             self._end()
-            return
+
+    def _read(self, turn: Turn, text: str) -> bool:
+        """Begin the turn after `turn`, which its environment has answered with `text`; return False without room."""
+        observed = self._checkpoint.read_observation(text, ended=self._ended)
+        turns = [*self._turns, replace(turn, observation=observed.text)]
+        prompt_ids = self._rewritten_prompt(turns)
+        left = self._context_left - len(observed.ids)
+        if prompt_ids is not None:
+            left = self._rollout.max_tokens - len(prompt_ids)
+        if left <= 0 or self.num_sampled >= self._sampling.max_new_tokens:
+            return False
+        self._turns = turns
         if observed.ids:
-            self._observed.append((len(self.ids), len(self.ids) + len(observed.ids)))
+            start = len(self._earlier) + len(self.ids)
+            self._observed.append((start, start + len(observed.ids)))
         self.ids += observed.ids
+        if prompt_ids is not None:
+            self._earlier += self.ids
+            self._forks.append((len(self._earlier), prompt_ids))
+            self.prompt_ids, self.ids = prompt_ids, []
         self._turn_start, self.status = len(self.ids), Status.SAMPLING
         self._check_room()
+        return True
+
+    def _rewritten_prompt(self, turns: Sequence[Turn]) -> tuple[int, ...] | None:
+        """Return the prompt of the turn after `turns`; None where it begins with the tokens so far."""
+        if not self._ended or not self._checkpoint.format.rewrites_history:
+            return None
+        sampled_ids, problem = self._tokens.sampled_ids, self._problem
+        history = [
+            AnsweredTurn(turn.response, turn.observation, sampled_ids[turn.end - 1] in self._checkpoint.end_ids)
+            for turn in turns
+        ]
+        prompt_ids = self._checkpoint.prompt_ids(problem.question, problem.source, problem.earlier, history)
+        so_far = (*self.prompt_ids, *self.ids)
+        return None if prompt_ids[: len(so_far)] == so_far else prompt_ids
 
     def completion(self) -> Completion:
         """Return the completion, once nothing more is sampled in this call."""
@@ -136,11 +188,11 @@ class Trajectory:
         if self._sampling.environments is not None and not self._paused and self.num_sampled > end:
             turns = [*turns, self._turn()]  # truncated before it ended
         return Completion(
-            TokenSequence(self.prompt_ids, tuple(self.ids), tuple(self._observed)),
+            self._tokens,
             tuple(self._logprobs),
             self._text(),
             finished=self._finished,
-            in_thought=self._checkpoint.opens_thought(self.prompt_ids),
+            in_thought=self._checkpoint.opens_thought(self._first_prompt_ids),
             turns=tuple(turns),
             failure=self._failure,
             paused=self._paused,
@@ -153,6 +205,11 @@ class Trajectory:
             self._episode = None
 
     @property
+    def _tokens(self) -> TokenSequence:
+        ids = (*self._earlier, *self.ids)
+        return TokenSequence(self._first_prompt_ids, ids, tuple(self._observed), tuple(self._forks))
+
+    @property
     def _room(self) -> float:
         """How many tokens may be sampled before the trajectory is truncated, in any number of turns."""
         return min(self._sampling.max_new_tokens - self.num_sampled, self._context_left)
@@ -162,11 +219,13 @@ class Trajectory:
         return self._rollout.max_tokens - len(self.prompt_ids) - len(self.ids)
 
     def _continue(self, partial: Completion) -> None:
-        self.ids, self._logprobs = list(partial.tokens.completion_ids), list(partial.logprobs)
-        self.num_sampled = partial.num_tokens
-        self._observed, self._turns = list(partial.tokens.environment), list(partial.turns)
+        tokens, ids = partial.tokens, list(partial.tokens.completion_ids)
+        self._logprobs, self.num_sampled = list(partial.logprobs), partial.num_tokens
+        self._observed, self._turns, self._forks = list(tokens.environment), list(partial.turns), list(tokens.forks)
+        start, self.prompt_ids = tokens.forks[-1] if tokens.forks else (0, tokens.prompt_ids)
+        self._earlier, self.ids = ids[:start], ids[start:]
         if partial.turns:
-            self._turn_start = partial.num_environment_tokens + partial.turns[-1].end
+            self._turn_start = partial.num_environment_tokens + partial.turns[-1].end - start
 
     def _check_room(self) -> None:
         """End the trajectory where no token of its turn may be sampled any more."""
@@ -195,17 +254,6 @@ class Trajectory:
         self.status = Status.DONE
         self.close()
 
-    def _to_read(self, answer: Answer) -> ReadObservation | None:
-        """Return what the model reads before its next turn; None where there is none."""
-        environments = self._sampling.environments
-        assert environments is not None, "without an environment nothing is answered"
-        is_last = len(self._turns) + 1 >= environments.config.max_turns
-        if self._finished or answer.failure is not None or is_last:
-            return None
-        observed = self._checkpoint.read_observation(answer.observation.text, ended=self._ended)
-        has_room = self._context_left > len(observed.ids) and self.num_sampled < self._sampling.max_new_tokens
-        return observed if has_room else None
-
     @property
     def _ended(self) -> bool:
         """Whether what was sampled last is an end token."""
@@ -216,11 +264,11 @@ class Trajectory:
         in_thought = self._checkpoint.opens_thought((*self.prompt_ids, *self.ids[: self._turn_start]))
         return Turn(self.num_sampled, self._turn_text(), in_thought=in_thought)
 
-    def _answered_turn(self, answer: Answer, observation: str) -> Turn:
-        """Return the current turn with the answer of its environment, of which the model reads `observation`."""
+    def _answered_turn(self, answer: Answer) -> Turn:
+        """Return the current turn with what its environment says of it."""
         turn, goes_on = self._turn(), answer.failure is None and not answer.observation.done
         is_call = goes_on or self._has_call(turn)
-        return replace(turn, observation=observation, rewards=answer.observation.rewards, is_call=is_call)
+        return replace(turn, rewards=answer.observation.rewards, is_call=is_call)
 
     def _turn_text(self) -> str:
         """Return what the model wrote in the current turn, without its end token or what stopped it."""
@@ -228,8 +276,9 @@ class Trajectory:
         return self._rollout.stop.before(self._checkpoint.decode(ids))
 
     def _text(self) -> str:
-        text = self._checkpoint.decode(self.ids[: len(self.ids) - self._ended])
+        ids = [*self._earlier, *self.ids]
+        text = self._checkpoint.decode(ids[: len(ids) - self._ended])
         if not self._stopped:
             return text
-        before = self._checkpoint.decode(self.ids[: self._turn_start])
+        before = self._checkpoint.decode(ids[: len(self._earlier) + self._turn_start])
         return before + self._rollout.stop.before(text.removeprefix(before))

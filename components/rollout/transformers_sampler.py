@@ -4,6 +4,7 @@ import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from components.rollout.sampler import Completion, PartialCompletions, Sampling
 from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.turn_decoding import TurnDecoding
 from components.shared.problem import Problem
+
+_Key = TypeVar("_Key")
 
 
 @dataclass
@@ -71,25 +74,49 @@ class TransformersSampler:
     ) -> list[list[Completion]]:
         """Sample completions that have turns or segments, are continued, or need the cache of their model."""
         groups = RolloutContext(self.checkpoint, sampling).begin(problems, partial)
-        prompts = {
-            index: each.prompt_ids
+        trajectories = {
+            (index, number): each
             for index, group in enumerate(groups)
-            for each in group
-            if isinstance(each, Trajectory) and each.status is Status.SAMPLING
+            for number, each in enumerate(group)
+            if isinstance(each, Trajectory)
         }
-        for batch in self._batches(prompts, sampling.num_samples):
-            rows = [each if isinstance(each, Trajectory) else None for index in batch for each in groups[index]]
-            uniform_RT = uniform_PGT[batch].flatten(0, 1)
-            if self.checkpoint.is_padded:
-                padded_sampling.run_to_completion(self.checkpoint, rows, sampling.temperature, uniform_RT)
-                continue
-            batch_prompts = [prompts[index] for index in batch]
-            turns = TurnDecoding(self.checkpoint, batch_prompts, sampling.num_samples, sampling.temperature)
-            turns.run_to_completion(rows, uniform_RT)
+
+        def sampled() -> dict[tuple[int, int], Trajectory]:
+            return {key: each for key, each in trajectories.items() if each.status is Status.SAMPLING}
+
+        try:
+            prompts = {index: each.prompt_ids for (index, _), each in sampled().items() if not each.has_forked}
+            for batch in self._batches(prompts, sampling.num_samples):
+                every = [trajectories.get((index, number)) for index in batch for number in range(sampling.num_samples)]
+                rows = [None if each is None or each.has_forked else each for each in every]
+                uniform_RT = uniform_PGT[batch].flatten(0, 1)
+                self._decode([prompts[index] for index in batch], rows, sampling.temperature, uniform_RT)
+            while forked := sampled():
+                for keys in self._batches({key: each.prompt_ids for key, each in forked.items()}, 1):
+                    own = [forked[key] for key in keys]
+                    uniform_RT = torch.stack([uniform_PGT[key] for key in keys])
+                    self._decode([each.prompt_ids for each in own], own, sampling.temperature, uniform_RT)
+        finally:
+            for each in trajectories.values():
+                each.close()
         return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
 
-    def _batches(self, prompts: Mapping[int, Sequence[int]], num_samples: int) -> Iterator[list[int]]:
-        """Yield the problems, by the keys of their prompts, whose completions are decoded together."""
+    def _decode(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        rows: Sequence[Trajectory | None],
+        temperature: float,
+        uniform_RT: Tensor,
+    ) -> None:
+        """Sample trajectories, as many of each prompt, until they are done or have forked."""
+        if self.checkpoint.is_padded:
+            padded_sampling.run_to_completion(self.checkpoint, rows, temperature, uniform_RT)
+        else:
+            turns = TurnDecoding(self.checkpoint, prompts, len(rows) // len(prompts), temperature)
+            turns.run_to_completion(rows, uniform_RT)
+
+    def _batches(self, prompts: Mapping[_Key, Sequence[int]], num_samples: int) -> Iterator[list[_Key]]:
+        """Yield the prompts, by their keys, whose completions are decoded together."""
         # Prompts of similar length waste the least padding in their cache.
         order = sorted(prompts, key=lambda index: len(prompts[index]))
         size = max(1, self.max_batch_size // num_samples)

@@ -36,18 +36,12 @@ class TurnDecoding(Decoding):
         self.turns = self.cache = TurnCache(self.cache.prompt_lengths, group_size, checkpoint.device)
 
     def run_to_completion(self, trajectories: Sequence[Trajectory | None], uniform_RT: Tensor) -> None:
-        """Sample until every trajectory is done; they are in the order of their prompts, and None is not sampled.
+        """Sample until every trajectory is done or has forked; they are in the order of their prompts.
 
-        `uniform` has a number in [0, 1) for each token that may be sampled.
+        None is not sampled. `uniform` has a number in [0, 1) for each token that may be sampled.
         """
         self._active = {number: each for number, each in enumerate(trajectories) if each is not None}
-        try:
-            self._decode(uniform_RT)
-        finally:
-            for each in self._active.values():
-                each.close()
-
-    def _decode(self, uniform_RT: Tensor) -> None:
+        self._prompt_ids = {number: each.prompt_ids for number, each in self._active.items()}
         ready, logits_RV = self._read_first()
         due: dict[int, int] = {}
         calls = 0
@@ -114,9 +108,12 @@ class TurnDecoding(Decoding):
         return self._active[number].status is status
 
     def _drop_done(self) -> None:
-        done = [number not in self._active or self._is(number, Status.DONE) for number in self.turns.numbers]
+        done = [not (number in self._active and self._goes_on(number)) for number in self.turns.numbers]
         if any(done):
             self.turns.drop(torch.tensor(done, device=self.checkpoint.device))
+
+    def _goes_on(self, number: int) -> bool:
+        return self._active[number].goes_on(self._prompt_ids[number])
 
 
 @dataclass(frozen=True)

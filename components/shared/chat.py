@@ -4,10 +4,10 @@ Every prompt is made here, whether to fine-tune, to sample, to evaluate or to co
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
@@ -38,6 +38,15 @@ _DEFAULT = "default"
 """Name of the template that is used, where a tokenizer has several."""
 
 Message = dict[str, str]
+
+
+class AnsweredTurn(NamedTuple):
+    """What a model wrote, and what its environment answered."""
+
+    response: str
+    observation: str
+    ended: bool = True
+    """Whether the turn ended with an end token; otherwise the message goes on after a block of output."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +120,21 @@ class PromptFormat:
     template: ChatTemplate | None
     """None where the text of the prompt alone is put to it."""
 
-    def prompt(self, question: str, source: str = "", earlier: Sequence[tuple[str, str]] = ()) -> str:
+    def prompt(
+        self,
+        question: str,
+        source: str = "",
+        earlier: Sequence[tuple[str, str]] = (),
+        turns: Sequence[AnsweredTurn] = (),
+    ) -> str:
         """Return the text of the prompt that asks a question from a source of problems, after earlier messages.
 
-        PipelineError where there are such messages, and no template to write them with.
+        With `turns`, it is the prompt of the turn after them. PipelineError where there are earlier messages, and no
+        template to write them with.
         """
         text = self.config.ask(question, source)
         if self.template is not None:
-            return self._render(self._messages(text, earlier), is_prompt=True)
+            return self._render([*self._messages(text, earlier), *self._history(turns)], is_prompt=True)
         if earlier:
             roles = ", ".join(role for role, _ in earlier)
             raise PipelineError(
@@ -216,20 +232,49 @@ class PromptFormat:
         message of the user, as the chat template writes it after that token; otherwise a block of output in the same
         message.
         """
-        is_call = self.call_format == "tool_call"
-        texts = text.split(NEXT_ANSWER) if is_call else [text.replace(NEXT_ANSWER, "\n")]
+        replies = self.replies(text)
         if not ended and self.call_format == "fenced":
-            return as_fenced_output(texts[0])
+            return as_fenced_output(replies[0]["content"])
         if self.template is None:
-            return f"\n{texts[0]}\n"
+            return "\n{content}\n".format_map(replies[0])
         answer = _ANY_ANSWER
         while answer in text:
             answer += answer
-        replies = [{"role": "tool" if is_call else "user", "content": each} for each in texts]
         messages = [*self._messages(_ANY_QUESTION), {"role": "assistant", "content": answer}, *replies]
         rendered = self._render(messages, is_prompt=True)
         after = rendered.rpartition(answer)[2]
         return after.removeprefix(self.end.strip()) if ended else after
+
+    def replies(self, observation: str) -> list[Message]:
+        """Return the messages with which an environment answers a turn: one for each call, where calls are in JSON."""
+        is_call = self.call_format == "tool_call"
+        texts = observation.split(NEXT_ANSWER) if is_call else [observation.replace(NEXT_ANSWER, "\n")]
+        return [{"role": "tool" if is_call else "user", "content": each} for each in texts]
+
+    @cached_property
+    def rewrites_history(self) -> bool:
+        """Whether the template changes what a model wrote, such as its thought, once a reply follows it."""
+        if self.template is None or self.config.tools is None:
+            return False
+        prompt, thought = self.prompt(_ANY_QUESTION), f"Is it?\n</think>\n\n{_ANY_ANSWER}"
+        texts = [_ANY_ANSWER, f"<think>\n{thought}"]
+        if opens_thought(prompt):
+            prompt, texts = prompt.rpartition("<think>")[0], [f"<think>\n{thought}"]
+        return not all(
+            self.prompt(_ANY_QUESTION, turns=[AnsweredTurn(text, "No.")]).startswith(prompt + text + self.end.strip())
+            for text in texts
+        )
+
+    def _history(self, turns: Sequence[AnsweredTurn]) -> Iterator[Message]:
+        content = ""
+        for turn in turns:
+            content += turn.response
+            if turn.ended:
+                yield {"role": "assistant", "content": content}
+                yield from self.replies(turn.observation)
+                content = ""
+            else:
+                content += as_fenced_output(turn.observation)
 
     def require_observations(self, num_tokens: Callable[[str], int]) -> None:
         """Raise PipelineError where `max_observation_tokens` leaves no room for a character of a long observation.
@@ -302,6 +347,11 @@ def prompt_format(config: ModelConfig) -> PromptFormat:
     if template is None:
         raise no_template(config.base)
     return PromptFormat(config, template)
+
+
+def opens_thought(prompt: str) -> bool:
+    """Tell whether a prompt ends in `<think>`, so that what follows begins inside a thought."""
+    return prompt.rstrip().endswith("<think>")
 
 
 def no_template(base: str) -> PipelineError:

@@ -130,7 +130,13 @@ def split_minibatches(
         )
         max_tokens = config.engine.micro_batch_tokens
         shard = pack_shard(
-            ranks, experience.sequences_B, max_tokens=max_tokens, device=device, indices=indices, padded=padded
+            ranks,
+            experience.sequences_B,
+            max_tokens=max_tokens,
+            device=device,
+            indices=indices,
+            padded=padded,
+            whole=not loss_is_sum(config),
         )
         minibatches.append(Minibatch(shard, weights_B.to(device)))
     return minibatches

@@ -80,6 +80,21 @@ def sequences(groups: Sequence[tuple[int, int]] = GROUPS, *, seed: int = 1) -> l
     return result
 
 
+def forked(*branches: TokenSequence) -> TokenSequence:
+    """Return the sequence with these branches; before each but the first an environment wrote two tokens."""
+    ids: list[int] = []
+    environment: list[tuple[int, int]] = []
+    forks: list[tuple[int, tuple[int, ...]]] = []
+    for branch in branches:
+        if ids:
+            environment.append((len(ids), len(ids) + 2))
+            ids += [1, 2]
+            forks.append((len(ids), branch.prompt_ids))
+        environment += [(len(ids) + start, len(ids) + stop) for start, stop in branch.environment]
+        ids += branch.completion_ids
+    return TokenSequence(branches[0].prompt_ids, tuple(ids), tuple(environment), tuple(forks))
+
+
 def weights_M2(num_tokens: int) -> Tensor:
     """Return random weights for the log-probability and the entropy of each completion token."""
     return torch.randn(num_tokens, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))

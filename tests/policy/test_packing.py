@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from components.policy.packing import MicroBatch, Shard, TokenSequence, pack, pack_shard
 from components.policy.parallel import Ranks
 from tests import tiny
+from tests.policy import plain
 
 CPU = torch.device("cpu")
 TURNS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=3).filter(
@@ -137,6 +138,52 @@ def test_selected_sequences_keep_their_indices_and_places(max_tokens: int) -> No
     assert pack(sequences, max_tokens=max_tokens, device=CPU, indices=[]) == []
 
 
+BRANCHES = [
+    [
+        TokenSequence((1, 2), (10, 11, 12, 13), ((1, 2),)),
+        TokenSequence((1, 2, 3, 4), (14,)),
+        TokenSequence((5,), (6, 7)),
+    ],
+    [TokenSequence((1, 2), (15, 16))],
+    [TokenSequence((1, 2), (17,)), TokenSequence((1, 3), (18, 19, 20, 21), ((1, 3),))],
+    [TokenSequence((8, 9), (22, 23, 24))],
+]
+"""What is read of four sequences; no token that is sampled is sampled twice."""
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("max_tokens", [1, 9, 14, 100])
+def test_each_branch_of_a_forked_sequence_is_read_by_itself(max_tokens: int, padded: bool, whole: bool) -> None:
+    """Its tokens are those of the sequence, in their order; all are in one micro-batch where that is asked for."""
+    sequences = [plain.forked(*branches) for branches in BRANCHES]
+    assert [sequence.branches for sequence in sequences] == BRANCHES
+    batches = pack(sequences, max_tokens=max_tokens, device=CPU, padded=padded, whole=whole)
+    contexts: dict[int, tuple[int, int, list[int]]] = {}
+    for batch in batches:
+        columns = zip(batch.source_N, batch.target_N, batch.sequence_N, batch.token_N, strict=True)
+        for source, target, number, token in (map(int, column) for column in columns):
+            contexts[token] = (number, target, _context(batch, source))
+    assert [contexts[token] for token in range(len(contexts))] == [
+        (number, branch.completion_ids[place], [*branch.prompt_ids, *branch.completion_ids[:place]])
+        for number, branches in enumerate(BRANCHES)
+        for branch in branches
+        for place in branch.sampled_places
+    ]
+    counts = Counter(number for batch in batches for number in set(batch.sequence_N.tolist()))
+    assert (max(counts.values()) == 1) == (whole or max_tokens == 100)
+
+
+@pytest.mark.parametrize("num_shards", [2, 3])
+def test_a_forked_sequence_is_in_one_shard(num_shards: int) -> None:
+    """Whose size counts all of its branches; a dummy batch has one of them at most."""
+    sequences = [plain.forked(*branches) for branches in BRANCHES]
+    shards = _shards(num_shards, sequences, [0, 2, 3], max_tokens=6)
+    numbers = [{number for batch in each.batches for number in batch.sequence_N.tolist()} for each in shards]
+    assert numbers == ([{0, 2}, {3}] if num_shards == 2 else [{0, 2}, {3}, set()])
+    assert len({len(each.all_batches) for each in shards}) == 1
+
+
 class _TwoRanks(Ranks):
     """A rank to which another reports its number of micro-batches."""
 
@@ -147,11 +194,13 @@ class _TwoRanks(Ranks):
         return [value, self.others]
 
 
-def _shards(num_shards: int, sequences: list[TokenSequence], indices: list[int]) -> list[Shard]:
+def _shards(
+    num_shards: int, sequences: list[TokenSequence], indices: list[int], *, max_tokens: int = 64
+) -> list[Shard]:
     def shard(rank: int, others: int) -> Shard:
         ranks = _TwoRanks(rank, num_shards)
         ranks.others = others
-        return pack_shard(ranks, sequences, max_tokens=64, device=CPU, indices=indices)
+        return pack_shard(ranks, sequences, max_tokens=max_tokens, device=CPU, indices=indices)
 
     most = max(len(shard(rank, 0).batches) for rank in range(num_shards))
     return [shard(rank, most) for rank in range(num_shards)]

@@ -48,7 +48,7 @@ def test_a_conversation_with_calls_has_the_tokens_that_transformers_makes_of_it(
 
 
 def test_several_answers_are_messages_to_their_limit(tmp_path: Path) -> None:
-    """Each in its own frame; those for which no tokens are left are cut off, and in the log they are lines."""
+    """Each in its own frame; those for which no tokens are left are cut off."""
     checkpoint = _checkpoint(chat_model.write(tmp_path, CALLING), chat={}, max_observation_tokens=120)
     answers = NEXT_ANSWER.join(["2", "12 " * 100, "4"])
     read = checkpoint.read_observation(answers, ended=True)
@@ -56,7 +56,7 @@ def test_several_answers_are_messages_to_their_limit(tmp_path: Path) -> None:
     text = checkpoint.tokenizer.decode(read.ids)
     assert text.count("<tool_response>") == text.count("</tool_response>") == 2
     assert "\n2\n</tool_response>\n<tool_response>\n12 12" in text
-    assert read.text.startswith("2\n12 12")
+    assert read.text.startswith(f"2{NEXT_ANSWER}12 12")
     assert read.text.endswith("...")
     for call_format in ("fenced", "message"):
         own = _checkpoint(tmp_path, chat={}, environment="tests.environments.own:Counting", call_format=call_format)

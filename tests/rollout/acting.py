@@ -5,7 +5,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
@@ -31,7 +31,7 @@ from components.policy.checkpoint import Checkpoint
 from components.policy.padded import use_padded_rows
 from components.rollout.sampler import Completion, Sampling
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.model import ModelConfig
+from components.shared.model import ChatConfig, ModelConfig
 from components.shared.problem import Problem
 from components.shared.tools import ToolsConfig, find_calls
 
@@ -79,16 +79,21 @@ def qwen3_next() -> PreTrainedModel:
     return use_padded_rows(Qwen3NextForCausalLM(config), "it has recurrences")
 
 
-def checkpoint(make: Callable[[], PreTrainedModel] = mistral) -> Checkpoint:
-    """Return a model that writes blocks of code by chance."""
+def checkpoint(
+    make: Callable[[], PreTrainedModel] = mistral, template: str | None = None, **words_instead: str
+) -> Checkpoint:
+    """Return a model that writes blocks of code by chance; with a chat template, and with words in place of others."""
     torch.manual_seed(4)
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="?"))
-    pattern = "|".join(word.replace("+", r"\+").replace("?", r"\?").replace(".", r"\.") for word in WORDS)
+    vocabulary = [words_instead.get(word, word) for word in WORDS]
+    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(vocabulary)}, unk_token="?"))
+    pattern = "|".join(word.replace("+", r"\+").replace("?", r"\?").replace(".", r"\.") for word in vocabulary)
     words.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     words.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", unk_token="?")
     tools = ToolsConfig(environment="python", max_turns=MAX_TURNS, max_observation_tokens=12)
-    config = ModelConfig(base="words", prompt="{question}\n", answer=AnswerPolicy.DECLARED, tools=tools)
+    tokenizer.chat_template = template
+    chat = None if template is None else ChatConfig()
+    config = ModelConfig(base="words", prompt="{question}\n", answer=AnswerPolicy.DECLARED, chat=chat, tools=tools)
     model = make().eval()
     model.generation_config.eos_token_id = [0, 1]
     return Checkpoint(model, tokenizer, config)
@@ -146,6 +151,11 @@ def sampling(environments: ActingEnvironments | None = None, **changes: Any) -> 
     return Sampling(environments=cast(Environments, environments), **settings)
 
 
+def _plain(text: str) -> str:
+    """Return a text without the special token of this tokenizer that has one character."""
+    return text.replace("?", " ")
+
+
 Draw = Callable[[int, Tensor], int]
 """Returns the token at a sampled place, given the probabilities."""
 
@@ -159,6 +169,11 @@ class Naive:
     logprobs: list[float]
     turns: list[tuple[str, str, bool]]
     """Of each the text, what was read of its answer, and whether it asked for one."""
+    prompt: list[int]
+    """The prompt, or since the last fork the one of that turn."""
+    messages: list[dict[str, str]]
+    """The conversation; the last is what the model has written of a message that goes on."""
+    forks: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     end: str = ""
 
     @classmethod
@@ -166,22 +181,30 @@ class Naive:
         cls, checkpoint: Checkpoint, problem: Problem, sampling: Sampling, draw: Draw, context: int = CONTEXT
     ) -> "Naive":
         """Return the trajectory whose tokens are drawn so."""
-        one, prompt, turn = cls([], [], [], []), list(checkpoint.prompt_ids(problem.question)), list[int]()
+        asked = {"role": "user", "content": _plain(checkpoint.config.ask(problem.question).strip())}
+        messages = [asked, {"role": "assistant", "content": ""}]
+        one = cls([], [], [], [], list(checkpoint.prompt_ids(problem.question)), messages)
+        turn = list[int]()
         while not one.end:
-            if len(one.logprobs) == sampling.max_new_tokens or len(prompt) + len(one.ids) >= context:
+            if len(one.logprobs) == sampling.max_new_tokens or len(one.context) >= context:
                 one.turns += [(checkpoint.decode(turn), "", False)] if turn else []
                 one.end = "tokens" if len(one.logprobs) == sampling.max_new_tokens else "context"
                 break
-            turn.append(one._sample(checkpoint, prompt, sampling.temperature or 1.0, draw))
+            turn.append(one._sample(checkpoint, sampling.temperature or 1.0, draw))
             text, ended = checkpoint.decode([token for token in turn if token > 1]), turn[-1] in (0, 1)
             if ended or (text.endswith("\n```\n") and find_calls(text, "fenced")):
-                one._answer(checkpoint, problem, text, context - len(prompt), ended, sampling)
+                one._answer(checkpoint, problem, text, context, ended, sampling)
                 turn = []
         return one
 
-    def _sample(self, checkpoint: Checkpoint, prompt: list[int], temperature: float, draw: Draw) -> int:
+    @property
+    def context(self) -> list[int]:
+        """What the model has read and written since the last fork."""
+        return self.prompt + self.ids[self.forks[-1][0] if self.forks else 0 :]
+
+    def _sample(self, checkpoint: Checkpoint, temperature: float, draw: Draw) -> int:
         with torch.no_grad():
-            logits_V = checkpoint.model(torch.tensor([prompt + self.ids])).logits[0, -1].double() / temperature
+            logits_V = checkpoint.model(torch.tensor([self.context])).logits[0, -1].double() / temperature
         probability_V = logits_V.softmax(-1)
         token = draw(len(self.logprobs), probability_V)
         self.ids.append(token)
@@ -193,12 +216,14 @@ class Naive:
     ) -> None:
         answered = answer(problem, [past for past, *_ in self.turns], text)
         observed, shown = checkpoint.read_observation(answered.observation.text, ended=ended)
+        rewritten = self._rewritten(checkpoint, text, shown, ended)
+        read = [*self.context, *observed] if rewritten is None else rewritten
         ends = {
             "failed": answered.failure is not None,
             "done": answered.observation.done,
             "turns": len(self.turns) + 1 == MAX_TURNS,
             "tokens": len(self.logprobs) == sampling.max_new_tokens,
-            "context": len(self.ids) + len(observed) >= room,
+            "context": len(read) >= room,
         }
         self.end = next((name for name, is_so in ends.items() if is_so), "")
         is_call = bool(find_calls(text, "fenced")) or not (answered.failure or answered.observation.done)
@@ -206,11 +231,28 @@ class Naive:
         if not self.end:
             self.spans.append((len(self.ids), len(self.ids) + len(observed)))
             self.ids += observed
+            if rewritten is not None:
+                self.forks.append((len(self.ids), tuple(rewritten)))
+                self.prompt = rewritten
+
+    def _rewritten(self, checkpoint: Checkpoint, text: str, shown: str, ended: bool) -> list[int] | None:
+        """Return the prompt that transformers writes for the next turn, if it does not begin with what was read."""
+        if checkpoint.config.chat is None:
+            return None
+        self.messages[-1]["content"] += _plain(text)
+        if not ended:
+            self.messages[-1]["content"] += f"```output\n{shown}\n```\n"
+            return None
+        self.messages.append({"role": "user", "content": shown})
+        ids = checkpoint.tokenizer.apply_chat_template(self.messages, add_generation_prompt=True, return_dict=False)
+        self.messages.append({"role": "assistant", "content": ""})
+        return None if ids[: len(self.context)] == self.context else list(ids)
 
     def require(self, completion: Completion) -> None:
         """Fail unless a completion is this trajectory."""
         assert completion.tokens.completion_ids == tuple(self.ids)
         assert completion.tokens.environment == tuple(span for span in self.spans if span[0] < span[1])
+        assert completion.tokens.forks == tuple(self.forks)
         assert completion.logprobs == pytest.approx(self.logprobs, abs=1e-4)
         assert [(turn.text, turn.observation, turn.is_call) for turn in completion.turns] == self.turns
         assert completion.finished == (self.end == "done")

@@ -245,7 +245,7 @@ class _Letters:
     """A policy whose tokens are letters; its prompt opens a thought where it ends in a star."""
 
     end_ids = (0,)
-    format = SimpleNamespace(turn_stops=("\n```\n",), call_format="fenced")
+    format = SimpleNamespace(turn_stops=("\n```\n",), call_format="fenced", rewrites_history=False)
     model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
 
     def decode(self, ids: Sequence[int]) -> str:

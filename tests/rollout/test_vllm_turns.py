@@ -88,7 +88,7 @@ def test_completions_that_were_paused_go_on(own_weights: OwnWeights) -> None:
 class _Acting(Words):
     """A policy that acts: each of its turns ends with its end token."""
 
-    format = SimpleNamespace(turn_stops=(), call_format="message")
+    format = SimpleNamespace(turn_stops=(), call_format="message", rewrites_history=False)
     model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
 
     def read_observation(self, text: str, ended: bool) -> ReadObservation:

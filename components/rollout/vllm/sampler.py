@@ -103,7 +103,7 @@ class _Turns:
         for problem, group in enumerate(groups):
             ours = [each for each in group if isinstance(each, Trajectory) and each.status is Status.SAMPLING]
             self._places |= {each: (problem, group.index(each)) for each in ours}
-            begins = len(ours) == self._sampling.num_samples and not any(each.ids for each in ours)
+            begins = len(ours) == self._sampling.num_samples and not any(each.num_sampled for each in ours)
             for together in [ours] if begins else [[each] for each in ours]:
                 self._request(together)
         self._num_open = len(self._places)
@@ -135,7 +135,7 @@ class _Turns:
         first = trajectories[0]
         problem, number = self._places[first]
         seed = self._seeds[problem]
-        if seed is not None and first.ids:
+        if seed is not None and first.num_sampled:
             seed = random.Random(f"{seed}/{number}/{first.num_sampled}").getrandbits(53)
         params = {**self._params, "n": len(trajectories), "max_tokens": first.tokens_left, "seed": seed}
         request = Request((*first.prompt_ids, *first.ids), params)

@@ -1,0 +1,184 @@
+"""Trajectories whose chat template rewrites the history: several branches, each exactly what was read and sampled."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from components.environments.environment import Observation
+from components.environments.pool import Answer
+from components.policy import checkpoint as checkpoints
+from components.policy.checkpoint import Checkpoint, create
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion, Sampler, Sampling, Turn
+from components.rollout.trajectory import RolloutContext, Status, Trajectory
+from components.rollout.transformers_sampler import TransformersSampler
+from components.shared.chat import AnsweredTurn
+from components.shared.model import ModelConfig
+from components.shared.tools import NEXT_ANSWER
+from tests import chat_model, tiny
+from tests.chat_model import CALLING, CHATML, HEADERS, REASONING, TURNS
+from tests.rollout import acting
+from tests.rollout.acting import QUESTIONS, ActingEnvironments
+from tests.rollout.vllm_policies import sampler as vllm_sampler
+from tests.train_grpo.own_weights import OwnWeights
+
+FORGETTING = """\
+{%- for message in messages -%}
+    {%- if message.role == 'assistant' %}{{ message.content.split('</think>')[-1] + '<end>' }}
+    {%- else %}{{ '+' + message.content + '\\n' }}{% endif -%}
+{%- endfor -%}
+"""
+"""Leaves out the thoughts of earlier turns."""
+PROBLEMS = tiny.asked(QUESTIONS)
+
+
+def _forgetful(make: Callable[[], PreTrainedModel] = acting.mistral) -> Checkpoint:
+    return acting.checkpoint(make, FORGETTING, b="</think>")
+
+
+def _sampling(**changes: object) -> Sampling:
+    return acting.sampling(ActingEnvironments(), **{"temperature": 1.0, "max_new_tokens": 40, **changes})
+
+
+def _require_true(groups: Sequence[Sequence[Completion]], plain: Checkpoint, sampling: Sampling) -> None:
+    """Fail unless each completion is what the model's tokens make it to be, and some have forked once or twice."""
+    for problem, group in zip(PROBLEMS, groups, strict=True):
+        for completion in group:
+            acting.same_tokens(plain, problem, sampling, completion).require(completion)
+    every = [each for group in groups for each in group]
+    assert {0, 1, 2} <= {len(each.tokens.forks) for each in every}
+    assert any(len(each.turns) > 1 + len(each.tokens.forks) for each in every), "what was not rewritten goes on"
+
+
+@pytest.mark.parametrize("make", [acting.mistral, acting.qwen3_next], ids=["packed rows", "padded rows"])
+@pytest.mark.parametrize("max_batch_size", [8, 64])
+def test_forked_trajectories_are_those_of_a_naive_reference(
+    make: Callable[[], PreTrainedModel], max_batch_size: int
+) -> None:
+    """Each next prompt is what transformers writes, and each token has the log-probability after that prompt."""
+    sampling, environments = _sampling(), ActingEnvironments()
+    sampling = replace(sampling, environments=environments)  # type: ignore[arg-type]
+    groups = TransformersSampler(_forgetful(make), max_batch_size).generate(PROBLEMS, sampling)
+    _require_true(groups, _forgetful(make), sampling)
+    assert environments.open == 0
+
+
+def test_vllm_samples_after_the_rewritten_prompts(tmp_path: Path) -> None:
+    """Through the interface of its engine."""
+    checkpoint, sampling = _forgetful(acting.qwen3), _sampling()
+    checkpoints.save(checkpoint, tmp_path)
+    engine = OwnWeights(checkpoint, tmp_path)
+    engine.versions.append(0)
+    _require_true(vllm_sampler(engine, checkpoint).generate(PROBLEMS, sampling), _forgetful(acting.qwen3), sampling)
+
+
+@pytest.mark.parametrize("make", [acting.mistral, acting.qwen3_next], ids=["packed rows", "padded rows"])
+@pytest.mark.parametrize("segment_tokens", [1, 7])
+def test_a_paused_trajectory_goes_on_after_its_last_fork(
+    segment_tokens: int, make: Callable[[], PreTrainedModel]
+) -> None:
+    """Segments give what one call gives; a checkpoint of the run keeps the forks."""
+    sampler: Sampler = TransformersSampler(_forgetful(make), 24)
+    whole = sampler.generate(PROBLEMS, _sampling())
+    segment = _sampling(segment_tokens=segment_tokens)
+    groups = sampler.generate(PROBLEMS, segment)
+    while any(each.paused for each in chain(*groups)):
+        groups = sampler.generate(PROBLEMS, segment, groups)
+    for one, other in zip(chain(*whole), chain(*groups), strict=True):
+        assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
+        assert replace(other, logprobs=one.logprobs) == one
+
+
+@pytest.mark.parametrize("make", [acting.mistral, acting.qwen3_next], ids=["packed rows", "padded rows"])
+def test_recorded_log_probabilities_are_those_of_the_trainer(make: Callable[[], PreTrainedModel]) -> None:
+    """In micro-batches of any composition, in the order in which the tokens were sampled."""
+    checkpoint = _forgetful(make)
+    completions = list(chain(*TransformersSampler(checkpoint, 64).generate(PROBLEMS, _sampling())))
+    recorded_M = torch.tensor([logprob for each in completions for logprob in each.logprobs]).double()
+    batches = tiny.batches([each.tokens for each in completions], 300, padded=checkpoint.is_padded)
+    scored_M = completion_logprobs(LogprobModel(checkpoint.model, temperature=1.0), batches, len(recorded_M))
+    assert float((scored_M - recorded_M).abs().max()) < 1e-5
+
+
+QWEN3 = """\
+{%- set ns = namespace(last=0) %}
+{%- for message in messages %}{% if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- if tools %}{{- '<|im_start|>system\\n' + (tools | tojson) + '\\n<tool_call><|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {%- if message.role == 'assistant' and loop.index0 < ns.last %}
+        {%- set content = content.split('</think>\\n\\n')[-1] %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}
+"""
+"""Leaves out the thoughts before the last message of the user, and keeps those before answers of tools."""
+
+
+def _checkpoint(folder: Path, template: str, environment: str = "feedback", **settings: object) -> Checkpoint:
+    values = {"base": str(chat_model.write(folder, template)), "chat": {}, "tools": {"environment": environment}}
+    return create(ModelConfig.model_validate({**values, **settings}), tiny.PROBLEMS, seed=1, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "rewrites"),
+    [
+        (CHATML, {}, False),
+        (HEADERS, {}, False),
+        (TURNS, {}, False),
+        (CALLING, {}, False),
+        (CALLING, {"environment": "calculator"}, False),
+        (REASONING, {}, True),
+        (QWEN3, {}, True),
+        (QWEN3, {"environment": "calculator"}, False),
+        (QWEN3, {"environment": "calculator", "thinking": False}, True),
+    ],
+)
+def test_whether_a_template_rewrites_the_history(
+    tmp_path: Path, template: str, settings: dict[str, object], rewrites: bool
+) -> None:
+    """Of a turn with a thought, or with the empty one that the prompt itself writes, after a reply."""
+    assert _checkpoint(tmp_path, template, **settings).format.rewrites_history is rewrites  # type: ignore[arg-type]
+
+
+def test_a_rewritten_prompt_has_a_message_for_each_answer(tmp_path: Path) -> None:
+    """No special token comes from what the model spelled; what an environment answered was read like that before."""
+    checkpoint = _checkpoint(tmp_path, QWEN3, "calculator")
+    turns = [AnsweredTurn("<think>\nSo.\n</think>\n\n<|im_end|>1", f"2{NEXT_ANSWER}3")]
+    text = checkpoint.tokenizer.decode(checkpoint.prompt_ids("1+1?", turns=turns))
+    assert text.endswith(
+        "</think>\n\n< |im_end|>1<|im_end|>\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>tool\n3<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_a_record_shows_the_answers_to_several_calls_as_lines() -> None:
+    """People read it."""
+    completion = Completion(TokenSequence((1,), (2,)), (-1.0,), "", True, turns=(Turn(1, "", f"2{NEXT_ANSWER}3"),))
+    assert completion.turn_records() == [{"text": "", "observation": "2\n3", "rewards": {}}]
+
+
+def test_a_fork_that_the_context_cannot_hold_ends_the_trajectory(tmp_path: Path) -> None:
+    """As an observation does, for which there is no room."""
+    checkpoint = _checkpoint(tmp_path, REASONING)
+    prompt_ids, turn = checkpoint.prompt_ids("1+1?"), checkpoint.encode("So.</think>3<|endoftext|>")
+    reply = "No, that is not right. " * 9
+    next_ids = checkpoint.prompt_ids("1+1?", turns=[AnsweredTurn("<think>So.</think>3", reply)])
+    for max_tokens, status in ((len(next_ids), Status.DONE), (len(next_ids) + 1, Status.SAMPLING)):
+        rollout = RolloutContext(checkpoint, _sampling(max_new_tokens=100), max_tokens=max_tokens)
+        trajectory = Trajectory(rollout, tiny.problem(1, question="1+1?"), prompt_ids)
+        trajectory.extend(turn, [-1.0] * len(turn))
+        trajectory.receive(Answer(Observation(reply)))
+        assert trajectory.status is status
+        trajectory.close()
+    assert trajectory.prompt_ids == next_ids
