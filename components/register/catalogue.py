@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import yaml
 
 from components.register.aliases import CANDIDATE
 from components.register.registry import POLICY
-from components.register.snapshot import VERSION_FILE, Snapshot
+from components.register.snapshot import VERSION_FILE, Snapshot, Version
 from components.shared.environment import (
     CATALOGUE_CA_VARIABLE,
     CATALOGUE_TOKEN_FILE_VARIABLES,
@@ -98,7 +98,8 @@ class Catalogue:
                 f"register.model_registry: {address} is not a valid address; use one such as "
                 "http://model-registry-service.kubeflow.svc.cluster.local:8080, without credentials"
             )
-        self._address = f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}"
+        self.address = address
+        self._server = f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}"
         self._environment = environment
         if parts.scheme == "http" and not _NEAR.fullmatch(parts.hostname) and self._token()[0]:
             raise PipelineError(
@@ -139,7 +140,7 @@ class Catalogue:
                     continue
             return version
         raise PipelineError(
-            f"{self._address}: not a model registry of a supported release; its API has none of the versions "
+            f"{self._server}: not a model registry of a supported release; its API has none of the versions "
             f"{', '.join(_SUPPORTED)}"
         )
 
@@ -165,7 +166,7 @@ class Catalogue:
 
         ca_file = self._environment.get(CATALOGUE_CA_VARIABLE)
         certificates = str(_readable(ca_file, "certificates")) if ca_file else None
-        return Client(Configuration(host=self._address, access_token=self._token()[0], ssl_ca_cert=certificates))
+        return Client(Configuration(host=self._server, access_token=self._token()[0], ssl_ca_cert=certificates))
 
     def _token(self) -> tuple[str | None, str]:
         """Return the token and where it is from; a file is read each time, because it is renewed."""
@@ -189,14 +190,14 @@ class Catalogue:
         except ApiException as error:
             if error.status == 401:
                 raise PipelineError(
-                    f"{self._address}: the model registry rejects the token; {self._token()[1]}"
+                    f"{self._server}: the model registry rejects the token; {self._token()[1]}"
                 ) from None
             reason = " ".join(str(error.body or error.reason).split())[:200]
             kind = RetryableError if error.status == 429 or (error.status or 0) >= 500 else PipelineError
-            raise kind(f"{self._address}: the model registry answers {error.status} ({reason})") from None
+            raise kind(f"{self._server}: the model registry answers {error.status} ({reason})") from None
         except (aiohttp.ClientError, TimeoutError) as error:
             reason = str(error) or f"no answer within {_TIMEOUT_S:.0f} s"
-            raise RetryableError(f"{self._address}: cannot reach the model registry ({reason})") from None
+            raise RetryableError(f"{self._server}: cannot reach the model registry ({reason})") from None
 
 
 def _readable(path: str | Path, content: str) -> Path:
@@ -210,27 +211,42 @@ def update_catalogue(snapshot: Snapshot, name: str) -> str | None:
 
     None where it was announced to no catalogue. Errors are those of `Catalogue`.
     """
-    versions = snapshot.versions(name, withdrawn=True)
-    address: str | None = json.loads(snapshot.read(versions[-1].tag, VERSION_FILE)).get("model_registry")
+    address = _address(snapshot, snapshot.versions(name, withdrawn=True)[-1])
     if address:
         Catalogue(address).update(name, Status.of_versions(snapshot, name))
     return address
 
 
-def left_undone(snapshot: Snapshot, name: str, address: str | None) -> list[str]:
-    """Return a line for each thing that registrations of a model have not come to do.
+def left_undone(snapshot: Snapshot, name: str) -> Iterator[str]:
+    """Yield a line for each step that registrations of a model have not completed.
 
-    Those of versions that were to be announced to the catalogue at `address`, if any. Errors are those of `Catalogue`.
+    The catalogue is that of the newest version, and comes last. Errors are those of `Catalogue`.
     """
+    for newest in snapshot.versions(name)[-1:]:
+        if all(each.commit != newest.commit for each in snapshot.assignments(name, CANDIDATE)):
+            yield f"{newest.tag} never became the candidate"
+        if address := _address(snapshot, newest):
+            for version in unannounced(snapshot, name, Catalogue(address)):
+                yield f"{version.tag} is not announced to {address}"
+
+
+def unannounced(snapshot: Snapshot, name: str, catalogue: Catalogue) -> list[Version]:
+    """Return the versions of a model that were to be announced to a catalogue, and are not, or not completely."""
     versions = snapshot.versions(name)
-    never = versions[-1:]
-    if any(each.commit == versions[-1].commit for each in snapshot.assignments(name, CANDIDATE)):
-        never = []
-    missing = Catalogue(address).missing(name, [each.version for each in versions]) if address else []
-    return [
-        *(f"{version.tag} never became the candidate" for version in never),
-        *(f"{name}@{number} is not announced to {address}" for number in missing),
+    registered = (json.loads(content or b"{}") for (content,) in snapshot.read_each(versions, VERSION_FILE))
+    meant = [
+        version
+        for version, each in zip(versions, registered, strict=True)
+        if each.get("model_registry") == catalogue.address
     ]
+    missing = catalogue.missing(name, [each.version for each in meant])
+    return [each for each in meant if each.version in missing]
+
+
+def _address(snapshot: Snapshot, version: Version) -> str | None:
+    """The address of the catalogue to which a version was to be announced, if any."""
+    address: str | None = json.loads(snapshot.read(version.tag, VERSION_FILE)).get("model_registry")
+    return address
 
 
 def require_url(url: str) -> None:
