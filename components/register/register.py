@@ -26,7 +26,10 @@ from components.shared.errors import GateMissedError, PipelineError, RetryableEr
 from components.shared.execution import Revision, person
 from components.shared.progress import say, say_line
 from components.shared.stage import Stage
+from components.shared.versioning import is_url
 
+ADDRESSES_FILE = "addresses.json"
+"""In a registration: URL of the storage, and URL of the weights as plain files, to serve; null without one."""
 _ATTEMPTS = 10
 """Pushes to a registry that others change at the same time."""
 _PULL_REQUEST = "pull_request.md"
@@ -87,6 +90,9 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         card, digests_text = (registry.snapshot.read(version["tag"], name) for name in (CARD, DIGESTS_FILE))
         entries = _entries(registry, catalogue, registered)
         statuses = Status.of_versions(registry.snapshot, config.name)
+        storage = registry.storage_url()
+    addresses = {"storage": storage if is_url(storage) else None, "served": entries[-1].uri if entries else None}
+    jsonl.write_json(registration / ADDRESSES_FILE, addresses)
     jsonl.write_json(registration / VERSION_FILE, version)
     (registration / CARD).write_text(card, encoding="utf-8")
     (registration / DIGESTS_FILE).write_text(digests_text, encoding="utf-8")

@@ -261,9 +261,9 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
         assert registration.metadata["registered"] == 1
         version = jsonl.read_json(tmp_path / "made" / "registration" / "version.json")
         page = (tmp_path / "page.html").read_text()
-        assert all(
-            f"<code>{each}</code>" in page for each in (version["tag"], "s3://bucket/models", server.url, "nightly")
-        )
+        served = "s3://bucket/models/serve/grpo-policy/v0.0.1"
+        shown = (version["tag"], "s3://bucket/models", served, server.url, "nightly")
+        assert all(f"<code>{each}</code>" in page for each in shown)
         _, known, artifact = announced(server)
         properties = {
             name: value
@@ -277,14 +277,14 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
         assert properties["accuracy_grpo"] > properties["accuracy_sft"] > properties["accuracy_base"]
         assert len(properties["git_sha"].split()[0]) == 40
         assert (known["name"], artifact["modelSourceName"]) == (version["version"], "nightly")
-        assert (artifact["uri"], artifact["state"]) == ("s3://bucket/models/serve/grpo-policy/v0.0.1", "LIVE")
-        served = "/bucket/models/serve/grpo-policy/v0.0.1/"
-        files = {path.removeprefix(served): body for path, body in storage.objects.items() if path.startswith(served)}
+        assert (artifact["uri"], artifact["state"]) == (served, "LIVE")
+        folder = f"{served.removeprefix('s3:/')}/"
+        files = {path.removeprefix(folder): body for path, body in storage.objects.items() if path.startswith(folder)}
         assert {path: hashlib.sha256(body).hexdigest() for path, body in files.items()} == lineage.file_digests(policy)
         # A copy that was interrupted, or damaged since, is completed before anybody hears of it.
-        storage.objects[f"{served}model.safetensors"] = b"half"
+        storage.objects[f"{folder}model.safetensors"] = b"half"
         assert run_register(config, policy, passed, tmp_path / "again") == version
-        assert storage.objects[f"{served}model.safetensors"] == files["model.safetensors"]
+        assert storage.objects[f"{folder}model.safetensors"] == files["model.safetensors"]
         announced(server)
 
 
