@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from components.environments.pool import Environments
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.protocols import PROTOCOLS, Example, examples_for, prompt_with
 from components.policy.checkpoint import Checkpoint, load_without_weights, with_weights
@@ -182,19 +181,9 @@ def _devices(config: EnginesConfig) -> dict[int, str | None]:
     }
 
 
-@contextmanager
-def environments_of(checkpoint: Checkpoint) -> Iterator[Environments | None]:
-    """Yield the environments in which a model answers, whose processes end with the block; None without tools."""
-    if checkpoint.format.tools is None:
-        yield None
-        return
-    with closing(Environments(checkpoint.format.tools)) as environments:
-        yield environments
-
-
 def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, dtype: str) -> dict[str, Any]:
     """Return what has to stand beside an accuracy: what was asked, in which words, and how it was answered."""
-    asked, template = checkpoint.config, checkpoint.format.template
+    asked, template, tools = checkpoint.config, checkpoint.format.template, checkpoint.format.tools
     return {
         "name": config.protocol,
         "prompt": asked.prompt,
@@ -202,7 +191,7 @@ def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, 
         "system_prompt": asked.chat.system if asked.chat else None,
         "thinking": asked.thinking,
         "chat_template_digest": lineage.value_digest(template.text) if template else None,
-        "tools": _tools(checkpoint),
+        "tools": without_operational(tools) if tools else None,
         "answer": checkpoint.config.answer,
         "stop": list(PROTOCOLS[config.protocol].stop),
         "max_new_tokens": config.max_new_tokens,
@@ -213,12 +202,6 @@ def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, 
         "engine": _engine(config),
         **questions.facts,
     }
-
-
-def _tools(checkpoint: Checkpoint) -> Any:
-    """What decides what the environment does, with the format in which the model calls it; None without tools."""
-    tools = checkpoint.format.tools
-    return None if tools is None else without_operational(tools)
 
 
 def _engine(config: EvaluateConfig) -> str:

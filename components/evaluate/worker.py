@@ -3,6 +3,7 @@
 import filecmp
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +19,6 @@ from components.evaluate.questions import (
     Questions,
     asked_model,
     dtype_of,
-    environments_of,
     facts,
     own_tools,
     read_questions,
@@ -271,9 +271,9 @@ def _write_evaluation(
     torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
     prepare_process(config.seed)
     checkpoint = asked_model(model, config, questions)
-    dtype = dtype_of(checkpoint, config)
+    dtype, tools = dtype_of(checkpoint, config), checkpoint.format.tools
     with (
-        environments_of(checkpoint) as environments,
+        closing(Environments(tools)) if tools else nullcontext() as environments,
         sampler_of(checkpoint, model, config, questions, dtype, logs=batches.parent) as generate,
     ):
         evaluator = Evaluator(name, config, generate, verify, checkpoint.config.answer, environments)
