@@ -67,10 +67,9 @@ class CalculatorProblems(BuiltIn):
                 calls = _calls(family, numbers)
                 is_worked = fraction_of(f"worked {seed} {family} {numbers}") < self.worked_fraction
                 answer = str(calls[-1][1])
-                yield Problem(
-                    id=f"{self.name}/{split}/{index:05d}",
-                    source=self.name,
-                    split=split,
+                yield self._problem(
+                    split,
+                    index,
                     question=_question(rng, family, numbers),
                     solution=("".join(map(_fenced, calls)) if is_worked else "") + f"#### {answer}",
                     answer=answer,

@@ -94,16 +94,8 @@ class OneStepProblems(BuiltIn):
             sign, compute = _SIGNS[subject]
             answer = str(compute(first, second))
             solution = f"{first} {sign} {second} = {answer}\n#### {answer}"
-            yield Problem(
-                id=f"{self.name}/{Split.TRAIN}/{index:05d}",
-                source=self.name,
-                split=Split.TRAIN,
-                question=question,
-                solution=solution,
-                answer=answer,
-                subject=subject,
-                level=None,
-            )
+            fields = {"question": question, "solution": solution, "answer": answer, "subject": subject}
+            yield self._problem(Split.TRAIN, index, **fields, level=None)
 
 
 def _numbers(chance: random.Random, subject: str) -> tuple[int, int]:

@@ -11,7 +11,8 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -190,15 +191,7 @@ def _is_several_values(content: bytes) -> bool:
 # CSV and TSV ----------------------------------------------------------------------------------------------------------
 
 
-def _read_csv(file: RawFile) -> Iterator[_Cell]:
-    yield from _delimited(file, ",;\t")
-
-
-def _read_tsv(file: RawFile) -> Iterator[_Cell]:
-    yield from _delimited(file, "\t")
-
-
-def _delimited(file: RawFile, delimiters: str) -> Iterator[_Cell]:
+def _read_delimited(file: RawFile, *, delimiters: str) -> Iterator[_Cell]:
     """Yield the rows below a header, as text without carriage returns; an empty cell is None.
 
     Columns are separated by the delimiter that the header has most of, which spreadsheets choose by country.
@@ -241,32 +234,28 @@ def _csv_cell(header: list[str], values: list[str], index: int, line: int) -> _C
 # Parquet --------------------------------------------------------------------------------------------------------------
 
 
-def _parquet(file: RawFile) -> Any:
+@contextmanager
+def _parquet(file: RawFile) -> Iterator[Any]:
     # Imported here: slow to load, and most runs read text.
     import pyarrow
     import pyarrow.parquet
 
     try:
         source = io.BytesIO(_open(file).read()) if _is_compressed(file.path) else file.path
-        return pyarrow.parquet.ParquetFile(source)
+        with pyarrow.parquet.ParquetFile(source) as parquet:
+            yield parquet
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise PipelineError(f"{file.label}: not a readable parquet file ({reason}); is it truncated?") from None
 
 
 def _read_parquet(file: RawFile) -> Iterator[_Cell]:
-    import pyarrow
-
     index = 0
     with _parquet(file) as parquet:
-        try:
-            for batch in parquet.iter_batches(_PARQUET_ROWS):
-                for columns in _decimal(batch).to_pylist():
-                    yield _Cell(index, index + 1, columns)
-                    index += 1
-        except (pyarrow.ArrowException, OSError) as error:
-            reason = str(error).partition("\n")[0]
-            raise PipelineError(f"{file.label}: not a readable parquet file ({reason}); is it truncated?") from None
+        for batch in parquet.iter_batches(_PARQUET_ROWS):
+            for columns in _decimal(batch).to_pylist():
+                yield _Cell(index, index + 1, columns)
+                index += 1
 
 
 def _decimal(batch: Any) -> Any:
@@ -284,8 +273,8 @@ _READERS: dict[str, Callable[[RawFile], Iterator[_Cell]]] = {
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
     ".json": _read_json,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".csv": partial(_read_delimited, delimiters=",;\t"),
+    ".tsv": partial(_read_delimited, delimiters="\t"),
     ".parquet": _read_parquet,
 }
 """By the ending of a file's name."""

@@ -239,6 +239,9 @@ class BuiltIn(Config):
         """The number of problems of one split."""
         return int(getattr(self, f"num_{split}", 0))
 
+    def _problem(self, split: Split, index: int, **fields: Any) -> Problem:
+        return Problem(id=f"{self.name}/{split}/{index:05d}", source=self.name, split=split, **fields)
+
     @abstractmethod
     def problems(self, seed: int) -> Iterator[Problem]:
         """Yield the problems of every split; equal seeds give equal problems."""

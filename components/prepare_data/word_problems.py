@@ -76,10 +76,9 @@ class WordProblems(BuiltIn):
                     )
                 seen.add((family, chain))
                 is_worked = fraction_of(f"worked {seed} {family} {chain}") < self.worked_fraction
-                yield Problem(
-                    id=f"{self.name}/{split}/{index:05d}",
-                    source=self.name,
-                    split=split,
+                yield self._problem(
+                    split,
+                    index,
                     question=_question(rng, family, chain),
                     solution=(_steps(chain) if is_worked else "") + f"#### {sum(chain)}",
                     answer=str(sum(chain)),
