@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-import yaml
-
 from components.register.aliases import CANDIDATE
 from components.register.registry import POLICY
 from components.register.snapshot import VERSION_FILE, Snapshot, Version
+from components.register.storage import md5_in
 from components.shared.environment import (
     CATALOGUE_CA_VARIABLE,
     CATALOGUE_TOKEN_FILE_VARIABLES,
@@ -262,7 +261,6 @@ def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
     """Return the entry of a registered version at an address; all but the run is read from the version itself."""
     tag = version["tag"]
     trailer = ("log", "-1", "--format=%(trailers:key=Pipeline-Commit,valueonly)", f"refs/tags/{tag}")
-    md5 = yaml.safe_load(snapshot.read(tag, f"{POLICY}.dvc"))["outs"][0]["md5"]
     verdict, summary, provenance = (
         json.loads(snapshot.read(tag, f"{name}.json")) for name in ("verdict", "summary", "provenance")
     )
@@ -277,7 +275,7 @@ def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
             _DIGEST: version["policy_digest"],
             "bundle_digest": version["bundle_digest"],
             "parent": version["parent"] or "none",
-            "dvc_md5": md5,
+            "dvc_md5": md5_in(snapshot.read(tag, f"{POLICY}.dvc")),
             "git_sha": snapshot.repository.git(*trailer).strip(),
             "registry": version["registry"],
             "registry_tag": tag,

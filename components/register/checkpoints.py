@@ -29,11 +29,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from components.register.registry import open_registry
 from components.register.snapshot import Snapshot, read_registry
-from components.register.storage import REMOTE, config_below, storage_url, write_dvc_config
+from components.register.storage import (
+    CONFIG,
+    REMOTE,
+    config_below,
+    error_prefix,
+    md5_in,
+    pointer_file,
+    storage_url,
+    write_dvc_config,
+)
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError, explain
 from components.shared.lineage import Lineage
@@ -100,13 +107,11 @@ def fetch_checkpoint(location: str, name: str, destination: Path) -> StoredCheck
     """
     with durable.new_folder(destination) as folder, read_registry(location) as snapshot:
         checkpoint = _find(snapshot, name)
-        try:
-            with _branch(checkpoint.run, snapshot.origin) as branch:
-                if checkpoint.step not in branch.folders:
-                    raise RetryableError("it has just been removed; list the checkpoints again")
-                fetched = branch.get(checkpoint.step, folder)
-        except PipelineError as error:
-            raise type(error)(f"{checkpoint.name}: cannot be fetched: {str(error).removeprefix('dvc: ')}") from None
+        fetching = error_prefix(f"{checkpoint.name}: cannot be fetched")
+        with fetching, _branch(checkpoint.run, snapshot.origin) as branch:
+            if checkpoint.step not in branch.folders:
+                raise RetryableError("it has just been removed; list the checkpoints again")
+            fetched = branch.get(checkpoint.step, folder)
         for path in sorted({**checkpoint.digests, **fetched}):
             if checkpoint.digests.get(path) != fetched.get(path):
                 raise PipelineError(f"{checkpoint.name}: {path} is not the file that was pushed; it was changed since")
@@ -145,7 +150,7 @@ class _Branch:
     def __init__(self, run: str, origin: str, workspace: Workspace) -> None:
         self._run, self._origin, self._ref = run, origin, f"{_BRANCHES}{run}"
         self._workspace, self._git = workspace, workspace.git
-        self._config = workspace.folder / ".dvc" / "config"
+        self._config = workspace.folder / CONFIG
         workspace.folder.mkdir()
         self._git("init", "--quiet")
         self._git("remote", "add", "origin", origin)
@@ -162,9 +167,8 @@ class _Branch:
         return dict(sorted((int(path.name.removeprefix("step-")), path) for path in folders))
 
     def configure(self, config: str) -> None:
-        """Set DVC up with the config of the registry, but a folder of its own in the storage."""
+        """Set DVC up with the config of the registry, but the run's folder in the storage."""
         self._write_config(config_below(config, f"checkpoints/{self._run}"))
-        self._config.with_name(".gitignore").write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
 
     def _write_config(self, config: str) -> None:
         write_dvc_config(self._workspace.folder, config, storage_url(config, self._origin, self._origin))
@@ -184,8 +188,7 @@ class _Branch:
             raise PipelineError(f"the storage does not have what was written: {fault}")
         folder = self._workspace.folder / f"step-{export.step:06d}"
         folder.mkdir()
-        pointer = {"outs": [{**stored["pointers"][MODEL], "path": MODEL}]}
-        (folder / f"{MODEL}.dvc").write_text(yaml.safe_dump(pointer, sort_keys=False), encoding="utf-8")
+        (folder / f"{MODEL}.dvc").write_text(pointer_file(MODEL, stored["pointers"][MODEL]), encoding="utf-8")
         jsonl.write_json(folder / _FILE, asdict(checkpoint))
         if made_by:
             lineage.write(folder, made_by)
@@ -195,7 +198,7 @@ class _Branch:
 
         PipelineError with the file that is missing or damaged.
         """
-        pointer = yaml.safe_load((self.folders[step] / f"{MODEL}.dvc").read_text("utf-8"))["outs"][0]["md5"]
+        pointer = md5_in((self.folders[step] / f"{MODEL}.dvc").read_text("utf-8"))
         read = self._workspace.dvc_json("read", {destination.name: pointer}, str(destination.parent))
         for fault in read["faults"]:
             raise PipelineError(fault)
@@ -289,8 +292,7 @@ class _Publisher:
         if self._opened is None:
             options = self._options
             with open_registry(options.registry, options.storage, options.storage_endpoint) as registry:
-                config = registry.clone.folder / ".dvc" / "config"
-                self._opened = registry.origin, config.read_text(encoding="utf-8")
+                self._opened = registry.origin, (registry.clone.folder / CONFIG).read_text(encoding="utf-8")
         return self._opened
 
     def _add(self, branch: _Branch, export: Export) -> None:

@@ -20,14 +20,17 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from components.register.snapshot import (
-    DIGESTS_FILE,
-    VERSION_FILE,
-    Snapshot,
-    Version,
-    read_registry,
+from components.register.snapshot import DIGESTS_FILE, VERSION_FILE, Snapshot, Version, read_registry
+from components.register.storage import (
+    CONFIG,
+    error_prefix,
+    md5_in,
+    new_config,
+    pointer_file,
+    storage_endpoint,
+    storage_url,
+    write_dvc_config,
 )
-from components.register.storage import CONFIG, new_config, storage_endpoint, storage_url, write_dvc_config
 from components.shared import durable, lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
@@ -103,32 +106,20 @@ class Registry:
 
         PipelineError, with the file and its object, where the storage does not return what was written.
         """
-        try:
-            paths = {name: str(folder.resolve()) for name, folder in folders.items()}
-            stored = self.clone.dvc_json("store", paths)
-        except PipelineError as error:
-            reason = str(error).removeprefix("dvc: ")
-            raise type(error)(f"{self.storage_url()}: cannot store the version there: {reason}") from None
+        with error_prefix(f"{self.storage_url()}: cannot store the version there"):
+            stored = self.clone.dvc_json("store", {name: str(folder.resolve()) for name, folder in folders.items()})
         for fault in stored["faults"]:
             raise PipelineError(f"{self.storage_url()}: does not return what is written there: {fault}")
-        pointers = {
-            name: yaml.safe_dump({"outs": [{**pointer, "path": name}]}, sort_keys=False)
-            for name, pointer in stored["pointers"].items()
-        }
-        return Stored(pointers, stored["files"])
+        return Stored({name: pointer_file(name, each) for name, each in stored["pointers"].items()}, stored["files"])
 
     def serve(self, version: Mapping[str, Any]) -> str:
         """Copy the weights of a version to plain files in the storage, verified, and return their address.
 
         What serves models knows nothing of DVC, whose objects are named by their content.
         """
-        pointer = yaml.safe_load(self.snapshot.read(version["tag"], f"{POLICY}.dvc"))["outs"][0]["md5"]
         folder = f"serve/{version['name']}/{version['version']}"
-        try:
-            self.clone.dvc("unpack", pointer, folder)
-        except PipelineError as error:
-            reason = str(error).removeprefix("dvc: ")
-            raise type(error)(f"{self.storage_url()}: cannot copy {version['tag']} to {folder}: {reason}") from None
+        with error_prefix(f"{self.storage_url()}: cannot copy {version['tag']} to {folder}"):
+            self.clone.dvc("unpack", md5_in(self.snapshot.read(version["tag"], f"{POLICY}.dvc")), folder)
         return f"{self.storage_url().rstrip('/')}/{folder}"
 
     def commit(
@@ -245,7 +236,6 @@ class Registry:
             if not new:
                 raise PipelineError("register.storage: a registry at a URL needs the folder or URL of its storage")
             config.parent.mkdir(exist_ok=True)
-            config.with_name(".gitignore").write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
             # Relative, so that both can be moved together; DVC resolves relative paths only from a working tree.
             if not is_url(new) and (Path(self.origin) / ".git").exists():
                 new = os.path.relpath(new, Path(self.origin) / ".dvc")

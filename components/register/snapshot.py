@@ -16,9 +16,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-import yaml
-
-from components.register.storage import storage_url, write_dvc_config
+from components.register.storage import CONFIG, md5_in, storage_url, write_dvc_config
 from components.shared import lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.lineage import Lineage
@@ -28,7 +26,6 @@ VERSION_FILE, DIGESTS_FILE = "version.json", "digests.json"
 """The only files of a version that `digests.json` does not list."""
 FORMAT = 2
 """Of version.json."""
-_DVC_CONFIG = ".dvc/config"
 _VERSION = re.compile(r"([a-z0-9-]+)@v(\d+)\.(\d+)\.(\d+)")
 _ALIAS = re.compile(r"([a-z0-9-]+)#([a-z0-9-]+)(!?)#(\d+)")
 _BUNDLE_DIGEST = re.compile(r"^Bundle-Digest: (\w+)$", re.MULTILINE)
@@ -96,7 +93,7 @@ class _Bundle(NamedTuple):
     def pointers(self) -> dict[str, str]:
         """The MD5 of each folder in the storage; those whose `.dvc` file is damaged are left out."""
         return {
-            path.removesuffix(".dvc"): yaml.safe_load(content)["outs"][0]["md5"]
+            path.removesuffix(".dvc"): md5_in(content)
             for path, content in self.files.items()
             if path.endswith(".dvc") and path not in self.faults
         }
@@ -264,7 +261,7 @@ class Snapshot:
         contents = [content for bundle in bundles for content in bundle.files.values()]
         num_files, num_bytes = len(contents), sum(map(len, contents))
         pointers = {f"{bundle.tag}: {folder}": md5 for bundle in bundles for folder, md5 in bundle.pointers.items()}
-        if pointers and not any(_DVC_CONFIG in bundle.faults for bundle in bundles):
+        if pointers and not any(CONFIG in bundle.faults for bundle in bundles):
             expected = {f"{each.tag}: {path}": digest for each in bundles for path, digest in each.stored.items()}
             read = self._read(bundles, pointers, expected)
             faults, num_files, num_bytes = faults + read.faults, num_files + read.num_files, num_bytes + read.num_bytes
@@ -355,10 +352,10 @@ class Snapshot:
     ) -> Verification:
         """Read folders of some versions from the storage and compare their files with digests by path."""
         # The storage may have moved since a version was registered.
-        texts = (bundle.files[_DVC_CONFIG].decode() for bundle in bundles if _DVC_CONFIG in bundle.files)
-        config = self.repository.try_git("show", f"HEAD:{_DVC_CONFIG}") or next(texts, None)
+        texts = (bundle.files[CONFIG].decode() for bundle in bundles if CONFIG in bundle.files)
+        config = self.repository.try_git("show", f"HEAD:{CONFIG}") or next(texts, None)
         if config is None:
-            raise PipelineError(f"{self.location}: no version has a {_DVC_CONFIG} that says where the storage is")
+            raise PipelineError(f"{self.location}: no version has a {CONFIG} that says where the storage is")
         with tempfile.TemporaryDirectory(dir=self.repository.scratch) as scratch:
             workspace = Workspace(Path(scratch), self.repository.scratch, self.repository.locks)
             write_dvc_config(workspace.folder, config, storage_url(config, self.location, self.origin))
