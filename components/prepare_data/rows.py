@@ -25,7 +25,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _HINT = re.compile(r"^: |; is the file truncated\?$")
 _MAX_RATIO, _MIN_DECOMPRESSED_BYTES = 100, 2**26
-"""Of the content of a gzip file to the file: text shrinks to a tenth; and the content that is read in any case."""
+"""Largest ratio of content to gzip file (text shrinks to a tenth), and the content that is always accepted."""
 _PARQUET_ROWS = 1024
 """Rows that are in memory at once."""
 
@@ -35,13 +35,13 @@ class RawFile(NamedTuple):
 
     path: Path
     label: Path
-    """How messages call it: its path in the config, also where the file is in a temporary checkout or in a cache."""
+    """Its name in messages: the path in the config, even if the file is in a temporary checkout or in a cache."""
     prefix: str = ""
-    """Of the names of its rows; empty where the split has no other file."""
+    """Prefix of the names of its rows; empty for the only file of a split."""
 
 
 class Row(NamedTuple):
-    """One row of a file, or why there is none at its place."""
+    """One row of a file, or the reason why it cannot be used."""
 
     file: Path
     """The label of the file."""
@@ -114,7 +114,7 @@ def _open(file: RawFile) -> IO[bytes]:
 
 
 class _Decompressed(io.RawIOBase):
-    """What a gzip file holds, unless it is far more than data ever shrink by: a small file can fill the memory."""
+    """The content of a gzip file, up to a ratio that no data reach: a small file could fill the memory."""
 
     def __init__(self, path: Path) -> None:
         self._file = gzip.GzipFile(path)
@@ -259,7 +259,7 @@ def _read_parquet(file: RawFile) -> Iterator[_Cell]:
 
 
 def _decimal(batch: Any) -> Any:
-    """Return rows whose numbers of single precision are the decimals that they stand for: 0.1, not 0.10000000149."""
+    """Return rows with single-precision numbers as the decimals that were meant: 0.1, not 0.10000000149."""
     import pyarrow
 
     for place, field in enumerate(batch.schema):

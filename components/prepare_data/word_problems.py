@@ -18,7 +18,7 @@ NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
 THINGS = ("apples", "books", "cards", "coins", "nuts", "pens", "shells", "stones")
 _TEST_FRACTION = 0.2
 _MAX_ATTEMPTS = 20_000
-"""Random draws without a new problem after which the problems of this kind are taken to be exhausted."""
+"""Random draws without a new problem after which the problems count as exhausted."""
 
 Chain = tuple[int, ...]
 """A calculation: the first number, then what is added to it or, if negative, subtracted."""

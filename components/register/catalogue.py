@@ -1,8 +1,8 @@
-"""Kubeflow Model Registry: the catalogue in which a cluster's users look for models learns of each registered version.
+"""Kubeflow Model Registry: announces each version to the catalogue in which a cluster's users look for models.
 
-An announcement creates a model, a version and an artifact, one request each. What exists already is compared instead,
-so that a run which was killed between two requests is completed by the next one. What changes later, the aliases of a
-version and whether it was withdrawn, is brought up to date for all versions of a model at once.
+An announcement creates a model, a version and an artifact, one request each. Entries that exist already are compared
+instead, so the next run completes one that was killed between two requests. Aliases of versions, and whether a version
+was withdrawn, change later and are updated for all versions of a model at once.
 """
 
 import asyncio
@@ -57,16 +57,16 @@ class Entry:
     uri: str
     """Permanent address of the weights: a folder that KServe and vLLM can load."""
     description: str
-    """For people: what it was measured at, and on what."""
+    """For people: accuracies, and on which problems."""
     properties: Mapping[str, Value]
-    """What can be sorted and filtered by, the digest of the weights among it: numbers stay numbers."""
+    """Values to sort and filter by, including the digest of the weights: numbers stay numbers."""
     source: Mapping[str, str]
-    """The Kubeflow run that registered it, in the words of the client; empty if there is none."""
+    """The Kubeflow run that registered it, by the client's names; empty outside Kubeflow."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What changes about a version after its registration."""
+    """The part of a version that changes after its registration."""
 
     aliases: tuple[str, ...]
     withdrawn: bool
@@ -116,15 +116,15 @@ class Catalogue:
         return asyncio.run(self._explain_errors(_announce(self._client(self._api_version), entry)))
 
     def update(self, name: str, statuses: Mapping[str, Status]) -> int:
-        """Bring state and aliases of the versions of a model up to date; returns how many differed.
+        """Update the states and aliases of a model's versions; return how many versions differed.
 
-        A withdrawn version is archived. Versions that the catalogue does not have are passed over. Errors are as for
+        A withdrawn version is archived. Versions that are not in the catalogue are skipped. Errors are as for
         `announce`.
         """
         return asyncio.run(self._explain_errors(_update(self._client(self._api_version), name, statuses)))
 
     def missing(self, name: str, numbers: Iterable[str]) -> list[str]:
-        """Return which versions of a model, such as `v0.0.1`, were not announced, or not to the end."""
+        """Return which versions of a model, such as `v0.0.1`, were not announced, or not completely."""
         return asyncio.run(self._explain_errors(_missing(self._client(self._api_version), name, numbers)))
 
     async def _find_api_version(self) -> str:
@@ -206,9 +206,9 @@ def _readable(path: str | Path, content: str) -> Path:
 
 
 def update_catalogue(snapshot: Snapshot, name: str) -> str | None:
-    """Bring aliases and states up to date where the newest version of a model was announced; return that address.
+    """Update aliases and states in the catalogue of a model's newest version; return its address.
 
-    None where it was announced to no catalogue. Errors are those of `Catalogue`.
+    None if that version was announced to no catalogue. Errors are those of `Catalogue`.
     """
     address = _address(snapshot, snapshot.versions(name, withdrawn=True)[-1])
     if address:

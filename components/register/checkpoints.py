@@ -1,14 +1,14 @@
 """Checkpoints of a training in the registry: pushed while it goes on, listed, fetched, removed.
 
-A run is called after its folder of unfinished work, so one that is resumed keeps its name. Its checkpoints are a branch
-of the registry's git repository, `checkpoints/<run>`, whose newest commit has a folder for each that is kept:
+A run is named after its folder of unfinished work, so a resumed run keeps its name. Its checkpoints are on a branch of
+the registry's git repository, `checkpoints/<run>`, whose newest commit has a folder for each that is kept:
 
     step-000040/checkpoint.json  metrics of the step, digest of each file, when and by whom it was pushed
-    step-000040/lineage.json     what it was made from
+    step-000040/lineage.json     its lineage
     step-000040/model.dvc        pointer to the model
 
 The models are in `checkpoints/<run>` of the registry's storage, where files that several checkpoints of the run share
-are stored once. Nothing else is there, so DVC may remove whatever this branch does not refer to.
+are stored once. The folder has nothing else, so DVC may remove whatever this branch does not refer to.
 
     python -m components.register.checkpoints --work FOLDER --staging FOLDER --registry REGISTRY ...
 
@@ -70,13 +70,13 @@ class StoredCheckpoint:
     """When it was pushed, in ISO 8601."""
     by: str
     metrics: Mapping[str, Any]
-    """Of its step, as in steps.jsonl."""
+    """Metrics of its step, as in steps.jsonl."""
     digests: Mapping[str, str]
     """SHA-256 of each file of the model, by path."""
 
     @property
     def name(self) -> str:
-        """What `fetch` finds it by."""
+        """Name by which `fetch` finds it."""
         return f"{self.run}@step-{self.step}"
 
 
@@ -95,7 +95,7 @@ def stored_checkpoints(snapshot: Snapshot, run: str = "") -> list[StoredCheckpoi
 
 
 def is_checkpoint(name: str) -> bool:
-    """Tell whether a name has the form of a checkpoint's: `<run>@step-<number>` or `<run>@latest`."""
+    """Whether a name has the form of a checkpoint's: `<run>@step-<number>` or `<run>@latest`."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -247,12 +247,12 @@ class _Publisher:
         self._opened: tuple[str, str] | None = None
         self._started = datetime.now(UTC)
         self._has_leftovers = True
-        """Whether a process that was killed may have left files in the storage which nothing refers to."""
+        """Whether a killed process may have left unreferenced files in the storage."""
 
     def run_until_end(self) -> None:
         """Push each new checkpoint until training has ended and the newest is pushed; failures are warnings.
 
-        One that is overtaken by the next while it waits for another to be pushed is left out.
+        A checkpoint is skipped if a newer one is written while an earlier one is being pushed.
         """
         tried = pushed = 0
         while True:
@@ -296,7 +296,7 @@ class _Publisher:
         return self._opened
 
     def _add(self, branch: _Branch, export: Export) -> None:
-        """Store a checkpoint and commit it, without those that are no longer kept."""
+        """Store a checkpoint and commit it; drop the checkpoints that are no longer kept."""
         described = lineage.read(self._options.work)
         made_by = lineage.complete(described, {}, self._started) if described else None
         run = made_by.run() if made_by else None
@@ -315,7 +315,7 @@ class _Publisher:
 
 
 def _best(folders: Mapping[int, Path]) -> list[int]:
-    """The step with the highest accuracy in validation, of equals the first; none where no step has one."""
+    """The step with the highest validation accuracy, ties to the earliest; empty if no step has one."""
     metrics = {step: jsonl.read_json(folder / _FILE)["metrics"] for step, folder in folders.items()}
     accuracies = {step: row[_ACCURACY] for step, row in metrics.items() if row.get(_ACCURACY) is not None}
     return sorted(accuracies, key=lambda step: (-accuracies[step], step))[:1]

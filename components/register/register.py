@@ -1,4 +1,4 @@
-"""The register stage: a policy that passed the gate becomes a version, a closed bundle of all that it was made from.
+"""The register stage: a policy that passed the gate becomes a version, a closed bundle with everything behind it.
 
 Registering the same weights twice gives the same version; a run killed at any point is completed by the next one.
 """
@@ -44,7 +44,7 @@ _INPUTS = {
     "sft_training": "train_sft/training",
 }
 _FOLDERS = {**{name: name for name in _INPUTS}, "policy": POLICY, "grpo_training": "training"}
-"""Folders of a version in the storage, by the inputs that they are copies of."""
+"""Folder in the storage for each input that a version has a copy of."""
 
 
 class ProposedError(PipelineError):
@@ -54,7 +54,7 @@ class ProposedError(PipelineError):
 
 
 class Registered(NamedTuple):
-    """What has become of a policy."""
+    """The version of a policy, and how it was registered."""
 
     version: dict[str, Any]
     """Its version.json."""

@@ -43,7 +43,7 @@ _VIEW = "grpo-pipeline.view"
 _REF_LOCKED = re.compile("cannot lock ref|failed to update ref|incorrect old value")
 """Git's message when two pushes collide on the server, and also when a lock there is stale."""
 _REFUSED = "[remote rejected]"
-"""What git says of a ref that the server has declined."""
+"""In git's line on a ref that the server has declined."""
 _PUSH_PAUSES_S = (0.2, 1.0, 5.0)
 """Pauses between pushes that collide with a lock on the server."""
 _README = """# Model registry
@@ -86,7 +86,7 @@ class Registry:
     location: str
     clone: Workspace
     origin: str
-    """What the clone was made from: a URL, or the absolute path of a folder."""
+    """Source of the clone: a URL, or the absolute path of a folder."""
     storage: str | None
     """The configured storage; None for the one that the registry has."""
     endpoint: str | None = None
@@ -115,7 +115,7 @@ class Registry:
     def serve(self, version: Mapping[str, Any]) -> str:
         """Copy the weights of a version to plain files in the storage, verified, and return their address.
 
-        What serves models knows nothing of DVC, whose objects are named by their content.
+        Model servers cannot read DVC's objects, which are named by their content.
         """
         folder = f"serve/{version['name']}/{version['version']}"
         with error_prefix(f"{self.storage_url()}: cannot copy {version['tag']} to {folder}"):
@@ -169,10 +169,10 @@ class Registry:
         return self._push(*tags, branch=f"refs/heads/{self._branch}")
 
     def propose(self, branch: str, tags: Sequence[str]) -> bool | None:
-        """Push the clone's commit to a branch of its own, for a pull request, with tags of `publish` if they go along.
+        """Push the clone's commit to a new branch, for a pull request, with the tags of `publish` if accepted.
 
-        Returns whether the tags are there, and the version registered with them; None if the server refuses the branch,
-        or has it already with another version.
+        Returns whether the tags were accepted, which registers the version; None if the server refuses the branch, or
+        has it already with another version.
         """
         ref = f"refs/heads/{branch}"
         for refs in ([f"refs/tags/{tag}" for tag in tags], []):
