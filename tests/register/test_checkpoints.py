@@ -103,7 +103,8 @@ def test_a_checkpoint_of_work_in_a_relative_folder_is_pushed(tmp_path: Path, mon
 @pytest.mark.slow
 def test_staging_folders_of_killed_runs_are_removed_and_others_stay(tmp_path: Path) -> None:
     """A run that waits in a queue while this one trains has one in the same folder of unfinished work."""
-    config = grpo_config(checkpoint__keep_in_registry=1).model_copy(update={"registry": str(tmp_path / "registry")})
+    registry = str(tmp_path / "registry")
+    config = grpo_config(checkpoint__keep_in_registry=1, checkpoint__every_steps=1, registry=registry)
     killed, live = tmp_path / "publishing-1", tmp_path / "publishing-2"
     (killed / "clone").mkdir(parents=True)
     lock = durable.lock_folder(live / "run.lock")
