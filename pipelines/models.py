@@ -14,7 +14,7 @@ from typing import Any
 from components.register import checkpoints as pushed
 from components.register.aliases import Change
 from components.register.aliases import history as history_of
-from components.register.catalogue import left_undone, update_catalogue
+from components.register.catalogue import announced_to, left_undone, update_catalogue
 from components.register.registry import fetch
 from components.register.snapshot import Snapshot, read_registry
 from components.report import formatting
@@ -63,7 +63,7 @@ def _left_undone(snapshot: Snapshot, names: Sequence[str]) -> Iterator[str]:
     """Yield a line for each step that registrations have not completed, as far as catalogues can be reached."""
     for name in names:
         with suppress(PipelineError):  # the catalogue of a cluster is often out of reach
-            yield from left_undone(snapshot, name)
+            yield from left_undone(snapshot, name, announced_to(snapshot, name))
 
 
 def checkpoints(run: str, registry: str, *, remove: bool, as_json: bool) -> None:

@@ -205,28 +205,34 @@ def _readable(path: str | Path, content: str) -> Path:
     return Path(path)
 
 
+def announced_to(snapshot: Snapshot, name: str) -> str | None:
+    """Return the address of the catalogue to which the newest version of a model was to be announced, if any."""
+    newest = snapshot.versions(name, withdrawn=True)[-1]
+    address: str | None = json.loads(snapshot.read(newest.tag, VERSION_FILE)).get("model_registry")
+    return address
+
+
 def update_catalogue(snapshot: Snapshot, name: str) -> str | None:
     """Update aliases and states in the catalogue of a model's newest version; return its address.
 
     None if that version was announced to no catalogue. Errors are those of `Catalogue`.
     """
-    address = _address(snapshot, snapshot.versions(name, withdrawn=True)[-1])
+    address = announced_to(snapshot, name)
     if address:
         Catalogue(address).update(name, Status.of_versions(snapshot, name))
     return address
 
 
-def left_undone(snapshot: Snapshot, name: str) -> Iterator[str]:
+def left_undone(snapshot: Snapshot, name: str, address: str | None) -> Iterator[str]:
     """Yield a line for each step that registrations of a model have not completed.
 
-    The catalogue is that of the newest version, and comes last. Errors are those of `Catalogue`.
+    Announcements, to the catalogue at `address` if there is one, come last. Errors are those of `Catalogue`.
     """
     for newest in snapshot.versions(name)[-1:]:
         if all(each.commit != newest.commit for each in snapshot.assignments(name, CANDIDATE)):
             yield f"{newest.tag} never became the candidate"
-        if address := _address(snapshot, newest):
-            for version in unannounced(snapshot, name, Catalogue(address)):
-                yield f"{version.tag} is not announced to {address}"
+    for version in unannounced(snapshot, name, Catalogue(address)) if address else ():
+        yield f"{version.tag} is not announced to {address}"
 
 
 def unannounced(snapshot: Snapshot, name: str, catalogue: Catalogue) -> list[Version]:
@@ -240,12 +246,6 @@ def unannounced(snapshot: Snapshot, name: str, catalogue: Catalogue) -> list[Ver
     ]
     missing = catalogue.missing(name, [each.version for each in meant])
     return [each for each in meant if each.version in missing]
-
-
-def _address(snapshot: Snapshot, version: Version) -> str | None:
-    """The address of the catalogue to which a version was to be announced, if any."""
-    address: str | None = json.loads(snapshot.read(version.tag, VERSION_FILE)).get("model_registry")
-    return address
 
 
 def require_url(url: str) -> None:

@@ -321,7 +321,7 @@ def test_next_registration_announces_what_an_earlier_one_did_not(
         addresses = [each["uri"] for each in server.registry.documents("model_artifacts")]
         assert addresses == [f"s3://bucket/models/serve/grpo-policy/v0.0.{number}" for number in (2, 3)]
         with read_registry(config.registry) as snapshot:
-            assert list(left_undone(snapshot, "grpo-policy")) == []
+            assert list(left_undone(snapshot, "grpo-policy", server.url)) == []
 
 
 @pytest.mark.slow
