@@ -3,7 +3,6 @@
 What each of them finds out is in comparison.py, promotion.py and components/register.
 """
 
-import json
 import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +14,9 @@ from typing import Any
 from components.register import checkpoints as pushed
 from components.register.aliases import Change
 from components.register.aliases import history as history_of
-from components.register.catalogue import left_undone, update_catalogue
+from components.register.catalogue import announced_to, left_undone, update_catalogue
 from components.register.registry import fetch
-from components.register.snapshot import VERSION_FILE, Snapshot, read_registry
+from components.register.snapshot import Snapshot, read_registry
 from components.report import formatting
 from components.shared.errors import PipelineError
 from components.shared.page import percent
@@ -38,7 +37,7 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
         names = snapshot.names(name)
         every = facts_of(snapshot, *(version for version in snapshot.versions() if version.name in names))
         # A registry at a URL names an address that would get this process's token.
-        undone = [] if as_json or is_url(registry) else _left_undone(snapshot, names)
+        undone = [] if as_json or is_url(registry) else list(_left_undone(snapshot, names))
     if as_json:
         print_json([_summary(facts) for facts in every])
     elif not every:
@@ -60,15 +59,11 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
             print(f"note: {line}; press Retry on its run, or register again")
 
 
-def _left_undone(snapshot: Snapshot, names: Sequence[str]) -> list[str]:
-    """Return a line for each thing that registrations have not come to do, as far as catalogues can be reached."""
-    lines = []
+def _left_undone(snapshot: Snapshot, names: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each step that registrations have not completed, as far as catalogues can be reached."""
     for name in names:
-        if versions := snapshot.versions(name):
-            address = json.loads(snapshot.read(versions[-1].tag, VERSION_FILE)).get("model_registry")
-            with suppress(PipelineError):  # the catalogue of a cluster is often out of reach
-                lines += left_undone(snapshot, name, address)
-    return lines
+        with suppress(PipelineError):  # the catalogue of a cluster is often out of reach
+            yield from left_undone(snapshot, name, announced_to(snapshot, name))
 
 
 def checkpoints(run: str, registry: str, *, remove: bool, as_json: bool) -> None:

@@ -17,17 +17,17 @@ class EvaluateConfig(Config):
     seed: int = 1
     """Seed of sampling, and of the problems that are drawn; greedy decoding needs none."""
     protocol: str = PIPELINE
-    """In which words, with which examples and up to which texts the questions are asked, and where the answer has to
-    be: a name that `grpo-pipeline evaluate --list` prints. `pipeline` asks as in training (train_sft.model)."""
+    """Words, solved examples and stop texts of the prompts, and the place of the answer: a name that `grpo-pipeline
+    evaluate --list` prints. `pipeline` asks as in training (train_sft.model)."""
     system_prompt: str | None = None
-    """Message of the system before the question, for a protocol with chat; null for what the template has by itself."""
+    """System message before the question, for a protocol with chat; null for the default of the chat template."""
     tools: ToolsConfig | None = None
-    """Environment in which the models answer; null for that of the protocol, which is the model's own with `pipeline`
-    (train_sft.model.tools), Python where the name of the protocol has `python`, and none otherwise."""
+    """Environment in which the models answer; null for that of the protocol: the model's own with `pipeline`
+    (train_sft.model.tools), Python if the protocol has `python` in its name, otherwise none."""
     split: Split = Split.TEST
-    """Problems that are answered: `test`, or `dev`, which tuning may look at as often as it likes."""
+    """Problems to answer: `test`, or `dev`, which tuning may use any number of times."""
     limit: int | None = Field(default=None, gt=0)
-    """Problems that are drawn from all; null for all."""
+    """Number of problems to draw from the split; null for all."""
     num_samples: int = Field(4, ge=0)
     """Completions sampled per problem in addition to the greedy one; 0 for greedy only."""
     temperature: float = Field(0.7, gt=0)
@@ -37,7 +37,7 @@ class EvaluateConfig(Config):
     max_batch_size: int = Field(256, gt=0)
     """Completions generated at once; an evaluation that is killed goes on after the last batch."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and activations; `auto` is that of the checkpoint."""
+    """Type of weights and activations; `auto` is the checkpoint's."""
     vllm: EnginesConfig | None = None
     """vLLM in place of transformers: faster, and on several GPUs; null for transformers, on one GPU."""
 

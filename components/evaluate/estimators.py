@@ -1,7 +1,7 @@
 """Exact estimators of what k samples of a problem would score, from the n >= k samples that there are.
 
-Both are the mean over all subsets of k of the n samples, so they are unbiased for k samples drawn afresh and have no
-randomness of their own. Letters: n samples, c of them right, k drawn, v votes for the right answer.
+Both are the mean over all subsets of k of the n samples, so they are unbiased for k new samples, and deterministic.
+Letters: n samples, c of them right, k drawn, v votes for the right answer.
 """
 
 from collections.abc import Sequence

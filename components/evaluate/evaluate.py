@@ -1,6 +1,7 @@
-"""Measures the models of a run, or one that is of none: the stage as it is declared; the work is in worker.py."""
+"""Measures the models of a run, or a single model: the declaration of the stage; the work is in worker.py."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from components.evaluate.config import EvaluateConfig
@@ -13,7 +14,7 @@ from components.shared.tools import ToolsConfig, environment_materials
 
 def evaluate(config: EvaluateConfig, **folders: Path) -> dict[str, float]:
     """Let the base, SFT and GRPO models answer every test problem, greedily and by sampling, and score the answers."""
-    # Here, as torch and the libraries around it set variables that are none of the environment of the run.
+    # Imported here: torch and its libraries set variables that are not part of the recorded environment.
     from components.evaluate.worker import evaluate
 
     return evaluate(config, **folders)
@@ -49,15 +50,7 @@ STAGE = Stage(
     sources=lambda config: environment_materials(config.tools),
     materials=_environment,
 )
-MODEL_STAGE = Stage(
-    name="evaluate",
-    function=evaluate_model,
-    config=EvaluateConfig,
-    inputs={"model": "train_grpo/policy", "problems": "prepare_data/problems"},
-    outputs=("evaluation",),
-    image=GPU,
-    has_work=True,
-    sources=lambda config: environment_materials(config.tools),
-    materials=_environment,
+MODEL_STAGE = replace(
+    STAGE, function=evaluate_model, inputs={"model": "train_grpo/policy", "problems": "prepare_data/problems"}
 )
-"""The same of one model, which need not be of a run."""
+"""The same stage for a single model, from a run or not."""

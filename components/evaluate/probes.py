@@ -9,7 +9,7 @@ from components.shared.problem import Problem
 
 _NUM_PROBES = 8
 _MAX_TOKENS = 128
-"""Of an answer; enough to tell models apart, and little beside the evaluation."""
+"""Limit of an answer; enough to tell models apart, and little compared with the evaluation."""
 
 
 def probes(
@@ -17,7 +17,7 @@ def probes(
 ) -> dict[str, Any]:
     """Return the content of probes.json: token ids, and the natural log-probability of each token of the answer.
 
-    The problems are drawn with the seed; `dtype` is that in which `generate` computes.
+    The problems are drawn with the seed; `dtype` is the type in which `generate` computes.
     """
     drawn = random.Random(seed).sample(list(problems), min(_NUM_PROBES, len(problems)))
     sampling = Sampling(num_samples=1, temperature=0.0, max_new_tokens=min(max_new_tokens, _MAX_TOKENS), seed=seed)

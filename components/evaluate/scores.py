@@ -1,4 +1,4 @@
-"""The scores of an evaluation: what its records come to, with 95 % confidence intervals.
+"""The scores of an evaluation: statistics of its records, with 95 % confidence intervals.
 
 A table has one measure of the greedy or of the sampled records: of all, by source, and within each source by subject,
 level, length of the question and number of steps of the reference solution. Samples of one problem are not independent,
@@ -24,7 +24,7 @@ _MAX_ANSWER_CHARACTERS = 300
 
 
 def scores(records: Records, *, num_samples: int, temperature: float) -> dict[str, Any]:
-    """Return what the records come to; an unscorable answer counts as not right, and is also counted separately."""
+    """Return the scores of records; an unscorable answer counts as not right, and is also counted separately."""
     greedy = [record for record in records if record["sample"] == 0]
     sampled = [record for record in records if record["sample"] > 0]
     return {
@@ -63,7 +63,7 @@ _MOST_STEPS = 8
 
 
 def _length(record: Record) -> str:
-    """Of the question, in words: no tokenizer and no prompt changes it."""
+    """Length of the question in words, which depends on no tokenizer and no prompt."""
     num_words = len(record["question"].split())
     return next((name for end, name in _LENGTHS.items() if num_words < end), "100+")
 
@@ -121,7 +121,7 @@ def _reasons(records: Records) -> dict[str, dict[str, int]]:
 
 
 def _tool_use(records: Records) -> dict[str, Any]:
-    """How much answers in turns made of their environment."""
+    """Use of the environment in answers in turns."""
     by_source = _grouped(records, itemgetter("source"))
 
     def means(of: Callable[[Record], float]) -> dict[str, Any]:

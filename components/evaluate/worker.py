@@ -3,6 +3,7 @@
 import filecmp
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +19,6 @@ from components.evaluate.questions import (
     Questions,
     asked_model,
     dtype_of,
-    environments_of,
     facts,
     own_tools,
     read_questions,
@@ -45,7 +45,7 @@ class Evaluator:
     """Answers problems with a sampler, and grades the answers."""
 
     name: str
-    """Of the model, beside its progress."""
+    """Name of the model in its progress."""
     config: EvaluateConfig
     generate: Generate
     verify: Verifier
@@ -56,7 +56,7 @@ class Evaluator:
     def __call__(self, problems: Sequence[Problem], work: Path) -> list[dict[str, Any]]:
         """Return the records of all problems: for each its greedy answer, then the sampled ones.
 
-        The records of each batch are kept in the folder `work`; those that are there are not made again.
+        The records of each batch are kept in the folder `work`; batches that are there are not answered again.
         """
         records: list[dict[str, Any]] = []
         batches = list(_batches(self.config, problems, self.environments))
@@ -142,7 +142,7 @@ class Evaluator:
 
 
 def _trajectory(completion: Completion) -> dict[str, Any]:
-    """What a record has of an answer in turns."""
+    """Additional fields of a record for an answer in turns."""
     return {
         "turns": completion.turn_records(),
         "num_environment_tokens": completion.num_environment_tokens,
@@ -193,7 +193,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Let the base, SFT and GRPO models answer every test problem, greedily and by sampling, and score the answers.
 
-    One model is in memory at a time, and none has an influence on what the next one samples.
+    One model is in memory at a time, and the samples of each are independent of the others.
     """
     metrics: dict[str, float] = {}
     questions = read_questions(config, problems)
@@ -267,13 +267,13 @@ def _write_evaluation(
     folder: Path,
     batches: Path,
 ) -> None:
-    """Have a model answer all questions, and write the records, the scores and the probes."""
+    """Answer all questions with a model, and write the records, the scores and the probes."""
     torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
     prepare_process(config.seed)
     checkpoint = asked_model(model, config, questions)
-    dtype = dtype_of(checkpoint, config)
+    dtype, tools = dtype_of(checkpoint, config), checkpoint.format.tools
     with (
-        environments_of(checkpoint) as environments,
+        closing(Environments(tools)) if tools else nullcontext() as environments,
         sampler_of(checkpoint, model, config, questions, dtype, logs=batches.parent) as generate,
     ):
         evaluator = Evaluator(name, config, generate, verify, checkpoint.config.answer, environments)

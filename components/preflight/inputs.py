@@ -440,7 +440,7 @@ def refuse_repetition(form: Form, params: Params) -> None:
     with read_registry(form["registry"]) as snapshot:
         tags = [version.tag for version in snapshot.versions(params.register.name)]
         made_by = snapshot.lineage(tags[-1]) if tags else None
-        undone = left_undone(snapshot, params.register.name, params.register.model_registry) if tags else []
+        undone = list(left_undone(snapshot, params.register.name, params.register.model_registry))
     if made_by is None:
         say("preflight", f"{form['registry']} has no version of {params.register.name} yet")
         return

@@ -16,14 +16,14 @@ from components.shared.problem import Problem, Split
 
 CalculatorFamily = Literal["boxes", "more", "fewer", "more_and_fewer"]
 _SIGNS = {"boxes": "", "more": "+", "fewer": "-", "more_and_fewer": "+-"}
-"""Of the changes after the product that every problem begins with."""
+"""Signs of the changes that follow the product."""
 _SMALLEST_FACTOR, _SMALLEST_CHANGE, _LARGEST = 32, 12, 99
-"""Of the numbers in a question: two digits each."""
+"""Limits of the numbers in a question: two digits each."""
 _RESULTS = range(1_000, 10_000)
-"""Of every call: four digits each, so that what a small model copies is always as many tokens away."""
+"""Results of calls: four digits each, so that the distance over which a small model copies is constant."""
 _TEST_FRACTION, _DEV_FRACTION = 0.2, 0.1
 _MAX_ATTEMPTS = 20_000
-"""Random draws without a new problem after which the problems of this kind are taken to be exhausted."""
+"""Random draws without a new problem after which the problems count as exhausted."""
 
 Numbers = tuple[int, ...]
 """The numbers of a question, in its order."""
@@ -67,10 +67,9 @@ class CalculatorProblems(BuiltIn):
                 calls = _calls(family, numbers)
                 is_worked = fraction_of(f"worked {seed} {family} {numbers}") < self.worked_fraction
                 answer = str(calls[-1][1])
-                yield Problem(
-                    id=f"{self.name}/{split}/{index:05d}",
-                    source=self.name,
-                    split=split,
+                yield self._problem(
+                    split,
+                    index,
                     question=_question(rng, family, numbers),
                     solution=("".join(map(_fenced, calls)) if is_worked else "") + f"#### {answer}",
                     answer=answer,
@@ -104,7 +103,7 @@ def _question(rng: random.Random, family: CalculatorFamily, numbers: Numbers) ->
 
 
 def _calls(family: CalculatorFamily, numbers: Numbers) -> list[tuple[str, int]]:
-    """Return what the calculator is asked, one operation at a time, and what it answers."""
+    """Return the calls of the calculator, one operation each, with their results."""
     first, second, *changes = numbers
     calls = [(f"{first}*{second}", first * second)]
     for sign, change in zip(_SIGNS[family], changes, strict=True):

@@ -109,7 +109,7 @@ class Dataset(FileSource):
         return self.subset, self.test_split if is_test else self.train_split, "test" if is_test else "train"
 
     def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
-        """Return the problem in one row; a solution that does not declare its answer gets it in a line of its own."""
+        """Return the problem in one row; a solution that does not declare its answer gets it as an additional line."""
         question_column = self._column(columns, "question")
         if not question_column:
             raise self._missing(columns, "question")
@@ -206,7 +206,7 @@ def _has(columns: dict[str, Any], name: str) -> bool:
 
 
 def _value(columns: dict[str, Any], name: str) -> Any:
-    """Return the value of a column, or of a key of its objects; None where there is none, or only white space."""
+    """Return the value of a column, or of a key of its objects; None if it is missing or white space."""
     if name in columns:
         value = columns[name]
         return None if isinstance(value, str) and not value.strip() else value

@@ -2,8 +2,8 @@
 
 The library `datasets` decides it, by the front matter of README.md or by the names of files, from a folder that is
 here or from the listing of one that is not. Rows are read from the files themselves: no conversion and no cache of the
-library is between a file and its problems. Files of the hub are kept in the hub's own cache, by commit, so that none of
-them is ever out of date, and are used from there where there is no network.
+library is between a file and its problems. Files of the hub are kept in the hub's own cache, by commit, so they are
+never out of date, and can be used without a network.
 """
 
 import logging
@@ -39,7 +39,7 @@ class HubDataset(NamedTuple):
     id: str
     commit: str
     listing: tuple[str, ...]
-    """Its files; without a network and a listing in the cache of the hub, those that are there."""
+    """Its files; without a network and without a cached listing, the files in the hub's cache."""
 
     def names(self, subset: str | None, split: str | None, default: str) -> list[str]:
         """Return the names of the files of a split: of the one called `split`, or else `default`, or else the only one.

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field
 
@@ -20,109 +20,46 @@ _THINGS = _COUNTED.split()
 _PLACES = ("the market", "the park", "school", "home", "the shop", "the farm", "the fair", "the garden", "the beach")
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 _LARGEST = (10, 20, 50, 100)
-"""Of the numbers in a problem, each as often as the others."""
+"""Largest number of a problem, each limit equally often."""
 _MAX_ATTEMPTS = 10_000
-"""Random draws without a new problem after which there are taken to be no more."""
-
-
-class _Story(NamedTuple):
-    """A story and its question, with the fields that `_details` fills."""
-
-    subject: Literal["addition", "subtraction", "multiplication", "division"]
-    told: str
-    asked: str
-
-
-_STORIES = (
-    _Story("addition", "{a} had {x} {t}. {b} gave {a} {y} more {t} and {z} {u}.", "How many {t} does {a} have now?"),
-    _Story("addition", "{a} has {x} {t} and {z} {u}. {b} has {y} {t}.", "How many {t} do they have together?"),
-    _Story("addition", "{a} has {y} more {t} than {b}. {b} has {x} {t}.", "How many {t} does {a} have?"),
-    _Story("addition", "{a} found {x} {t} on {d} and {y} {t} on {e}.", "How many {t} did {a} find in all?"),
-    _Story(
-        "addition",
-        "{a} had some {t}. {a} lost {x} of them at {p} and now has {y} {t} left.",
-        "How many {t} did {a} have in the beginning?",
-    ),
-    _Story("addition", "There are {x} red {t}, {y} blue {t} and {z} {u} at {p}.", "How many {t} are there?"),
-    _Story(
-        "addition",
-        "{a} made {x} {t} and bought {z} {u}. {b} made {y} {t} more than {a}.",
-        "How many {t} did {b} make?",
-    ),
-    _Story(
-        "subtraction",
-        "{a} had {x} {t}. {a} gave {y} of them to {b}. {b} already had {z} {t}.",
-        "How many {t} does {a} have left?",
-    ),
-    _Story(
-        "subtraction",
-        "{a} has {x} {t} and {b} has {y} {t}. There are {z} {u} at {p}.",
-        "How many more {t} than {b} does {a} have?",
-    ),
-    _Story(
-        "subtraction", "{a} has {y} fewer {t} than {b}. {b} has {x} {t} and {z} {u}.", "How many {t} does {a} have?"
-    ),
-    _Story(
-        "subtraction",
-        "{a} found {x} {t} on {d}, {y} {t} on {e} and {z} {u}.",
-        "How many more {t} did {a} find on {d} than on {e}?",
-    ),
-    _Story(
-        "subtraction",
-        "{a} had some {t}. After buying {y} more at {p}, {a} has {x} {t}.",
-        "How many {t} did {a} have at first?",
-    ),
-    _Story("subtraction", "{a} had {x} {t}. {a} sold some of them and has {y} left.", "How many {t} did {a} sell?"),
-    _Story(
-        "subtraction",
-        "There were {x} {t} at {p}. {a} took {y} {t} and {b} took {z} {u}.",
-        "How many {t} are left at {p}?",
-    ),
-    _Story(
-        "subtraction",
-        "{a} wants to collect {x} {t}. So far {a} has {y} {t} and {z} {u}.",
-        "How many more {t} does {a} need?",
-    ),
-    _Story(
-        "subtraction",
-        "There are {x} people in the hall. {y} of them are children and the rest are adults.",
-        "How many adults are there?",
-    ),
-    _Story(
-        "subtraction",
-        "{a} had {x} dollars and spent {y} dollars on {t}. {b} spent {z} dollars.",
-        "How many dollars does {a} have left?",
-    ),
-    _Story(
-        "multiplication",
-        "There are {x} {t} in each box. {a} has {y} boxes and {z} {u}.",
-        "How many {t} does {a} have in all?",
-    ),
-    _Story(
-        "multiplication",
-        "{a} paid {y} dollars for each of {x} {t}, and spent {z} dollars on {u}.",
-        "How much did {a} pay for the {t}?",
-    ),
-    _Story("multiplication", "{a} sold {x} {t} a day for {y} days. {b} sold {z} {u}.", "How many {t} did {a} sell?"),
-    _Story(
-        "division",
-        "{a} puts {x} {t} into {y} bags. Each bag gets the same number of {t}. {a} also has {z} {u}.",
-        "How many {t} are in each bag?",
-    ),
-    _Story(
-        "division", "{a} packs {x} {t} so that each box holds {y}. {b} has {z} {t}.", "How many boxes does {a} need?"
-    ),
-    _Story(
-        "division",
-        "{a} paid {x} dollars for {y} {t}. {b} paid {z} dollars for {u}.",
-        "How much did each of the {t} cost?",
-    ),
-    _Story(
-        "division",
-        "{a} reads {y} pages every day. The book has {x} pages and {z} pictures.",
-        "How many days does {a} need to finish it?",
-    ),
-)
+"""Random draws without a new problem after which the problems count as exhausted."""
+_TEXTS = {
+    "addition": """
+{a} had {x} {t}. {b} gave {a} {y} more {t} and {z} {u}. How many {t} does {a} have now?
+{a} has {x} {t} and {z} {u}. {b} has {y} {t}. How many {t} do they have together?
+{a} has {y} more {t} than {b}. {b} has {x} {t}. How many {t} does {a} have?
+{a} found {x} {t} on {d} and {y} {t} on {e}. How many {t} did {a} find in all?
+{a} had some {t}. {a} lost {x} of them at {p} and now has {y} {t} left. How many {t} did {a} have in the beginning?
+There are {x} red {t}, {y} blue {t} and {z} {u} at {p}. How many {t} are there?
+{a} made {x} {t} and bought {z} {u}. {b} made {y} {t} more than {a}. How many {t} did {b} make?
+""",
+    "subtraction": """
+{a} had {x} {t}. {a} gave {y} of them to {b}. {b} already had {z} {t}. How many {t} does {a} have left?
+{a} has {x} {t} and {b} has {y} {t}. There are {z} {u} at {p}. How many more {t} than {b} does {a} have?
+{a} has {y} fewer {t} than {b}. {b} has {x} {t} and {z} {u}. How many {t} does {a} have?
+{a} found {x} {t} on {d}, {y} {t} on {e} and {z} {u}. How many more {t} did {a} find on {d} than on {e}?
+{a} had some {t}. After buying {y} more at {p}, {a} has {x} {t}. How many {t} did {a} have at first?
+{a} had {x} {t}. {a} sold some of them and has {y} left. How many {t} did {a} sell?
+There were {x} {t} at {p}. {a} took {y} {t} and {b} took {z} {u}. How many {t} are left at {p}?
+{a} wants to collect {x} {t}. So far {a} has {y} {t} and {z} {u}. How many more {t} does {a} need?
+There are {x} people in the hall. {y} of them are children and the rest are adults. How many adults are there?
+{a} had {x} dollars and spent {y} dollars on {t}. {b} spent {z} dollars. How many dollars does {a} have left?
+""",
+    "multiplication": """
+There are {x} {t} in each box. {a} has {y} boxes and {z} {u}. How many {t} does {a} have in all?
+{a} paid {y} dollars for each of {x} {t}, and spent {z} dollars on {u}. How much did {a} pay for the {t}?
+{a} sold {x} {t} a day for {y} days. {b} sold {z} {u}. How many {t} did {a} sell?
+""",
+    "division": """
+{a} puts {x} {t} into {y} bags. Each bag gets the same number of {t}. {a} also has {z} {u}. \
+How many {t} are in each bag?
+{a} packs {x} {t} so that each box holds {y}. {b} has {z} {t}. How many boxes does {a} need?
+{a} paid {x} dollars for {y} {t}. {b} paid {z} dollars for {u}. How much did each of the {t} cost?
+{a} reads {y} pages every day. The book has {x} pages and {z} pictures. How many days does {a} need to finish it?
+""",
+}
+"""Stories with their questions by subject, one a line, with the fields that `_details` fills."""
+_STORIES = [(subject, story) for subject, texts in _TEXTS.items() for story in texts.strip().splitlines()]
 _SIGNS: dict[str, tuple[str, Callable[[int, int], int]]] = {
     "addition": ("+", int.__add__),
     "subtraction": ("-", int.__sub__),
@@ -142,10 +79,10 @@ class OneStepProblems(BuiltIn):
         """Yield different problems, their stories in turns; the worked line and the answer are the solution."""
         chance, seen = random.Random(f"{seed} {self.kind}"), set[str]()
         for index in range(self.num_train):
-            story = _STORIES[index % len(_STORIES)]
+            subject, story = _STORIES[index % len(_STORIES)]
             for _ in range(_MAX_ATTEMPTS):
-                first, second = _numbers(chance, story.subject)
-                question = f"{story.told} {story.asked}".format(**_details(chance), x=first, y=second)
+                first, second = _numbers(chance, subject)
+                question = story.format(**_details(chance), x=first, y=second)
                 if question not in seen:
                     break
             else:
@@ -154,19 +91,11 @@ class OneStepProblems(BuiltIn):
                     "different problems exist; lower it"
                 )
             seen.add(question)
-            sign, compute = _SIGNS[story.subject]
+            sign, compute = _SIGNS[subject]
             answer = str(compute(first, second))
             solution = f"{first} {sign} {second} = {answer}\n#### {answer}"
-            yield Problem(
-                id=f"{self.name}/{Split.TRAIN}/{index:05d}",
-                source=self.name,
-                split=Split.TRAIN,
-                question=question,
-                solution=solution,
-                answer=answer,
-                subject=story.subject,
-                level=None,
-            )
+            fields = {"question": question, "solution": solution, "answer": answer, "subject": subject}
+            yield self._problem(Split.TRAIN, index, **fields, level=None)
 
 
 def _numbers(chance: random.Random, subject: str) -> tuple[int, int]:

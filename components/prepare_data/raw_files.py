@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import yaml
 
@@ -85,20 +85,11 @@ def _md5s(pointers: Mapping[Path, str]) -> dict[Path, str]:
     return {path: md5 for path, text in pointers.items() if (md5 := _field(text, "md5"))}
 
 
-def _field(pointer: str, key: str) -> str | None:
-    """A field of the one output in the text of a pointer; None where it has no such field."""
+def _field(pointer: str, key: str, kind: Literal["outs", "deps"] = "outs") -> str | None:
+    """A field of the only output, or of its source, in the text of a pointer; None where it has no such field."""
     try:
-        value = yaml.safe_load(pointer)["outs"][0][key]
+        return str(yaml.safe_load(pointer)[kind][0][key])
     except (yaml.YAMLError, KeyError, IndexError, TypeError):
-        return None
-    return str(value)
-
-
-def _url(pointer: str) -> str | None:
-    """The URL from which a file was imported, in the text of its pointer."""
-    try:
-        return str(yaml.safe_load(pointer)["deps"][0]["path"])
-    except (KeyError, IndexError, TypeError):
         return None
 
 
@@ -144,7 +135,7 @@ def fetch_raw_files(source: Path) -> None:
 
 
 def read_pointers() -> list[Pointer]:
-    """Return the pointers to the raw files; PipelineError if there are none."""
+    """Return the pointers to the raw files; PipelineError without any."""
     paths = sorted(_RAW.glob("*.dvc"))
     if not paths:
         raise PipelineError(f"{_RAW}: contains no DVC pointers; run this in the project's folder")
@@ -156,7 +147,7 @@ def _read_pointer(path: Path) -> Pointer:
     name, md5 = _field(text, "path"), _field(text, "md5")
     if name is None or md5 is None:
         raise PipelineError(f"{path}: not a DVC pointer to one file; restore it with git")
-    return Pointer(path, path.parent / name, md5, _url(text))
+    return Pointer(path, path.parent / name, md5, _field(text, "path", "deps"))
 
 
 def _is_present(pointer: Pointer) -> bool:
@@ -200,7 +191,7 @@ def _download(pointer: Pointer, file: Path, partial: Path) -> None:
 
 
 def _md5(path: Path) -> str | None:
-    """Return the MD5 of a file; None if there is none."""
+    """Return the MD5 of a file; None if it does not exist."""
     if not path.is_file():
         return None
     with path.open("rb") as file:

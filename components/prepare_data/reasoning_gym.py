@@ -58,7 +58,7 @@ Task = Literal[
     "zebra_puzzles",
 ]
 _NUM_SPARE = 1_000
-"""Problems that the package may generate, beside four times those that are needed, because questions recur."""
+"""Problems generated in addition to four times the number needed, because questions recur."""
 
 
 class ReasoningGym(BuiltIn):
@@ -89,16 +89,8 @@ class ReasoningGym(BuiltIn):
                         f"has no further question after {index} problems; lower it, or give {task} other arguments"
                     )
                 question, answer = entry
-                yield Problem(
-                    id=f"{self.name}/{split}/{index:05d}",
-                    source=self.name,
-                    split=split,
-                    question=question,
-                    solution=f"#### {answer}",
-                    answer=answer,
-                    subject=task,
-                    level=None,
-                )
+                fields = {"question": question, "solution": f"#### {answer}", "answer": answer, "subject": task}
+                yield self._problem(split, index, **fields, level=None)
 
 
 def _entries(task: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,8 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -24,7 +25,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _HINT = re.compile(r"^: |; is the file truncated\?$")
 _MAX_RATIO, _MIN_DECOMPRESSED_BYTES = 100, 2**26
-"""Of the content of a gzip file to the file: text shrinks to a tenth; and the content that is read in any case."""
+"""Largest ratio of content to gzip file (text shrinks to a tenth), and the content that is always accepted."""
 _PARQUET_ROWS = 1024
 """Rows that are in memory at once."""
 
@@ -34,13 +35,13 @@ class RawFile(NamedTuple):
 
     path: Path
     label: Path
-    """How messages call it: its path in the config, also where the file is in a temporary checkout or in a cache."""
+    """Its name in messages: the path in the config, even if the file is in a temporary checkout or in a cache."""
     prefix: str = ""
-    """Of the names of its rows; empty where the split has no other file."""
+    """Prefix of the names of its rows; empty for the only file of a split."""
 
 
 class Row(NamedTuple):
-    """One row of a file, or why there is none at its place."""
+    """One row of a file, or the reason why it cannot be used."""
 
     file: Path
     """The label of the file."""
@@ -113,7 +114,7 @@ def _open(file: RawFile) -> IO[bytes]:
 
 
 class _Decompressed(io.RawIOBase):
-    """What a gzip file holds, unless it is far more than data ever shrink by: a small file can fill the memory."""
+    """The content of a gzip file, up to a ratio that no data reach: a small file could fill the memory."""
 
     def __init__(self, path: Path) -> None:
         self._file = gzip.GzipFile(path)
@@ -190,15 +191,7 @@ def _is_several_values(content: bytes) -> bool:
 # CSV and TSV ----------------------------------------------------------------------------------------------------------
 
 
-def _read_csv(file: RawFile) -> Iterator[_Cell]:
-    yield from _delimited(file, ",;\t")
-
-
-def _read_tsv(file: RawFile) -> Iterator[_Cell]:
-    yield from _delimited(file, "\t")
-
-
-def _delimited(file: RawFile, delimiters: str) -> Iterator[_Cell]:
+def _read_delimited(file: RawFile, *, delimiters: str) -> Iterator[_Cell]:
     """Yield the rows below a header, as text without carriage returns; an empty cell is None.
 
     Columns are separated by the delimiter that the header has most of, which spreadsheets choose by country.
@@ -241,36 +234,32 @@ def _csv_cell(header: list[str], values: list[str], index: int, line: int) -> _C
 # Parquet --------------------------------------------------------------------------------------------------------------
 
 
-def _parquet(file: RawFile) -> Any:
+@contextmanager
+def _parquet(file: RawFile) -> Iterator[Any]:
     # Imported here: slow to load, and most runs read text.
     import pyarrow
     import pyarrow.parquet
 
     try:
         source = io.BytesIO(_open(file).read()) if _is_compressed(file.path) else file.path
-        return pyarrow.parquet.ParquetFile(source)
+        with pyarrow.parquet.ParquetFile(source) as parquet:
+            yield parquet
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise PipelineError(f"{file.label}: not a readable parquet file ({reason}); is it truncated?") from None
 
 
 def _read_parquet(file: RawFile) -> Iterator[_Cell]:
-    import pyarrow
-
     index = 0
     with _parquet(file) as parquet:
-        try:
-            for batch in parquet.iter_batches(_PARQUET_ROWS):
-                for columns in _decimal(batch).to_pylist():
-                    yield _Cell(index, index + 1, columns)
-                    index += 1
-        except (pyarrow.ArrowException, OSError) as error:
-            reason = str(error).partition("\n")[0]
-            raise PipelineError(f"{file.label}: not a readable parquet file ({reason}); is it truncated?") from None
+        for batch in parquet.iter_batches(_PARQUET_ROWS):
+            for columns in _decimal(batch).to_pylist():
+                yield _Cell(index, index + 1, columns)
+                index += 1
 
 
 def _decimal(batch: Any) -> Any:
-    """Return rows whose numbers of single precision are the decimals that they stand for: 0.1, not 0.10000000149."""
+    """Return rows with single-precision numbers as the decimals that were meant: 0.1, not 0.10000000149."""
     import pyarrow
 
     for place, field in enumerate(batch.schema):
@@ -284,8 +273,8 @@ _READERS: dict[str, Callable[[RawFile], Iterator[_Cell]]] = {
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
     ".json": _read_json,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
+    ".csv": partial(_read_delimited, delimiters=",;\t"),
+    ".tsv": partial(_read_delimited, delimiters="\t"),
     ".parquet": _read_parquet,
 }
 """By the ending of a file's name."""

@@ -115,7 +115,7 @@ class FileSource(Config):
 
     @classmethod
     def default_name(cls, values: dict[str, Any]) -> str:
-        """Return the name of a source with these settings and without one of its own."""
+        """Return the name of a source whose settings give none."""
         return str(values.get("kind", cls.model_fields["kind"].default))
 
     def path(self, split: Split) -> Path | None:
@@ -239,6 +239,9 @@ class BuiltIn(Config):
         """The number of problems of one split."""
         return int(getattr(self, f"num_{split}", 0))
 
+    def _problem(self, split: Split, index: int, **fields: Any) -> Problem:
+        return Problem(id=f"{self.name}/{split}/{index:05d}", source=self.name, split=split, **fields)
+
     @abstractmethod
     def problems(self, seed: int) -> Iterator[Problem]:
         """Yield the problems of every split; equal seeds give equal problems."""
@@ -275,7 +278,7 @@ def text_or_number(columns: dict[str, Any], *names: str) -> str:
         return str(value)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
         return text(columns, *names)
-    # 15 digits are those that a double has for certain: 0.1 + 0.2 is 0.3.
+    # A double is exact to 15 digits: 0.1 + 0.2 is 0.3.
     exact = Decimal(f"{value:.15g}") if isinstance(value, float) else Decimal(value)
     return format(exact.to_integral_value() if exact == exact.to_integral_value() else exact.normalize(), "f")
 

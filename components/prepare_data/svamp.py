@@ -18,7 +18,7 @@ class SVAMP(FileSource):
 
     kind: Literal["svamp"]
     solutions: bool = True
-    """Whether problems have solutions, made from their equations; without, nothing is fine-tuned on them."""
+    """Whether problems get solutions, made from their equations; without solutions they are not used in fine-tuning."""
 
     def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
         """Return the problem: what is told and then what is asked, and its equation as a worked line."""

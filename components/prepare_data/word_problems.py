@@ -18,7 +18,7 @@ NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
 THINGS = ("apples", "books", "cards", "coins", "nuts", "pens", "shells", "stones")
 _TEST_FRACTION = 0.2
 _MAX_ATTEMPTS = 20_000
-"""Random draws without a new problem after which the problems of this kind are taken to be exhausted."""
+"""Random draws without a new problem after which the problems count as exhausted."""
 
 Chain = tuple[int, ...]
 """A calculation: the first number, then what is added to it or, if negative, subtracted."""
@@ -76,10 +76,9 @@ class WordProblems(BuiltIn):
                     )
                 seen.add((family, chain))
                 is_worked = fraction_of(f"worked {seed} {family} {chain}") < self.worked_fraction
-                yield Problem(
-                    id=f"{self.name}/{split}/{index:05d}",
-                    source=self.name,
-                    split=split,
+                yield self._problem(
+                    split,
+                    index,
                     question=_question(rng, family, chain),
                     solution=(_steps(chain) if is_worked else "") + f"#### {sum(chain)}",
                     answer=str(sum(chain)),

@@ -20,7 +20,7 @@ from components.shared.execution import person
 CANDIDATE, CHAMPION = "candidate", "champion"
 _NAME = re.compile("[a-z0-9-]+")
 Action = Literal["register", "assign", "remove", "promote", "rollback"]
-"""`assign` and `remove` are what GTO does by hand."""
+"""`assign` and `remove` are changes made by hand with GTO."""
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Change:
     alias: str | None
     """None for a registration that gave none."""
     count: int
-    """How often the alias had been given before, and once more."""
+    """Number of this change among the changes of the alias, from 1."""
     at: datetime
     by: str
     reason: str
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What was checked before, by the name of the check."""
+    """Results of the checks before the change, by the name of the check."""
 
 
 def history(snapshot: Snapshot, name: str) -> list[Change]:
-    """Return everything that was decided about the versions of a model, the oldest first."""
+    """Return all registrations and changes of aliases of a model, the oldest first."""
     changes = changes_of(snapshot, name)
     recorded = {change.version for change in changes if change.action == "register"}
     others = [
@@ -61,9 +61,9 @@ def changes_of(snapshot: Snapshot, name: str, alias: str | None = None) -> list[
 
 
 def before(snapshot: Snapshot, name: str, alias: str) -> str | None:
-    """Return the tag of the version that an alias goes back to from the current one; None where there is none.
+    """Return the tag of the version to which a rollback moves an alias; None without an earlier one.
 
-    Versions that were withdrawn since are left out, and so are those that a rollback has left.
+    Versions that were withdrawn, or that an earlier rollback moved away from, are skipped.
     """
     stack: list[str] = []
     for change in changes_of(snapshot, name, alias):
@@ -78,9 +78,9 @@ def before(snapshot: Snapshot, name: str, alias: str) -> str | None:
 
 
 def change_alias(location: str, version: Version, change: Change) -> None:
-    """Give an alias to a version in a registry: all of the change is done, or nothing.
+    """Give an alias to a version in a registry, atomically.
 
-    PipelineError where the alias was given to any version since `change` was made up, or the registry refuses it.
+    PipelineError if the alias was changed since `change` was prepared, or the registry refuses it.
     """
     assert change.alias is not None
     tag = tag_name(version.name, change.alias, change.count)
@@ -96,14 +96,14 @@ def change_alias(location: str, version: Version, change: Change) -> None:
 
 
 def candidate(snapshot: Snapshot, name: str, version: str, reason: str) -> tuple[str, str]:
-    """Return the tag that makes a version the candidate with its registration, and the tag's message."""
+    """Return the tag that makes a version the candidate as it is registered, and the tag's message."""
     count = next_count(snapshot, name, CANDIDATE)
     change = Change("register", version, CANDIDATE, count, datetime.now(UTC), person(), reason)
     return tag_name(name, CANDIDATE, count), message(change)
 
 
 def check_alias(alias: str) -> None:
-    """Raise PipelineError for an alias by which no version could be found."""
+    """Raise PipelineError for an invalid alias."""
     if not _NAME.fullmatch(alias) or alias == "latest":
         raise PipelineError(
             f"alias {alias}: accepted are lowercase letters, digits and hyphens, but `latest` is the newest version"
@@ -129,7 +129,7 @@ def message(change: Change) -> str:
 
 
 def _change(assignment: Assignment, version: str) -> Change:
-    """The change that a tag stands for; one that was made with GTO by hand has no more than its message."""
+    """The change that a tag records; a tag made by hand with GTO has a message only."""
     paragraphs = assignment.message.split("\n\n")
     facts = dict(line.partition(": ")[::2] for line in paragraphs[-1].splitlines())
     recorded = facts.pop("Action", None)

@@ -18,7 +18,7 @@ _DATASETS = {
     "math500": "HuggingFaceH4/MATH-500",
     "mbpp": "google-research-datasets/mbpp",
 }
-"""Datasets of the hub with the problems of a source; generated problems are in none."""
+"""Datasets of the hub with the problems of a source; generated problems have no dataset there."""
 _TASK = "text-generation"
 
 

@@ -1,26 +1,25 @@
-"""Kubeflow Model Registry: the catalogue in which a cluster's users look for models learns of each registered version.
+"""Kubeflow Model Registry: announces each version to the catalogue in which a cluster's users look for models.
 
-An announcement creates a model, a version and an artifact, one request each. What exists already is compared instead,
-so that a run which was killed between two requests is completed by the next one. What changes later, the aliases of a
-version and whether it was withdrawn, is brought up to date for all versions of a model at once.
+An announcement creates a model, a version and an artifact, one request each. Entries that exist already are compared
+instead, so the next run completes one that was killed between two requests. Aliases of versions, and whether a version
+was withdrawn, change later and are updated for all versions of a model at once.
 """
 
 import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-import yaml
-
 from components.register.aliases import CANDIDATE
 from components.register.registry import POLICY
-from components.register.snapshot import VERSION_FILE, Snapshot
+from components.register.snapshot import VERSION_FILE, Snapshot, Version
+from components.register.storage import md5_in
 from components.shared.environment import (
     CATALOGUE_CA_VARIABLE,
     CATALOGUE_TOKEN_FILE_VARIABLES,
@@ -58,16 +57,16 @@ class Entry:
     uri: str
     """Permanent address of the weights: a folder that KServe and vLLM can load."""
     description: str
-    """For people: what it was measured at, and on what."""
+    """For people: accuracies, and on which problems."""
     properties: Mapping[str, Value]
-    """What can be sorted and filtered by, the digest of the weights among it: numbers stay numbers."""
+    """Values to sort and filter by, including the digest of the weights: numbers stay numbers."""
     source: Mapping[str, str]
-    """The Kubeflow run that registered it, in the words of the client; empty if there is none."""
+    """The Kubeflow run that registered it, by the client's names; empty outside Kubeflow."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What changes about a version after its registration."""
+    """The part of a version that changes after its registration."""
 
     aliases: tuple[str, ...]
     withdrawn: bool
@@ -98,7 +97,8 @@ class Catalogue:
                 f"register.model_registry: {address} is not a valid address; use one such as "
                 "http://model-registry-service.kubeflow.svc.cluster.local:8080, without credentials"
             )
-        self._address = f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}"
+        self.address = address
+        self._server = f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}"
         self._environment = environment
         if parts.scheme == "http" and not _NEAR.fullmatch(parts.hostname) and self._token()[0]:
             raise PipelineError(
@@ -116,15 +116,15 @@ class Catalogue:
         return asyncio.run(self._explain_errors(_announce(self._client(self._api_version), entry)))
 
     def update(self, name: str, statuses: Mapping[str, Status]) -> int:
-        """Bring state and aliases of the versions of a model up to date; returns how many differed.
+        """Update the states and aliases of a model's versions; return how many versions differed.
 
-        A withdrawn version is archived. Versions that the catalogue does not have are passed over. Errors are as for
+        A withdrawn version is archived. Versions that are not in the catalogue are skipped. Errors are as for
         `announce`.
         """
         return asyncio.run(self._explain_errors(_update(self._client(self._api_version), name, statuses)))
 
     def missing(self, name: str, numbers: Iterable[str]) -> list[str]:
-        """Return which versions of a model, such as `v0.0.1`, were not announced, or not to the end."""
+        """Return which versions of a model, such as `v0.0.1`, were not announced, or not completely."""
         return asyncio.run(self._explain_errors(_missing(self._client(self._api_version), name, numbers)))
 
     async def _find_api_version(self) -> str:
@@ -139,7 +139,7 @@ class Catalogue:
                     continue
             return version
         raise PipelineError(
-            f"{self._address}: not a model registry of a supported release; its API has none of the versions "
+            f"{self._server}: not a model registry of a supported release; its API has none of the versions "
             f"{', '.join(_SUPPORTED)}"
         )
 
@@ -165,7 +165,7 @@ class Catalogue:
 
         ca_file = self._environment.get(CATALOGUE_CA_VARIABLE)
         certificates = str(_readable(ca_file, "certificates")) if ca_file else None
-        return Client(Configuration(host=self._address, access_token=self._token()[0], ssl_ca_cert=certificates))
+        return Client(Configuration(host=self._server, access_token=self._token()[0], ssl_ca_cert=certificates))
 
     def _token(self) -> tuple[str | None, str]:
         """Return the token and where it is from; a file is read each time, because it is renewed."""
@@ -189,14 +189,14 @@ class Catalogue:
         except ApiException as error:
             if error.status == 401:
                 raise PipelineError(
-                    f"{self._address}: the model registry rejects the token; {self._token()[1]}"
+                    f"{self._server}: the model registry rejects the token; {self._token()[1]}"
                 ) from None
             reason = " ".join(str(error.body or error.reason).split())[:200]
             kind = RetryableError if error.status == 429 or (error.status or 0) >= 500 else PipelineError
-            raise kind(f"{self._address}: the model registry answers {error.status} ({reason})") from None
+            raise kind(f"{self._server}: the model registry answers {error.status} ({reason})") from None
         except (aiohttp.ClientError, TimeoutError) as error:
             reason = str(error) or f"no answer within {_TIMEOUT_S:.0f} s"
-            raise RetryableError(f"{self._address}: cannot reach the model registry ({reason})") from None
+            raise RetryableError(f"{self._server}: cannot reach the model registry ({reason})") from None
 
 
 def _readable(path: str | Path, content: str) -> Path:
@@ -205,32 +205,47 @@ def _readable(path: str | Path, content: str) -> Path:
     return Path(path)
 
 
-def update_catalogue(snapshot: Snapshot, name: str) -> str | None:
-    """Bring aliases and states up to date where the newest version of a model was announced; return that address.
+def announced_to(snapshot: Snapshot, name: str) -> str | None:
+    """Return the address of the catalogue to which the newest version of a model was to be announced, if any."""
+    newest = snapshot.versions(name, withdrawn=True)[-1]
+    address: str | None = json.loads(snapshot.read(newest.tag, VERSION_FILE)).get("model_registry")
+    return address
 
-    None where it was announced to no catalogue. Errors are those of `Catalogue`.
+
+def update_catalogue(snapshot: Snapshot, name: str) -> str | None:
+    """Update aliases and states in the catalogue of a model's newest version; return its address.
+
+    None if that version was announced to no catalogue. Errors are those of `Catalogue`.
     """
-    versions = snapshot.versions(name, withdrawn=True)
-    address: str | None = json.loads(snapshot.read(versions[-1].tag, VERSION_FILE)).get("model_registry")
+    address = announced_to(snapshot, name)
     if address:
         Catalogue(address).update(name, Status.of_versions(snapshot, name))
     return address
 
 
-def left_undone(snapshot: Snapshot, name: str, address: str | None) -> list[str]:
-    """Return a line for each thing that registrations of a model have not come to do.
+def left_undone(snapshot: Snapshot, name: str, address: str | None) -> Iterator[str]:
+    """Yield a line for each step that registrations of a model have not completed.
 
-    Those of versions that were to be announced to the catalogue at `address`, if any. Errors are those of `Catalogue`.
+    Announcements, to the catalogue at `address` if there is one, come last. Errors are those of `Catalogue`.
     """
+    for newest in snapshot.versions(name)[-1:]:
+        if all(each.commit != newest.commit for each in snapshot.assignments(name, CANDIDATE)):
+            yield f"{newest.tag} never became the candidate"
+    for version in unannounced(snapshot, name, Catalogue(address)) if address else ():
+        yield f"{version.tag} is not announced to {address}"
+
+
+def unannounced(snapshot: Snapshot, name: str, catalogue: Catalogue) -> list[Version]:
+    """Return the versions of a model that were to be announced to a catalogue, and are not, or not completely."""
     versions = snapshot.versions(name)
-    never = versions[-1:]
-    if any(each.commit == versions[-1].commit for each in snapshot.assignments(name, CANDIDATE)):
-        never = []
-    missing = Catalogue(address).missing(name, [each.version for each in versions]) if address else []
-    return [
-        *(f"{version.tag} never became the candidate" for version in never),
-        *(f"{name}@{number} is not announced to {address}" for number in missing),
+    registered = (json.loads(content or b"{}") for (content,) in snapshot.read_each(versions, VERSION_FILE))
+    meant = [
+        version
+        for version, each in zip(versions, registered, strict=True)
+        if each.get("model_registry") == catalogue.address
     ]
+    missing = catalogue.missing(name, [each.version for each in meant])
+    return [each for each in meant if each.version in missing]
 
 
 def require_url(url: str) -> None:
@@ -246,7 +261,6 @@ def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
     """Return the entry of a registered version at an address; all but the run is read from the version itself."""
     tag = version["tag"]
     trailer = ("log", "-1", "--format=%(trailers:key=Pipeline-Commit,valueonly)", f"refs/tags/{tag}")
-    md5 = yaml.safe_load(snapshot.read(tag, f"{POLICY}.dvc"))["outs"][0]["md5"]
     verdict, summary, provenance = (
         json.loads(snapshot.read(tag, f"{name}.json")) for name in ("verdict", "summary", "provenance")
     )
@@ -261,7 +275,7 @@ def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
             _DIGEST: version["policy_digest"],
             "bundle_digest": version["bundle_digest"],
             "parent": version["parent"] or "none",
-            "dvc_md5": md5,
+            "dvc_md5": md5_in(snapshot.read(tag, f"{POLICY}.dvc")),
             "git_sha": snapshot.repository.git(*trailer).strip(),
             "registry": version["registry"],
             "registry_tag": tag,

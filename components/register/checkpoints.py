@@ -1,14 +1,14 @@
 """Checkpoints of a training in the registry: pushed while it goes on, listed, fetched, removed.
 
-A run is called after its folder of unfinished work, so one that is resumed keeps its name. Its checkpoints are a branch
-of the registry's git repository, `checkpoints/<run>`, whose newest commit has a folder for each that is kept:
+A run is named after its folder of unfinished work, so a resumed run keeps its name. Its checkpoints are on a branch of
+the registry's git repository, `checkpoints/<run>`, whose newest commit has a folder for each that is kept:
 
     step-000040/checkpoint.json  metrics of the step, digest of each file, when and by whom it was pushed
-    step-000040/lineage.json     what it was made from
+    step-000040/lineage.json     its lineage
     step-000040/model.dvc        pointer to the model
 
 The models are in `checkpoints/<run>` of the registry's storage, where files that several checkpoints of the run share
-are stored once. Nothing else is there, so DVC may remove whatever this branch does not refer to.
+are stored once. The folder has nothing else, so DVC may remove whatever this branch does not refer to.
 
     python -m components.register.checkpoints --work FOLDER --staging FOLDER --registry REGISTRY ...
 
@@ -29,11 +29,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from components.register.registry import open_registry
 from components.register.snapshot import Snapshot, read_registry
-from components.register.storage import REMOTE, config_below, storage_url, write_dvc_config
+from components.register.storage import (
+    CONFIG,
+    REMOTE,
+    config_below,
+    error_prefix,
+    md5_in,
+    pointer_file,
+    storage_url,
+    write_dvc_config,
+)
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError, explain
 from components.shared.lineage import Lineage
@@ -63,13 +70,13 @@ class StoredCheckpoint:
     """When it was pushed, in ISO 8601."""
     by: str
     metrics: Mapping[str, Any]
-    """Of its step, as in steps.jsonl."""
+    """Metrics of its step, as in steps.jsonl."""
     digests: Mapping[str, str]
     """SHA-256 of each file of the model, by path."""
 
     @property
     def name(self) -> str:
-        """What `fetch` finds it by."""
+        """Name by which `fetch` finds it."""
         return f"{self.run}@step-{self.step}"
 
 
@@ -88,7 +95,7 @@ def stored_checkpoints(snapshot: Snapshot, run: str = "") -> list[StoredCheckpoi
 
 
 def is_checkpoint(name: str) -> bool:
-    """Tell whether a name has the form of a checkpoint's: `<run>@step-<number>` or `<run>@latest`."""
+    """Whether a name has the form of a checkpoint's: `<run>@step-<number>` or `<run>@latest`."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -100,13 +107,11 @@ def fetch_checkpoint(location: str, name: str, destination: Path) -> StoredCheck
     """
     with durable.new_folder(destination) as folder, read_registry(location) as snapshot:
         checkpoint = _find(snapshot, name)
-        try:
-            with _branch(checkpoint.run, snapshot.origin) as branch:
-                if checkpoint.step not in branch.folders:
-                    raise RetryableError("it has just been removed; list the checkpoints again")
-                fetched = branch.get(checkpoint.step, folder)
-        except PipelineError as error:
-            raise type(error)(f"{checkpoint.name}: cannot be fetched: {str(error).removeprefix('dvc: ')}") from None
+        fetching = error_prefix(f"{checkpoint.name}: cannot be fetched")
+        with fetching, _branch(checkpoint.run, snapshot.origin) as branch:
+            if checkpoint.step not in branch.folders:
+                raise RetryableError("it has just been removed; list the checkpoints again")
+            fetched = branch.get(checkpoint.step, folder)
         for path in sorted({**checkpoint.digests, **fetched}):
             if checkpoint.digests.get(path) != fetched.get(path):
                 raise PipelineError(f"{checkpoint.name}: {path} is not the file that was pushed; it was changed since")
@@ -145,7 +150,7 @@ class _Branch:
     def __init__(self, run: str, origin: str, workspace: Workspace) -> None:
         self._run, self._origin, self._ref = run, origin, f"{_BRANCHES}{run}"
         self._workspace, self._git = workspace, workspace.git
-        self._config = workspace.folder / ".dvc" / "config"
+        self._config = workspace.folder / CONFIG
         workspace.folder.mkdir()
         self._git("init", "--quiet")
         self._git("remote", "add", "origin", origin)
@@ -162,9 +167,8 @@ class _Branch:
         return dict(sorted((int(path.name.removeprefix("step-")), path) for path in folders))
 
     def configure(self, config: str) -> None:
-        """Set DVC up with the config of the registry, but a folder of its own in the storage."""
+        """Set DVC up with the config of the registry, but the run's folder in the storage."""
         self._write_config(config_below(config, f"checkpoints/{self._run}"))
-        self._config.with_name(".gitignore").write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
 
     def _write_config(self, config: str) -> None:
         write_dvc_config(self._workspace.folder, config, storage_url(config, self._origin, self._origin))
@@ -184,8 +188,7 @@ class _Branch:
             raise PipelineError(f"the storage does not have what was written: {fault}")
         folder = self._workspace.folder / f"step-{export.step:06d}"
         folder.mkdir()
-        pointer = {"outs": [{**stored["pointers"][MODEL], "path": MODEL}]}
-        (folder / f"{MODEL}.dvc").write_text(yaml.safe_dump(pointer, sort_keys=False), encoding="utf-8")
+        (folder / f"{MODEL}.dvc").write_text(pointer_file(MODEL, stored["pointers"][MODEL]), encoding="utf-8")
         jsonl.write_json(folder / _FILE, asdict(checkpoint))
         if made_by:
             lineage.write(folder, made_by)
@@ -195,7 +198,7 @@ class _Branch:
 
         PipelineError with the file that is missing or damaged.
         """
-        pointer = yaml.safe_load((self.folders[step] / f"{MODEL}.dvc").read_text("utf-8"))["outs"][0]["md5"]
+        pointer = md5_in((self.folders[step] / f"{MODEL}.dvc").read_text("utf-8"))
         read = self._workspace.dvc_json("read", {destination.name: pointer}, str(destination.parent))
         for fault in read["faults"]:
             raise PipelineError(fault)
@@ -244,12 +247,12 @@ class _Publisher:
         self._opened: tuple[str, str] | None = None
         self._started = datetime.now(UTC)
         self._has_leftovers = True
-        """Whether a process that was killed may have left files in the storage which nothing refers to."""
+        """Whether a killed process may have left unreferenced files in the storage."""
 
     def run_until_end(self) -> None:
         """Push each new checkpoint until training has ended and the newest is pushed; failures are warnings.
 
-        One that is overtaken by the next while it waits for another to be pushed is left out.
+        A checkpoint is skipped if a newer one is written while an earlier one is being pushed.
         """
         tried = pushed = 0
         while True:
@@ -289,12 +292,11 @@ class _Publisher:
         if self._opened is None:
             options = self._options
             with open_registry(options.registry, options.storage, options.storage_endpoint) as registry:
-                config = registry.clone.folder / ".dvc" / "config"
-                self._opened = registry.origin, config.read_text(encoding="utf-8")
+                self._opened = registry.origin, (registry.clone.folder / CONFIG).read_text(encoding="utf-8")
         return self._opened
 
     def _add(self, branch: _Branch, export: Export) -> None:
-        """Store a checkpoint and commit it, without those that are no longer kept."""
+        """Store a checkpoint and commit it; drop the checkpoints that are no longer kept."""
         described = lineage.read(self._options.work)
         made_by = lineage.complete(described, {}, self._started) if described else None
         run = made_by.run() if made_by else None
@@ -313,7 +315,7 @@ class _Publisher:
 
 
 def _best(folders: Mapping[int, Path]) -> list[int]:
-    """The step with the highest accuracy in validation, of equals the first; none where no step has one."""
+    """The step with the highest validation accuracy, ties to the earliest; empty if no step has one."""
     metrics = {step: jsonl.read_json(folder / _FILE)["metrics"] for step, folder in folders.items()}
     accuracies = {step: row[_ACCURACY] for step, row in metrics.items() if row.get(_ACCURACY) is not None}
     return sorted(accuracies, key=lambda step: (-accuracies[step], step))[:1]

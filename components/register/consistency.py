@@ -1,4 +1,4 @@
-"""The evidence for a version: a report that is consistent, and about the very artifacts that are to be registered."""
+"""The evidence for a version: a consistent report on exactly the artifacts that are to be registered."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

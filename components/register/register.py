@@ -1,4 +1,4 @@
-"""The register stage: a policy that passed the gate becomes a version, a closed bundle of all that it was made from.
+"""The register stage: a policy that passed the gate becomes a version, a closed bundle with everything behind it.
 
 Registering the same weights twice gives the same version; a run killed at any point is completed by the next one.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from components.register.aliases import CANDIDATE, candidate
 from components.register.card import CARD, model_card
-from components.register.catalogue import Catalogue, Entry, Status, entry_of, require_url
+from components.register.catalogue import Catalogue, Entry, Status, entry_of, require_url, unannounced
 from components.register.config import RegisterConfig
 from components.register.consistency import check_consistency, require_stored
 from components.register.registry import POLICY, RefusedError, Registry, open_registry
@@ -26,7 +26,10 @@ from components.shared.errors import GateMissedError, PipelineError, RetryableEr
 from components.shared.execution import Revision, person
 from components.shared.progress import say, say_line
 from components.shared.stage import Stage
+from components.shared.versioning import is_url
 
+ADDRESSES_FILE = "addresses.json"
+"""In a registration: URL of the storage, and URL of the weights as plain files, to serve; null without one."""
 _ATTEMPTS = 10
 """Pushes to a registry that others change at the same time."""
 _PULL_REQUEST = "pull_request.md"
@@ -41,7 +44,7 @@ _INPUTS = {
     "sft_training": "train_sft/training",
 }
 _FOLDERS = {**{name: name for name in _INPUTS}, "policy": POLICY, "grpo_training": "training"}
-"""Folders of a version in the storage, by the inputs that they are copies of."""
+"""Folder in the storage for each input that a version has a copy of."""
 
 
 class ProposedError(PipelineError):
@@ -51,7 +54,7 @@ class ProposedError(PipelineError):
 
 
 class Registered(NamedTuple):
-    """What has become of a policy."""
+    """The version of a policy, and how it was registered."""
 
     version: dict[str, Any]
     """Its version.json."""
@@ -85,8 +88,11 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         version = registered.version
         _ensure_candidate(registry, version, evidence["verdict"])
         card, digests_text = (registry.snapshot.read(version["tag"], name) for name in (CARD, DIGESTS_FILE))
-        entries = _entries(registry, catalogue, registered, config.model_registry)
+        entries = _entries(registry, catalogue, registered)
         statuses = Status.of_versions(registry.snapshot, config.name)
+        storage = registry.storage_url()
+    addresses = {"storage": storage if is_url(storage) else None, "served": entries[-1].uri if entries else None}
+    jsonl.write_json(registration / ADDRESSES_FILE, addresses)
     jsonl.write_json(registration / VERSION_FILE, version)
     (registration / CARD).write_text(card, encoding="utf-8")
     (registration / DIGESTS_FILE).write_text(digests_text, encoding="utf-8")
@@ -157,26 +163,21 @@ def _register(
     raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")
 
 
-def _entries(
-    registry: Registry, catalogue: Catalogue | None, registered: Registered, address: str | None
-) -> list[Entry]:
+def _entries(registry: Registry, catalogue: Catalogue | None, registered: Registered) -> list[Entry]:
     """Return what to announce, with a served copy of each: versions that earlier runs did not announce, then this."""
     if catalogue is None or not registered.has_tag:
         return []
     snapshot, version = registry.snapshot, registered.version
-    name = version["name"]
-    numbers = catalogue.missing(name, [each.version for each in snapshot.versions(name) if each.tag != version["tag"]])
     entries = []
-    for number in numbers:
+    for tag in (each.tag for each in unannounced(snapshot, version["name"], catalogue) if each.tag != version["tag"]):
         try:
-            earlier = json.loads(snapshot.read(f"{name}@{number}", VERSION_FILE))
-            if earlier.get("model_registry") == address:  # others were not to be announced
-                # Another run registered it, whose id is not known.
-                entries.append(replace(entry_of(snapshot, earlier, registry.serve(earlier)), source={}))
+            earlier = json.loads(snapshot.read(tag, VERSION_FILE))
+            # Another run registered it, whose id is not known.
+            entries.append(replace(entry_of(snapshot, earlier, registry.serve(earlier)), source={}))
         except RetryableError:
             raise
         except (PipelineError, KeyError) as error:  # of an earlier form, or without its weights: no failure of this run
-            say("register", f"warning: {name}@{number} is still not announced: {error}")
+            say("register", f"warning: {tag} is still not announced: {error}")
     return [*entries, entry_of(snapshot, version, registry.serve(version))]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from components.register.config import RegisterConfig
+from components.register.register import ADDRESSES_FILE
 from components.register.snapshot import VERSION_FILE
 from components.shared import jsonl, lineage
 from components.shared.config import validate
@@ -15,7 +16,8 @@ from components.shared.page import render
 def registration_page(config: Mapping[str, Any], registration: Path) -> str:
     """Return the page on a finished registration as HTML; `config` is the register section of the params file."""
     settings = validate(RegisterConfig, dict(config), name="register")
-    version, made_by = jsonl.read_json(registration / VERSION_FILE), lineage.read(registration)
+    version, addresses = (jsonl.read_json(registration / name) for name in (VERSION_FILE, ADDRESSES_FILE))
+    made_by = lineage.read(registration)
     assert made_by is not None
     data = made_by.stage("prepare_data")
     materials = sorted(data.materials.items()) if data else []
@@ -23,7 +25,8 @@ def registration_page(config: Mapping[str, Any], registration: Path) -> str:
     facts = {
         "Version": version["tag"],
         "Registry": version["registry"],
-        "Weights": settings.storage or f"next to the registry, under {version['path']}",
+        "Weights": addresses["storage"] or settings.storage or f"next to the registry, under {version['path']}",
+        "Weights to serve": addresses["served"],
         "Model registry": version["model_registry"],
         "Digest of the weights": version["policy_digest"],
         **{f"Data: {name}": _place(material) for name, material in materials},

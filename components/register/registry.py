@@ -20,14 +20,17 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from components.register.snapshot import (
-    DIGESTS_FILE,
-    VERSION_FILE,
-    Snapshot,
-    Version,
-    read_registry,
+from components.register.snapshot import DIGESTS_FILE, VERSION_FILE, Snapshot, Version, read_registry
+from components.register.storage import (
+    CONFIG,
+    error_prefix,
+    md5_in,
+    new_config,
+    pointer_file,
+    storage_endpoint,
+    storage_url,
+    write_dvc_config,
 )
-from components.register.storage import CONFIG, new_config, storage_endpoint, storage_url, write_dvc_config
 from components.shared import durable, lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
@@ -40,7 +43,7 @@ _VIEW = "grpo-pipeline.view"
 _REF_LOCKED = re.compile("cannot lock ref|failed to update ref|incorrect old value")
 """Git's message when two pushes collide on the server, and also when a lock there is stale."""
 _REFUSED = "[remote rejected]"
-"""What git says of a ref that the server has declined."""
+"""In git's line on a ref that the server has declined."""
 _PUSH_PAUSES_S = (0.2, 1.0, 5.0)
 """Pauses between pushes that collide with a lock on the server."""
 _README = """# Model registry
@@ -83,7 +86,7 @@ class Registry:
     location: str
     clone: Workspace
     origin: str
-    """What the clone was made from: a URL, or the absolute path of a folder."""
+    """Source of the clone: a URL, or the absolute path of a folder."""
     storage: str | None
     """The configured storage; None for the one that the registry has."""
     endpoint: str | None = None
@@ -103,32 +106,20 @@ class Registry:
 
         PipelineError, with the file and its object, where the storage does not return what was written.
         """
-        try:
-            paths = {name: str(folder.resolve()) for name, folder in folders.items()}
-            stored = self.clone.dvc_json("store", paths)
-        except PipelineError as error:
-            reason = str(error).removeprefix("dvc: ")
-            raise type(error)(f"{self.storage_url()}: cannot store the version there: {reason}") from None
+        with error_prefix(f"{self.storage_url()}: cannot store the version there"):
+            stored = self.clone.dvc_json("store", {name: str(folder.resolve()) for name, folder in folders.items()})
         for fault in stored["faults"]:
             raise PipelineError(f"{self.storage_url()}: does not return what is written there: {fault}")
-        pointers = {
-            name: yaml.safe_dump({"outs": [{**pointer, "path": name}]}, sort_keys=False)
-            for name, pointer in stored["pointers"].items()
-        }
-        return Stored(pointers, stored["files"])
+        return Stored({name: pointer_file(name, each) for name, each in stored["pointers"].items()}, stored["files"])
 
     def serve(self, version: Mapping[str, Any]) -> str:
         """Copy the weights of a version to plain files in the storage, verified, and return their address.
 
-        What serves models knows nothing of DVC, whose objects are named by their content.
+        Model servers cannot read DVC's objects, which are named by their content.
         """
-        pointer = yaml.safe_load(self.snapshot.read(version["tag"], f"{POLICY}.dvc"))["outs"][0]["md5"]
         folder = f"serve/{version['name']}/{version['version']}"
-        try:
-            self.clone.dvc("unpack", pointer, folder)
-        except PipelineError as error:
-            reason = str(error).removeprefix("dvc: ")
-            raise type(error)(f"{self.storage_url()}: cannot copy {version['tag']} to {folder}: {reason}") from None
+        with error_prefix(f"{self.storage_url()}: cannot copy {version['tag']} to {folder}"):
+            self.clone.dvc("unpack", md5_in(self.snapshot.read(version["tag"], f"{POLICY}.dvc")), folder)
         return f"{self.storage_url().rstrip('/')}/{folder}"
 
     def commit(
@@ -178,10 +169,10 @@ class Registry:
         return self._push(*tags, branch=f"refs/heads/{self._branch}")
 
     def propose(self, branch: str, tags: Sequence[str]) -> bool | None:
-        """Push the clone's commit to a branch of its own, for a pull request, with tags of `publish` if they go along.
+        """Push the clone's commit to a new branch, for a pull request, with the tags of `publish` if accepted.
 
-        Returns whether the tags are there, and the version registered with them; None if the server refuses the branch,
-        or has it already with another version.
+        Returns whether the tags were accepted, which registers the version; None if the server refuses the branch, or
+        has it already with another version.
         """
         ref = f"refs/heads/{branch}"
         for refs in ([f"refs/tags/{tag}" for tag in tags], []):
@@ -245,7 +236,6 @@ class Registry:
             if not new:
                 raise PipelineError("register.storage: a registry at a URL needs the folder or URL of its storage")
             config.parent.mkdir(exist_ok=True)
-            config.with_name(".gitignore").write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
             # Relative, so that both can be moved together; DVC resolves relative paths only from a working tree.
             if not is_url(new) and (Path(self.origin) / ".git").exists():
                 new = os.path.relpath(new, Path(self.origin) / ".dvc")

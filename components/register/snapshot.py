@@ -1,8 +1,8 @@
-"""What a registry holds: versions and the aliases given to them, each file of them verified before it is used.
+"""Contents of a registry: versions and their aliases; every file of a version is verified before it is used.
 
 A version is a closed bundle: the files of git at its tag, and the folders in the storage that its `.dvc` files name.
 `digests.json` has the SHA-256 of each of these files; its own digest, the bundle's, is in `version.json` and in the
-message of the tag. What does not agree with them is never returned.
+message of the tag. A file that does not agree with them is never returned.
 """
 
 import hashlib
@@ -16,9 +16,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-import yaml
-
-from components.register.storage import storage_url, write_dvc_config
+from components.register.storage import CONFIG, md5_in, storage_url, write_dvc_config
 from components.shared import lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.lineage import Lineage
@@ -27,8 +25,7 @@ from components.shared.versioning import Workspace, is_url
 VERSION_FILE, DIGESTS_FILE = "version.json", "digests.json"
 """The only files of a version that `digests.json` does not list."""
 FORMAT = 2
-"""Of version.json."""
-_DVC_CONFIG = ".dvc/config"
+"""Format of version.json."""
 _VERSION = re.compile(r"([a-z0-9-]+)@v(\d+)\.(\d+)\.(\d+)")
 _ALIAS = re.compile(r"([a-z0-9-]+)#([a-z0-9-]+)(!?)#(\d+)")
 _BUNDLE_DIGEST = re.compile(r"^Bundle-Digest: (\w+)$", re.MULTILINE)
@@ -67,12 +64,12 @@ class Assignment(Tag):
     name: str
     alias: str
     count: int
-    """Of the changes of this alias; the highest is in force."""
+    """Number of this change of the alias; the highest is in force."""
     withdrawn: bool
 
 
 class Verification(NamedTuple):
-    """What came of reading every byte of some versions."""
+    """Result of reading every byte of some versions."""
 
     faults: list[str]
     """A line for each file that is missing or damaged, with the object that holds it."""
@@ -96,7 +93,7 @@ class _Bundle(NamedTuple):
     def pointers(self) -> dict[str, str]:
         """The MD5 of each folder in the storage; those whose `.dvc` file is damaged are left out."""
         return {
-            path.removesuffix(".dvc"): yaml.safe_load(content)["outs"][0]["md5"]
+            path.removesuffix(".dvc"): md5_in(content)
             for path, content in self.files.items()
             if path.endswith(".dvc") and path not in self.faults
         }
@@ -116,7 +113,7 @@ class Snapshot:
     repository: Workspace
     """The git repository itself, or a clone of it."""
     origin: str
-    """Where it is: a URL, or the absolute path of a folder."""
+    """Its address: a URL, or the absolute path of a folder."""
 
     def tags(self) -> list[Tag]:
         """Return all tags, the oldest first."""
@@ -133,7 +130,7 @@ class Snapshot:
         return tags
 
     def versions(self, name: str | None = None, *, withdrawn: bool = False) -> list[Version]:
-        """Return the versions of a model, or of all, by their numbers; those that GTO deprecated only where asked."""
+        """Return the versions of a model, or of all, by their numbers, without those that GTO deprecated by default."""
         tags = self.tags()
         deprecated = {each.tag.partition("!")[0] for each in tags if "!" in each.tag}
         versions = [
@@ -154,7 +151,7 @@ class Snapshot:
         return [name]
 
     def version(self, spec: str) -> Version:
-        """Return the version that `v0.0.1`, `<name>@v0.0.1`, `latest`, an alias or `<name>@<alias>` stands for."""
+        """Return the version that `v0.0.1`, `<name>@v0.0.1`, `latest`, an alias or `<name>@<alias>` names."""
         versions, aliases = self.versions(), self.aliases()
         latest = {version.name: version.tag for version in versions}
         name, _, wanted = spec.rpartition("@")
@@ -196,9 +193,9 @@ class Snapshot:
         return sorted(assignments, key=lambda each: each.count)
 
     def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:
-        """Return version.json of the newest closed version with these weights; None if there is none.
+        """Return version.json of the newest closed version with these weights, or None.
 
-        One that an older release registered, with the weights alone, is registered again as a closed one.
+        A version of an older release, with the weights alone, does not count: it is registered again as a closed one.
         """
         names = [f"refs/tags/{version.tag}:{VERSION_FILE}" for version in reversed(self.versions(name))]
         for content in self._objects(names):
@@ -208,17 +205,17 @@ class Snapshot:
         return None
 
     def read(self, tag: str, path: str) -> str:
-        """Return a text file that git has of a version, unverified."""
+        """Return a text file of a version from git, unverified."""
         return self.repository.git("show", f"refs/tags/{tag}:{path}")
 
     def read_each(self, versions: Sequence[Version], *paths: str) -> Iterator[list[bytes | None]]:
-        """Yield the text files of each version that git has of it, unverified, in one go; None for a missing one."""
+        """Yield text files of each version from git, unverified, with one git process; None for a missing file."""
         contents = self._objects([f"refs/tags/{version.tag}:{path}" for version in versions for path in paths])
         for _ in versions:
             yield list(islice(contents, len(paths)))
 
     def lineage(self, tag: str) -> Lineage:
-        """Return what a registered version was made from; PipelineError where it is of another format."""
+        """Return the lineage of a registered version; PipelineError if it has another format."""
         return lineage.parse(json.loads(self.read(tag, lineage.FILE_NAME)), name=f"{tag}: {lineage.FILE_NAME}")
 
     def get(self, tag: str, paths: Sequence[str], destination: Path) -> None:
@@ -264,14 +261,14 @@ class Snapshot:
         contents = [content for bundle in bundles for content in bundle.files.values()]
         num_files, num_bytes = len(contents), sum(map(len, contents))
         pointers = {f"{bundle.tag}: {folder}": md5 for bundle in bundles for folder, md5 in bundle.pointers.items()}
-        if pointers and not any(_DVC_CONFIG in bundle.faults for bundle in bundles):
+        if pointers and not any(CONFIG in bundle.faults for bundle in bundles):
             expected = {f"{each.tag}: {path}": digest for each in bundles for path, digest in each.stored.items()}
             read = self._read(bundles, pointers, expected)
             faults, num_files, num_bytes = faults + read.faults, num_files + read.num_files, num_bytes + read.num_bytes
         return Verification(faults, num_files, num_bytes)
 
     def verify_all(self) -> Verification:
-        """Do what `verify` does for all versions, and look for damage and losses in the git repository itself."""
+        """Verify all versions, and look for damage and losses in the git repository itself."""
         faults = []
         try:
             self.repository.git("fsck", "--full", "--no-dangling", "--no-progress")
@@ -316,7 +313,7 @@ class Snapshot:
         return _Bundle(tag, files, expected, faults)
 
     def _files(self, version: Version, faults: dict[str, str]) -> dict[str, bytes]:
-        """Return the files that git has of a version; `faults` gets those that git cannot read."""
+        """Return the files of a version in git; add those that git cannot read to `faults`."""
         try:
             listed = self.repository.git("ls-tree", "-r", "-z", version.commit)
         except PipelineError as error:
@@ -355,10 +352,10 @@ class Snapshot:
     ) -> Verification:
         """Read folders of some versions from the storage and compare their files with digests by path."""
         # The storage may have moved since a version was registered.
-        texts = (bundle.files[_DVC_CONFIG].decode() for bundle in bundles if _DVC_CONFIG in bundle.files)
-        config = self.repository.try_git("show", f"HEAD:{_DVC_CONFIG}") or next(texts, None)
+        texts = (bundle.files[CONFIG].decode() for bundle in bundles if CONFIG in bundle.files)
+        config = self.repository.try_git("show", f"HEAD:{CONFIG}") or next(texts, None)
         if config is None:
-            raise PipelineError(f"{self.location}: no version has a {_DVC_CONFIG} that says where the storage is")
+            raise PipelineError(f"{self.location}: no version has a {CONFIG} that says where the storage is")
         with tempfile.TemporaryDirectory(dir=self.repository.scratch) as scratch:
             workspace = Workspace(Path(scratch), self.repository.scratch, self.repository.locks)
             write_dvc_config(workspace.folder, config, storage_url(config, self.location, self.origin))
@@ -376,7 +373,7 @@ class Snapshot:
 
 @contextmanager
 def read_registry(location: str) -> Iterator[Snapshot]:
-    """Open a registry, a folder or a URL, for reading; PipelineError where there is none."""
+    """Open a registry, a folder or a URL, for reading; PipelineError if it does not exist."""
     if not is_url(location) and not Path(location).is_dir():
         raise PipelineError(f"{location}: no such registry; nothing has been registered there")
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-registry-") as scratch:

@@ -7,8 +7,12 @@ import configparser
 import io
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from components.shared.environment import S3_ENDPOINT_VARIABLES, S3_REGION_VARIABLES
 from components.shared.errors import PipelineError
@@ -16,7 +20,7 @@ from components.shared.versioning import Workspace, is_url
 
 REMOTE = "storage"
 """Name of the storage among DVC's remotes."""
-CONFIG = Path(".dvc/config")
+CONFIG = ".dvc/config"
 """DVC's config in the registry's repository."""
 
 
@@ -43,7 +47,7 @@ def storage_endpoint(config: str) -> str | None:
 
 
 def config_below(config: str, folder: str) -> str:
-    """Return DVC's config for a folder of its own in the storage that a config names."""
+    """Return DVC's config for a folder within the storage that a config names."""
     parser = _parsed(config)
     remote = parser[_section()[1:-1]]
     remote["url"] = f"{remote['url'].rstrip('/')}/{folder}"
@@ -53,11 +57,32 @@ def config_below(config: str, folder: str) -> str:
 
 
 def write_dvc_config(folder: Path, config: str, url: str) -> None:
-    """Make a folder one in which DVC reads and writes the storage of a registry, at `url`."""
+    """Let DVC read and write the storage of a registry, at `url`, in a folder."""
     (folder / CONFIG).parent.mkdir(exist_ok=True)
     (folder / CONFIG).write_text(config, encoding="utf-8")
+    (folder / CONFIG).with_name(".gitignore").write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
     # DVC prefers config.local, and git ignores it.
     (folder / ".dvc" / "config.local").write_text(f"{_section()}\n    url = {url}\n", encoding="utf-8")
+
+
+def pointer_file(path: str, pointer: Mapping[str, Any]) -> str:
+    """Return the text of the `.dvc` file of a folder, next to it; `pointer` is what the command `store` printed."""
+    return yaml.safe_dump({"outs": [{**pointer, "path": path}]}, sort_keys=False)
+
+
+def md5_in(pointer_file: str | bytes) -> str:
+    """Return the MD5 by which the storage finds the folder of a `.dvc` file."""
+    md5: str = yaml.safe_load(pointer_file)["outs"][0]["md5"]
+    return md5
+
+
+@contextmanager
+def error_prefix(prefix: str) -> Iterator[None]:
+    """Put a prefix before an error of DVC in the block."""
+    try:
+        yield
+    except PipelineError as error:
+        raise type(error)(f"{prefix}: {str(error).removeprefix('dvc: ')}") from None
 
 
 def check_storage(config: str) -> None:
@@ -71,10 +96,8 @@ def check_storage(config: str) -> None:
         workspace = Workspace(Path(scratch), Path(scratch))
         url = _remote(config)["url"]
         write_dvc_config(workspace.folder, config, url)
-        try:
+        with error_prefix(f"{url}: cannot be listed"):
             workspace.dvc("list-storage")
-        except PipelineError as error:
-            raise type(error)(f"{url}: cannot be listed: {str(error).removeprefix('dvc: ')}") from None
 
 
 def _section() -> str:

@@ -1,7 +1,7 @@
-"""Looks at a test set: each policy that a gate judged on it, in the registry's git, whether it passed or not.
+"""Uses of a test set: each policy that a gate judged on it, recorded in the registry's git, whether it passed or not.
 
-They are files `<test set>/<policy>.json` on a branch of their own, each added by one push: the same policy counts once,
-however often and by whomever it is judged, and a process that is killed has added its look or not.
+A use is a file `<test set>/<policy>.json` on a separate branch, added by one push: a policy counts once, however often
+and by whomever it is judged, and a killed process has recorded it completely or not at all.
 """
 
 import json
@@ -46,11 +46,11 @@ def count_test_set_use(location: str, name: str, policy_digest: str, verdict: Ma
     except RetryableError:
         raise
     except PipelineError as error:
-        say("register", f"warning: this look at the test problems is not counted: {error}")
+        say("register", f"warning: this use of the test problems is not counted: {error}")
 
 
 def _record(registry: Registry, facts: Mapping[str, Any]) -> None:
-    """Add a look unless the policy was judged there before.
+    """Record a use unless the policy was judged on this test set before.
 
     Raises:
         RetryableError: Others have pushed before each attempt, or the registry cannot be reached.

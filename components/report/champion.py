@@ -18,7 +18,7 @@ _ASKED = (
     *("name", "prompt", "prompts", "system_prompt", "thinking", "chat_template_digest", "examples_digest"),
     *("answer", "stop", "max_new_tokens", "tools"),
 )
-"""Facts of an evaluation in which two must agree to be compared."""
+"""Facts of an evaluation; two evaluations are comparable if they agree in them."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Champion:
     tag: str
     policy_digest: str
     records: list[dict[str, Any]]
-    """Its answers when it was evaluated; none if its version does not have them."""
+    """Its answers in its evaluation; empty if its version does not have them."""
     protocol: Mapping[str, Any]
     """How it was asked."""
 

@@ -22,10 +22,10 @@ _SERIES_COLORS = ("#e0803a", "#4a8fd4", "#4aa36c")
 _PHASE_COLORS = ("#e0803a", "#4a8fd4", "#b56bc4", "#8b93a1", "#4aa36c", "#c9b458", "#d9d9d9")
 _MAX_POINTS = 400
 _MAX_STRIPS = 50
-"""Of a chart, each with values that are shown when the pointer is on it."""
+"""Strips over a chart, each with values that are shown when the pointer is on it."""
 _POINTS_PER_INCH = 72
 _MIN_SMOOTHED = 20
-"""Number of steps from which single ones are noise to the eye, so a running mean is drawn over them."""
+"""Number of steps from which a running mean is drawn over the noisy single values."""
 _PHASES = {
     "sampling_s": "sampling",
     "scoring_s": "scoring",
@@ -98,7 +98,7 @@ def curve_chart(
 
 
 def _fit(axes: Any, low: float, high: float) -> None:
-    """Have the y axis show from `low` to `high`, and all data with a margin where they go beyond."""
+    """Let the y axis range from `low` to `high`, extended with a margin to data beyond."""
     least, most = axes.dataLim.intervaly
     margin = 0.05 * (max(most, high) - min(least, low)) or 1.0
     axes.set_ylim(least - margin if least < low else low, most + margin if most >= high else high)

@@ -37,24 +37,24 @@ class ChampionConfig(Config):
     min_gain: float | None = Field(None, ge=0, lt=1)
     """Minimum gain over the champion on a target, as `gate.min_gain` is over SFT; null asks for none."""
     if_incomparable: Literal["pass", "miss"] = "pass"
-    """What it means that the champion was measured on other problems, or in another way."""
+    """Verdict if the champion was measured on other problems, or in another way."""
 
 
 class GateConfig(Config):
     """When a policy is good enough to be registered, decided on greedy answers to the same test problems."""
 
     target: tuple[str, ...] = ()
-    """Sources of which GRPO has to improve at least one, all of them by default; on no source may it get worse."""
+    """Sources, all by default: GRPO has to improve on at least one of them. It may get worse on no source at all."""
     min_gain: float = Field(0.0, ge=0, lt=1)
-    """Minimum gain in accuracy over SFT on a target, as a fraction (0.02 is two percentage points); reached where the
-    lower confidence bound of the gain is."""
+    """Minimum gain in accuracy over SFT on a target, as a fraction (0.02 is two percentage points); the lower
+    confidence bound of the gain has to reach it."""
     max_p_value: float = Field(0.05, gt=0, lt=0.5)
-    """Probability with which a policy that is not better, or is worse by the margin, may pass: the level of all tests
-    and bounds, which are one-sided."""
+    """Maximum probability that a policy passes which is no better, or worse by the margin: the level of all tests and
+    bounds, which are one-sided."""
     margin: float = Field(0.02, ge=0, lt=1)
     """Maximum loss of accuracy on any source, as a fraction; excluded where the lower confidence bound is above it."""
     formatting_counts: bool = False
-    """Whether a gain suffices that is not one on the problems that both models answered with finished and scorable
+    """Whether a gain passes even if it vanishes on the problems that both models answered with finished and scorable
     text."""
     health: HealthConfig = HealthConfig()
     champion: ChampionConfig = ChampionConfig()
@@ -84,7 +84,7 @@ class ReportConfig(Config):
 
     gate: GateConfig = GateConfig()
     registry: Annotated[str, SameAs("register", "registry")] = REGISTRY
-    """Registry whose champion the policy is compared with, and which counts the looks at a test set."""
+    """Registry of the champion with which the policy is compared, and of the uses of each test set."""
     name: Annotated[str, SameAs("register", "name")] = MODEL_NAME
     """Name of the model there."""
     num_examples: int = Field(16, ge=0)

@@ -1,4 +1,4 @@
-"""What the report is about: the evaluations, the gate's verdict, the validation of the data, and the provenance."""
+"""Contents of the report: the evaluations, the gate's verdict, the validation of the data, and the provenance."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ Verdict = Literal["right", "wrong", "unscorable"]
 _END_OF_TRAINING = 0.1
 """Fraction of the steps, the last ones, over which the figures of the end of training are averaged."""
 _RESULT = ("policy_step", "num_steps", "stopped")
-"""What the summary has of a training with validation."""
+"""Keys of a training with validation that the summary has."""
 _TRAINING_FIGURES = {
     "sampler_mismatch": "sampler_mismatch",
     "entropy": "entropy",
@@ -44,7 +44,7 @@ class FlexibleGrade(BaseModel):
 
 
 class Turn(BaseModel):
-    """What a model wrote until its environment took over, and what that answered."""
+    """The text of a model up to a call, and the answer of its environment."""
 
     text: str
     observation: str
@@ -68,7 +68,7 @@ class Record(BaseModel):
     flexible: FlexibleGrade | None = None
     """None in records without flexible extraction."""
     turns: tuple[Turn, ...] = ()
-    """Of an answer with an environment, of which `response` is the last turn; none without."""
+    """Turns of an answer with an environment, whose last text is `response`; empty without one."""
     failure: str | None = None
     """Why the environment failed; None where it did not."""
 
@@ -90,7 +90,7 @@ class Evaluation(NamedTuple):
     greedy: dict[str, Record]
     scores: dict[str, Any]
     num_tokens: int
-    """Of all answers, sampled ones included."""
+    """Tokens of all answers, sampled ones included."""
 
 
 class Pair(NamedTuple):
@@ -137,7 +137,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything the report says, before it is put into words."""
+    """Everything that the report shows."""
 
     evaluations: dict[str, Evaluation]
     pairs: list[Pair]
@@ -149,7 +149,7 @@ class Findings:
     learned: bool
     """Whether any step of GRPO had a gradient: without one the policy has the weights of its reference."""
     first_rollout: list[str]
-    """What the first rollout said of whether the policy can learn; empty where it is not known."""
+    """Lines on the first rollout: whether the policy can learn; empty if unknown."""
 
     @property
     def is_fine_tuned(self) -> bool:
@@ -205,14 +205,14 @@ class Findings:
 
     @property
     def tool_use(self) -> dict[str, dict[str, Any]]:
-        """How much the greedy answers of each model made of their environment; nothing without one."""
+        """Use of the environment in the greedy answers of each model; empty without one."""
         used = {model: each.scores.get("tools") for model, each in self.evaluations.items()}
         known = {model: tools for model, tools in used.items() if tools}
         return known if len(known) == len(used) else {}
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """What stands beside the accuracies: how the models were asked; empty where it was not recorded."""
+        """How the models were asked, to show next to accuracies; empty if it was not recorded."""
         return dict(self.evaluations["grpo"].scores.get("protocol") or {})
 
     def by_model(self, key: str) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def find(config: ReportConfig, folders: Mapping[str, Path], verdict: Mapping[str
 
 
 def _training(folder: Path) -> dict[str, Any] | None:
-    """Return what a training with validation has written beside its curves; None without."""
+    """Return the result and the validations of a training; None without validation."""
     path = folder / "result.json"
     if not path.is_file():
         return None
@@ -323,7 +323,7 @@ def _champion_outcomes(champion: Champion, evaluation: Evaluation, policy: str |
 
 
 def problems_of(records: Mapping[str, Record]) -> set[tuple[str, str, str]]:
-    """Return what tells the problems of two evaluations apart."""
+    """Return id, source and answer of each problem, by which two evaluations are compared."""
     return {(each.id, each.source, each.answer) for each in records.values()}
 
 
@@ -354,7 +354,7 @@ def _outcome(pairs: Sequence[Pair]) -> Outcome:
 
 
 def end_of_training(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return means of what the gate may limit over the last tenth of these steps; None for what none of them has."""
+    """Return the means of the figures that the gate may limit over the last tenth of the steps; None without values."""
     last = steps[-max(1, round(_END_OF_TRAINING * len(steps))) :]
     values = {
         figure: [row[column] for row in last if row.get(column) is not None]

@@ -38,7 +38,7 @@ class Outcome:
 
     counts: PairedCounts
     answered: PairedCounts | None = None
-    """Those problems that both answered with finished and scorable text; None where they are all."""
+    """Problems that both answered with finished and scorable text; None if all are."""
     flexible: PairedCounts | None = None
     """All problems under flexible extraction; None where it was not recorded. Shown, and no condition."""
     truncated: tuple[int, int] = (0, 0)
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Claim:
-    """What is asked of a model against another one on the same problems."""
+    """Requirements on a model compared with another one on the same problems."""
 
     target: tuple[str, ...]
     min_gain: float | None
@@ -74,7 +74,7 @@ class ChampionOutcomes:
 
 @dataclass(frozen=True)
 class GateContext:
-    """What the gate reads besides the answers of SFT and GRPO."""
+    """Input of the gate besides the answers of SFT and GRPO."""
 
     training: Mapping[str, float | None] = field(default_factory=dict)
     """Figures of the end of training that `gate.health` may limit, None for what was not measured."""
@@ -102,7 +102,7 @@ def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateConte
         number = context.looks + 1
         chance = 1 - (1 - gate.max_p_value) ** number
         looks = {"test_set": context.test_set, "number": number, "false_promotion": chance}
-    else:  # problems that may be looked at as often as one likes decide nothing
+    else:  # problems that tuning may use any number of times decide nothing
         conditions.append(_condition("split of the problems", str(context.split), str(Split.TEST), False))
     champion = against(context.champion, gate) if context.champion else None
     parts = (*sources, *conditions, *([champion] if champion else []))
@@ -127,12 +127,12 @@ def with_targets(gate: GateConfig, sources: Iterable[str]) -> GateConfig:
 
 
 def claim_of(gate: GateConfig) -> Claim:
-    """Return what the gate asks of the policy against SFT."""
+    """Return the gate's requirements on the policy compared with SFT."""
     return Claim(gate.target, gate.min_gain, gate.margin, gate.max_p_value, gate.formatting_counts)
 
 
 def compare(outcomes: Mapping[str, Outcome], claim: Claim, *, first: str) -> list[dict[str, Any]]:
-    """Return what is measured and decided on each source, the targets first; `first` names the model compared with."""
+    """Return figures and decision for each source, the targets first; `first` names the model compared with."""
     targets = {source: outcomes[source] for source in claim.target if source in outcomes}
     p_values = {source: claim_p(outcome, claim) for source, outcome in targets.items()}
     levels = holm_levels(p_values, claim.level) if claim.min_gain is not None else {}
@@ -144,7 +144,7 @@ def compare(outcomes: Mapping[str, Outcome], claim: Claim, *, first: str) -> lis
 
 
 def claim_p(outcome: Outcome, claim: Claim) -> float:
-    """Return the p-value of the claim to be better: the largest of those that must all be small."""
+    """Return the p-value of the claim to be better: the largest of the tests' p-values, which all must be small."""
     tests = [mcnemar_p(outcome.counts)]
     if claim.min_gain:
         tests.append(paired_gain_p(outcome.counts, claim.min_gain))
@@ -159,7 +159,7 @@ def is_not_worse(counts: PairedCounts, claim: Claim) -> bool:
 
 
 def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, first: str) -> dict[str, Any]:
-    """Decide one source; `level` is that of the claim to be better, None where there is none."""
+    """Decide one source; `level` is that of the claim to be better, None without such a claim."""
     counts = outcome.counts
     bound = paired_gain_bound(counts, claim.level)
     part = {
@@ -220,7 +220,7 @@ def _bound(bound: float, level: float, required: float) -> str:
 
 
 def against(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:
-    """Return what is measured and decided of a policy and the champion."""
+    """Return figures and decision for a policy compared with the champion."""
     limits = gate.champion
     claim = Claim(gate.target, limits.min_gain, limits.margin, gate.max_p_value, gate.formatting_counts)
     sources = compare(champion.outcomes, claim, first="champion")

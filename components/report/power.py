@@ -16,7 +16,7 @@ from components.shared.statistics import PairedCounts
 
 MIN_POWER = 0.8
 _STANDARD_DEVIATIONS = 6
-"""Of the number of changed answers: less likely numbers are left out."""
+"""Range of the number of changed answers around its mean; less likely numbers are left out."""
 _MAX_PROBLEMS = 200_000
 
 

@@ -1,6 +1,6 @@
 """The report stage: compares the models of a run, decides whether the policy may be registered, and writes the page.
 
-A stage of its own because a missed gate must still leave a report: the verdict is decided here, `register` enforces it.
+A separate stage because a missed gate must still leave a report: the verdict is decided here, `register` enforces it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ _TOOL_CURVES: dict[str, dict[str, str]] = {
     "Tokens of the environment in a completion": {"environment_tokens": "tokens"},
     "Completions whose environment failed": {"environment_failures": "completions"},
 }
-"""Of a policy that acts in an environment."""
+"""Charts of a policy that acts in an environment."""
 _SFT_CURVES = {"SFT loss (nats per token)": {"loss": "loss"}}
 _FRACTIONS = {"worked_fraction", "groups_without_spread_fraction", "tool_use_fraction"}
 """First columns of the charts that are drawn from 0 % to 100 %."""

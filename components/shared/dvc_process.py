@@ -1,7 +1,7 @@
-"""DVC in a process of its own: `python dvc_process.py ARGUMENTS`, as for the command `dvc`.
+"""DVC in a separate process: `python dvc_process.py ARGUMENTS`, as for the command `dvc`.
 
-What fails because of a network or a server ends with exit code 75, since it may work the next time. Five commands are
-added, since DVC itself copies damaged objects out of a storage, and needs several processes for what one can do:
+A failure of a network or a server ends with exit code 75, since a retry may succeed. There are five more commands,
+because DVC itself copies damaged objects out of a storage, and needs several processes where one suffices:
 `get-checked REPOSITORY PATH REVISION DESTINATION`, `list-storage`, `store FOLDERS`, `unpack POINTER FOLDER` and
 `read POINTERS [DESTINATION [PATHS]]`. All but the first work with the default remote of `.dvc/config` in the working
 folder; `store` and `read` take and print JSON.
@@ -81,7 +81,7 @@ class _Failures(logging.Handler):
             self.add(record.exc_info[1])
 
     def add(self, error: BaseException) -> None:
-        """Look at an exception and its causes; what is transient goes before what needs other credentials."""
+        """Look at an exception and its causes; a transient cause takes precedence over wrong credentials."""
         causes = list(_causes(error))
         if any(map(_is_transient, causes)):
             self.code = _TRANSIENT
@@ -90,7 +90,7 @@ class _Failures(logging.Handler):
 
 
 def _trusted(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what is used of a repository's config: where its storage is."""
+    """Return the trusted part of a repository's config: the address of its storage."""
     core = {key: value for key, value in config.get("core", {}).items() if key in _SETTINGS["core"]}
     remotes = {
         name: {key: value for key, value in settings.items() if key in _SETTINGS["remote"]}
@@ -191,7 +191,7 @@ def read(pointers: str, destination: str | None = None, paths: str = '["."]') ->
 
 
 def list_storage() -> None:
-    """Ask the storage what it holds; an empty one is none of the errors, and a bucket that does not exist is."""
+    """List the storage; an empty storage is fine, a missing bucket is an error."""
     odb = _storage()
     try:
         odb.fs.ls(odb.path, detail=False)

@@ -4,7 +4,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from components.shared import durable
@@ -13,6 +13,8 @@ from components.shared.watchdog import watched
 from components.train_grpo.config import TrainGRPOConfig
 
 _MODULE = "components.register.checkpoints"
+_STAGING, _LOCK = "publishing-", "run.lock"
+"""Prefix of the staging folder of a run in its work folder, and the file by which the run locks it."""
 _LAST_PUSH_S, _LAST_PUSH_OF_FAILED_S = 600.0, 20.0
 """Time for the last checkpoint after training has ended, and after it has failed or was asked to stop."""
 
@@ -24,12 +26,13 @@ def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]
     No failure of it is one of the training. Nothing of it outlives this process, however that ends.
     """
     settings = config.checkpoint
-    # Another run of the same work may have one there: it does the work while this one waits in a queue.
-    staging = work / f"publishing-{secrets.token_hex(4)}"
     if not config.publishes_checkpoints:
         yield
         return
-    staging.mkdir(parents=True)
+    _remove_abandoned(work)
+    # Another run of the same work may have one there: it does the work while this one waits in a queue.
+    staging = work / f"{_STAGING}{secrets.token_hex(4)}"
+    lock = durable.lock_folder(staging / _LOCK, wait=True)
     command = [sys.executable, "-m", _MODULE, "--work", str(work), "--staging", str(staging)]
     command += ["--registry", config.registry, "--keep-last", str(settings.keep_in_registry)]
     command += ["--storage", config.storage] if config.storage else []
@@ -51,3 +54,13 @@ def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]
             except subprocess.TimeoutExpired:
                 say("train_grpo", f"warning: the last checkpoint is not in the registry: no end within {limit_s:g} s")
             durable.remove(staging)
+            lock.release()
+
+
+def _remove_abandoned(work: Path) -> None:
+    """Remove the staging folders of runs that ended together with their watchdog, as when a pod is killed."""
+    for staging in work.glob(f"{_STAGING}*"):
+        with suppress(durable.InUseError):
+            lock = durable.lock_folder(staging / _LOCK)
+            durable.remove(staging)
+            lock.release()

@@ -1,7 +1,7 @@
 """The problems as data: a frame with a line per row of their files and the columns that expectations are about.
 
-A column is None where it does not apply, as the length of a solution in the test split; Great Expectations leaves such
-rows out of the count.
+A column is None where it does not apply, as the length of a solution in the test split; Great Expectations does not
+count such rows.
 """
 
 import json

@@ -102,7 +102,6 @@ def test_problems_of_a_run_are_asked_as_the_model_was_trained_to_be_asked(
             "math500.jsonl: no such file; `make data` fetches GSM8K, MATH-500 and SVAMP",
         ),
         (["{model}", "--protocol", "pipeline"], "give --data the folder `problems` that prepare_data has written"),
-        (["{model}", "--protocol", "gsm8k-chat"], "its tokenizer has no chat template"),
         (["{data}", "--protocol", "gsm8k-deepseekmath"], "raw: holds no config.json; a Hugging Face model folder"),
         (["org/name", "--protocol", "gsm8k-chat"], "org/name: neither a folder nor a model that can be fetched"),
         (["latest", "--protocol", "gsm8k-chat"], "latest: no folder, and no version in the registry"),

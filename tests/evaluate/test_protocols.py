@@ -84,7 +84,7 @@ def test_solved_examples_stand_before_the_question_in_the_words_of_the_protocol(
 
 
 def test_examples_come_from_training_whatever_else_is_there(problems: Path) -> None:
-    """A problem that is left out changes one of eight; a file of one's own replaces all."""
+    """Removing a problem changes one of eight; a file with other examples replaces all."""
     protocol = PROTOCOLS["gsm8k-8shot"]
     drawn = examples_for(protocol, problems)
     solved = {each.question: each.solution for each in gsm8k(Split.TRAIN, range(20))}

@@ -157,7 +157,7 @@ def _share_of_right(subset: tuple[int | None, ...]) -> Fraction:
 
 @pytest.mark.parametrize(("a", "b", "k"), [(0.3, 0.7, 4), (5.0, 0.5, 4), (2.0, 2.0, 1)])
 def test_intervals_of_sampled_answers_cover_the_truth(a: float, b: float, k: int) -> None:
-    """Of 50 problems with 8 samples, right with probabilities from a beta distribution, at the ceiling too."""
+    """For 50 problems with 8 samples, right with probabilities from a beta distribution, at the ceiling too."""
     draw = random.Random(0)
     truth = fmean(1 - (1 - draw.betavariate(a, b)) ** k for _ in range(50_000))
     covered = 0
@@ -169,7 +169,7 @@ def test_intervals_of_sampled_answers_cover_the_truth(a: float, b: float, k: int
 
 
 def test_reasons_are_counted_by_verdict_and_source() -> None:
-    """Of the greedy answers, the most frequent first."""
+    """Reasons of the greedy answers, the most frequent first."""
     echo = _record(3, 0, "wrong", reason="echoes the question")
     reasons = scores(
         [*GREEDY[:3], echo, _record(4, 0, "right"), _record(1, 1, "right")], num_samples=1, temperature=1.0

@@ -58,7 +58,7 @@ def test_problems_within_the_band_are_kept(tmp_path: Path, problems: list[Proble
 
 
 def test_a_band_that_keeps_nothing_is_refused(tmp_path: Path, problems: list[Problem]) -> None:
-    """With what became of each problem; so is a band that is upside down, and a file with a wrong line."""
+    """The error counts the problems by reason. Reversed limits, and a file with a wrong line, are refused as well."""
     rates = _rates(tmp_path / "rates.jsonl", problems, [0, 0, 0, 10])
     with pytest.raises(PipelineError, match="keeps none of 6 train problems: 1 are too easy, 3 too hard, 2 have no"):
         prepare(_config(**rates), problems=tmp_path)

@@ -102,7 +102,6 @@ def test_dev_problem_close_to_a_test_problem_is_left_out(tmp_path: Path, gsm8k: 
             "expected tags: 'calculator_problems', 'dataset', 'gsm8k', 'math', 'math500', 'mbpp', 'one_step_problems'",
         ),
         ({"sources": [{"kind": "gsm8k"}]}, "has neither a `train` nor a `test` path"),
-        ({"sources": [{"kind": "gsm8k", "test": "a", "dev_fraction": 0.1}]}, "dev_fraction needs a `train` path"),
         ({"sources": [_WORDS, _WORDS]}, "prepare_data.sources: `word_problems` occurs twice"),
         ({"sources": [_WORDS | {"min_operands": 5}]}, "max_operands must not be below min_operands (5)"),
         ({"sources": [_WORDS | {"families": ["total", "total"]}]}, "families must not name a family twice"),
@@ -175,17 +174,18 @@ def test_lineage_names_the_bytes_of_raw_files(tmp_path: Path, gsm8k: dict[str, A
 
 
 def test_malformed_rows_are_quarantined(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """With file, line and reason; up to the limit the others are used, and their ids stay the same."""
+    """With file, line and reason; up to the limit the others are used. Ids and lines count empty lines, too."""
     lines = [_gsm8k(number) for number in range(10)]
     lines[2:5] = [b'{"question": "cut o', b'{"question": "caf\xe9", "answer": "#### 1"}', b'{"question": "no answer"}']
+    lines[1] = b""
     path = _write(tmp_path / "bad.jsonl", lines)
-    metrics = _prepare(tmp_path / "out", gsm8k | {"train": path}, max_malformed_fraction=0.3)
-    assert (metrics["num_train"], metrics["num_quarantined"]) == (7, 3)
+    metrics = _prepare(tmp_path / "out", gsm8k | {"train": path}, max_malformed_fraction=0.34)
+    assert (metrics["num_train"], metrics["num_quarantined"]) == (6, 3)
     quarantine = [json.loads(line) for line in (tmp_path / "out/quarantine.jsonl").read_text().splitlines()]
     assert [(row["file"], row["line"]) for row in quarantine] == [(path, 3), (path, 4), (path, 5)]
     assert quarantine[1]["reason"] == "not UTF-8 text (byte 17 of the line)"
     assert quarantine[2]["reason"] == "column `answer` is missing"
-    assert [problem.id[-1] for problem in read_problems(tmp_path / "out", Split.TRAIN)] == list("0156789")
+    assert [problem.id[-1] for problem in read_problems(tmp_path / "out", Split.TRAIN)] == list("056789")
 
 
 @pytest.mark.parametrize(

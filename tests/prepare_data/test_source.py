@@ -1,4 +1,4 @@
-"""What datasets in files share: the three layouts of rows, lines without a row, and columns without a text."""
+"""What datasets in files share: limits, folders of files, and columns without a text."""
 
 import json
 from pathlib import Path
@@ -25,14 +25,6 @@ def _read(root: Path, path: str, **settings: Any) -> list[Problem | MalformedRow
 def _problems(root: Path, path: str, **settings: Any) -> list[tuple[str, str]]:
     rows = _read(root, path, **settings)
     return [(row.id, row.question) for row in rows if isinstance(row, Problem)]
-
-
-def test_lines_keep_their_numbers(tmp_path: Path) -> None:
-    """Blank lines are no rows, but they count: a message must point at the right line, and an id at the same row."""
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "b"}\n{}\n', encoding="utf-8")
-    first, second, malformed = _read(tmp_path, "rows.jsonl")
-    assert [row.id for row in (first, second) if isinstance(row, Problem)] == ["notes/train/00000", "notes/train/00002"]
-    assert malformed == MalformedRow(Path("rows.jsonl"), 4, "column `text` or `prompt` is missing")
 
 
 def test_a_split_is_read_up_to_its_limit(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def subjects(registry: Path) -> list[str]:
-    """The subjects of all commits of versions in a registry; a branch of its own counts looks at test problems."""
+    """The subjects of all commits of versions in a registry, without the branch that counts uses of test sets."""
     return git(registry, "log", "--exclude=refs/heads/looks", "--all", "--format=%s").splitlines()
 
 

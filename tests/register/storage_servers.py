@@ -22,7 +22,7 @@ class S3Server:
     """An S3 server on this machine with one bucket."""
 
     folder: Path
-    """Of the bucket, with each object as a file."""
+    """The bucket, with each object as a file."""
     endpoint: str
 
     @property

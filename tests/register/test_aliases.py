@@ -30,7 +30,7 @@ NAME = "grpo-policy"
 
 @pytest.fixture
 def registry(registered: Registered) -> str:
-    """A registry with three versions, of which the last two have no files of their own."""
+    """A registry with three versions; the last two add no files."""
     location = registered[0].registry
     for number in (2, 3):
         git(Path(location), "commit", "--quiet", "--allow-empty", "-m", f"Version {number}")
@@ -109,7 +109,7 @@ def test_rollback_does_not_go_back_past_a_removal(registry: str) -> None:
 
 
 def test_rollback_goes_back_one_version_at_a_time(registry: str) -> None:
-    """Over versions that a rollback has left and over those that were withdrawn."""
+    """It skips versions that an earlier rollback moved away from, and withdrawn ones."""
     assert back(registry) is None
     assign(registry, "v0.0.1")
     assert back(registry) is None
@@ -135,7 +135,7 @@ def test_second_of_two_decisions_is_told_of_the_first(registry: str) -> None:
     assert champion(registry) == f"{NAME}@v0.0.2"
 
 
-def test_of_many_decisions_at_once_at_a_url_one_wins(registry: str, tmp_path: Path) -> None:
+def test_one_of_many_simultaneous_decisions_at_a_url_wins(registry: str, tmp_path: Path) -> None:
     """The server takes one tag with the next number."""
     url = f"file://{git(tmp_path, 'clone', '--quiet', '--bare', registry, 'shared.git') or tmp_path / 'shared.git'}"
     with read_registry(url) as snapshot:

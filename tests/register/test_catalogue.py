@@ -16,8 +16,9 @@ from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.environment import CATALOGUE_TOKEN_VARIABLE, RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
+from pipelines.cli import main
 from tests.fake_cluster import AFTER, BEFORE, ApiServer, Fault, self_signed
-from tests.register.registrations import inputs_of, inputs_of_task, make_config, make_policy, run_register
+from tests.register.registrations import git, inputs_of, inputs_of_task, make_config, make_policy, run_register
 from tests.register.s3_storage import s3_storage
 
 ENTRY = Entry(
@@ -260,9 +261,9 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
         assert registration.metadata["registered"] == 1
         version = jsonl.read_json(tmp_path / "made" / "registration" / "version.json")
         page = (tmp_path / "page.html").read_text()
-        assert all(
-            f"<code>{each}</code>" in page for each in (version["tag"], "s3://bucket/models", server.url, "nightly")
-        )
+        served = "s3://bucket/models/serve/grpo-policy/v0.0.1"
+        shown = (version["tag"], "s3://bucket/models", served, server.url, "nightly")
+        assert all(f"<code>{each}</code>" in page for each in shown)
         _, known, artifact = announced(server)
         properties = {
             name: value
@@ -276,39 +277,51 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
         assert properties["accuracy_grpo"] > properties["accuracy_sft"] > properties["accuracy_base"]
         assert len(properties["git_sha"].split()[0]) == 40
         assert (known["name"], artifact["modelSourceName"]) == (version["version"], "nightly")
-        assert (artifact["uri"], artifact["state"]) == ("s3://bucket/models/serve/grpo-policy/v0.0.1", "LIVE")
-        served = "/bucket/models/serve/grpo-policy/v0.0.1/"
-        files = {path.removeprefix(served): body for path, body in storage.objects.items() if path.startswith(served)}
+        assert (artifact["uri"], artifact["state"]) == (served, "LIVE")
+        folder = f"{served.removeprefix('s3:/')}/"
+        files = {path.removeprefix(folder): body for path, body in storage.objects.items() if path.startswith(folder)}
         assert {path: hashlib.sha256(body).hexdigest() for path, body in files.items()} == lineage.file_digests(policy)
         # A copy that was interrupted, or damaged since, is completed before anybody hears of it.
-        storage.objects[f"{served}model.safetensors"] = b"half"
+        storage.objects[f"{folder}model.safetensors"] = b"half"
         assert run_register(config, policy, passed, tmp_path / "again") == version
-        assert storage.objects[f"{served}model.safetensors"] == files["model.safetensors"]
+        assert storage.objects[f"{folder}model.safetensors"] == files["model.safetensors"]
         announced(server)
 
 
 @pytest.mark.slow
 def test_next_registration_announces_what_an_earlier_one_did_not(
-    passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ApiServer
+    passed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    server: ApiServer,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """With a served copy of it; until then it is named."""
+    """With a served copy of it; until then it is named. A version for no catalogue is neither named nor announced."""
     monkeypatch.chdir(tmp_path)
     with s3_storage() as storage:
         for name, value in storage.environment.items():
             monkeypatch.setenv(name, value)
-        config = make_config(Path(), storage="s3://bucket/models", model_registry=server.url)
+        config = make_config(Path(), storage="s3://bucket/models")
+        run_register(config, make_policy(tmp_path / "private", b"private"), passed, tmp_path / "private-registration")
+        config = config.model_copy(update={"model_registry": server.url})
         server.faults.add(Fault("POST", status=403, times=100))
         with pytest.raises(PipelineError):
             run_register(config, make_policy(tmp_path / "first"), passed, tmp_path / "registration")
+        git(Path(config.registry), "tag", "--delete", "grpo-policy#candidate#2")
+        undone = "note: grpo-policy@v0.0.2 {}; press Retry on its run, or register again\n"
+        not_candidate = undone.format("never became the candidate")
+        for method, announcement in (("GET", ""), ("POST", undone.format(f"is not announced to {server.url}"))):
+            server.faults.clear()
+            server.faults.add(Fault(method, status=403, times=100))
+            capsys.readouterr()
+            assert main(["models", "list"]) == 0
+            assert capsys.readouterr().out.endswith(not_candidate + announcement)
         server.faults.clear()
-        with read_registry(config.registry) as snapshot:
-            undone = left_undone(snapshot, "grpo-policy", server.url)
-        assert undone == [f"grpo-policy@v0.0.1 is not announced to {server.url}"]
         run_register(config, make_policy(tmp_path / "second", b"others"), passed, tmp_path / "next")
         addresses = [each["uri"] for each in server.registry.documents("model_artifacts")]
-        assert addresses == [f"s3://bucket/models/serve/grpo-policy/v0.0.{number}" for number in (1, 2)]
+        assert addresses == [f"s3://bucket/models/serve/grpo-policy/v0.0.{number}" for number in (2, 3)]
         with read_registry(config.registry) as snapshot:
-            assert left_undone(snapshot, "grpo-policy", server.url) == []
+            assert list(left_undone(snapshot, "grpo-policy", server.url)) == []
 
 
 @pytest.mark.slow

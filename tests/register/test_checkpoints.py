@@ -10,11 +10,13 @@ import pytest
 from components.register.checkpoints import END, fetch_checkpoint, main, remove_checkpoints, stored_checkpoints
 from components.register.snapshot import read_registry
 from components.register.storage import config_below, storage_url
-from components.shared import jsonl, lineage
+from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.work import CHECKPOINTS, EXPORT, MODEL, CheckpointWriter
+from components.train_grpo.publishing import checkpoints_published
 from pipelines.cli import main as command_line
 from tests.register.storage_servers import BUCKET, s3_server
+from tests.train_grpo.settings import grpo_config
 
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
 
@@ -96,6 +98,23 @@ def test_a_checkpoint_of_work_in_a_relative_folder_is_pushed(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     _publish(Path(), 10)
     assert _names(tmp_path) == [f"{RUN}@step-10"]
+
+
+@pytest.mark.slow
+def test_staging_folders_of_killed_runs_are_removed_and_others_stay(tmp_path: Path) -> None:
+    """A run that waits in a queue while this one trains has one in the same folder of unfinished work."""
+    registry = str(tmp_path / "registry")
+    config = grpo_config(checkpoint__keep_in_registry=1, checkpoint__every_steps=1, registry=registry)
+    killed, live = tmp_path / "publishing-1", tmp_path / "publishing-2"
+    (killed / "clone").mkdir(parents=True)
+    lock = durable.lock_folder(live / "run.lock")
+    with checkpoints_published(config, tmp_path):
+        assert not killed.exists()
+        (own,) = set(tmp_path.glob("publishing-*")) - {live}
+        with checkpoints_published(config, tmp_path):
+            assert own.exists()
+    assert list(tmp_path.glob("publishing-*")) == [live]
+    lock.release()
 
 
 @pytest.mark.slow

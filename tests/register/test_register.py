@@ -12,18 +12,17 @@ import sys
 import time
 from pathlib import Path
 from subprocess import DEVNULL
-from typing import Any
 
 import pytest
 import yaml
 
-from components.register.config import RegisterConfig
 from components.register.registry import fetch
 from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.lineage import file_digests
 from pipelines import cli
+from tests.register.conftest import Registered
 from tests.register.registrations import (
     command,
     git,
@@ -37,7 +36,6 @@ from tests.register.registrations import (
 from tests.register.s3_storage import s3_storage
 from tests.report.synthetic import write_artifacts
 
-Registered = tuple[RegisterConfig, Path, dict[str, Any]]
 KILLS = 50
 """In each place."""
 
@@ -79,24 +77,6 @@ def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_weights_come_back_from_registry_and_storage_alone(registered: Registered, tmp_path: Path) -> None:
-    """Moved elsewhere, with everything else deleted, the two give the same bytes, also through dvc itself."""
-    _, policy, version = registered
-    expected = {file.name: file.read_bytes() for file in policy.rglob("*") if file.is_file()}
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for name in ("registry", "registry-storage"):
-        (tmp_path / name).rename(elsewhere / name)
-    shutil.rmtree(policy)
-    assert fetch(str(elsewhere / "registry"), "v0.0.1", tmp_path / "fetched").tag == version["tag"]
-    dvc = ["artifacts", "get", str(elsewhere / "registry"), "grpo-policy", "--rev", "v0.0.1", "--out", "by-dvc"]
-    subprocess.run([sys.executable, "-m", "dvc", *dvc], check=True, cwd=tmp_path, capture_output=True)
-    for folder in ("fetched", "by-dvc"):
-        content = {file.name: file.read_bytes() for file in (tmp_path / folder).rglob("*") if file.is_file()}
-        assert content == expected, folder
-
-
-@pytest.mark.slow
 def test_same_weights_are_the_same_version(
     registered: Registered, passed: Path, unenforced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +98,7 @@ def test_same_weights_are_the_same_version(
 
 @pytest.mark.slow
 def test_weights_of_an_older_release_are_registered_again(registered: Registered, passed: Path, tmp_path: Path) -> None:
-    """A version without a list of digests is none that can be answered for."""
+    """A version without a list of digests cannot be verified."""
     config, policy, version = registered
     registry = tmp_path / "registry"
     old = {key: value for key, value in version.items() if key not in {"format", "bundle_digest"}}
@@ -184,7 +164,7 @@ def test_rerun_after_a_kill_at_any_moment_ends_with_one_version(passed: Path, tm
             shutil.rmtree(folder)
         if pristine:
             shutil.copytree(pristine, origin)
-        # With its session as if the machine had died; alone, its tools come to their end after it.
+        # With its session, as if the machine had died; alone, its tools finish after it.
         alone = place == "URL" or kill % 2 == 0
         with subprocess.Popen(register, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True) as process:
             with contextlib.suppress(subprocess.TimeoutExpired):

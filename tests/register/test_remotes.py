@@ -1,9 +1,9 @@
-"""Storages on real servers: S3 with an address of its own, and SSH."""
+"""Storages on real servers: S3 at another address than Amazon's, and SSH."""
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ URL = f"s3://{BUCKET}/versions"
 
 @pytest.fixture
 def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """A server with an empty bucket; this process has its credentials, and nobody's files of settings."""
+    """A server with an empty bucket; this process has its credentials, and no configuration files."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -50,55 +50,29 @@ def test_a_reader_needs_nothing_but_credentials(
     assert s3.credentials["AWS_SECRET_ACCESS_KEY"] not in config
     assert fetch(str(tmp_path / "registry"), "v0.0.1", tmp_path / "fetched").tag == version["tag"]
     assert lineage.digest(tmp_path / "fetched") == lineage.digest(policy)
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "dvc",
-            "get",
-            str(tmp_path / "registry"),
-            "policy",
-            "--rev",
-            version["tag"],
-            "--out",
-            str(tmp_path / "plain"),
-        ],
-        check=True,
-        cwd=tmp_path,
-        env={**os.environ, "DVC_SITE_CACHE_DIR": str(tmp_path / "site")},
-    )
+    command = [sys.executable, "-m", "dvc", "get", "registry", "policy", "--rev", version["tag"], "--out", "plain"]
+    subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "DVC_SITE_CACHE_DIR": str(tmp_path / "site")})
     assert lineage.digest(tmp_path / "plain") == lineage.digest(policy)
     with pytest.raises(PipelineError, match=rf"storage_endpoint: .* are stored in {s3.endpoint}, not in http://other"):
         run_register(config_of(tmp_path, "http://other:1"), policy, passed, tmp_path / "again")
 
 
-def without_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take them away."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-
-
-def with_wrong_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the secret."""
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-
-
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (without_credentials, "Unable to locate credentials"),
-        (with_wrong_secret, r"Forbidden|SignatureDoesNotMatch|signature"),
-    ],
+    ("secret", "reason"),
+    [(None, "Unable to locate credentials"), ("another", r"Forbidden|SignatureDoesNotMatch|signature")],
 )
 def test_missing_and_wrong_credentials_are_named(
-    s3: S3Server,
-    passed: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[pytest.MonkeyPatch], None],
-    reason: str,
+    s3: S3Server, passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str | None, reason: str
 ) -> None:
     """On writing as on reading, in one line that names the storage, with exit code 2; nothing is registered."""
+
+    def change(patch: pytest.MonkeyPatch) -> None:
+        if secret:
+            patch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+        else:
+            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+                patch.delenv(name)
+
     config, policy = config_of(tmp_path, s3.endpoint), make_policy(tmp_path / "policy")
     with monkeypatch.context() as patch:
         change(patch)

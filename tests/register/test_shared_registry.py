@@ -88,7 +88,7 @@ def before_each_push(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], objec
 
 @pytest.mark.slow
 def test_two_processes_register_at_once(passed: Path, shared: Path, tmp_path: Path) -> None:
-    """Their first pushes collide on the server; both end with a complete version of their own."""
+    """Their first pushes collide on the server; both end with a complete version."""
     set_hook(shared, "pre-receive", WAIT_FOR_TWO)
     processes, policies = [], {}
     for name in ("one", "two"):
@@ -107,7 +107,7 @@ def test_two_processes_register_at_once(passed: Path, shared: Path, tmp_path: Pa
 def test_changes_by_others_are_kept(
     passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit before one push and a version before the next: the third push is ours, with a number of its own."""
+    """A commit before one push and a version before the next: the third push succeeds, with the next number."""
 
     def act(attempt: int) -> None:
         if attempt == 1:
@@ -153,7 +153,7 @@ def test_stale_lock_on_the_server_is_retryable(
 
 
 @pytest.mark.parametrize("protects_tags", [False, True])
-def test_version_for_a_protected_branch_goes_to_a_branch_of_its_own(
+def test_version_for_a_protected_branch_goes_to_a_new_branch(
     passed: Path, shared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], protects_tags: bool
 ) -> None:
     """With the text of a pull request; registered at once by its tag, or once somebody has pushed that as it says."""

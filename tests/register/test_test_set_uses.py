@@ -1,4 +1,4 @@
-"""Looks at a test set, counted in the registry's git."""
+"""Uses of a test set, counted in the registry's git."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +27,7 @@ def seen(registry: Path, test_set: str = "t1") -> set[str]:
 
 
 def test_each_policy_counts_once_for_each_test_set(tmp_path: Path) -> None:
-    """Whether it passed or not; on a branch of its own, without a version or a change of what people see."""
+    """Whether it passed or not; on a separate branch, without a version or a visible change."""
     registry = tmp_path / "registry"
     for policy, verdict in (("p1", verdict_on()), ("p1", verdict_on(passed=False)), ("p2", verdict_on(passed=False))):
         count_test_set_use(str(registry), "model", policy, verdict)
@@ -39,7 +39,7 @@ def test_each_policy_counts_once_for_each_test_set(tmp_path: Path) -> None:
     assert sorted(path.name for path in registry.iterdir()) == [".git"]
 
 
-def test_several_writers_at_a_url_lose_no_look(tmp_path: Path) -> None:
+def test_several_writers_at_a_url_lose_no_use(tmp_path: Path) -> None:
     """Whoever comes second adds to what the first one pushed."""
     origin = tmp_path / "origin.git"
     git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(origin))
@@ -53,7 +53,7 @@ def test_several_writers_at_a_url_lose_no_look(tmp_path: Path) -> None:
 def test_registry_that_refuses_the_branch_is_only_warned_about(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The look is shown as not counted, with the server's reason."""
+    """The warning has the server's reason."""
     origin = tmp_path / "origin.git"
     git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(origin))
     hook = origin / "hooks" / "update"
@@ -61,11 +61,11 @@ def test_registry_that_refuses_the_branch_is_only_warned_about(
     hook.chmod(0o755)
     count_test_set_use(f"file://{origin}", "model", "p1", verdict_on())
     printed = capsys.readouterr().out
-    assert "warning: this look at the test problems is not counted" in printed
+    assert "warning: this use of the test problems is not counted" in printed
     assert "main and tags only" in printed
 
 
-def test_missed_gate_is_a_look_and_the_next_report_counts_it(tmp_path: Path, passed: Path) -> None:
+def test_missed_gate_is_a_use_and_the_next_report_counts_it(tmp_path: Path, passed: Path) -> None:
     """Nothing is registered, and the registry knows of the policy."""
     config, policy = make_config(tmp_path), make_policy(tmp_path / "policy")
     inputs = inputs_of(passed, policy)
@@ -76,7 +76,7 @@ def test_missed_gate_is_a_look_and_the_next_report_counts_it(tmp_path: Path, pas
         verdict.update(passed=False, reasons=["too little"])
         verdict["sources"][0].update(passed=False, reason="too little")
         jsonl.write_json(report / f"{name}.json", content)
-    with pytest.raises(GateMissedError):
+    with pytest.raises(GateMissedError, match="missed the gate and was not registered: too little"):
         stage.run(STAGE, config, {**inputs, "registration": tmp_path / "out"})
     assert tags(tmp_path / "registry") == []
     test_set = jsonl.read_json(report / "verdict.json")["looks"]["test_set"]

@@ -93,7 +93,7 @@ def test_champion_on_other_problems_is_not_compared(run: dict[str, Path], policy
 def test_champion_with_other_tools_is_not_compared(
     run: dict[str, Path], policy: Path, tmp_path: Path, tools: dict[str, Any] | None
 ) -> None:
-    """An accuracy with a tool stands beside none without it, or with another one."""
+    """Accuracies with a tool are not compared with accuracies without it, or with another tool."""
     for model in ("sft", "grpo"):
         path = run["evaluation"] / model / "scores.json"
         jsonl.write_json(path, {**jsonl.read_json(path), "protocol": {"tools": tools}})

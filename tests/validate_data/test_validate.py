@@ -50,7 +50,7 @@ def run(problems: Path, validation: Path, spoil: Spoil | None = None, **changes:
 
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:
-    """A folder of good problems: 20 and 10 sums, each with its work and an answer of its own."""
+    """A folder of good problems: 20 and 10 sums, each with its work and a different answer."""
     folder = tmp_path / "problems"
     folder.mkdir()
     for first, (split, size) in enumerate({Split.TRAIN: 20, Split.TEST: 10}.items()):
@@ -84,7 +84,7 @@ def test_good_problems_pass(problems: Path, tmp_path: Path) -> None:
 
 
 def test_problems_without_solutions_are_no_worse(problems: Path, tmp_path: Path) -> None:
-    """What is expected of solutions is expected of those that there are; where some are missing, that is said."""
+    """Expectations apply to the solutions that there are; missing ones are reported if others exist."""
 
     def without(number: int) -> Spoil:
         return lambda train, test: [row.update(solution="") for row in [*train[:number], *test]]
@@ -247,25 +247,6 @@ def test_rule_that_cannot_be_evaluated_is_no_verdict_on_the_data(problems: Path)
     with pytest.raises(PipelineError, match="`broken` could not be evaluated") as error:
         check(frame, [{**broken, "severity": "critical", "meta": meta}])
     assert not error.value.keeps_outputs
-
-
-def test_file_that_is_not_json_lines_is_an_error(problems: Path, tmp_path: Path) -> None:
-    """A truncated file is named with its line, and is not bad data."""
-    with (problems / "train.jsonl").open("a") as file:
-        file.write('{"id": ')
-    with pytest.raises(PipelineError, match=r"train\.jsonl:21") as error:
-        run(problems, tmp_path / "validation")
-    assert not error.value.keeps_outputs
-
-
-def test_page_is_self_contained(problems: Path, tmp_path: Path) -> None:
-    """It is one file, and markup in the problems stays text."""
-    question = "<script>1 < 2</script> What is 0 + 1?"
-    run(problems, tmp_path / "validation", lambda train, test: train[0].update(question=question))
-    page = (tmp_path / "validation/report.html").read_text(encoding="utf-8")
-    assert "&lt;script&gt;1 &lt; 2&lt;/script&gt; What is 0 + 1?" in page
-    for forbidden in ("http:", "https:", "<script", "<link", "@import", "url("):
-        assert forbidden not in page
 
 
 @pytest.mark.parametrize(("is_good", "max_prompt_tokens", "exit_code"), [(True, 60, 0), (False, 60, 2), (True, 0, 2)])
