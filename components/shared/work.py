@@ -81,12 +81,12 @@ class WorkFolder:
             self.unlock()
             raise OvertakenError
 
-    def _current_state(self) -> tuple[int, int]:
-        """Return what another run changes that removes the folder, and one that records a result."""
+    def _current_state(self) -> tuple[int, bytes]:
+        """Return what changes when another run removes the folder, and when one records a result."""
         record = self.folder.with_suffix(".json")
         with suppress(FileNotFoundError):
-            return self.folder.stat().st_ino, record.stat().st_mtime_ns if record.exists() else 0
-        return 0, 0
+            return self.folder.stat().st_ino, record.read_bytes() if record.exists() else b""
+        return 0, b""
 
 
 def work_folder(root: Path, stage: str, fingerprint: Fingerprint) -> Path:

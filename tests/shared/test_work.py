@@ -305,3 +305,17 @@ def test_a_folder_that_is_locked_again_is_said_to_be_this_runs(tmp_path: Path) -
     assert mine.lock_again()
     mine.unlock()
     assert said == ["mine"]
+
+
+def test_record_with_another_result_overtakes_and_a_touched_one_does_not(tmp_path: Path) -> None:
+    """A backup or a copy of the volume changes times: a run in a queue goes on waiting."""
+    record = tmp_path / "train/0123.json"
+    mine = work.WorkFolder("train", record.with_suffix(""), "mine")
+    record.write_text("results")
+    mine.unlock()
+    with pytest.raises(work.OvertakenError):
+        mine.require_unchanged()
+    mine = work.WorkFolder("train", record.with_suffix(""), "mine")
+    mine.unlock()
+    os.utime(record, (1, 1))
+    mine.require_unchanged()
