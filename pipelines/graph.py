@@ -18,20 +18,12 @@ from components.cluster.config import GPU_RESOURCE
 from components.evaluate.component import evaluate
 from components.preflight import capacity
 from components.preflight.component import preflight
-from components.preflight.config import (
-    DEPLOYMENT,
-    LONGEST_TRAINING_S,
-    MOUNT,
-    OPTIONAL_SECRET_KEYS,
-    SECRET_KEYS,
-    STAGES,
-    Params,
-    load_params,
-)
+from components.preflight.config import DEPLOYMENT, STAGES, Params, load_params
 from components.preflight.form import PRESET, form_of, parameters
 from components.prepare_data.component import prepare_data
 from components.register.component import register
 from components.report.component import report
+from components.shared.deployment import LONGEST_TRAINING_S, MOUNT, OPTIONAL_SECRET_KEYS, SECRET_KEYS
 from components.shared.environment import IMAGE_VARIABLE, RUN_ID_VARIABLE
 from components.train_grpo.component import train_grpo
 from components.train_sft.component import train_sft

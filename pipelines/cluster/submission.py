@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from components.preflight.config import DeploymentConfig, Params, contradictions, load_params
+from components.preflight.config import Params, contradictions, load_params
 from components.preflight.form import (
     OVERRIDES,
     PRESET,
@@ -34,6 +34,7 @@ from components.preflight.form import (
 from components.preflight.inputs import passwords
 from components.shared import lineage
 from components.shared.config import laid_over
+from components.shared.deployment import DeploymentConfig
 from components.shared.errors import PipelineError, raise_all
 from components.shared.versioning import is_url
 from pipelines.cluster.kubeflow import Kubeflow

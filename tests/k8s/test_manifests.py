@@ -15,7 +15,8 @@ import yaml
 from components.cluster import collector, kube
 from components.cluster.config import ClusterConfig
 from components.cluster.manifest import SERVER_PORT
-from components.preflight.config import MOUNT, DeploymentConfig, load_params
+from components.preflight.config import load_params
+from components.shared.deployment import MOUNT, DeploymentConfig
 from components.shared import images
 from components.shared.errors import PipelineError
 from tests.fake_cluster import ApiServer, kinds, script

@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from components.cluster.config import ClusterConfig
-from components.preflight.config import DEPLOYMENT, OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig, load_params
+from components.preflight.config import DEPLOYMENT, load_params
 from components.preflight.form import OVERRIDES, PRESET, form_of, parameters
 from components.preflight.preflight import DEADLINE_S
 from components.preflight.resources import shape_of_base, with_memory
+from components.shared.deployment import OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig
 from components.shared.environment import IMAGE_VARIABLE
 from pipelines import dvc_graph
 from pipelines.parameter_table import page

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from components.cluster.kube import Clock
-from components.preflight.config import DeploymentConfig
 from components.preflight.form import Form
 from components.preflight.inputs import run_concurrently
 from components.preflight.preflight import preflight
+from components.shared.deployment import DeploymentConfig
 from components.shared.errors import PipelineError, RetryableError
 from tests.fake_cluster import BEFORE, ApiServer, Fault, kinds
 from tests.preflight.conftest import CLAIM, DEPLOYMENT, GSM8K, claim, git, ready, with_overrides
