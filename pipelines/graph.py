@@ -48,7 +48,7 @@ def stages(
         sections: The section of each stage.
         launch: What training takes beside its section on a cluster: where to run, and the run that it belongs to.
         place: What other stages take on a cluster whose outputs others read: the shared volume, and the run.
-        run_name: Of which the registry is told.
+        run_name: Name of the run on Kubeflow's page, for the registry.
     """
     data = prepare_data(config=sections["prepare_data"])
     validated = validate_data(config=sections["validate_data"], data=data.output)
@@ -137,8 +137,9 @@ def cluster_graph(params: Params) -> GraphComponent:
         compiled_in = {DEPLOYMENT: deployment.model_dump(mode="json"), PRESET: defaults[PRESET]}
         checked = preflight(**form, **compiled_in)
         sections = {stage: checked.outputs[f"{stage}_config"] for stage in STAGES}
-        launch = {"cluster": checked.outputs["cluster_config"], "run_id": run_id}
-        place, run_name = {"volume": MOUNT, "run_id": run_id}, dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+        run_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+        launch = {"cluster": checked.outputs["cluster_config"], "run_id": run_id, "run_name": run_name}
+        place = {"volume": MOUNT, "run_id": run_id}
         tasks = stages(sections, launch=launch, place=place, run_name=run_name)
         for name, task in {"preflight": checked, **tasks}.items():
             _ask_for(RESOURCES[name], name, task, params, checked.outputs)

@@ -359,10 +359,13 @@ class History:
     def _start(self, launcher: Launcher) -> None:
         if launcher.run.launcher is not launcher or launcher.exit_code is not None:
             return
-        order = {**self._order, "name": launcher.pod, "run_id": launcher.run.id, "log": str(launcher.log)}
+        run = launcher.run
+        order = {**self._order, "name": launcher.pod, "run_id": run.id, "run_name": run.workflow}
         order["environment"] = {**self._environment, POD_VARIABLE: launcher.pod, SETTING: self.setting}
         launcher.setting = self.setting
-        launcher.connection = self._launchers.start({**order, "artifact": str(self.root / launcher.pod)})
+        launcher.connection = self._launchers.start(
+            {**order, "artifact": str(self.root / launcher.pod), "log": str(launcher.log)}
+        )
         self._listen(launcher)
 
     def _listen(self, launcher: Launcher) -> None:

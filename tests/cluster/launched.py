@@ -91,7 +91,8 @@ class Launched:
             "max_restarts": 0,
             **self.changes,
         }
-        return ClusterStage(ClusterConfig.model_validate(settings), self.run_id, "train_grpo", self.root / "records")
+        config, records = ClusterConfig.model_validate(settings), self.root / "records"
+        return ClusterStage(config, self.run_id, "train_grpo", records, run_name=f"name of {self.run_id}")
 
     @property
     def job(self) -> Job:

@@ -305,7 +305,7 @@ def test_of_two_runs_in_queues_the_one_that_is_admitted_first_trains(
         assert trained.split("-")[1] == winner.id[:8], history.notes
         for run in history.runs:
             assert history.is_complete(history.root / f"{run.workflow}-0" / "policy")
-            taken = f"unchanged: from run {winner.id}" in run.logs[-1].read_text()
+            taken = f"unchanged: from run {winner.workflow}" in run.logs[-1].read_text()
             assert taken == (run is not winner)
 
 

@@ -307,7 +307,9 @@ def test_two_jobs_never_share_a_folder_of_checkpoints(job: Launched, before: str
     assert other.records("trainjob.json")["metadata"]["uid"] != _uid(old)
 
 
-@pytest.mark.parametrize(("running_s", "message"), [(200, "is adopted from run"), (5, "has succeeded before")])
+@pytest.mark.parametrize(
+    ("running_s", "message"), [(200, f"is adopted from run name of {RUN_ID}"), (5, "has succeeded before")]
+)
 def test_job_of_another_run_with_the_same_work_is_adopted(
     job: Launched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], running_s: float, message: str
 ) -> None:
@@ -321,6 +323,7 @@ def test_job_of_another_run_with_the_same_work_is_adopted(
     assert other.run() == RESULT
     assert message in capfd.readouterr().out
     assert job.num_submissions() == 1
+        assert adopted["annotations"][kube.RUN_NAME] == "name of another-run"
     if running_s > 60:
         adopted = other.records("trainjob.json")["metadata"]
         assert adopted["labels"][kube.RUN_ID] == "another-run"

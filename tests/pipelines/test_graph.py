@@ -218,12 +218,13 @@ def test_the_panel_of_a_task_lists_what_it_works_with() -> None:
             assert not [each for each in passed_on if each.startswith("pipelinechannel--")]
 
 
-def test_registration_knows_its_run() -> None:
-    """The registry is told by which run a version was made. Pods have its id as a label, and its name nowhere."""
+def test_tasks_know_their_run() -> None:
+    """Logs, trackers and the registry name it as Kubeflow's page does; pods have only its id, as a label."""
     (field,) = graph().settings("register")["fieldPathAsEnv"]
     assert field == {"name": "GRPO_PIPELINE_RUN_ID", "fieldPath": "metadata.labels['pipeline/runid']"}
-    inputs = graph().spec["root"]["dag"]["tasks"]["register"]["inputs"]["parameters"]
-    assert inputs["run_name"] == {"runtimeValue": {"constant": "{{$.pipeline_job_name}}"}}
+    for task in ("train-sft", "train-grpo", "register"):
+        inputs = graph().spec["root"]["dag"]["tasks"][task]["inputs"]["parameters"]
+        assert inputs["run_name"] == {"runtimeValue": {"constant": "{{$.pipeline_job_name}}"}}
 
 
 def test_no_task_runs_as_root() -> None:

@@ -268,6 +268,8 @@ def test_unfinished_work_of_runs_with_another_name_is_not_mentioned(
         monkeypatch.setenv(JOURNAL_VARIABLE, str(journal))
         folder = training.fail(seed=number)
         assert capsys.readouterr().out == (_not_resumed(folder) if is_printed else ""), name
+        if is_printed:
+            assert "(run 20261126T014055Z-smoke): step 40: " in (folder / NOT_RESUMED).read_text()
 
 
 def test_work_that_is_in_use_or_resumed_is_not_listed(training: _Training, capsys: pytest.CaptureFixture[str]) -> None:
