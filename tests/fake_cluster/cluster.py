@@ -462,7 +462,7 @@ class TrainingRun:
 
     def _condition(self, type_: str, status: str, reason: str, message: str) -> None:
         """Write a condition into the TrainJob's status."""
-        self._store.set_condition(self._key, type_, status, reason, message)
+        self._store.set_conditions(self._key, (type_, status, reason, message))
 
 
 def _is_finished(job: Json) -> bool:
