@@ -271,7 +271,7 @@ def test_a_queue_that_may_not_be_read_is_no_queue(server: ApiServer, form: Form)
     assert _line(form).startswith("cluster_queue: not allowed to read LocalQueue works in namespace team; add k8s/")
     form = with_overrides(form, cluster={"queue_unchecked": True})
     ready(form)
-    server.cluster.uninstalled |= {kinds.LOCAL_QUEUES, kinds.OLD_LOCAL_QUEUES, kinds.WORKLOADS}
+    server.cluster.uninstalled |= {kinds.LOCAL_QUEUES, kinds.WORKLOADS}
     assert _line(form).startswith("cluster_queue: this cluster has no Kueue and thus no queue works; install Kueue")
 
 
