@@ -189,8 +189,8 @@ class Volume:
 class History:
     """A cluster, its runs, and what is still to happen."""
 
-    def __init__(self, launchers: Launchers, root: Path, retries: argo.RetryStrategy, seed: int) -> None:
-        self.server = ApiServer(namespace="kubeflow", seed=seed)
+    def __init__(self, launchers: Launchers, root: Path, retries: argo.RetryStrategy) -> None:
+        self.server = ApiServer(namespace="kubeflow")
         self.clock, self.cluster = self.server.clock, self.server.cluster
         self.root, self._launchers, self._retries = root, launchers, retries
         self.volume = root / "volume"

@@ -252,7 +252,7 @@ def status(history: History, run: Run, pipeline: Json) -> list[str]:
 def play(seed: int, launchers: Launchers, root: Path) -> History:
     """Play the history of a seed."""
     version = random.Random(-seed).choice(["2.16", "2.17", "2.17", "2.17"])
-    with History(launchers, root, retry_strategy(version), seed) as history:
+    with History(launchers, root, retry_strategy(version)) as history:
         try:
             plan = Plan(history, seed)
             over: list[float] = []
@@ -277,7 +277,7 @@ def play(seed: int, launchers: Launchers, root: Path) -> History:
 @pytest.mark.slow
 def test_reaper_leaves_steps_the_time_to_come_back(launchers: Launchers, tmp_path: Path) -> None:
     """After minutes without an API server, the reaper may be the first to reach it again."""
-    with History(launchers, tmp_path, retry_strategy("2.17"), 0) as history:
+    with History(launchers, tmp_path, retry_strategy("2.17")) as history:
         history.configure(num_steps=300, save_every=10, namespace=ELSEWHERE)
         run = history.submit(str(uuid.UUID(int=1)))
         history.at(99, lambda: history.outage(800, status=503))
@@ -291,7 +291,7 @@ def test_of_two_runs_in_queues_the_one_that_is_admitted_first_trains(
     launchers: Launchers, tmp_path: Path, wait_s: float | None
 ) -> None:
     """The other one takes its result, whether or not its queue ever has quota."""
-    with History(launchers, tmp_path, retry_strategy("2.17"), 0) as history:
+    with History(launchers, tmp_path, retry_strategy("2.17")) as history:
         history.configure(num_steps=80, save_every=10, queue="full")
         history.use_queue("full", wait_s)
         first = history.submit(str(uuid.UUID(int=1 << 96)))

@@ -1,7 +1,6 @@
 """Requests, answers and refusals, and the faults between a client and the server."""
 
 import json
-import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -112,17 +111,14 @@ class Fault:
     """Matching requests that pass unharmed first."""
     times: int = 1
     """Requests that it hits."""
-    chance: float = 1.0
-    """Of the requests that are left, the fraction that it hits."""
 
 
 class Faults:
     """The faults to come, and those that were injected."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
         self.pending: list[Fault] = []
         self.injected: list[Fault] = []
-        self._random = random.Random(seed)
 
     def add(self, *faults: Fault) -> None:
         """Add faults; the first of them that matches a request hits it."""
@@ -140,7 +136,7 @@ class Faults:
                 continue
             if fault.skip:
                 self.pending[number] = replace(fault, skip=fault.skip - 1)
-            elif fault.chance == 1 or self._random.random() < fault.chance:
+            else:
                 self.pending[number : number + 1] = [replace(fault, times=fault.times - 1)] if fault.times > 1 else []
                 self.injected.append(fault)
                 return fault

@@ -51,12 +51,12 @@ class ApiServer:
     """
 
     def __init__(
-        self, *, clock: Clock | None = None, namespace: str = "team", seed: int = 0, certificate: Path | None = None
+        self, *, clock: Clock | None = None, namespace: str = "team", certificate: Path | None = None
     ) -> None:
         self.clock = clock or Clock()
         """The server's time; the code under test takes its `sleep`, `monotonic` and `now`."""
         self.namespace = namespace
-        self.faults = Faults(seed)
+        self.faults = Faults()
         """What goes wrong on the way."""
         self.before: Callable[[Request], None] = lambda _: None
         """Called with every request before it is answered."""
