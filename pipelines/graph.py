@@ -118,7 +118,7 @@ _HEAD = """\
 # with images that the nodes of a cluster can pull (docs/how-to/kubeflow-ui.md).
 """
 _SHM = "16Gi"
-"""Of the memory limit of a task that runs a model, for what its processes share; 64 MiB where nothing is said."""
+"""Size of /dev/shm in a task that runs a model, within its memory limit; Kubernetes' default is 64 MiB."""
 _RETRY_WINDOW_S = 3 * 365 * 24 * _HOUR_S
 """Time from the start of a task's first attempt until Argo begins no other and ends the one that runs: longer than all
 attempts together, each of which has a limit of its own. Argo reads 0 as no time at all, and KFP nothing as an hour."""
@@ -182,7 +182,7 @@ def write(path: Path, params: Params) -> None:
 def _ask_for(
     resources: Resources, name: str, task: dsl.PipelineTask, params: Params, checked: Mapping[str, Any]
 ) -> None:
-    """Have a task run with resources; `checked` are the outputs of preflight: what the pods that evaluate ask for."""
+    """Set the resources of a task; `checked` are the outputs of preflight: what the pods that evaluate ask for."""
     deployment = params.deployment
     memory = resources.memory or (checked["evaluate_memory"], checked["evaluate_memory"])
     task.set_cpu_request(resources.cpu[0]).set_cpu_limit(resources.cpu[1])

@@ -1,4 +1,4 @@
-"""Histories of runs on the fake cluster: launchers in processes of their own, pods that train, and what befalls both.
+"""Histories of runs on the fake cluster: launchers in separate processes, pods that train, and what happens to both.
 
 A `History` is one cluster with its volume, in simulated time. Everything that happens is on one agenda, and one
 launcher at a time does something, so a history is the same whenever it is run with the same events.
@@ -246,7 +246,7 @@ class History:
         self._order = {"config": {"num_steps": num_steps}, "cluster": settings}
 
     def use_queue(self, name: str, wait_s: float | None) -> None:
-        """Have later jobs wait in this queue, for ever with None."""
+        """Make later jobs wait in this queue; for ever with None."""
         self._order["cluster"] = {**self._order["cluster"], "queue": name}
         self.cluster.play(script.Queued(wait_s), self._work.program())
 
@@ -288,7 +288,7 @@ class History:
         return run
 
     def terminate(self, run: Run) -> None:
-        """Have Kubeflow stop a run."""
+        """Stop a run, as Kubeflow does."""
         if run.end or run.is_removed:
             return
         self.note(f"{run.workflow} is terminated")
@@ -532,7 +532,7 @@ class History:
         return self._is_deleted(launcher) or "DisruptionTarget" in str(pods)
 
     def delete_jobs(self) -> None:
-        """Have somebody delete the jobs."""
+        """Delete the jobs, as a person may."""
         self._guards = False
         for job in self.cluster.all(kinds.TRAIN_JOBS):
             self.note(f"somebody deletes {job['metadata']['name']}")
@@ -597,7 +597,7 @@ class History:
         self.after(seconds, end)
 
     def lose_answers(self, method: str, times: int) -> None:
-        """Have the next requests of a method do what they should, and their answers lost."""
+        """Let the next requests of a method take effect, and drop their answers."""
         self.note(f"answers to {method} are lost")
         self.server.faults.add(Fault(method, drop=AFTER, times=times))
 

@@ -31,7 +31,7 @@ PIPELINE = dict(
     )
 )
 KNOWN = r"stopped|SIGTERM|its log is gone|trying again|somebody has deleted|API server"
-"""Of the reasons for which runs fail here."""
+"""Parts of the reasons for which runs fail here."""
 SAMPLE, HISTORIES, PARTS = 16, 1000, 4
 _HOUR_S = 3600.0
 _SETTLED_S = 2000.0
@@ -41,7 +41,7 @@ _LONGEST_S = 6 * _HOUR_S
 
 @pytest.fixture(autouse=True)
 def _no_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client keeps a namespace of its own under the home folder."""
+    """The client keeps a namespace in a file below the home folder."""
     monkeypatch.setattr("kfp.Client._LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
 
 

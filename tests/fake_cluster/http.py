@@ -15,7 +15,7 @@ BEFORE, AFTER = "before", "after"
 
 
 class ApiError(Exception):
-    """A refusal, which each API writes in a form of its own."""
+    """A refusal, which each API writes in another form."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class Request:
     time: float
     """Seconds of the server's clock at which it arrived."""
     status: int = 0
-    """Of the answer; 0 while there is none, or where the connection was dropped."""
+    """Status of the answer; 0 before it, or where the connection was dropped."""
 
     def object(self) -> Json:
         """Return the body, a JSON object; an empty one if there is no body."""
@@ -94,7 +94,7 @@ class Fault:
     path: str = ""
     """A regular expression that is searched for in the path and query."""
     status: int = 0
-    """Of the answer instead: 429, 500, 503, 401, 409, 410 ..."""
+    """Status of the answer instead: 429, 500, 503, 401, 409, 410 ..."""
     message: str = ""
     """With a status: why, in the words of the server."""
     retry_after_s: int = 0
@@ -129,7 +129,7 @@ class Faults:
         self.pending.clear()
 
     def next(self, request: Request) -> Fault:
-        """Return the fault that hits a request; one that does nothing where there is none."""
+        """Return the fault that hits a request; without any, one that does nothing."""
         address = f"{request.path}?{'&'.join(f'{name}={value}' for name, value in request.query.items())}"
         for number, fault in enumerate(self.pending):
             if fault.method not in ("", request.method) or not re.search(fault.path, address):

@@ -47,7 +47,7 @@ def self_signed(folder: Path) -> Path:
 class ApiServer:
     """A cluster's API server, for as long as the `with` lasts.
 
-    At its end it raises the first mistake of its own, such as NotImplementedError for a request that it does not know.
+    At its end it raises its own first mistake, such as NotImplementedError for a request that it does not know.
     """
 
     def __init__(
