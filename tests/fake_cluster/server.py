@@ -50,9 +50,7 @@ class ApiServer:
     At its end it raises its own first mistake, such as NotImplementedError for a request that it does not know.
     """
 
-    def __init__(
-        self, *, clock: Clock | None = None, namespace: str = "team", certificate: Path | None = None
-    ) -> None:
+    def __init__(self, *, clock: Clock | None = None, namespace: str = "team", certificate: Path | None = None) -> None:
         self.clock = clock or Clock()
         """The server's time; the code under test takes its `sleep`, `monotonic` and `now`."""
         self.namespace = namespace
