@@ -38,6 +38,7 @@ NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
 NODES = Kind("", "v1", "nodes", "Node", namespaced=False)
 QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota")
 LIMIT_RANGES = Kind("", "v1", "limitranges", "LimitRange")
+SECRETS = Kind("", "v1", "secrets", "Secret")
 CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 
 KINDS = tuple(value for value in list(globals().values()) if isinstance(value, Kind))
