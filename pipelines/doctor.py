@@ -309,7 +309,7 @@ def _cluster() -> Iterator[Finding]:
 def _run(path: Path) -> Iterator[Finding]:
     """What a run with a params file would find wrong before its first stage."""
     from components.preflight.config import advisories, contradictions, load_params
-    from components.preflight.inputs import missing_here
+    from pipelines.requirements import missing_here
 
     try:
         params = load_params(path)

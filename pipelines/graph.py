@@ -18,20 +18,12 @@ from components.cluster.config import GPU_RESOURCE
 from components.evaluate.component import evaluate
 from components.preflight import capacity
 from components.preflight.component import preflight
-from components.preflight.config import (
-    DEPLOYMENT,
-    LONGEST_TRAINING_S,
-    MOUNT,
-    OPTIONAL_SECRET_KEYS,
-    SECRET_KEYS,
-    STAGES,
-    Params,
-    load_params,
-)
+from components.preflight.config import DEPLOYMENT, STAGES, Params, load_params
 from components.preflight.form import PRESET, form_of, parameters
 from components.prepare_data.component import prepare_data
 from components.register.component import register
 from components.report.component import report
+from components.shared.deployment import LONGEST_TRAINING_S, MOUNT, OPTIONAL_SECRET_KEYS, SECRET_KEYS
 from components.shared.environment import IMAGE_VARIABLE, RUN_ID_VARIABLE
 from components.train_grpo.component import train_grpo
 from components.train_sft.component import train_sft
@@ -56,7 +48,7 @@ def stages(
         sections: The section of each stage.
         launch: What training takes beside its section on a cluster: where to run, and the run that it belongs to.
         place: What other stages take on a cluster whose outputs others read: the shared volume, and the run.
-        run_name: Of which the registry is told.
+        run_name: Name of the run on Kubeflow's page, for the registry.
     """
     data = prepare_data(config=sections["prepare_data"])
     validated = validate_data(config=sections["validate_data"], data=data.output)
@@ -126,7 +118,7 @@ _HEAD = """\
 # with images that the nodes of a cluster can pull (docs/how-to/kubeflow-ui.md).
 """
 _SHM = "16Gi"
-"""Of the memory limit of a task that runs a model, for what its processes share; 64 MiB where nothing is said."""
+"""Size of /dev/shm in a task that runs a model, within its memory limit; Kubernetes' default is 64 MiB."""
 _RETRY_WINDOW_S = 3 * 365 * 24 * _HOUR_S
 """Time from the start of a task's first attempt until Argo begins no other and ends the one that runs: longer than all
 attempts together, each of which has a limit of its own. Argo reads 0 as no time at all, and KFP nothing as an hour."""
@@ -145,8 +137,9 @@ def cluster_graph(params: Params) -> GraphComponent:
         compiled_in = {DEPLOYMENT: deployment.model_dump(mode="json"), PRESET: defaults[PRESET]}
         checked = preflight(**form, **compiled_in)
         sections = {stage: checked.outputs[f"{stage}_config"] for stage in STAGES}
-        launch = {"cluster": checked.outputs["cluster_config"], "run_id": run_id}
-        place, run_name = {"volume": MOUNT, "run_id": run_id}, dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+        run_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
+        launch = {"cluster": checked.outputs["cluster_config"], "run_id": run_id, "run_name": run_name}
+        place = {"volume": MOUNT, "run_id": run_id}
         tasks = stages(sections, launch=launch, place=place, run_name=run_name)
         for name, task in {"preflight": checked, **tasks}.items():
             _ask_for(RESOURCES[name], name, task, params, checked.outputs)
@@ -189,7 +182,7 @@ def write(path: Path, params: Params) -> None:
 def _ask_for(
     resources: Resources, name: str, task: dsl.PipelineTask, params: Params, checked: Mapping[str, Any]
 ) -> None:
-    """Have a task run with resources; `checked` are the outputs of preflight: what the pods that evaluate ask for."""
+    """Set the resources of a task; `checked` are the outputs of preflight: what the pods that evaluate ask for."""
     deployment = params.deployment
     memory = resources.memory or (checked["evaluate_memory"], checked["evaluate_memory"])
     task.set_cpu_request(resources.cpu[0]).set_cpu_limit(resources.cpu[1])

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from components.preflight.config import DeploymentConfig, load_params
+from components.preflight.config import load_params
 from components.preflight.form import form_of, page, sections_of
 from components.prepare_data.prepare import STAGE as PREPARE_DATA
 from components.register.registration_page import registration_page
 from components.report.report import STAGE as REPORT
 from components.shared import jsonl, stage
+from components.shared.deployment import DeploymentConfig
 from components.shared.errors import DataRejectedError
 from components.shared.page import render
 from components.validate_data.validate import STAGE as VALIDATE_DATA

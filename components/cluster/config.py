@@ -145,6 +145,8 @@ class ClusterStage:
     stage: str
     records: Path
     """Folder for the manifest, events and logs of the stage's jobs; it outlives the run."""
+    run_name: str = ""
+    """Name of the run on Kubeflow's page; empty where it is not known."""
 
 
 _current: ContextVar[ClusterStage | None] = ContextVar("cluster_stage", default=None)
@@ -157,7 +159,7 @@ def current_stage() -> ClusterStage | None:
 
 @contextmanager
 def on_cluster(stage: ClusterStage) -> Iterator[None]:
-    """Have ranks that are launched in the block run on a cluster."""
+    """Run ranks on a cluster where they are launched inside the block."""
     before = _current.set(stage)
     try:
         yield

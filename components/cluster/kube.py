@@ -35,6 +35,8 @@ RUN_ID, STAGE = "grpo-pipeline/run-id", "grpo-pipeline/stage"
 """Labels of every object of a run."""
 WORK = "grpo-pipeline/work"
 """Label of a training job and its pods: a digest of its folder of checkpoints, to which one job writes at a time."""
+RUN_NAME = "grpo-pipeline/run-name"
+"""Annotation: name of the run on Kubeflow's page."""
 HEARTBEAT = "grpo-pipeline/heartbeat"
 """Annotation: when the step that waits for a job was last known to be alive (RFC 3339)."""
 STALE_AFTER_S = "grpo-pipeline/stale-after-s"
@@ -51,7 +53,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _TRANSIENT = {401, 408, 409, 410, 429, 500, 502, 503, 504}
 """Statuses that may change: a token that is being replaced, a lost race, a busy server."""
 _TRANSIENT_MESSAGES = ("context deadline exceeded", "failed calling webhook", "failed to call webhook")
-"""Of a webhook that did not answer in time, also where that makes another one deny the request."""
+"""Messages about a webhook that did not answer in time, also where another one denied the request for that reason."""
 _Answer = TypeVar("_Answer")
 
 
@@ -210,7 +212,7 @@ class TrainJobs:
         self._resource = (GROUP, VERSION, namespace, PLURAL)
 
     def get(self, name: str) -> Json | None:
-        """Return a job, or None where there is none."""
+        """Return a job; None where it does not exist."""
         job: Json | None = None
         with _accepting(_NOT_FOUND):
             job = self._custom.get_namespaced_custom_object(*self._resource, name)
@@ -254,7 +256,7 @@ class TrainJobs:
         self.patch(job, {"annotations": {HEARTBEAT: now and now.isoformat()}})
 
     def pod(self, name: str, timeout: Timeout = _TIMEOUT) -> Json | None:
-        """Return a pod, or None where there is none; from a list, which is all that a step's role allows."""
+        """Return a pod; None where it does not exist. Listing is all that a step's role allows."""
         pods = self._list("pods", timeout, fieldSelector=f"metadata.name={name}")
         return pods[0] if pods else None
 

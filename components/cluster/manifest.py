@@ -61,6 +61,7 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
         "annotations": {
             kube.SPEC_DIGEST: digest,
             kube.HEARTBEAT: now,
+            kube.RUN_NAME: stage.run_name,
             kube.STALE_AFTER_S: str(STALE_AFTER_S),
             **_NO_SIDECAR,
         },

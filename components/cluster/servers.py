@@ -35,7 +35,7 @@ def serve_in_pod() -> None:
         job.config["sampler"]["dtype"] or ("bfloat16" if engine["precision"] == "bf16" else "float32"),
         devices,
         engine["lora"] and LoraConfig.model_validate(engine["lora"]),
-        number=zlib.crc32(socket.gethostname().encode()),  # each pod has a name of its own
+        number=zlib.crc32(socket.gethostname().encode()),  # no two pods have the same name
         has_tokenizer=has_tools(reference),
     )
     variables = server_environment(config, devices, tempfile.mkdtemp(prefix="vllm-"))

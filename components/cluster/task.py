@@ -1,5 +1,6 @@
 """Runs a stage of several processes as a Kubeflow task: here, or as a TrainJob."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,21 +8,30 @@ from typing import Any
 from components.cluster.config import ClusterConfig, ClusterStage, on_cluster
 from components.shared import task
 from components.shared.config import validate
+from components.shared.environment import RUN_NAME_VARIABLE
 from components.shared.stage import Stage, exit_on_error
 from components.shared.task import StageFolders, TaskResult
 
 
 def run_task(
-    stage: Stage, config: Mapping[str, Any], artifact: str, *, cluster: Mapping[str, Any], run_id: str, **inputs: str
+    stage: Stage,
+    config: Mapping[str, Any],
+    artifact: str,
+    *,
+    cluster: Mapping[str, Any],
+    run_id: str,
+    run_name: str = "",
+    **inputs: str,
 ) -> TaskResult:
     """Run a stage as a Kubeflow task, as `components.shared.task.run_task` does.
 
     With an empty `cluster`, its ranks run here. Otherwise they are a TrainJob, with everything on the shared volume.
     """
+    os.environ[RUN_NAME_VARIABLE] = run_name
     if not cluster:
         return task.run_task(stage, config, artifact, **inputs)
     with exit_on_error(stage.name):
         settings = validate(ClusterConfig, dict(cluster), name="cluster")
         job = StageFolders(Path(settings.mount), run_id, stage).own / "job"
-        with on_cluster(ClusterStage(settings, run_id, stage.name, job)):
+        with on_cluster(ClusterStage(settings, run_id, stage.name, job, run_name)):
             return task.run_task(stage, config, artifact, volume=settings.mount, run_id=run_id, **inputs)

@@ -34,7 +34,7 @@ class Termination:
     The job is deleted, unless this step's own pod is: somebody deletes it, or its node is drained, shuts down or evicts
     it. Then another attempt of the step adopts the job; where none does, the job ends with the run.
 
-    The connection is its own and kept open: a handler must not wait for a lock that its own thread holds.
+    It has a separate connection and keeps it open: a handler must not wait for a lock that its own thread holds.
     """
 
     def __init__(self, stage: str, namespace: str, name: str, *, pod: tuple[str, str] | None, work: Path) -> None:

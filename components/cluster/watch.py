@@ -94,7 +94,7 @@ class Watch:
         self._ends: dict[str, str] = {}
         """How pods have ended while the job went on, each with the cause."""
         self._causes: set[str] = set()
-        """Of pods that ended without having been ready."""
+        """Why pods ended that had never been ready."""
         self._records = stage.records / f"attempt-{1 + len(list(stage.records.glob('attempt-*')))}"
 
     def until_end(self, in_phase: Callable[[Phase], None] = lambda _: None) -> Phase:

@@ -229,10 +229,6 @@ def _outside_range(pods: Pods, item: Any, where: str) -> Iterator[str]:
             )
 
 
-def _number(pods: Pods) -> str:
-    return f"1 {pods.name} pod asks" if pods.number == 1 else f"{pods.number} {pods.name} pods ask"
-
-
 def _key(pods: Pods, resource: str) -> str:
     """Return how a line about a resource of pods begins: with the key to change, if any key changes it."""
     return f"{pods.keys[resource]}: " if resource in pods.keys else ""

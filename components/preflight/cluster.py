@@ -69,12 +69,6 @@ def read(name: str, request: Callable[..., Any], *location: str) -> Any:
         raise
 
 
-def kueue_version(api: client.ApiClient) -> str:
-    """Return the version of Kueue's API to use: v1beta1 is deprecated, and all that older releases have."""
-    listed = read("Kueue", client.CustomObjectsApi(api).get_api_resources, kube.KUEUE, kube.KUEUE_VERSION)
-    return "v1beta1" if listed is None else kube.KUEUE_VERSION
-
-
 def trainer(api: client.ApiClient) -> Iterator[str]:
     """Check that Kubeflow Trainer is installed; every service account may ask."""
     listed = read("TrainJobs", client.CustomObjectsApi(api).get_api_resources, kube.GROUP, kube.VERSION)
@@ -114,7 +108,7 @@ def volume(api: client.ApiClient, namespace: str, claim: str) -> Iterator[str]:
 
 def local_queue(api: client.ApiClient, namespace: str, name: str, *, unchecked: bool = False) -> Iterator[str]:
     """Check that the queue of Kueue exists, and admits jobs; where it is unchecked, that there is a Kueue at all."""
-    custom, version = client.CustomObjectsApi(api), kueue_version(api)
+    custom, version = client.CustomObjectsApi(api), kube.KUEUE_VERSION
     if read("Kueue", custom.get_api_resources, kube.KUEUE, version) is None:
         yield f"cluster_queue: this cluster has no Kueue and thus no queue {name}; install Kueue, or leave it empty"
         return

@@ -13,19 +13,9 @@ from typing import Any, NamedTuple, get_args
 import yaml
 
 from components.cluster.config import ClusterConfig
-from components.preflight.config import (
-    CLUSTER,
-    DEPLOYMENT,
-    LONGEST_TRAINING_S,
-    MOUNT,
-    SHARED_KEYS,
-    DeploymentConfig,
-    Params,
-    Sections,
-    stage_sections,
-    wrong_params,
-)
+from components.preflight.config import CLUSTER, DEPLOYMENT, SHARED_KEYS, Params, Sections, stage_sections, wrong_params
 from components.shared.config import laid_over, parse_sections
+from components.shared.deployment import LONGEST_TRAINING_S, MOUNT, DeploymentConfig
 from components.shared.page import render
 
 Form = dict[str, Any]
@@ -33,7 +23,7 @@ Form = dict[str, Any]
 Key = tuple[str, ...]
 
 OVERRIDES = "overrides"
-"""The parameter for keys that have none of their own: sections of a params file, laid over the preset."""
+"""The parameter for keys without a separate one: sections of a params file, laid over the preset."""
 PRESET = "preset"
 """Sections of the params file that was compiled, with the keys that have no parameter."""
 SKIP_IF_UNCHANGED = "skip_if_unchanged"
@@ -200,7 +190,7 @@ def set_key(values: Any, key: Key, new: Any) -> None:
     """Set a key in nested mappings."""
     for part in key[:-1]:
         values = values.setdefault(part, {})
-        if not isinstance(values, dict):  # what stands there is refused with the section
+        if not isinstance(values, dict):  # the section is refused for it
             return
     values[key[-1]] = new
 

@@ -1,155 +1,39 @@
-"""What a run needs besides the cluster: raw files, models, rewards, repositories, DVC remotes, images, secrets."""
+"""What a run needs besides the cluster: data, models, rewards, environments, images, secrets."""
 
-import importlib.util
 import os
 import re
-import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from components.environments.pool import environment_error
-from components.grading.verifier import Verifier, require_sandbox
-from components.policy.config import TrackingConfig
-from components.preflight.config import (
-    MOUNT,
-    OPTIONAL_SECRET_KEYS,
-    SECRET_KEYS,
-    DeploymentConfig,
-    Params,
-    SecretsConfig,
-    exceeded_limits,
-)
-from components.preflight.form import OVERRIDES, SKIP_IF_UNCHANGED, Form, overrides_of
-from components.preflight.tools import wrong_tools
-from components.prepare_data.config import PrepareConfig, Source
-from components.prepare_data.dataset import Dataset
-from components.prepare_data.source import FileSource, MalformedRow
-from components.register.catalogue import Catalogue, left_undone
-from components.register.config import RegisterConfig
-from components.register.snapshot import read_registry
-from components.register.storage import CONFIG, check_storage, new_config
-from components.shared import lineage
+from components.evaluate.protocols import PROTOCOLS
+from components.preflight.config import TOOLS, Params
+from components.preflight.form import OVERRIDES, Form, overrides_of
+from components.prepare_data.first_rows import first_problems
 from components.shared.chat import prompt_format
-from components.shared.config import HOLDS_SECRET, Config, keys_with_secrets, named, without_operational
-from components.shared.errors import PipelineError, UnchangedRunError
-from components.shared.model import context_tokens, model_config
-from components.shared.problem import Problem, Split
-from components.shared.progress import say
-from components.shared.tokenizer import token_lengths
+from components.shared.config import HOLDS_SECRET, keys_with_secrets, named
+from components.shared.deployment import OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig, SecretsConfig
+from components.shared.errors import PipelineError
+from components.shared.model import ChatConfig, context_tokens, model_config
+from components.shared.problem import Split
+from components.shared.tool_use import wrong_tools
 from components.shared.tools import is_own
-from components.shared.versioning import Workspace, is_url
 from components.train_grpo.custom_rewards import is_custom, reward_errors
 from components.train_sft.config import TrainSFTConfig
-from components.validate_data.gradable import ungradable
 
 Check = Callable[[], Any]
 
-_BASE_MODEL = "train_sft.model.base"
-_DEADLINE_S, _ANSWER_S = 30.0, 10.0
-_NUM_ROWS_TRIED = 20
-"""From the beginning of each file: enough to see that it is of another format."""
-
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_NUM_REFERENCES_SHOWN = 5
+BASE_MODEL = "train_sft.model.base"
 _FIXED_TAG = re.compile(r"@sha256:[0-9a-f]{64}$|:(?!latest$)[\w.-]+$")
-_PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_ssh"}
-"""Package that DVC needs for a kind of remote."""
-_LISTED = ("s3", "ssh")
-"""Kinds of remotes that are asked, with the credentials of the tasks, before anything is trained."""
-_MADE_BY = ("prepare_data", "train_sft", "train_grpo")
-"""Stages whose config decides what a policy is."""
-
-
-def missing_here(params: Params, *, containers: bool = False) -> list[str]:
-    """Return a line for each thing that a run on this machine needs and would not find.
-
-    With `containers` its stages run in their images, which may hold more than this environment.
-    What is looked up elsewhere (repositories, the hub) is requested concurrently, and has half a minute to answer.
-    """
-    lookups = {key: check for key, (_, check) in base_models(params).items()}
-    register, repository = params.register, params.prepare_data.repository
-    if repository:
-        lookups["prepare_data.repository.url"] = partial(references, repository.url)
-    if is_url(register.registry):
-        lookups["register.registry"] = partial(references, register.registry)
-    lookups |= hub_datasets(params.prepare_data)
-    lookups |= {
-        f"{stage}.tracking.mlflow.uri": partial(_require_server, tracking.mlflow.uri)
-        for stage, tracking in _trackings(params).items()
-        if tracking.mlflow and tracking.mlflow.uri.startswith("http")
-    }
-    if register.model_registry:
-        lookups["register.model_registry"] = partial(Catalogue, register.model_registry)
-    if register.storage:
-        lookups["register.storage"] = partial(list_storage, register)
-    answers = run_concurrently(lookups, _DEADLINE_S)
-    context = answers[_BASE_MODEL]
-    lines = [
-        *_files(params),
-        *_ungradable(params),
-        *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
-        *(exceeded_limits(params, context) if isinstance(context, int) else []),
-        *([] if isinstance(context, PipelineError) else list(wrong_tools(params)) or _exceeded_by_data(params)),
-        *unusable_rewards(params, trained_here=not containers),
-        *unusable_environment(params, trained_here=not containers),
-        *([] if containers else _missing_trackers(params)),
-    ]
-    if not containers and any(source.kind == "mbpp" for source in params.prepare_data.sources):
-        try:
-            require_sandbox()
-        except PipelineError as error:
-            lines.append(f"prepare_data.sources: mbpp has code to run: {error}")
-    return [*lines, *_unusable_folder(register.registry)]
-
-
-def _unusable_folder(registry: str) -> Iterator[str]:
-    if is_url(registry):
-        return
-    path = Path(registry).resolve()
-    existing = next(each for each in (path, *path.parents) if each.exists())
-    if not existing.is_dir():
-        yield f"register.registry: {registry} is not a folder"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        yield f"register.registry: {registry}: {existing} cannot be written to by this user"
-
-
-def _require_server(url: str) -> None:
-    """Raise PipelineError unless something answers at a URL, whatever it answers."""
-    try:
-        urllib.request.urlopen(url, timeout=_ANSWER_S).close()
-    except urllib.error.HTTPError:
-        return
-    except OSError as error:
-        raise PipelineError(f"{url} does not answer ({getattr(error, 'reason', error)})") from None
-
-
-def _trackings(params: Params) -> dict[str, TrackingConfig]:
-    return {"train_sft": params.train_sft.tracking, "train_grpo": params.train_grpo.tracking}
-
-
-def _missing_trackers(params: Params) -> Iterator[str]:
-    both = _trackings(params)
-    # Each tracker has the name of its package. SFT has those of GRPO where nothing else is set.
-    keys = {package: f"{stage}.tracking" for stage, config in both.items() for package, settings in config if settings}
-    for package, key in keys.items():
-        if importlib.util.find_spec(package) is None:
-            yield f"{key}.{package}: needs the Python package {package}, which is not installed"
 
 
 def base_models(params: Params) -> dict[str, tuple[str, Check]]:
     """Return each model that a run starts from, by key, with its check; that of the policy returns its context."""
     base, reward_model = params.train_sft.model.base, params.train_grpo.reward.model
-    models: dict[str, tuple[str, Check]] = {_BASE_MODEL: (base, partial(_policy_context, params.train_sft))}
+    models: dict[str, tuple[str, Check]] = {BASE_MODEL: (base, partial(_policy_context, params.train_sft))}
     if reward_model and reward_model.base != "reference":
         models["train_grpo.reward.model.base"] = (reward_model.base, partial(model_config, reward_model.base))
     if teacher := params.train_grpo.teacher:
@@ -167,44 +51,6 @@ def _policy_context(config: TrainSFTConfig) -> int | None:
     return context
 
 
-def _exceeded_by_data(params: Params) -> Iterator[str]:
-    """Yield a line for each limit that most of the first problems exceed, so that a later stage would stop at it."""
-    model, limits = params.train_sft.model, params.validate_data
-    problems = [] if model.scratch or params.prepare_data.repository else [*_first_problems(params.prepare_data)]
-    prompts, solutions = token_lengths(model, problems)
-    pairs = zip(problems, prompts, solutions, strict=True)
-    examples = [prompt + solution + 1 for problem, prompt, solution in pairs if problem.split == Split.TRAIN]
-    longest = {"validate_data.max_prompt_tokens": (limits.max_prompt_tokens, prompts)}
-    if params.train_sft.num_steps:
-        longest["train_sft.max_tokens"] = (params.train_sft.max_tokens, examples)
-    for key, (limit, tokens) in longest.items():
-        num_longer = sum(each > limit for each in tokens)
-        if 2 * num_longer > len(tokens):
-            what = "prompts" if key.startswith("validate") else "prompts with their solutions"
-            yield f"{key}: is {limit:,}, and {num_longer} of the first {len(tokens)} {what} have up to {max(tokens):,}"
-
-
-def _ungradable(params: Params) -> Iterator[str]:
-    """Say which answers of the user's own data validation would refuse, as far as their first rows show."""
-    own = [source for source in params.prepare_data.sources if isinstance(source, Dataset)]
-    if own and not params.prepare_data.repository:
-        problems = [*_first_problems(params.prepare_data.model_copy(update={"sources": own}))]
-        if defect := ungradable(problems, params.train_sft.model.answer):
-            yield f"prepare_data.sources: among the first rows, {defect}"
-
-
-def _first_problems(config: PrepareConfig) -> Iterator[Problem]:
-    """The first problems of each source; of a file that cannot be read none, which is reported elsewhere."""
-    with Verifier() as verify:
-        for source in config.sources:
-            if not isinstance(source, FileSource):
-                yield from islice(source.problems(config.seed), _NUM_ROWS_TRIED)
-                continue
-            for split in (Split.TRAIN, Split.TEST):
-                rows = _first_rows(source, split, verify)
-                yield from () if isinstance(rows, str) else (row for row in rows if isinstance(row, Problem))
-
-
 def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]:
     """Return a line for each reward of the user's own, and for a judge, that cannot be used."""
     reward = params.train_grpo.reward
@@ -212,7 +58,7 @@ def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]
         return [f"train_grpo.reward.judge.key_variable: the environment has no {reward.judge.key_variable}"]
     judge = reward.judge.model_dump(mode="json") if reward.judge else None
     custom = list(filter(is_custom, reward.names))
-    problem = next(_first_problems(params.prepare_data), None) if trained_here and (custom or judge) else None
+    problem = next(first_problems(params.prepare_data), None) if trained_here and (custom or judge) else None
     return reward_errors(custom, trained_here=trained_here, judge=judge, problem=problem)
 
 
@@ -221,14 +67,32 @@ def unusable_environment(params: Params, *, trained_here: bool = False) -> list[
 
     Files and the sandbox are those of this machine.
     """
-    trained, key = params.train_sft.model.tools, "train_sft.model.tools"
+    trained = params.train_sft.model.tools
     evaluated = params.evaluation_tools
     lines = []
-    for section, tools in {key: trained, "evaluate.tools": None if evaluated == trained else evaluated}.items():
+    for section, tools in {TOOLS: trained, "evaluate.tools": None if evaluated == trained else evaluated}.items():
         if tools is not None and (trained_here or is_own(tools.environment)):
             error = environment_error(tools, used_here=trained_here)
-            lines += [] if error is None else [error.replace(key, section)]
+            lines += [] if error is None else [error.replace(TOOLS, section)]
     return lines
+
+
+def unusable_tools(params: Params) -> Iterator[str]:
+    """Yield a line for each thing that is wrong with tools of training, or with those of evaluation if they differ."""
+    trained, protocol = params.train_sft.model, PROTOCOLS[params.evaluate.protocol]
+    yield from wrong_tools(trained, TOOLS, _with_tests(params, tuple(Split)))
+    changes: dict[str, object] = {"tools": params.evaluation_tools}
+    if protocol.prompt is not None:
+        changes["chat"] = ChatConfig(system=params.evaluate.system_prompt) if protocol.chat else None
+    evaluated = trained.model_copy(update=changes)
+    if evaluated != trained:
+        yield from wrong_tools(evaluated, "evaluate.tools", _with_tests(params, (params.evaluate.split,)))
+
+
+def _with_tests(params: Params, splits: Sequence[Split]) -> list[str]:
+    """Return the sources whose problems are answered with code."""
+    coding = [source for source in params.prepare_data.sources if source.kind == "mbpp"]
+    return [source.name for source in coding if any(source.max_problems(split) != 0 for split in splits)]
 
 
 def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str, Any]:
@@ -256,135 +120,6 @@ def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str
         if isinstance(answer, Exception) and not isinstance(answer, PipelineError):
             raise answer
     return answers
-
-
-def hub_datasets(config: PrepareConfig) -> dict[str, Check]:
-    """Return a check of each dataset that is read from the hub, by key; none where a repository may have a folder."""
-    return {
-        f"prepare_data.sources.{index}.{split}": partial(source.check_on_hub, split, Path())
-        for index, source in enumerate(config.sources)
-        for split in (Split.TRAIN, Split.TEST)
-        if isinstance(source, Dataset) and config.repository is None
-        if not source.is_held_out(split) and source.is_on_hub(split, Path())
-    }
-
-
-def _files(params: Params) -> Iterator[str]:
-    """Say what is wrong with files as far as their first rows show, and with fine-tuning on what has no solution."""
-    if params.prepare_data.repository:
-        return
-    unsolved = []
-    with Verifier() as verify:
-        for index, source in enumerate(params.prepare_data.sources):
-            for split in (Split.TRAIN, Split.TEST):
-                rows = _first_rows(source, split, verify)
-                if isinstance(rows, str):
-                    yield f"prepare_data.sources.{index}.{split}: {rows}"
-                elif split == Split.TRAIN and rows:
-                    unsolved.append(not any(isinstance(row, Problem) and row.solution for row in rows))
-                elif split == Split.TRAIN and source.max_problems(split) != 0:  # not known yet
-                    unsolved.append(False)
-    if params.train_sft.num_steps > 0 and unsolved and all(unsolved):
-        yield (
-            "train_sft.num_steps: no train problem has a solution to imitate; set train_sft.num_steps: 0, or name the "
-            "column of solutions (prepare_data.sources.0.columns.solution)"
-        )
-
-
-def _first_rows(source: Source, split: Split, verify: Verifier) -> list[Problem | MalformedRow] | str:
-    """Return the first rows in the file of a split, or why it cannot be used; none where it has no file here."""
-    on_hub = isinstance(source, Dataset) and source.is_on_hub(split, Path())
-    if not isinstance(source, FileSource) or source.path(split) is None or source.is_held_out(split) or on_hub:
-        return []
-    try:
-        rows = list(islice(source.read(split, Path(), verify), _NUM_ROWS_TRIED))
-    except PipelineError as error:
-        return str(error)
-    if not rows:
-        return f"{source.path(split)}: contains no row"
-    malformed = [row for row in rows if isinstance(row, MalformedRow)]
-    if len(malformed) < len(rows):
-        return rows
-    file, line, reason = malformed[0]
-    return f"{source.path(split)}: none of its first {len(rows)} rows can be used; {file}:{line}: {reason}"
-
-
-def commit_of(url: str, revision: str) -> str:
-    """Return the commit of a branch, tag or commit in a repository; tags go before branches, as in git.
-
-    Raises:
-        PipelineError: The repository does not answer, or has no such branch or tag.
-    """
-    if not revision:
-        raise PipelineError("is empty; accepted: a branch, a tag or a commit")
-    refs = references(url)
-    for name in (f"refs/tags/{revision}^{{}}", f"refs/tags/{revision}", f"refs/heads/{revision}", revision):
-        if name in refs:
-            return refs[name]
-    if _COMMIT.fullmatch(revision):  # a server lists no commits but those that have names
-        return revision
-    known = [name.split("/", 2)[2] for name in refs if name.startswith(("refs/heads/", "refs/tags/"))]
-    names = [name for name in known if not name.endswith("^{}")][:_NUM_REFERENCES_SHOWN]
-    raise PipelineError(
-        f"{url} has no branch or tag `{revision}`; accepted: {', '.join(['a commit of 40 digits', *names])}"
-    )
-
-
-def references(url: str) -> dict[str, str]:
-    """Return the commit behind each name in a repository; PipelineError if it does not answer."""
-    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-git-") as scratch:
-        listed = Workspace(Path(scratch), Path(scratch)).git("ls-remote", "--", url)
-    return {name: commit for commit, name in (line.split("\t") for line in listed.splitlines())}
-
-
-def registry(location: str) -> Iterator[str]:
-    """Check that the registry's repository answers; a folder is made by the first registration."""
-    if is_url(location):
-        references(location)
-    yield from _not_shared("registry", location)
-
-
-def storage(remote: str) -> Iterator[str]:
-    """Check that DVC can put the weights of versions into a remote; without one they go beside a registry's folder."""
-    scheme = remote.partition("://")[0]
-    package = _PACKAGES.get(scheme)
-    if package and importlib.util.find_spec(package) is None:
-        yield f"weights_storage: {scheme}:// needs the package {package.replace('_', '-')} in the light image"
-    elif remote:
-        yield from _not_shared("weights_storage", remote)
-
-
-def list_storage(config: RegisterConfig) -> list[str]:
-    """List the storage of the weights, at the server that the registry knows, the config or the environment."""
-    scheme = (config.storage or "").partition("://")[0]
-    if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
-        known = _config_of(config.registry) if is_url(config.registry) else None
-        check_storage(known or new_config(str(config.storage), config.storage_endpoint))
-    return []
-
-
-def _config_of(location: str) -> str | None:
-    """DVC's config in a registry; None where nothing has been registered yet, or where it does not answer."""
-    try:
-        with read_registry(location) as snapshot:
-            return snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
-    except PipelineError:  # reported by the check of the registry itself
-        return None
-
-
-def _not_shared(parameter: str, location: str) -> Iterator[str]:
-    if not is_url(location) and not location.startswith(f"{MOUNT}/"):
-        yield (
-            f"{parameter}: {location} would be lost with the pod; accepted: a URL, or a folder of the shared volume, "
-            f"{MOUNT}/..."
-        )
-
-
-def model_registry(url: str, remote: str) -> Iterator[str]:
-    """Check that Kubeflow Model Registry answers, and that the weights it will point to can be reached by others."""
-    Catalogue(url)
-    if not is_url(remote):
-        yield "weights_storage: is not a URL, so the weights cannot be found from Kubeflow Model Registry"
 
 
 def mutable_images(deployment: DeploymentConfig) -> list[str]:
@@ -421,51 +156,3 @@ def missing_secrets(deployment: DeploymentConfig) -> Iterator[str]:
         missing = [key for key in keys if key not in os.environ]
         if missing and (name != default or len(missing) < len(keys)):
             yield f"deployment.secrets.{kind}: no secret {name} with the keys {', '.join(missing)} in this namespace"
-
-
-def incomparable(form: Form) -> list[str]:
-    """Return a line if the newest version should be compared with and cannot be read from here."""
-    if not form[SKIP_IF_UNCHANGED] or is_url(form["registry"]):
-        return []
-    return [f"{SKIP_IF_UNCHANGED}: needs registry to be a URL; preflight does not mount the volume"]
-
-
-def refuse_repetition(form: Form, params: Params) -> None:
-    """Raise UnchangedRunError if a run would reproduce the newest version, and the form says to end then.
-
-    PipelineError if the registry does not answer.
-    """
-    if not form[SKIP_IF_UNCHANGED]:
-        return
-    with read_registry(form["registry"]) as snapshot:
-        tags = [version.tag for version in snapshot.versions(params.register.name)]
-        made_by = snapshot.lineage(tags[-1]) if tags else None
-        undone = list(left_undone(snapshot, params.register.name, params.register.model_registry))
-    if made_by is None:
-        say("preflight", f"{form['registry']} has no version of {params.register.name} yet")
-        return
-    configs = {stage: getattr(params, stage) for stage in _MADE_BY}
-    changed = changes_since(made_by, configs, lineage.code_digest())
-    if not changed:
-        message = f"{UnchangedRunError.beginning} {tags[-1]}; a run would reproduce the latest registered version"
-        if undone:
-            message += f"\nits registration is not complete: {'; '.join(undone)}; press Retry on the run that made it"
-        raise UnchangedRunError(message)
-    say("preflight", f"changed since {tags[-1]}: {', '.join(changed)}")
-
-
-def changes_since(made_by: lineage.Lineage, configs: Mapping[str, Config], code: str) -> list[str]:
-    """Return what differs from the lineage of a version; empty where a run would reproduce it.
-
-    `configs` are the sections of the stages that make a policy, in which data are named by commit, or are none.
-    """
-    changes = [] if made_by.work.code == code else ["the code"]
-    recorded = {work.stage: work.config for work in made_by.works}
-    for stage, config in configs.items():
-        try:
-            before = without_operational(type(config).model_validate(recorded.get(stage, {})))
-        except ValidationError:  # written by an older version of the code, with other keys
-            before = {}
-        now = without_operational(config)
-        changes += [f"{stage}.{key}" for key in now if key not in before or now[key] != before[key]]
-    return changes

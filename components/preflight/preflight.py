@@ -1,7 +1,7 @@
 """The first task of a run on a cluster: find everything that is wrong before anything is spent."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,21 +17,31 @@ from components.preflight import capacity, cluster, inputs
 from components.preflight.config import (
     CLUSTER,
     DEPLOYMENT,
-    DeploymentConfig,
     Params,
     Sections,
     advisories,
     contradictions,
     exceeded_limits,
 )
-from components.preflight.form import Form, complete, in_the_form, page, sections_of, wrong_sections
+from components.preflight.form import (
+    SKIP_IF_UNCHANGED,
+    Form,
+    complete,
+    in_the_form,
+    page,
+    sections_of,
+    wrong_sections,
+)
 from components.preflight.inputs import Check, run_concurrently
 from components.preflight.resources import shape_of_base, with_memory
-from components.preflight.tools import wrong_tools
+from components.prepare_data.first_rows import hub_datasets
+from components.register import checks as register_checks
 from components.shared.config import validate
-from components.shared.errors import PipelineError, RetryableError, raise_all
+from components.shared.deployment import MOUNT, DeploymentConfig
+from components.shared.errors import PipelineError, RetryableError, UnchangedRunError, raise_all
 from components.shared.progress import say
 from components.shared.stage import exit_on_error
+from components.shared.versioning import commit_of, is_url
 
 DEADLINE_S = 75.0
 """Time for all checks together: for a minute the cluster is asked again where it is busy. The task's own time limit
@@ -41,6 +51,8 @@ _RETRY_S = 60.0
 _REVISION = "data_revision"
 _BASE_MODEL = in_the_form("train_sft.model.base")
 _MEMORY = ("memory_per_node_gib", "evaluate_memory_gib")
+_MADE_BY = ("prepare_data", "train_sft", "train_grpo")
+"""Stages whose config decides what a policy is."""
 _ANY_COMMIT = "0" * 40
 """In the place of a commit that is not known yet."""
 
@@ -50,7 +62,7 @@ class Ready:
     """What a run goes on with when nothing is wrong."""
 
     sections: Sections
-    """Of every stage, and `cluster`."""
+    """Those of the stages, and `cluster`."""
     page: str
     """The configuration as HTML, for people."""
 
@@ -98,7 +110,9 @@ def preflight(
     sections, wrong = sections_of(form, deployment, commit=_ANY_COMMIT, secrets=secrets)
     wrong += wrong_sections(sections)
     params = None if wrong else Params.model_validate(sections)
-    wrong += [*inputs.mutable_images(deployment), *inputs.incomparable(form)]
+    wrong += inputs.mutable_images(deployment)
+    if form[SKIP_IF_UNCHANGED] and not is_url(form["registry"]):
+        wrong.append(f"{SKIP_IF_UNCHANGED}: needs registry to be a URL; preflight does not mount the volume")
     wrong += [*_files(form, params), *map(in_the_form, contradictions(params))] if params else []
     checks = _checks(form, deployment, params)
     try:
@@ -114,12 +128,28 @@ def preflight(
     say("preflight", f"{len(answers)} checks passed" + (f"; data at commit {commit}" if commit else ""))
     for line in advisories(params):
         say("preflight", f"warning: {in_the_form(line)}")
-    inputs.refuse_repetition(form, params)
+    if form[SKIP_IF_UNCHANGED]:
+        _refuse_repetition(params)
     notes = {
         **({"data at commit": commit} if commit else {}),
         **capacity.described(params.cluster, _evaluation_gpus(params.cluster, params.evaluate)),
     }
     return Ready(sections, page(form, sections, notes))
+
+
+def _refuse_repetition(params: Params) -> None:
+    """Raise UnchangedRunError if a run would reproduce the newest version; PipelineError if no registry answers."""
+    configs = {stage: getattr(params, stage) for stage in _MADE_BY}
+    newest, changed, undone = register_checks.changes_since_newest(params.register, configs)
+    if not newest:
+        say("preflight", f"{params.register.registry} has no version of {params.register.name} yet")
+    elif changed:
+        say("preflight", f"changed since {newest}: {', '.join(changed)}")
+    else:
+        message = f"{UnchangedRunError.beginning} {newest}; a run would reproduce the latest registered version"
+        if undone:
+            message += f"\nits registration is not complete: {'; '.join(undone)}; press Retry on the run that made it"
+        raise UnchangedRunError(message)
 
 
 def _evaluation_gpus(cluster: ClusterConfig, evaluate: EvaluateConfig) -> int:
@@ -164,15 +194,15 @@ def _files(form: Form, params: Params) -> Iterator[str]:
 
 
 def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> dict[str, Check]:
-    """Every check that waits for a service, by what it is about; `params` are None where sections are wrong.
+    """Return every check that waits for a service, by its subject; `params` are None where sections are wrong.
 
-    Each returns a line for each thing that is wrong, but for that of the data's revision, which returns a commit, and
-    that of the base model, which returns how many tokens it reads.
+    Each returns a line for each thing that is wrong. Two return something else: the check of the data's revision a
+    commit, and the check of the base model the number of tokens that it reads.
     """
     storage, url = form["weights_storage"], form["data_repository"]
     checks: dict[str, Check] = {
-        "registry": partial(_lines, inputs.registry, form["registry"]),
-        "weights_storage": partial(_lines, inputs.storage, storage),
+        "registry": partial(_named, register_checks.unusable_registry, form["registry"], MOUNT),
+        "weights_storage": partial(_named, register_checks.unusable_storage, storage, MOUNT),
         "secrets": partial(_lines, inputs.missing_secrets, deployment),
     }
     if params:
@@ -180,23 +210,23 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
             key: partial(_folder, base, params.cluster) if base.startswith(("/", ".")) else check
             for key, (base, check) in inputs.base_models(params).items()
         }
-        datasets = inputs.hub_datasets(params.prepare_data)
+        datasets = hub_datasets(params.prepare_data)
         checks |= {in_the_form(key): check for key, check in (models | datasets).items()}
-        checks["storage"] = partial(inputs.list_storage, params.register)
-        checks["rewards"] = lambda: list(map(in_the_form, inputs.unusable_rewards(params)))
-        checks["environment"] = lambda: list(map(in_the_form, inputs.unusable_environment(params)))
-        checks["tools"] = lambda: list(map(in_the_form, wrong_tools(params)))
-        if params.register.model_registry:
-            checks["model registry"] = partial(_lines, inputs.model_registry, params.register.model_registry, storage)
+        checks["storage"] = partial(register_checks.list_storage, params.register)
+        checks["rewards"] = partial(_named, inputs.unusable_rewards, params)
+        checks["environment"] = partial(_named, inputs.unusable_environment, params)
+        checks["tools"] = partial(_named, inputs.unusable_tools, params)
+        if address := params.register.model_registry:
+            checks["model registry"] = partial(_named, register_checks.unusable_model_registry, address, storage)
     if url:
-        checks[_REVISION] = partial(inputs.commit_of, url, form[_REVISION])
+        checks[_REVISION] = partial(commit_of, url, form[_REVISION])
     return checks
 
 
 def _checks_of_cluster(
     sections: Sections, params: Params | None, volume: str, retries: RetryPolicy
 ) -> dict[str, Check]:
-    """The checks that ask the cluster; PipelineError if there is none."""
+    """Return the checks that ask the cluster; PipelineError where no cluster is configured."""
     section = sections[CLUSTER] if isinstance(sections[CLUSTER], dict) else {}
     api = connect()
     namespace = str(section.get("namespace") or own_namespace())
@@ -246,5 +276,10 @@ def _folder(base: str, config: ClusterConfig) -> list[str]:
     return []
 
 
-def _lines(check: Callable[..., Iterator[str]], *arguments: Any) -> list[str]:
+def _lines(check: Callable[..., Iterable[str]], *arguments: Any) -> list[str]:
     return list(check(*arguments))
+
+
+def _named(check: Callable[..., Iterable[str]], *arguments: Any) -> list[str]:
+    """Return the lines of a check by the parameters of the form."""
+    return list(map(in_the_form, check(*arguments)))

@@ -17,11 +17,11 @@ _POD_GIB, _PROCESS_GIB, _GPU_PROCESS_GIB, _VLLM_GIB = 2, 2, 4, 4
 """Code and buffers: of the pod as a whole, of each process that trains, of one that drives a GPU, and of vLLM."""
 _FP32, _BF16 = 4, 2
 _OPTIMIZER_BYTES = 16
-"""Of a parameter: two moments, the master weight and the gradient, all in fp32."""
+"""Bytes for each parameter: two moments, the master weight and the gradient, all in fp32."""
 _CHECKPOINT_BYTES = 12
-"""Of a parameter: two moments and the weight in fp32."""
+"""Bytes for each parameter: two moments and the weight in fp32."""
 _ON_CPU_BYTES = 32
-"""Of a parameter where training runs on CPUs: weights, gradient and optimizer, the reference, a checkpoint."""
+"""Bytes for each parameter on CPUs: weights, gradient, optimizer, the reference and a checkpoint."""
 _MARGIN = 1.25
 """Over what is counted in evaluation: activations, and the completions themselves."""
 

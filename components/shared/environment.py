@@ -32,7 +32,7 @@ CLUSTER_VARIABLE = "KUBERNETES_SERVICE_HOST"  # shared.progress, pipelines.clust
 # Set in a task's pod, by Kubeflow Pipelines and by pipelines.
 POD_VARIABLE = "KFP_POD_NAME"  # read by shared.stage and cluster
 RUN_ID_VARIABLE = "GRPO_PIPELINE_RUN_ID"  # of the Kubeflow run; shared.execution, register
-RUN_NAME_VARIABLE = "GRPO_PIPELINE_RUN_NAME"  # of the Kubeflow run, by the component; shared.execution, register
+RUN_NAME_VARIABLE = "GRPO_PIPELINE_RUN_NAME"  # of the Kubeflow run, by the component; shared, register
 IMAGE_VARIABLE = "GRPO_PIPELINE_IMAGE"  # reference of the task's image; shared.execution
 # Set in a task's pod by Kubeflow's plugin for MLflow: the run that it has begun for the task; shared.live
 MLFLOW_RUN_VARIABLE = "MLFLOW_RUN_ID"

@@ -38,12 +38,14 @@ def base_name(work: Path | None = None) -> str:
 
     Empty where nobody has named the run.
     """
-    name = _name()
-    if work is not None:
-        file = work / LIVE / RUN
-        written = str(jsonl.read_json(file)["name"]) if file.is_file() else ""
-        name = "" if written.endswith(f"-{work.name}") else written
-    return re.sub(r"-?\d{8}T\d{6}Z-?", "", name)
+    return re.sub(r"-?\d{8}T\d{6}Z-?", "", _name() if work is None else name_in(work))
+
+
+def name_in(work: Path) -> str:
+    """Return the name of the run that a folder of unfinished work belongs to; empty where nobody has named the run."""
+    file = work / LIVE / RUN
+    written = str(jsonl.read_json(file)["name"]) if file.is_file() else ""
+    return "" if written.endswith(f"-{work.name}") else written
 
 
 def _name() -> str:

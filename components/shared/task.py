@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from components.shared import lineage
 from components.shared.config import Config, validate
-from components.shared.environment import POD_VARIABLE
+from components.shared.environment import POD_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.model import holds_model, resolve_reference, write_reference
 from components.shared.stage import Reuse, Stage, exit_on_error, keep_files_in_group, run, with_retries
@@ -80,7 +80,7 @@ class StageFolders:
         """Run the stage, unless an earlier attempt of the run has finished it, and pass its outputs on."""
         paths = {name: self.input(Path(path)) for name, path in inputs.items()}
         on_volume = {**paths, **{name: self.own / name for name in self._stage.outputs}}
-        work, owner = self._mount / "grpo-pipeline" / "work", f"run {self._run_id}"
+        work, owner = self._mount / "grpo-pipeline" / "work", f"run {os.environ.get(RUN_NAME_VARIABLE) or self._run_id}"
         metrics = run(self._stage, config, on_volume, work_root=work, owner=owner, reuse=Reuse.IN_PLACE)
         passed_on = self.pass_on()
         shutil.copytree(passed_on, artifact, dirs_exist_ok=True)

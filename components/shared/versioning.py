@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ _ERROR = re.compile(r"(?:fatal: |error: |ERROR: (?:unexpected error - )?)(.*)")
 REGISTRY, MODEL_NAME = "registry", "grpo-policy"
 """Where versions are registered, and under which name, if nothing else is configured."""
 _OBJECT = re.compile(r"\b[0-9a-f]{40}\b")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_NUM_REFERENCES_SHOWN = 5
 _DVC = Path(__file__).with_name("dvc_process.py")
 _TRANSIENT = re.compile(
     r"Could not resolve host|Temporary failure in name resolution|Failed to connect"
@@ -132,3 +135,31 @@ def _reason(output: str) -> str:
 def is_url(location: str) -> bool:
     """Whether a location is a URL, in any of the forms that git and DVC accept, and not a folder."""
     return "://" in location or re.match(r"[\w.-]+@[\w.-]+:", location) is not None
+
+
+def references(url: str) -> dict[str, str]:
+    """Return the commit behind each name in a repository; PipelineError if it does not answer."""
+    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-git-") as scratch:
+        listed = Workspace(Path(scratch), Path(scratch)).git("ls-remote", "--", url)
+    return {name: commit for commit, name in (line.split("\t") for line in listed.splitlines())}
+
+
+def commit_of(url: str, revision: str) -> str:
+    """Return the commit of a branch, tag or commit in a repository; tags go before branches, as in git.
+
+    Raises:
+        PipelineError: The repository does not answer, or has no such branch or tag.
+    """
+    if not revision:
+        raise PipelineError("is empty; accepted: a branch, a tag or a commit")
+    refs = references(url)
+    for name in (f"refs/tags/{revision}^{{}}", f"refs/tags/{revision}", f"refs/heads/{revision}", revision):
+        if name in refs:
+            return refs[name]
+    if _COMMIT.fullmatch(revision):  # a server lists no commits but those that have names
+        return revision
+    known = [name.split("/", 2)[2] for name in refs if name.startswith(("refs/heads/", "refs/tags/"))]
+    names = [name for name in known if not name.endswith("^{}")][:_NUM_REFERENCES_SHOWN]
+    raise PipelineError(
+        f"{url} has no branch or tag `{revision}`; accepted: {', '.join(['a commit of 40 digits', *names])}"
+    )

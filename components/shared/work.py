@@ -20,7 +20,7 @@ from typing import Any
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, raise_if_disk_is_full
 from components.shared.lineage import Fingerprint
-from components.shared.live import LIVE, base_name
+from components.shared.live import LIVE, base_name, name_in
 from components.shared.progress import say
 
 _LOCK, _RECORD = "run.lock", "fingerprint.json"
@@ -81,12 +81,12 @@ class WorkFolder:
             self.unlock()
             raise OvertakenError
 
-    def _current_state(self) -> tuple[int, int]:
-        """Return what another run changes that removes the folder, and one that records a result."""
+    def _current_state(self) -> tuple[int, bytes]:
+        """Return what changes when another run removes the folder, and when one records a result."""
         record = self.folder.with_suffix(".json")
         with suppress(FileNotFoundError):
-            return self.folder.stat().st_ino, record.stat().st_mtime_ns if record.exists() else 0
-        return 0, 0
+            return self.folder.stat().st_ino, record.read_bytes() if record.exists() else b""
+        return 0, b""
 
 
 def work_folder(root: Path, stage: str, fingerprint: Fingerprint) -> Path:
@@ -170,7 +170,8 @@ def _describe_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None
             step, known = last_step(other), fingerprint_in(other)
             is_like = known is not None and known["inputs"] == fingerprint["inputs"] and base_name(other) == base_name()
             if step is not None and is_like and not is_in_use(other):
-                lines.append(f"{other}: step {step}: {lineage.differences(stage, known, fingerprint)}")
+                run = f" (run {name})" if (name := name_in(other)) else ""
+                lines.append(f"{other}{run}: step {step}: {lineage.differences(stage, known, fingerprint)}")
     if lines:
         advice = "To resume unfinished work, undo the difference and run again; to discard it, delete its folder."
         advice += " A run that waits in a queue may be about to resume it."

@@ -15,6 +15,7 @@ def train_grpo(
     grpo: dsl.Output[dsl.Model],
     cluster: dict[str, Any] = {},  # noqa: B006 - Kubeflow has no value for null
     run_id: str = "",
+    run_name: str = "",
 ) -> NamedTuple("Outputs", [("folder", str)]):  # type: ignore[valid-type]
     """Improve the reference model with Group Relative Policy Optimization.
 
@@ -26,6 +27,7 @@ def train_grpo(
             `timings`, seconds per phase of each step, which differ between equal runs; figures of the training.
         cluster: Where training runs as a job of its own (ClusterConfig); empty for here, in this task.
         run_id: Of the run that the job belongs to, as its label.
+        run_name: Name of the run on Kubeflow's page, for the log and the trackers.
 
     Returns:
         The folder with the outputs, as the tasks that follow read them.
@@ -39,6 +41,7 @@ def train_grpo(
         grpo.path,
         cluster=cluster,
         run_id=run_id,
+        run_name=run_name,
         problems=problems,
         reference=f"{sft}/reference",
     )

@@ -14,6 +14,7 @@ def train_sft(
     sft: dsl.Output[dsl.Model],
     cluster: dict[str, Any] = {},  # noqa: B006 - Kubeflow has no value for null
     run_id: str = "",
+    run_name: str = "",
 ) -> NamedTuple("Outputs", [("folder", str), ("problems", str)]):  # type: ignore[valid-type]
     """Fine-tune the base model on the worked solutions.
 
@@ -24,6 +25,7 @@ def train_sft(
             learning rate per step; figures of the finished training.
         cluster: Where training runs as a job of its own (ClusterConfig); empty for here, in this task.
         run_id: Of the run that the job belongs to, as its label.
+        run_name: Name of the run on Kubeflow's page, for the log and the trackers.
 
     Returns:
         The folder with the outputs, and that of the problems, as the tasks that follow read them.
@@ -31,6 +33,7 @@ def train_sft(
     from components.cluster.task import run_task
     from components.train_sft.train import STAGE
 
-    result = run_task(STAGE, config, sft.path, cluster=cluster, run_id=run_id, problems=f"{data.path}/problems")
+    problems = f"{data.path}/problems"
+    result = run_task(STAGE, config, sft.path, cluster=cluster, run_id=run_id, run_name=run_name, problems=problems)
     sft.metadata.update(result.metrics)
     return result.folder, result.inputs["problems"]

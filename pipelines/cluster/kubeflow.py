@@ -168,7 +168,7 @@ class Kubeflow:
         """Return the run with this id, name, or beginning of either; with the name of a schedule, its newest run.
 
         Raises:
-            PipelineError: There is none, or more than one.
+            PipelineError: No run matches, or more than one.
         """
         if len(name) == _ID_LENGTH:
             return self.run(name)

@@ -204,7 +204,7 @@ def _failure(kubeflow: Kubeflow, run: Any, stage: Stage) -> list[str]:
 
 
 def _text(kubeflow: Kubeflow, run: Any, stage: Stage) -> tuple[str | None, str]:
-    """Return what the last attempt at a stage has printed; without a log None, and why there is none."""
+    """Return what the last attempt at a stage has printed; None without a log, and why it is missing."""
     pod = stage.pods[-1] if stage.pods else ""
     try:
         text = _log(kubeflow, run, stage, pod) if pod else None
@@ -375,7 +375,7 @@ def _ask_kubernetes(kubeflow: Kubeflow, method: Callable[[Any], Any], **argument
 
 
 def _stored(kubeflow: Kubeflow, provider: str, bucket: str, key: str) -> str | None:
-    """Return a file of the object store, or None if there is none."""
+    """Return a file of the object store; None where it does not exist."""
     query = {"source": provider, "namespace": kubeflow.namespace, "bucket": bucket, "key": key}
     status, text = _ask(kubeflow, "/artifacts/get", query)
     return text if status == 200 else None

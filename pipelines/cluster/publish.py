@@ -52,7 +52,7 @@ def publish(kubeflow: Kubeflow, package: "Package", params: Path) -> Iterator[st
     known = kubeflow.pages(client.list_pipelines, "pipelines", page_size=100, namespace=kubeflow.user_namespace)
     pipeline = next((each for each in known if each.display_name == NAME), None)
     if pipeline is None:
-        # Without a version of its own, which would have the name of the pipeline.
+        # Without a version: its first one would have the name of the pipeline.
         body = {"name": NAME, "display_name": NAME, "description": DESCRIPTION, "namespace": kubeflow.user_namespace}
         pipeline = client._pipelines_api.pipeline_service_create_pipeline(body)
     version = _version_with(kubeflow, pipeline.pipeline_id, digest)
@@ -60,7 +60,7 @@ def publish(kubeflow: Kubeflow, package: "Package", params: Path) -> Iterator[st
         stem = re.sub(r"[^a-z0-9]+", "-", params.stem.lower())[:_LONGEST_STEM].strip("-")
         name = "-".join(filter(None, [stem, revision(), digest]))
         about = f"{origin(params)}; {', '.join(package.images)}"
-        with redirect_stdout(io.StringIO()):  # the client prints an address of its own
+        with redirect_stdout(io.StringIO()):  # the client prints an address
             version = client.upload_pipeline_version(
                 str(package.path), name, pipeline_id=pipeline.pipeline_id, description=about
             )
@@ -87,7 +87,7 @@ def origin(file: Path) -> str:
 
 
 def _version_with(kubeflow: Kubeflow, pipeline_id: str, digest: str) -> Any:
-    """Return the version of a pipeline whose name has a digest; None if there is none."""
+    """Return the version of a pipeline whose name has a digest; None where no version has it."""
     predicate = {"operation": _IS_SUBSTRING, "key": "display_name", "stringValue": digest}
     versions = kubeflow.pages(
         partial(kubeflow.client.list_pipeline_versions, pipeline_id),

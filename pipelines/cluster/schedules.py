@@ -81,7 +81,7 @@ def apply(
     if equal and same is None:
         outcome = f"created again, compiled by Kubeflow Pipelines {kubeflow.version}"
     if same is None:
-        with redirect_stdout(io.StringIO()):  # the client prints an address of its own
+        with redirect_stdout(io.StringIO()):  # the client prints an address
             experiment_id = kubeflow.client.create_experiment(
                 experiment, namespace=kubeflow.user_namespace
             ).experiment_id
@@ -108,7 +108,7 @@ def remove(kubeflow: Kubeflow, name: str, *, now: bool = False) -> Iterator[str]
     """Remove the schedule with this name or id, with `now` also its unfinished runs; yield a line about each.
 
     Raises:
-        PipelineError: There is none, or there are several that others made.
+        PipelineError: No schedule has the name, or several have it that others made.
         RetryableError: Runs are unfinished: the schedule is disabled, to be removed once they have ended.
     """
     known = _named(kubeflow, name)

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from components.preflight.config import DeploymentConfig, Params, contradictions, load_params
+from components.preflight.config import Params, contradictions, load_params
 from components.preflight.form import (
     OVERRIDES,
     PRESET,
@@ -34,6 +34,7 @@ from components.preflight.form import (
 from components.preflight.inputs import passwords
 from components.shared import lineage
 from components.shared.config import laid_over
+from components.shared.deployment import DeploymentConfig
 from components.shared.errors import PipelineError, raise_all
 from components.shared.versioning import is_url
 from pipelines.cluster.kubeflow import Kubeflow
@@ -43,7 +44,7 @@ from pipelines.cluster.stages import LONGEST_DESCRIPTION, compiled_in
 _ANY_COMMIT = "0" * 40
 """In the place of that of the data, which preflight looks up."""
 _MAX_CHARACTERS = 10_000
-"""Of all parameters; Kubeflow's API server refuses more: https://github.com/kubeflow/pipelines/issues/12510"""
+"""Of all parameters together; Kubeflow's API server refuses more: https://github.com/kubeflow/pipelines/issues/12510"""
 _KINDS: dict[str, tuple[Any, str]] = {
     "BOOLEAN": (bool, "true or false"),
     "LIST": (list, "a JSON list"),
@@ -60,13 +61,13 @@ class Package:
 
     path: Path
     types: dict[str, str]
-    """Of each parameter, in Kubeflow's words."""
+    """Type of each parameter, in Kubeflow's words."""
     defaults: Form
-    """With the preset, where the pipeline has one compiled in."""
+    """Default of each parameter, and the preset where one is compiled in."""
     images: tuple[str, ...]
     """Those that its tasks run in."""
     digest: str
-    """Of the content of the file."""
+    """Digest of the file's content."""
 
 
 def compiled(folder: Path, params: Path, images: Mapping[str, str] | None = None) -> Path:
@@ -83,7 +84,7 @@ def read(path: Path) -> Package:
     """Return the pipeline in a file.
 
     Raises:
-        PipelineError: It is none.
+        PipelineError: The file is not a compiled pipeline.
     """
     try:
         documents = [each for each in yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader) if each]
@@ -160,7 +161,7 @@ def start(
     from kfp_server_api import V2beta1Run
 
     client, unset = kubeflow.client, ("pipeline_id", "version_id", "enable_caching", "cache_key", "pipeline_root")
-    with redirect_stdout(io.StringIO()):  # the client prints addresses of its own
+    with redirect_stdout(io.StringIO()):  # the client prints addresses
         made = client.create_experiment(experiment, namespace=kubeflow.user_namespace)
     job = client._create_job_config(params=values, pipeline_package_path=str(package.path), **dict.fromkeys(unset))
     run = V2beta1Run(

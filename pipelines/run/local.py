@@ -23,14 +23,13 @@ from components.preflight.config import (
     contradictions,
     is_about_limits,
 )
-from components.preflight.disk import short_of_disk
-from components.preflight.inputs import missing_here
 from components.shared import durable, jsonl
 from components.shared.environment import JOURNAL_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, raise_all
 from components.shared.execution import current_revision, keys_in, uncommitted_files
 from components.shared.work import last_step
 from pipelines.doctor import slow_here, unused_gpu
+from pipelines.requirements import missing_here, short_of_disk
 from pipelines.run import expected as expectation
 from pipelines.run import index, settings, summary
 from pipelines.run.history import (

@@ -1,4 +1,4 @@
-"""Histories of runs on the fake cluster: launchers in processes of their own, pods that train, and what befalls both.
+"""Histories of runs on the fake cluster: launchers in separate processes, pods that train, and what happens to both.
 
 A `History` is one cluster with its volume, in simulated time. Everything that happens is on one agenda, and one
 launcher at a time does something, so a history is the same whenever it is run with the same events.
@@ -189,8 +189,8 @@ class Volume:
 class History:
     """A cluster, its runs, and what is still to happen."""
 
-    def __init__(self, launchers: Launchers, root: Path, retries: argo.RetryStrategy, seed: int) -> None:
-        self.server = ApiServer(namespace="kubeflow", seed=seed)
+    def __init__(self, launchers: Launchers, root: Path, retries: argo.RetryStrategy) -> None:
+        self.server = ApiServer(namespace="kubeflow")
         self.clock, self.cluster = self.server.clock, self.server.cluster
         self.root, self._launchers, self._retries = root, launchers, retries
         self.volume = root / "volume"
@@ -246,7 +246,7 @@ class History:
         self._order = {"config": {"num_steps": num_steps}, "cluster": settings}
 
     def use_queue(self, name: str, wait_s: float | None) -> None:
-        """Have later jobs wait in this queue, for ever with None."""
+        """Make later jobs wait in this queue; for ever with None."""
         self._order["cluster"] = {**self._order["cluster"], "queue": name}
         self.cluster.play(script.Queued(wait_s), self._work.program())
 
@@ -288,7 +288,7 @@ class History:
         return run
 
     def terminate(self, run: Run) -> None:
-        """Have Kubeflow stop a run."""
+        """Stop a run, as Kubeflow does."""
         if run.end or run.is_removed:
             return
         self.note(f"{run.workflow} is terminated")
@@ -359,10 +359,13 @@ class History:
     def _start(self, launcher: Launcher) -> None:
         if launcher.run.launcher is not launcher or launcher.exit_code is not None:
             return
-        order = {**self._order, "name": launcher.pod, "run_id": launcher.run.id, "log": str(launcher.log)}
+        run = launcher.run
+        order = {**self._order, "name": launcher.pod, "run_id": run.id, "run_name": run.workflow}
         order["environment"] = {**self._environment, POD_VARIABLE: launcher.pod, SETTING: self.setting}
         launcher.setting = self.setting
-        launcher.connection = self._launchers.start({**order, "artifact": str(self.root / launcher.pod)})
+        launcher.connection = self._launchers.start(
+            {**order, "artifact": str(self.root / launcher.pod), "log": str(launcher.log)}
+        )
         self._listen(launcher)
 
     def _listen(self, launcher: Launcher) -> None:
@@ -529,7 +532,7 @@ class History:
         return self._is_deleted(launcher) or "DisruptionTarget" in str(pods)
 
     def delete_jobs(self) -> None:
-        """Have somebody delete the jobs."""
+        """Delete the jobs, as a person may."""
         self._guards = False
         for job in self.cluster.all(kinds.TRAIN_JOBS):
             self.note(f"somebody deletes {job['metadata']['name']}")
@@ -594,7 +597,7 @@ class History:
         self.after(seconds, end)
 
     def lose_answers(self, method: str, times: int) -> None:
-        """Have the next requests of a method do what they should, and their answers lost."""
+        """Let the next requests of a method take effect, and drop their answers."""
         self.note(f"answers to {method} are lost")
         self.server.faults.add(Fault(method, drop=AFTER, times=times))
 

@@ -35,7 +35,7 @@ EVERY_SETTING: dict[str, Any] = {
     "secrets": {"hub": ["HF_TOKEN"]},
     "service_account": "trainer",
 }
-"""Of the pods of a job."""
+"""Settings that the pods of a job show."""
 
 
 class TrainConfig(Config):
@@ -91,7 +91,8 @@ class Launched:
             "max_restarts": 0,
             **self.changes,
         }
-        return ClusterStage(ClusterConfig.model_validate(settings), self.run_id, "train_grpo", self.root / "records")
+        config, records = ClusterConfig.model_validate(settings), self.root / "records"
+        return ClusterStage(config, self.run_id, "train_grpo", records, run_name=f"name of {self.run_id}")
 
     @property
     def job(self) -> Job:
@@ -173,7 +174,7 @@ def clock_of(server: ApiServer) -> Clock:
 def add_train_job(
     server: ApiServer, name: str, labels: dict[str, str], annotations: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Have a training job run in a cluster; return its metadata."""
+    """Start a training job in a cluster; return its metadata."""
     server.cluster.add_runtime(name)
     server.cluster.play(script.Running(None))
     metadata = {"name": name, "labels": labels, "annotations": annotations or {}}

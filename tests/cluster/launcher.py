@@ -82,7 +82,8 @@ def main() -> None:
         try:
             moment.report(name=order["name"], pid=os.getpid())
             moment.sleep(0.2)
-            task.run_task(STEP, order["config"], order["artifact"], cluster=order["cluster"], run_id=order["run_id"])
+            place = {name: order[name] for name in ("cluster", "run_id", "run_name")}
+            task.run_task(STEP, order["config"], order["artifact"], **place)
         except SystemExit as ended:
             code = int(ended.code or 0)
         except BaseException:

@@ -79,7 +79,7 @@ class Volume:
         return self.age(path, age_days)
 
     def age(self, path: Path, days: float) -> Path:
-        """Have nothing below a path have changed for some time."""
+        """Set the times of everything below a path back by so many days."""
         then = time.time() - days * DAYS_S
         for each in (*path.rglob("*"), path):
             os.utime(each, (then, then))

@@ -31,7 +31,7 @@ PIPELINE = dict(
     )
 )
 KNOWN = r"stopped|SIGTERM|its log is gone|trying again|somebody has deleted|API server"
-"""Of the reasons for which runs fail here."""
+"""Parts of the reasons for which runs fail here."""
 SAMPLE, HISTORIES, PARTS = 16, 1000, 4
 _HOUR_S = 3600.0
 _SETTLED_S = 2000.0
@@ -41,7 +41,7 @@ _LONGEST_S = 6 * _HOUR_S
 
 @pytest.fixture(autouse=True)
 def _no_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client keeps a namespace of its own under the home folder."""
+    """The client keeps a namespace in a file below the home folder."""
     monkeypatch.setattr("kfp.Client._LOCAL_KFP_CONTEXT", str(tmp_path / "context.json"))
 
 
@@ -252,7 +252,7 @@ def status(history: History, run: Run, pipeline: Json) -> list[str]:
 def play(seed: int, launchers: Launchers, root: Path) -> History:
     """Play the history of a seed."""
     version = random.Random(-seed).choice(["2.16", "2.17", "2.17", "2.17"])
-    with History(launchers, root, retry_strategy(version), seed) as history:
+    with History(launchers, root, retry_strategy(version)) as history:
         try:
             plan = Plan(history, seed)
             over: list[float] = []
@@ -277,7 +277,7 @@ def play(seed: int, launchers: Launchers, root: Path) -> History:
 @pytest.mark.slow
 def test_reaper_leaves_steps_the_time_to_come_back(launchers: Launchers, tmp_path: Path) -> None:
     """After minutes without an API server, the reaper may be the first to reach it again."""
-    with History(launchers, tmp_path, retry_strategy("2.17"), 0) as history:
+    with History(launchers, tmp_path, retry_strategy("2.17")) as history:
         history.configure(num_steps=300, save_every=10, namespace=ELSEWHERE)
         run = history.submit(str(uuid.UUID(int=1)))
         history.at(99, lambda: history.outage(800, status=503))
@@ -291,7 +291,7 @@ def test_of_two_runs_in_queues_the_one_that_is_admitted_first_trains(
     launchers: Launchers, tmp_path: Path, wait_s: float | None
 ) -> None:
     """The other one takes its result, whether or not its queue ever has quota."""
-    with History(launchers, tmp_path, retry_strategy("2.17"), 0) as history:
+    with History(launchers, tmp_path, retry_strategy("2.17")) as history:
         history.configure(num_steps=80, save_every=10, queue="full")
         history.use_queue("full", wait_s)
         first = history.submit(str(uuid.UUID(int=1 << 96)))
@@ -305,7 +305,7 @@ def test_of_two_runs_in_queues_the_one_that_is_admitted_first_trains(
         assert trained.split("-")[1] == winner.id[:8], history.notes
         for run in history.runs:
             assert history.is_complete(history.root / f"{run.workflow}-0" / "policy")
-            taken = f"unchanged: from run {winner.id}" in run.logs[-1].read_text()
+            taken = f"unchanged: from run {winner.workflow}" in run.logs[-1].read_text()
             assert taken == (run is not winner)
 
 

@@ -10,6 +10,7 @@ from components.cluster.config import current_stage
 from components.cluster.task import run_task
 from components.shared import durable, jsonl, lineage
 from components.shared.config import Config
+from components.shared.environment import RUN_NAME_VARIABLE
 from components.shared.model import PIPELINE_FILE, resolve_reference
 from components.shared.results import Record, Result
 from components.shared.stage import Stage
@@ -48,19 +49,26 @@ def _stage(name: str = "train_sft") -> Stage:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Any:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that runs the stage as a Kubeflow task, with its outputs in a folder of that attempt."""
+    monkeypatch.setenv(RUN_NAME_VARIABLE, "")
     CALLS.clear()
     (tmp_path / "volume").mkdir()
     (tmp_path / "problems").mkdir()
     (tmp_path / "problems" / "train.jsonl").write_text("{}\n")
 
     def run(
-        attempt: str = "1", *, problems: str = "problems", stage: str = "train_sft", run_id: str = RUN_ID, **config: str
+        attempt: str = "1",
+        *,
+        problems: str = "problems",
+        stage: str = "train_sft",
+        run_id: str = RUN_ID,
+        run_name: str = "nightly",
+        **config: str,
     ) -> dict[str, float]:
-        cluster = {"image": "gpu:1", "mount": str(tmp_path / "volume")}
+        place: Any = {"cluster": {"image": "gpu:1", "mount": str(tmp_path / "volume")}, "run_id": run_id}
         artifact, source = str(tmp_path / attempt), str(tmp_path / problems)
-        result = run_task(_stage(stage), config, artifact, cluster=cluster, run_id=run_id, problems=source)
+        result = run_task(_stage(stage), config, artifact, **place, run_name=run_name, problems=source)
         for name in ("model", "training"):
             assert lineage.digest(Path(result.folder) / name) == lineage.digest(tmp_path / attempt / name)
         passed_on, original = (resolve_reference(Path(path)) for path in (result.inputs["problems"], source))
@@ -114,10 +122,12 @@ def test_changed_model_is_refused(run: Any, tmp_path: Path, capsys: pytest.Captu
     assert "has changed since it was passed on" in capsys.readouterr().err
 
 
-def test_unfinished_work_is_resumed(run: Any) -> None:
-    """In another attempt: it is found by what it is made from."""
+def test_unfinished_work_is_resumed(run: Any, tmp_path: Path) -> None:
+    """In another attempt: it is found by what it is made from. Its files name the run as Kubeflow's page does."""
     with pytest.raises(KilledError):
         run("1", ending="killed")
+    (about,) = (tmp_path / "volume/grpo-pipeline/work/train_sft").glob("*/live/run.json")
+    assert jsonl.read_json(about)["name"] == "nightly"
     assert run("2", ending="killed") == {"resumed": 1.0}
 
 
@@ -188,7 +198,7 @@ def test_result_of_a_run_with_the_same_work_is_used(
 
     def first() -> None:
         monkeypatch.setattr(Record, "add", add_late)
-        run("first", run_id="another-run")
+        run("first", run_id="another-run", run_name="evening")
 
     lock_folder = durable.lock_folder
 
@@ -202,7 +212,7 @@ def test_result_of_a_run_with_the_same_work_is_used(
     other.start()
     wait_until(begun.exists)
     assert run("1") == {"resumed": 0.0}
-    assert "waiting for the result of run another-run (process" in capsys.readouterr().out
+    assert "waiting for the result of run evening (process" in capsys.readouterr().out
     other.join()
     assert other.exitcode == 0
     assert run("2") == {"resumed": 0.0}

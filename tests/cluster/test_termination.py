@@ -1,5 +1,6 @@
 """A step that is asked to stop, or killed, while its job runs."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.cluster.launched import Launched
 from tests.cluster.processes import ROOT, wait_until
 from tests.fake_cluster import ApiServer, Fault, RealClock, kinds, script
+from tests.pipelines.cluster.recorded import RECORDINGS
 
 
 @pytest.fixture
@@ -77,6 +79,19 @@ def test_job_outlives_a_drained_node(job: Launched, name: str, capfd: pytest.Cap
     _stop(job, name)
     assert [each["metadata"]["name"] for each in job.trainjobs()] == [name]
     assert f"this pod is being deleted: the training job {name} goes on" in capfd.readouterr().out
+
+
+@pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
+@pytest.mark.parametrize(("line", "goes_on"), [(22, False), (23, True), (24, True), (47, True)])
+def test_job_outlives_the_recorded_evictions_of_launchers(job: Launched, name: str, line: int, goes_on: bool) -> None:
+    """As their pods were when they ran, were about to be evicted, were being evicted, and were being deleted."""
+    event = json.loads((RECORDINGS / "third-trial/evicted-pods.jsonl").read_text().splitlines()[line])
+    pod = event["object"]
+    pod["metadata"] |= {"name": "launcher", "namespace": job.server.namespace, "ownerReferences": []}
+    job.cluster.remove(kinds.PODS, "launcher")
+    job.cluster.add(pod)
+    _stop(job, name)
+    assert [each["metadata"]["name"] for each in job.trainjobs()] == ([name] if goes_on else [])
 
 
 @pytest.mark.parametrize("fault", [Fault("GET", "/pods", status=403), Fault("GET", "/pods", drop="before")])

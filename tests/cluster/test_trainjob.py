@@ -1,12 +1,9 @@
 """A job on a cluster, from its submission to its removal, on the fake API server."""
 
-import random
 import re
 import shutil
 from dataclasses import replace
-from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +12,8 @@ from components.cluster import kube
 from components.cluster.kube import TrainJobs, connect
 from components.cluster.reaper import reap
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
-from tests.cluster.launched import RESULT, RUN_ID, Launched, clock_of, launched
-from tests.fake_cluster import ApiServer, Change, Fault, kinds, runtime, script
+from tests.cluster.launched import RESULT, RUN_ID, Launched, clock_of
+from tests.fake_cluster import Change, Fault, kinds, runtime, script
 
 
 def test_successful_job(job: Launched, capfd: pytest.CaptureFixture[str]) -> None:
@@ -307,7 +304,9 @@ def test_two_jobs_never_share_a_folder_of_checkpoints(job: Launched, before: str
     assert other.records("trainjob.json")["metadata"]["uid"] != _uid(old)
 
 
-@pytest.mark.parametrize(("running_s", "message"), [(200, "is adopted from run"), (5, "has succeeded before")])
+@pytest.mark.parametrize(
+    ("running_s", "message"), [(200, f"is adopted from run name of {RUN_ID}"), (5, "has succeeded before")]
+)
 def test_job_of_another_run_with_the_same_work_is_adopted(
     job: Launched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], running_s: float, message: str
 ) -> None:
@@ -324,6 +323,7 @@ def test_job_of_another_run_with_the_same_work_is_adopted(
     if running_s > 60:
         adopted = other.records("trainjob.json")["metadata"]
         assert adopted["labels"][kube.RUN_ID] == "another-run"
+        assert adopted["annotations"][kube.RUN_NAME] == "name of another-run"
         assert [each["name"] for each in adopted["ownerReferences"]] == ["run-2"]
 
 
@@ -414,98 +414,6 @@ def test_transient_faults_change_nothing(job: Launched, faults: list[Fault]) -> 
     job.server.faults.add(*faults)
     assert job.run() == RESULT
     assert job.trainjobs() == []
-
-
-SEEDS, PARTS = 80, 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(PARTS))
-def test_random_histories(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No job stays behind, no failure is reported as a success, and no success as a failure."""
-    for seed in range(part, SEEDS, PARTS):
-        with ApiServer(seed=seed) as server:
-            _run_history(seed, launched(server, tmp_path / str(seed), monkeypatch), random.Random(seed))
-
-
-def _run_history(seed: int, job: Launched, draw: random.Random) -> None:
-    job.changes.update(
-        max_restarts=draw.randrange(3),
-        queue=draw.choice([None, None, "research"]),
-        queue_timeout_s=300,
-        start_timeout_s=200,
-        stall_timeout_s=200,
-        training_timeout_s=draw.choice([150, 3600]),
-    )
-    succeeded: list[bool] = []
-
-    def succeed() -> None:
-        job.succeed()
-        succeeded.append(True)
-
-    job.play(*_steps(job, draw, script.Do(succeed)))
-    faults = [_fault(draw) for _ in range(draw.randrange(12))]
-    job.server.faults.add(*faults)
-    result, error = None, ""
-    try:
-        result = job.run()
-    except PipelineError as raised:
-        error = str(raised)
-    assert "refuses to" not in error, f"{seed}: a transient fault is taken for a refusal"
-    assert (result is not None) == bool(succeeded), f"{seed}: {error}"
-    if result is not None:
-        assert result == RESULT, seed
-        assert (job.root / "policy" / "weights").read_text() == "learned", seed
-    job.server.faults.clear()
-    reaped = reap(connect(), job.server.namespace, job.server.clock.now() + timedelta(seconds=601), lambda _: None)
-    assert job.cluster.all(kinds.TRAIN_JOBS) == [], seed
-    assert len(reaped) <= len(faults), seed
-
-
-def _steps(job: Launched, draw: random.Random, succeed: script.Do) -> tuple[script.Step, ...]:
-    """What happens to one TrainJob."""
-    lose, mistake = (
-        script.Do(lambda: job.fail(rank=1, error="lost rank 0")),
-        script.Do(lambda: job.fail(error="bad data", exit_code=2)),
-    )
-    episodes: list[script.Step] = [
-        script.Unschedulable(draw.choice([15, 120])),
-        script.PullBackOff(draw.choice([15, 120])),
-        script.Running(draw.choice([1, 30, 90]), tuple(f"line {number}" for number in range(draw.randrange(6)))),
-        script.Preempted(draw.choice([5, 100])),
-        script.NodeLost(draw.randrange(2)),
-    ]
-    ends: list[tuple[script.Step, ...]] = [
-        (script.Running(5), succeed, script.Complete()),
-        (script.Running(5), succeed, script.Complete()),
-        (script.Running(5), succeed, script.NodeLost(1)),
-        (script.Running(5), script.Complete()),
-        (script.Running(5), lose, script.Failed(75)),
-        (script.Running(5), mistake, script.Failed(2)),
-        (script.Running(5), script.OUT_OF_MEMORY),
-        (script.Running(5), script.NCCL_HANGS),
-        (script.Unschedulable(None),),
-        (script.Running(None, ("line",)),),
-    ]
-    queued = [script.Queued(draw.choice([20, 200, None]))] if job.changes["queue"] else []
-    return (*queued, *draw.choices(episodes, k=draw.randrange(4)), *draw.choice(ends))
-
-
-def _fault(draw: random.Random) -> Fault:
-    """A random fault on the way to the cluster."""
-    fault = Fault(
-        draw.choice(["", "", "GET", "POST", "DELETE", "PATCH"]),
-        draw.choice(["", "/trainjobs", "/trainjobs/", "/pods", "/log", "/events"]),
-        skip=draw.randrange(12),
-        times=draw.choice([1, 2, 5]),
-    )
-    faults = [
-        replace(fault, status=draw.choice([429, 500, 503, 504, 410, 409]), retry_after_s=1),
-        replace(fault, drop=draw.choice(["before", "after"])),
-        replace(fault, method="GET", path="/log", cut_after=draw.randrange(1, 200)),
-        replace(fault, status=500, effect=True),
-    ]
-    return draw.choices(faults, weights=[2, 1, 1, 1])[0]
 
 
 def _enter_pod(job: Launched, monkeypatch: pytest.MonkeyPatch, name: str, workflow: dict[str, Any] | None) -> None:

@@ -11,7 +11,7 @@
         assert server.cluster.all(kinds.TRAIN_JOBS) == []
 
 Time stands still until the test calls `server.clock.advance(60)` or the code under test calls `server.clock.sleep`;
-pass it that, `server.clock.monotonic` and `server.clock.now`. Code under test in a process of its own needs
+pass it that, `server.clock.monotonic` and `server.clock.now`. Code under test in a separate process needs
 `ApiServer(clock=RealClock(speed=60))`; there the pods can run for real, by `script.Executed()`.
 
 The role of the client is that of a manifest: `server.access.rules = role["rules"]`. Kubeflow Pipelines is `server.kfp`

@@ -30,7 +30,7 @@ class Clock:
         self._driver = threading.get_ident()
         self.is_closed = False
         self.mistakes: list[Exception] = []
-        """Of actions that ran in a thread of the clock's own."""
+        """Errors of actions that ran in the clock's thread."""
 
     def monotonic(self) -> float:
         """Return the seconds since the clock was made."""
@@ -75,7 +75,7 @@ class Clock:
 
 
 class RealClock(Clock):
-    """The machine's own time, `speed` times as fast: for tests whose code under test runs in a process of its own."""
+    """The machine's own time, `speed` times as fast: for tests whose code under test runs in a separate process."""
 
     def __init__(self, *, speed: float) -> None:
         super().__init__()

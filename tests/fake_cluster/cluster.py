@@ -110,7 +110,7 @@ class ScriptedCluster:
             self.remove(PODS, name)
 
     def preempt(self, job: str, seconds: float) -> None:
-        """Have Kueue suspend a job that runs, and admit it again after so many seconds."""
+        """Suspend a job that runs, as Kueue does, and admit it again after so many seconds."""
         with self.store.clock.changed:
             self._runs[self._find(TRAIN_JOBS, job)["metadata"]["uid"]].preempt(seconds)
 
@@ -119,14 +119,14 @@ class ScriptedCluster:
         return next(each for each in self.store.all(kind) if each["metadata"]["name"] == name)
 
     def print(self, pod: Json, *lines: str, container: str = "main", ends: bool = True) -> None:
-        """Have a container of a pod print lines, and end."""
+        """Print lines from a container of a pod, and end its log."""
         with self.store.clock.changed:
             self._pods.print(pod, *lines, container=container)
             if ends:
                 self._pods.end_logs(pod)
 
     def end(self, name: str, exit_code: int) -> None:
-        """Have the containers of a pod end."""
+        """End the containers of a pod."""
         with self.store.clock.changed:
             self._pods.stop(self._find(PODS, name), exit_code, "Error" if exit_code else "Completed")
 
@@ -462,7 +462,7 @@ class TrainingRun:
 
     def _condition(self, type_: str, status: str, reason: str, message: str) -> None:
         """Write a condition into the TrainJob's status."""
-        self._store.set_condition(self._key, type_, status, reason, message)
+        self._store.set_conditions(self._key, (type_, status, reason, message))
 
 
 def _is_finished(job: Json) -> bool:

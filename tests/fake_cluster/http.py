@@ -1,7 +1,6 @@
 """Requests, answers and refusals, and the faults between a client and the server."""
 
 import json
-import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ BEFORE, AFTER = "before", "after"
 
 
 class ApiError(Exception):
-    """A refusal, which each API writes in a form of its own."""
+    """A refusal, which each API writes in another form."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -42,7 +41,7 @@ class Request:
     time: float
     """Seconds of the server's clock at which it arrived."""
     status: int = 0
-    """Of the answer; 0 while there is none, or where the connection was dropped."""
+    """Status of the answer; 0 before it, or where the connection was dropped."""
 
     def object(self) -> Json:
         """Return the body, a JSON object; an empty one if there is no body."""
@@ -95,7 +94,7 @@ class Fault:
     path: str = ""
     """A regular expression that is searched for in the path and query."""
     status: int = 0
-    """Of the answer instead: 429, 500, 503, 401, 409, 410 ..."""
+    """Status of the answer instead: 429, 500, 503, 401, 409, 410 ..."""
     message: str = ""
     """With a status: why, in the words of the server."""
     retry_after_s: int = 0
@@ -112,17 +111,14 @@ class Fault:
     """Matching requests that pass unharmed first."""
     times: int = 1
     """Requests that it hits."""
-    chance: float = 1.0
-    """Of the requests that are left, the fraction that it hits."""
 
 
 class Faults:
     """The faults to come, and those that were injected."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
         self.pending: list[Fault] = []
         self.injected: list[Fault] = []
-        self._random = random.Random(seed)
 
     def add(self, *faults: Fault) -> None:
         """Add faults; the first of them that matches a request hits it."""
@@ -133,14 +129,14 @@ class Faults:
         self.pending.clear()
 
     def next(self, request: Request) -> Fault:
-        """Return the fault that hits a request; one that does nothing where there is none."""
+        """Return the fault that hits a request; without any, one that does nothing."""
         address = f"{request.path}?{'&'.join(f'{name}={value}' for name, value in request.query.items())}"
         for number, fault in enumerate(self.pending):
             if fault.method not in ("", request.method) or not re.search(fault.path, address):
                 continue
             if fault.skip:
                 self.pending[number] = replace(fault, skip=fault.skip - 1)
-            elif fault.chance == 1 or self._random.random() < fault.chance:
+            else:
                 self.pending[number : number + 1] = [replace(fault, times=fault.times - 1)] if fault.times > 1 else []
                 self.injected.append(fault)
                 return fault

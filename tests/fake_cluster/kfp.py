@@ -24,7 +24,7 @@ _PAGE_SIZE = 20
 _NEVER = "1970-01-01T00:00:00Z"
 _LONGEST_NAME = 127
 _OPERATIONS = {1: operator.eq, "EQUALS": operator.eq, 9: operator.contains}
-"""Of filters: a value, and what it is compared with or has to contain."""
+"""Operations of filters: on a value, and what it is compared with or has to contain."""
 _TYPES = {"STRING": "string", "BOOLEAN": "boolean", "LIST": "array", "STRUCT": "object"}
 """JSON types of parameters; the others are numbers."""
 _PARTS = ("pipelineInfo", "root", "schemaVersion", "components", "deploymentSpec")
@@ -138,7 +138,7 @@ class KfpApi:
         return run
 
     def _health(self, _: Request) -> Answer:
-        """Answer as the API server, or as the UI server, which has names of its own."""
+        """Answer as the API server, or as the UI server, which uses other names."""
         if not self.has_ui:
             server = {"commit_sha": "unknown", "tag_name": self.version, "pipeline_store": "database"}
             return Answer({**server, "multi_user": self.multi_user})

@@ -7,7 +7,7 @@ import copy
 
 from tests.fake_cluster.http import Json
 from tests.fake_cluster.kinds import TRAIN_JOBS, WORKLOADS
-from tests.fake_cluster.store import Key, Store, reference_to
+from tests.fake_cluster.store import Condition, Key, Store, reference_to
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _MANAGER = "kueue.x-k8s.io/manager"
@@ -37,15 +37,18 @@ class Kueue:
         self._store.create({**kind, "metadata": made, "spec": spec})
 
     def wait(self, job: Json, message: str) -> None:
-        """There is no room for a job."""
-        self._say(job, "QuotaReserved", "False", "Pending", message)
+        """There is no room for a job, or no more."""
+        released = ("Admitted", "False", "NoReservation", "The workload has no reservation")
+        pending = ("QuotaReserved", "False", "Pending", message)
+        self._say(job, pending, *([released] if self._has(job, "Admitted") else []))
 
     def admit(self, job: Json) -> None:
         """There is room: the pods get the queue's labels, and the job is resumed."""
         queue = job["metadata"].get("labels", {}).get(QUEUE_LABEL, "")
-        self._say(job, "Evicted", "False", "QuotaReserved", "Previously: Preempted")
-        self._say(job, "QuotaReserved", "True", "QuotaReserved", f"Quota reserved in ClusterQueue {queue}")
-        self._say(job, "Admitted", "True", "Admitted", "The workload is admitted")
+        reserved = ("QuotaReserved", "True", "QuotaReserved", f"Quota reserved in ClusterQueue {queue}")
+        back = ("Evicted", "False", "QuotaReserved", "Previously: Preempted")
+        admitted = ("Admitted", "True", "Admitted", "The workload is admitted")
+        self._say(job, reserved, *([back] if self._has(job, "Evicted") else []), admitted)
         patches = copy.deepcopy(job["spec"].get("runtimePatches", []))
         templates = [template for patch in patches for template in _pods(patch)]
         for template in templates:
@@ -64,8 +67,7 @@ class Kueue:
     def preempt(self, job: Json) -> None:
         """Another job needs the room: this one is suspended, and its pods are as before."""
         why = "Preempted to accommodate a workload (UID: 1, JobUID: 2) due to prioritization in the ClusterQueue"
-        self._say(job, "Evicted", "True", "Preempted", why)
-        self._say(job, "Admitted", "False", "NoReservation", "The workload has no reservation")
+        self._say(job, ("Evicted", "True", "Preempted", why))
         patches = [each for each in job["spec"].get("runtimePatches", []) if each["manager"] != _MANAGER]
         self._write(job, patches, suspend=True)
 
@@ -74,9 +76,13 @@ class Kueue:
         spec = {name: value for name, value in job["spec"].items() if name != "runtimePatches"}
         self._store.replace({**job, "spec": {**spec, **changes, "suspend": suspend}})
 
-    def _say(self, job: Json, *condition: str) -> None:
+    def _say(self, job: Json, *conditions: Condition) -> None:
         if QUEUE_LABEL in job["metadata"].get("labels", {}):
-            self._store.set_condition(_workload(job), *condition)
+            self._store.set_conditions(_workload(job), *conditions)
+
+    def _has(self, job: Json, type_: str) -> bool:
+        workload = self._store.get(*_workload(job)) or {}
+        return any(each["type"] == type_ for each in workload.get("status", {}).get("conditions", []))
 
 
 def _workload(job: Json) -> Key:

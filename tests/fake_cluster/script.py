@@ -1,6 +1,6 @@
 """What happens to a training job, as small data that reads like its history.
 
-A script is a tuple of steps, one after another. `seconds=None` lasts for ever. A job without a script of its own runs
+A script is a tuple of steps, one after another. `seconds=None` lasts for ever. A job without a script runs
 `SUCCEEDS`.
 """
 

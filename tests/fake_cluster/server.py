@@ -47,16 +47,14 @@ def self_signed(folder: Path) -> Path:
 class ApiServer:
     """A cluster's API server, for as long as the `with` lasts.
 
-    At its end it raises the first mistake of its own, such as NotImplementedError for a request that it does not know.
+    At its end it raises its own first mistake, such as NotImplementedError for a request that it does not know.
     """
 
-    def __init__(
-        self, *, clock: Clock | None = None, namespace: str = "team", seed: int = 0, certificate: Path | None = None
-    ) -> None:
+    def __init__(self, *, clock: Clock | None = None, namespace: str = "team", certificate: Path | None = None) -> None:
         self.clock = clock or Clock()
         """The server's time; the code under test takes its `sleep`, `monotonic` and `now`."""
         self.namespace = namespace
-        self.faults = Faults(seed)
+        self.faults = Faults()
         """What goes wrong on the way."""
         self.before: Callable[[Request], None] = lambda _: None
         """Called with every request before it is answered."""

@@ -13,6 +13,8 @@ from tests.fake_cluster.kinds import PODS, Kind, kind_of
 
 Key = tuple[Kind, str, str]
 """Kind, namespace (empty for kinds without one) and name."""
+Condition = tuple[str, str, str, str]
+"""Type, status, reason and message."""
 _COLLECT_S = 1.0
 """Time from the deletion of an object's last owner to its own."""
 _ENDS_S = 2.0
@@ -86,13 +88,13 @@ class Store:
         if document is not None:
             self.replace({**document, **parts})
 
-    def set_condition(self, key: Key, type_: str, status: str, reason: str, message: str) -> None:
-        """Write a condition into the status of an object if it still exists."""
+    def set_conditions(self, key: Key, *new: Condition) -> None:
+        """Write conditions into the status of an object, all at once, if it still exists."""
         current = (self.get(*key) or {}).get("status", {})
-        others = [each for each in current.get("conditions", []) if each["type"] != type_]
-        condition = {"type": type_, "status": status, "reason": reason, "message": message}
-        condition["lastTransitionTime"] = self.clock.stamp()
-        self.patch(key, status={**current, "conditions": [*others, condition]})
+        others = [each for each in current.get("conditions", []) if each["type"] not in {type_ for type_, *_ in new}]
+        names, time = ("type", "status", "reason", "message"), {"lastTransitionTime": self.clock.stamp()}
+        added = [{**dict(zip(names, each, strict=True)), **time} for each in new]
+        self.patch(key, status={**current, "conditions": [*others, *added]})
 
     def delete(self, key: Key, *, foreground: bool = False) -> None:
         """Delete an object: after what it owns with the policy Foreground, a running pod once its containers end."""

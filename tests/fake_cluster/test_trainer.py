@@ -19,6 +19,8 @@ needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recor
 JOBS = ("trainer.kubeflow.org", "v1alpha1", "team", "trainjobs")
 GRACE = "terminationGracePeriodSeconds"
 RUNNING = script.Program(5, lambda pods: lambda: None)
+DRAINED = "grpo-46381143-81562f1c"
+"""The name of a recorded job whose queue was stopped, drained and opened again."""
 QUEUED = "grpo-7f6d9408-77fb"
 """The beginning of the name of a recorded job that was queued, admitted, and ended well."""
 
@@ -118,6 +120,29 @@ def test_a_queued_job_goes_through_the_recorded_states(server: ApiServer, api: c
     real = [each for each in every if each["metadata"]["name"].startswith(QUEUED)]
     seen.sort(key=lambda job: int(job["metadata"]["resourceVersion"]))
     assert conditions(seen) == conditions(real)
+
+
+@needs_recordings
+def test_a_drained_queue_changes_a_workload_as_recorded(server: ApiServer, api: client.ApiClient) -> None:
+    """Evicted, without its reservation, and admitted again; the recorded queue had room at first."""
+    seen: list[Json] = []
+    server.store.listen(lambda change: seen.append(change.after) if change.kind == kinds.WORKLOADS else None)
+    server.cluster.play(script.Queued(30), script.Running(60), script.Preempted(60), script.Running(60))
+    job = train_job()
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpu"}
+    create(api, job)
+    server.clock.advance(600)
+    real = [each for each in recorded("third-trial/workloads.jsonl") if DRAINED in each["metadata"]["name"]]
+
+    def states(workloads: list[Json]) -> list[dict[str, str]]:
+        read = ("QuotaReserved", "Admitted", "Evicted")
+        every = [
+            {each["type"]: each["status"] for each in found if each["type"] in read} for found in conditions(workloads)
+        ]
+        first = next(number for number, each in enumerate(every) if each.get("QuotaReserved") == "True")
+        return [each for number, each in enumerate(every) if number >= first and each != every[number - 1]]
+
+    assert states(seen) == states(real)
 
 
 def conditions(jobs: list[Json]) -> list[list[Json]]:

@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from components.cluster.config import ClusterConfig
-from components.preflight.config import DEPLOYMENT, OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig, load_params
+from components.preflight.config import DEPLOYMENT, load_params
 from components.preflight.form import OVERRIDES, PRESET, form_of, parameters
 from components.preflight.preflight import DEADLINE_S
 from components.preflight.resources import shape_of_base, with_memory
+from components.shared.deployment import OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig
 from components.shared.environment import IMAGE_VARIABLE
 from pipelines import dvc_graph
 from pipelines.parameter_table import page
@@ -217,12 +218,13 @@ def test_the_panel_of_a_task_lists_what_it_works_with() -> None:
             assert not [each for each in passed_on if each.startswith("pipelinechannel--")]
 
 
-def test_registration_knows_its_run() -> None:
-    """The registry is told by which run a version was made. Pods have its id as a label, and its name nowhere."""
+def test_tasks_know_their_run() -> None:
+    """Logs, trackers and the registry name it as Kubeflow's page does; pods have only its id, as a label."""
     (field,) = graph().settings("register")["fieldPathAsEnv"]
     assert field == {"name": "GRPO_PIPELINE_RUN_ID", "fieldPath": "metadata.labels['pipeline/runid']"}
-    inputs = graph().spec["root"]["dag"]["tasks"]["register"]["inputs"]["parameters"]
-    assert inputs["run_name"] == {"runtimeValue": {"constant": "{{$.pipeline_job_name}}"}}
+    for task in ("train-sft", "train-grpo", "register"):
+        inputs = graph().spec["root"]["dag"]["tasks"][task]["inputs"]["parameters"]
+        assert inputs["run_name"] == {"runtimeValue": {"constant": "{{$.pipeline_job_name}}"}}
 
 
 def test_no_task_runs_as_root() -> None:

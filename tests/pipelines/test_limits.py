@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from components.preflight.config import Params, contradictions, load_params
-from components.preflight.inputs import missing_here
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
 from pipelines.limits import Lengths, first_prompt, measure, overlay, proposals, quantile, table
+from pipelines.requirements import missing_here
 from tests import chat_model, tiny
 from tests.presets import preset, write_params
 

@@ -6,8 +6,9 @@ import sys
 from kfp import local
 
 from components.preflight.component import preflight
-from components.preflight.config import DEPLOYMENT, DeploymentConfig, load_params
+from components.preflight.config import DEPLOYMENT, load_params
 from components.preflight.form import form_of
+from components.shared.deployment import DeploymentConfig
 from tests.presets import ROOT
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from components.preflight.config import OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig, load_params
+from components.preflight.config import load_params
 from components.preflight.form import Form, as_overrides, form_of, overrides_of
 from components.preflight.preflight import Ready, preflight
+from components.shared.deployment import OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig
 from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.fake_cluster import ApiServer
 from tests.presets import ROOT

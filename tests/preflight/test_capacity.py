@@ -205,15 +205,6 @@ def test_what_is_in_use_or_for_other_objects_is_no_problem(server: ApiServer, fo
     ready(form | {"cluster_gpus_per_node": 8, "cluster_nodes": 2})
 
 
-def test_older_releases_of_kueue_are_asked_in_their_version(server: ApiServer, form: Form) -> None:
-    """Where v1beta2 is missing, v1beta1 is used."""
-    server.cluster.uninstalled |= {kinds.LOCAL_QUEUES, kinds.WORKLOADS}
-    form |= {"cluster_gpus_per_node": 0, "cluster_queue": "team"}
-    assert _lines(form) == ["cluster_queue: namespace team has no LocalQueue team; leave it empty to run without Kueue"]
-    server.cluster.add(_object(kinds.OLD_LOCAL_QUEUES, "team", {"clusterQueue": "everybody"}))
-    ready(form)
-
-
 def test_servers_are_compared_as_their_runtime_has_them(server: ApiServer, form: Form) -> None:
     """Their number and size are set there; with training pods they share the quota of the namespace."""
     server.cluster.add_runtime("grpo-torch-vllm", jobs=("rollout", "node"))
@@ -236,7 +227,7 @@ def test_servers_are_compared_as_their_runtime_has_them(server: ApiServer, form:
 def test_without_the_right_to_look_runs_start_all_the_same(
     server: ApiServer, form: Form, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nodes belong to no namespace, so a role of steps may not permit reading them; it is said."""
+    """Nodes belong to no namespace, so a role of steps may not permit reading them; a line says so."""
     every = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
     server.cluster.add(node("tiny", {"cpu": "1", "memory": "1Gi"}))
     server.access.rules = [every]

@@ -9,11 +9,13 @@ import pytest
 import yaml
 
 from components.preflight.config import Params, advisories, contradictions, load_params
-from components.preflight.inputs import list_storage, missing_here, unusable_rewards
+from components.preflight.inputs import unusable_rewards
+from components.register.checks import list_storage
 from components.register.config import RegisterConfig
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.model import context_tokens
 from pipelines.cli import main
+from pipelines.requirements import missing_here
 from tests.presets import FILES, preset
 from tests.register.storage_servers import BUCKET, s3_server
 
@@ -427,7 +429,7 @@ def test_answers_of_an_environment_take_their_part_of_what_the_model_reads(value
 
 
 def test_evaluation_may_have_an_environment_with_other_limits(values: dict[str, Any]) -> None:
-    """Its own goes before that of training, which a protocol with words of its own leaves out."""
+    """It takes precedence over training's, which a protocol with a prompt leaves out."""
     tools = {"environment": "calculator", "max_turns": 3, "max_observation_tokens": 32}
     models = {f"{stage}.model.tools": tools for stage in ("train_sft", "validate_data")}
     longer = {"evaluate.max_new_tokens": 337, "evaluate.tools": {**tools, "max_turns": 5}}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from components.cluster.kube import Clock
-from components.preflight.config import DeploymentConfig
 from components.preflight.form import Form
 from components.preflight.inputs import run_concurrently
 from components.preflight.preflight import preflight
+from components.shared.deployment import DeploymentConfig
 from components.shared.errors import PipelineError, RetryableError
 from tests.fake_cluster import BEFORE, ApiServer, Fault, kinds
 from tests.preflight.conftest import CLAIM, DEPLOYMENT, GSM8K, claim, git, ready, with_overrides
@@ -122,7 +122,7 @@ def test_contradictions_and_missing_inputs_are_named_by_parameter(
 def test_a_base_model_that_does_not_exist_is_the_only_complaint(
     server: ApiServer, form: Form, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a run takes depends on the model, and is not guessed; what was not checked is said."""
+    """Needs depend on the model and are not guessed; a note names what was not checked."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     _add_small_node(server)
     for base in ("nobody/no-such-model", "/models/none"):
@@ -271,7 +271,7 @@ def test_a_queue_that_may_not_be_read_is_no_queue(server: ApiServer, form: Form)
     assert _line(form).startswith("cluster_queue: not allowed to read LocalQueue works in namespace team; add k8s/")
     form = with_overrides(form, cluster={"queue_unchecked": True})
     ready(form)
-    server.cluster.uninstalled |= {kinds.LOCAL_QUEUES, kinds.OLD_LOCAL_QUEUES, kinds.WORKLOADS}
+    server.cluster.uninstalled |= {kinds.LOCAL_QUEUES, kinds.WORKLOADS}
     assert _line(form).startswith("cluster_queue: this cluster has no Kueue and thus no queue works; install Kueue")
 
 
@@ -295,7 +295,7 @@ def test_missing_permissions_are_listed_together(server: ApiServer, form: Form) 
 
 
 def test_a_secret_that_is_named_must_exist(server: ApiServer, form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Preflight has the secrets' keys in its environment as every task has; half a secret is none."""
+    """Preflight has the secrets' keys in its environment as every task has; half a secret does not count."""
     gated: dict[str, Any] = {"secrets": {"hub": "gated"}}
     line = _line(form, **gated)
     assert line == "deployment.secrets.hub: no secret gated with the keys HF_TOKEN in this namespace"

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from components.preflight.config import Params, load_params
-from components.preflight.inputs import missing_here
-from components.preflight.tools import wrong_tools
+from components.preflight.inputs import unusable_tools
 from components.shared.errors import PipelineError
+from pipelines.requirements import missing_here
 from tests import chat_model
 from tests.presets import ROOT, preset
 
@@ -35,7 +35,7 @@ def _params(
 
 
 def _lines(tools: dict[str, Any] | None = None, **changes: Any) -> list[str]:
-    return list(wrong_tools(_params(tools, **changes)))
+    return list(unusable_tools(_params(tools, **changes)))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from components.preflight.inputs import changes_since
+from components.register.checks import changes_since
 from components.shared.config import Config
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.lineage import Lineage

@@ -268,6 +268,8 @@ def test_unfinished_work_of_runs_with_another_name_is_not_mentioned(
         monkeypatch.setenv(JOURNAL_VARIABLE, str(journal))
         folder = training.fail(seed=number)
         assert capsys.readouterr().out == (_not_resumed(folder) if is_printed else ""), name
+        if is_printed:
+            assert "(run 20261126T014055Z-smoke): step 40: " in (folder / NOT_RESUMED).read_text()
 
 
 def test_work_that_is_in_use_or_resumed_is_not_listed(training: _Training, capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,3 +307,17 @@ def test_a_folder_that_is_locked_again_is_said_to_be_this_runs(tmp_path: Path) -
     assert mine.lock_again()
     mine.unlock()
     assert said == ["mine"]
+
+
+def test_record_with_another_result_overtakes_and_a_touched_one_does_not(tmp_path: Path) -> None:
+    """A backup or a copy of the volume changes times: a run in a queue goes on waiting."""
+    record = tmp_path / "train/0123.json"
+    mine = work.WorkFolder("train", record.with_suffix(""), "mine")
+    record.write_text("results")
+    mine.unlock()
+    with pytest.raises(work.OvertakenError):
+        mine.require_unchanged()
+    mine = work.WorkFolder("train", record.with_suffix(""), "mine")
+    mine.unlock()
+    os.utime(record, (1, 1))
+    mine.require_unchanged()

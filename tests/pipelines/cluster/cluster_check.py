@@ -29,10 +29,11 @@ from urllib3.exceptions import HTTPError
 
 from components.cluster import kube
 from components.cluster.kube import Clock, Json, TrainJobs
-from components.preflight.config import MOUNT, DeploymentConfig, Params, load_params
+from components.preflight.config import Params, load_params
 from components.register.registry import POLICY
 from components.register.snapshot import DIGESTS_FILE
 from components.shared import lineage
+from components.shared.deployment import MOUNT, DeploymentConfig
 from components.shared.environment import CA_VARIABLE, ENDPOINT_VARIABLES, NAMESPACE_VARIABLE, TOKEN_FILE_VARIABLES
 from components.shared.errors import PipelineError, RetryableError
 from pipelines.cli import main as grpo_pipeline

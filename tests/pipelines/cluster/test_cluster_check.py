@@ -186,7 +186,7 @@ class Player:
             self._add_job("grpo-1", {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: run_id})
 
     def _show(self, run_id: str, logs: dict[str, str], **stages: Stage) -> None:
-        """Have a run be as far as its stages, whose last attempts print logs."""
+        """Set how far a run is, and what the last attempts at its stages have printed."""
         named = {name.replace("_", "-"): stage for name, stage in stages.items()}
         self._server.kfp.runs[run_id]["run_details"] = {"task_details": details(named)}
         for stage, text in logs.items():

@@ -27,7 +27,7 @@ def only(server: ApiServer) -> Json:
 
 
 def fire(server: ApiServer) -> str:
-    """Have the schedule start a run, which then trains; return its id."""
+    """Start a run of the schedule, which then trains; return its id."""
     schedule = next(each for each in server.kfp.recurring_runs.values() if each["status"] == "ENABLED")
     run_id = str(server.kfp.fire(schedule, WORKFLOW)["run_id"])
     server.kfp.runs[run_id]["run_details"] = {"task_details": details({"train-grpo": Stage("RUNNING", 1)})}

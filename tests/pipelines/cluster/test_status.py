@@ -49,7 +49,7 @@ class Run:
     capsys: pytest.CaptureFixture[str]
 
     def tell(self, state: str, **stages: Stage) -> None:
-        """Have the run be as far as this."""
+        """Set how far the run is."""
         self.server.kfp.set_state(self.id, state)
         named = {name.replace("_", "-"): stage for name, stage in stages.items()}
         for name, stage in named.items():
@@ -63,7 +63,7 @@ class Run:
         return self.server.kfp.runs[self.id]
 
     def print(self, stage: str, *attempts: str) -> None:
-        """Have the attempts at a stage print this."""
+        """Set what the attempts at a stage have printed."""
         self.server.kfp.pods |= {pod(stage, number): text for number, text in enumerate(attempts)}
 
     def wait(self, *steps: Callable[[], None], code: int, seconds: int = 0) -> tuple[list[str], list[str]]:
@@ -307,7 +307,7 @@ def test_an_attempt_without_an_archived_log_has_its_executor_logs(run: Run) -> N
 
 
 def test_logs_without_anything_to_show_fail_and_say_why(run: Run) -> None:
-    """Of installations that do not archive logs; an error of the server alone is no log."""
+    """Where an installation does not archive logs; an error of the server alone does not count as a log."""
     run.tell("FAILED", preflight=CACHED, train_grpo=FAILED, register=LEFT_OUT)
     lines, error = run.show("logs", run.id, code=2)
     cached = ["==> preflight <==", "(not run: the cache has its outputs)"]

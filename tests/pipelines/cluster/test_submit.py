@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from components.cluster import kube
-from components.preflight.config import DeploymentConfig, load_params
+from components.preflight.config import load_params
 from components.preflight.form import form_of, overrides_of, sections_of
+from components.shared.deployment import DeploymentConfig
 from pipelines.cluster.submission import parameters, read
 from pipelines.graph import write
 from tests.fake_cluster import ApiServer, Json, kinds, runtime

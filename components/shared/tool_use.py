@@ -1,48 +1,23 @@
-"""What is wrong with tools as the base model's files and the sources of problems show."""
+"""Whether a model can use its tools, as its files show: its chat template, its tokenizer, the room for observations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from components.evaluate.protocols import PROTOCOLS
-from components.preflight.config import TOOLS, Params
 from components.shared.chat import PromptFormat, prompt_format
 from components.shared.errors import PipelineError
-from components.shared.model import ChatConfig, ModelConfig
-from components.shared.problem import Split
+from components.shared.model import ModelConfig
 from components.shared.tokenizer import tokenizer_for
 from components.shared.tools import FUNCTIONS
 
 _T = TypeVar("_T")
 
 
-def wrong_tools(params: Params) -> Iterator[str]:
-    """Yield a line for each thing that is wrong with the tools of training, or with those of evaluation if they differ.
+def wrong_tools(model: ModelConfig, key: str, coding: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each thing that is wrong with a model's tools, by their `key` in the params.
 
-    A base model whose files cannot be read is reported elsewhere, and what they would show is left out.
+    A base model whose files cannot be read is reported elsewhere, and what they would show is left out. `coding` are
+    the sources whose problems are answered with code.
     """
-    trained, evaluated = params.train_sft.model, _evaluated(params)
-    yield from _wrong(trained, TOOLS, _with_tests(params, tuple(Split)))
-    if evaluated != trained:
-        yield from _wrong(evaluated, "evaluate.tools", _with_tests(params, (params.evaluate.split,)))
-
-
-def _evaluated(params: Params) -> ModelConfig:
-    """The model as evaluation asks it."""
-    protocol = PROTOCOLS[params.evaluate.protocol]
-    changes: dict[str, object] = {"tools": params.evaluation_tools}
-    if protocol.prompt is not None:
-        changes["chat"] = ChatConfig(system=params.evaluate.system_prompt) if protocol.chat else None
-    return params.train_sft.model.model_copy(update=changes)
-
-
-def _with_tests(params: Params, splits: Sequence[Split]) -> list[str]:
-    """Sources whose problems are answered with code."""
-    coding = [source for source in params.prepare_data.sources if source.kind == "mbpp"]
-    return [source.name for source in coding if any(source.max_problems(split) != 0 for split in splits)]
-
-
-def _wrong(model: ModelConfig, key: str, with_tests: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the tools of a model; `key` is theirs."""
     tools = model.tools
     if tools is None:
         return
@@ -54,14 +29,14 @@ def _wrong(model: ModelConfig, key: str, with_tests: Sequence[str]) -> Iterator[
             form.observation("2", ended=True)
             _require_observations(form)
     except PipelineError as error:
-        line = str(error).replace(TOOLS, key)
+        line = str(error).replace("train_sft.model.tools", key)
         yield line if line.startswith(key) else f"{key}: {line}"
     if tools.functions and call_format not in (None, "tool_call"):
         yield (
             f"{key}.functions: are shown to a model that calls tools with tool_call, and the format is {call_format}; "
             f"leave them out, or set {key}.call_format: tool_call"
         )
-    for source in with_tests if call_format == "fenced" and tools.environment in FUNCTIONS else ():
+    for source in coding if call_format == "fenced" and tools.environment in FUNCTIONS else ():
         yield (
             f"{key}.call_format: is fenced, so that the code that answers a problem from {source} would call "
             f"{tools.environment}; set it to tool_call, for a model whose chat template shows tools"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from components.preflight.config import Params
-from components.preflight.disk import short_of_disk
+from pipelines.requirements import short_of_disk
 from tests.presets import preset
 
 

@@ -1,0 +1,118 @@
+"""What register needs, before a run spends anything: a registry, storage, a catalogue, something to register."""
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from components.register.catalogue import Catalogue, left_undone
+from components.register.config import RegisterConfig
+from components.register.snapshot import read_registry
+from components.register.storage import CONFIG, check_storage, new_config
+from components.shared import lineage
+from components.shared.config import Config, without_operational
+from components.shared.errors import PipelineError
+from components.shared.versioning import is_url, references
+
+_PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_ssh"}
+"""Package that DVC needs for a kind of remote."""
+_LISTED = ("s3", "ssh")
+"""Kinds of remotes that are listed, with the credentials of the tasks."""
+
+
+def unusable_folder(location: str) -> Iterator[str]:
+    """Yield why a registry's folder cannot be used on this machine, if it cannot."""
+    if is_url(location):
+        return
+    path = Path(location).resolve()
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    if not existing.is_dir():
+        yield f"register.registry: {location} is not a folder"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield f"register.registry: {location}: {existing} cannot be written to by this user"
+
+
+def unusable_registry(location: str, mount: str) -> Iterator[str]:
+    """Check that the registry's repository answers; a folder is made by the first registration."""
+    if is_url(location):
+        references(location)
+    yield from _not_shared("register.registry", location, mount)
+
+
+def unusable_storage(remote: str, mount: str) -> Iterator[str]:
+    """Check that DVC can put the weights of versions into a remote; without one they go beside a registry's folder."""
+    scheme = remote.partition("://")[0]
+    package = _PACKAGES.get(scheme)
+    if package and importlib.util.find_spec(package) is None:
+        yield f"register.storage: {scheme}:// needs the package {package.replace('_', '-')} in the light image"
+    elif remote:
+        yield from _not_shared("register.storage", remote, mount)
+
+
+def list_storage(config: RegisterConfig) -> list[str]:
+    """List the storage of the weights, at the server that the registry knows, the config or the environment."""
+    scheme = (config.storage or "").partition("://")[0]
+    if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
+        known = _config_of(config.registry) if is_url(config.registry) else None
+        check_storage(known or new_config(str(config.storage), config.storage_endpoint))
+    return []
+
+
+def _config_of(location: str) -> str | None:
+    """DVC's config in a registry; None where nothing has been registered yet, or where it does not answer."""
+    try:
+        with read_registry(location) as snapshot:
+            return snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
+    except PipelineError:  # reported by the check of the registry itself
+        return None
+
+
+def _not_shared(key: str, location: str, mount: str) -> Iterator[str]:
+    if not is_url(location) and not location.startswith(f"{mount}/"):
+        yield (
+            f"{key}: {location} would be lost with the pod; accepted: a URL, or a folder of the shared volume, "
+            f"{mount}/..."
+        )
+
+
+def unusable_model_registry(url: str, remote: str) -> Iterator[str]:
+    """Check that Kubeflow Model Registry answers, and that the weights it will point to can be reached by others."""
+    Catalogue(url)
+    if not is_url(remote):
+        yield "register.storage: is not a URL, so the weights cannot be found from Kubeflow Model Registry"
+
+
+def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) -> tuple[str, list[str], list[str]]:
+    """Return the tag of the newest version, what differs from it, and what its registration has left undone.
+
+    The tag is empty where there is no version. For `configs` see `changes_since`.
+
+    Raises:
+        PipelineError: The registry does not answer.
+    """
+    with read_registry(config.registry) as snapshot:
+        versions = snapshot.versions(config.name)
+        if not versions:
+            return "", [], []
+        made_by = snapshot.lineage(versions[-1].tag)
+        undone = list(left_undone(snapshot, config.name, config.model_registry))
+    return versions[-1].tag, changes_since(made_by, configs, lineage.code_digest()), undone
+
+
+def changes_since(made_by: lineage.Lineage, configs: Mapping[str, Config], code: str) -> list[str]:
+    """Return what differs from the lineage of a version; empty where a run would reproduce it.
+
+    `configs` are the sections of the stages that make a policy; data from a repository are named by commit.
+    """
+    changes = [] if made_by.work.code == code else ["the code"]
+    recorded = {work.stage: work.config for work in made_by.works}
+    for stage, config in configs.items():
+        try:
+            before = without_operational(type(config).model_validate(recorded.get(stage, {})))
+        except ValidationError:  # written by an older version of the code, with other keys
+            before = {}
+        now = without_operational(config)
+        changes += [f"{stage}.{key}" for key in now if key not in before or now[key] != before[key]]
+    return changes

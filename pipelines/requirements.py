@@ -1,0 +1,161 @@
+"""What a run on this machine needs, looked at before its first stage: data, models, rewards, trackers, disk."""
+
+import importlib.util
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from components.grading.verifier import require_sandbox
+from components.policy.config import CheckpointConfig, EngineConfig, TrackingConfig
+from components.preflight.config import Params, exceeded_limits
+from components.preflight.inputs import (
+    BASE_MODEL,
+    base_models,
+    run_concurrently,
+    unusable_environment,
+    unusable_rewards,
+    unusable_tools,
+)
+from components.preflight.resources import shape_of_base
+from components.prepare_data.dataset import Dataset
+from components.prepare_data.first_rows import first_problems, hub_datasets, unusable_files
+from components.register.catalogue import Catalogue
+from components.register.checks import list_storage, unusable_folder
+from components.shared.errors import PipelineError
+from components.shared.problem import Split
+from components.shared.tokenizer import token_lengths
+from components.shared.versioning import is_url, references
+from components.validate_data.gradable import ungradable
+
+_DEADLINE_S, _ANSWER_S = 30.0, 10.0
+_ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
+_OPTIMIZER_BYTES = 12
+"""Bytes for each trained parameter in a checkpoint: the weight and two moments in fp32."""
+_GB = 1e9
+
+
+def missing_here(params: Params, *, containers: bool = False) -> list[str]:
+    """Return a line for each thing that a run on this machine needs and would not find.
+
+    With `containers` its stages run in their images, which may hold more than this environment.
+    What is looked up elsewhere (repositories, the hub) is requested concurrently, and has half a minute to answer.
+    """
+    lookups = {key: check for key, (_, check) in base_models(params).items()}
+    register, repository = params.register, params.prepare_data.repository
+    if repository:
+        lookups["prepare_data.repository.url"] = partial(references, repository.url)
+    if is_url(register.registry):
+        lookups["register.registry"] = partial(references, register.registry)
+    lookups |= hub_datasets(params.prepare_data)
+    lookups |= {
+        f"{stage}.tracking.mlflow.uri": partial(_require_server, tracking.mlflow.uri)
+        for stage, tracking in _trackings(params).items()
+        if tracking.mlflow and tracking.mlflow.uri.startswith("http")
+    }
+    if register.model_registry:
+        lookups["register.model_registry"] = partial(Catalogue, register.model_registry)
+    if register.storage:
+        lookups["register.storage"] = partial(list_storage, register)
+    answers = run_concurrently(lookups, _DEADLINE_S)
+    context = answers[BASE_MODEL]
+    lines = [
+        *unusable_files(params.prepare_data, imitated=params.train_sft.num_steps > 0),
+        *_ungradable(params),
+        *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
+        *(exceeded_limits(params, context) if isinstance(context, int) else []),
+        *([] if isinstance(context, PipelineError) else list(unusable_tools(params)) or _exceeded_by_data(params)),
+        *unusable_rewards(params, trained_here=not containers),
+        *unusable_environment(params, trained_here=not containers),
+        *([] if containers else _missing_trackers(params)),
+    ]
+    if not containers and any(source.kind == "mbpp" for source in params.prepare_data.sources):
+        try:
+            require_sandbox()
+        except PipelineError as error:
+            lines.append(f"prepare_data.sources: mbpp has code to run: {error}")
+    return [*lines, *unusable_folder(register.registry)]
+
+
+def _require_server(url: str) -> None:
+    """Raise PipelineError unless something answers at a URL, whatever it answers."""
+    try:
+        urllib.request.urlopen(url, timeout=_ANSWER_S).close()
+    except urllib.error.HTTPError:
+        return
+    except OSError as error:
+        raise PipelineError(f"{url} does not answer ({getattr(error, 'reason', error)})") from None
+
+
+def _trackings(params: Params) -> dict[str, TrackingConfig]:
+    return {"train_sft": params.train_sft.tracking, "train_grpo": params.train_grpo.tracking}
+
+
+def _missing_trackers(params: Params) -> Iterator[str]:
+    both = _trackings(params)
+    # Each tracker has the name of its package. SFT has those of GRPO where nothing else is set.
+    keys = {package: f"{stage}.tracking" for stage, config in both.items() for package, settings in config if settings}
+    for package, key in keys.items():
+        if importlib.util.find_spec(package) is None:
+            yield f"{key}.{package}: needs the Python package {package}, which is not installed"
+
+
+def _exceeded_by_data(params: Params) -> Iterator[str]:
+    """Yield a line for each limit that most of the first problems exceed, so that a later stage would stop at it."""
+    model, limits = params.train_sft.model, params.validate_data
+    problems = [] if model.scratch or params.prepare_data.repository else [*first_problems(params.prepare_data)]
+    prompts, solutions = token_lengths(model, problems)
+    pairs = zip(problems, prompts, solutions, strict=True)
+    examples = [prompt + solution + 1 for problem, prompt, solution in pairs if problem.split == Split.TRAIN]
+    longest = {"validate_data.max_prompt_tokens": (limits.max_prompt_tokens, prompts)}
+    if params.train_sft.num_steps:
+        longest["train_sft.max_tokens"] = (params.train_sft.max_tokens, examples)
+    for key, (limit, tokens) in longest.items():
+        num_longer = sum(each > limit for each in tokens)
+        if 2 * num_longer > len(tokens):
+            what = "prompts" if key.startswith("validate") else "prompts with their solutions"
+            yield f"{key}: is {limit:,}, and {num_longer} of the first {len(tokens)} {what} have up to {max(tokens):,}"
+
+
+def _ungradable(params: Params) -> Iterator[str]:
+    """Say which answers of the user's own data validation would refuse, as far as their first rows show."""
+    own = [source for source in params.prepare_data.sources if isinstance(source, Dataset)]
+    if own and not params.prepare_data.repository:
+        problems = [*first_problems(params.prepare_data.model_copy(update={"sources": own}))]
+        if defect := ungradable(problems, params.train_sft.model.answer):
+            yield f"prepare_data.sources: among the first rows, {defect}"
+
+
+def short_of_disk(params: Params, outputs: Path) -> str | None:
+    """Return a line where a run would not fit on the disk of `outputs`; None where it does, or nobody can tell.
+
+    Counted are the models that a run keeps and the checkpoints of the stage that has more of them, with the one that is
+    being written; not data, reports and adapters.
+    """
+    shape = shape_of_base(params)
+    if shape is None:
+        return None
+    sft, grpo = params.train_sft, params.train_grpo
+    # The policy; the reference where it is trained; a base model that is made: an existing one is referred to.
+    num_models = 1 + bool(sft.num_steps) + bool(sft.model.scratch)
+    element = max(_ELEMENT_BYTES[engine.precision] for engine in (sft.engine, grpo.engine))
+    models = num_models * element * shape.num_parameters / _GB
+    trained = [stage for stage in (sft, grpo) if stage.num_steps]
+    per_parameter = max((_checkpoint_bytes(stage.engine, stage.checkpoint) for stage in trained), default=0)
+    checkpoints = per_parameter * shape.num_parameters / _GB
+    folder = next(each for each in (outputs.resolve(), *outputs.resolve().parents) if each.exists())
+    free = shutil.disk_usage(folder).free / _GB
+    if models + checkpoints <= free:
+        return None
+    return (
+        f"{folder}: {free:,.1f} GB are free, and a run takes about {models + checkpoints:,.1f} GB there "
+        f"({models:,.1f} for models, {checkpoints:,.1f} for checkpoints); make room, or lower checkpoint.keep_last"
+    )
+
+
+def _checkpoint_bytes(engine: EngineConfig, config: CheckpointConfig) -> int:
+    """Bytes of all checkpoints of a stage at once, for each parameter of the model."""
+    number = config.keep_last + config.keep_best + 1
+    return 0 if engine.lora else number * (_OPTIMIZER_BYTES + _ELEMENT_BYTES[engine.precision])
