@@ -190,8 +190,8 @@ def test_what_a_run_would_miss_is_part_of_the_diagnosis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the exit code says that something is wrong."""
-    monkeypatch.setattr(doctor, "_imports", lambda: iter(()))
-    monkeypatch.setattr(doctor, "_hub", lambda: iter(()))
+    for name in ("_imports", "_hub", "_libraries"):
+        monkeypatch.setattr(doctor, name, lambda: iter(()))
     monkeypatch.setattr(doctor, "_nvidia", lambda: ([], None))
     _torch(tmp_path, monkeypatch, _TORCH.format(cuda=None, available=False, bf16=True))
     params = tmp_path / "params.yaml"
