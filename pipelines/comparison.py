@@ -26,7 +26,7 @@ EVALUATION = "evaluation/grpo"
 
 @dataclass(frozen=True)
 class Facts:
-    """What git has of a version beside the pointers to its weights."""
+    """The files of a version in git, except the pointers to its weights."""
 
     version: Version
     aliases: tuple[str, ...]
@@ -40,7 +40,7 @@ class Facts:
 
     @cached_property
     def made_by(self) -> Lineage:
-        """What the version was made from; PipelineError where an older release has registered it."""
+        """The lineage of the version; PipelineError if an older release registered it."""
         return parse(self.lineage_file, name=f"{self.version.tag}: {FILE_NAME}")
 
     @property
@@ -55,7 +55,7 @@ class Facts:
 
     @property
     def data(self) -> dict[str, str]:
-        """What the version was made from beside the code, by name: digests, or the commit at a hub."""
+        """Digests, or commits at a hub, of the data and models that the version was made from, by name."""
         materials = {name: each for work in self.made_by.works for name, each in work.materials.items()}
         named = {name: each.sha256 or each.commit or "unknown" for name, each in materials.items()}
         problems = (work.inputs["problems"].digest for work in self.made_by.works if "problems" in work.inputs)
@@ -63,7 +63,7 @@ class Facts:
 
 
 def facts_of(snapshot: Snapshot, *versions: Version) -> list[Facts]:
-    """Return what the files of versions in git say; they are not verified."""
+    """Return the files of versions in git, unverified."""
     aliases: dict[str, list[str]] = {}
     for alias, tag in sorted(snapshot.aliases().items()):
         aliases.setdefault(tag, []).append(alias.partition("@")[2])
@@ -94,7 +94,7 @@ def evaluations_of(snapshot: Snapshot, *versions: Version) -> list[Evaluation]:
 
 
 def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
-    """Return how two policies answered the same problems; PipelineError where they were asked others, or otherwise."""
+    """Return how two policies answered the same problems; PipelineError if the problems or the protocols differ."""
     one, other = (problems_of(evaluation.greedy) for evaluation in (first, second))
     if one != other:
         raise PipelineError(
@@ -102,7 +102,7 @@ def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
             f"{len(other):,}, and {len(one & other):,} are in both"
         )
     if not same_protocol(*(evaluation.scores.get("protocol") or {} for evaluation in (first, second))):
-        raise PipelineError("answers that were asked for in different ways cannot be compared: their protocols differ")
+        raise PipelineError("the evaluations cannot be compared: their protocols differ")
     return outcomes_of([Pair(record, second.greedy[record.id]) for record in first.greedy.values()])
 
 
@@ -124,7 +124,7 @@ def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two versions differ: lines for people by subject, nothing where they do not, and figures by source."""
+    """How two versions differ: lines for people by subject, empty if they are equal, and figures by source."""
 
     settings: list[str]
     data: list[str]
@@ -133,7 +133,7 @@ class Comparison:
     accuracies: list[dict[str, Any]]
     """Per source: both scores, the gain of the second, its 95 % interval and one-sided p-value."""
     incomparable: str | None
-    """Why there are no accuracies, where they are not on the same problems."""
+    """Why there are no accuracies to compare; None if there are."""
 
 
 def compare(snapshot: Snapshot, first: Facts, second: Facts) -> Comparison:

@@ -1,7 +1,6 @@
-"""`grpo-pipeline doctor`: what this machine has, what is wrong with it, and what would help.
+"""`grpo-pipeline doctor`: the hardware and software of this machine, their problems, and remedies.
 
-Each finding is the answer to one question. What may hang or crash is asked in a process of its own, with a deadline: a
-torch that cannot be imported is a finding, not the end.
+Checks that may hang or crash run in a separate process with a deadline: a torch that cannot be imported is a finding.
 """
 
 import json
@@ -32,14 +31,14 @@ _GIB = 2**30
 _MIN_DISK_GIB, _SPARE_DISK_GIB, _MIN_MEMORY_GIB = 2, 20, 4
 _MIN_PYTHON = (3, 11)
 _BUSY_FRACTION = 0.3
-"""Of the cores; where others use more than that, training on CPUs waits for them at every operation."""
+"""Share of the cores that other processes may use before training on CPUs slows down."""
 _SMI = "name,memory.total,memory.used,driver_version"
 _CUDA_VERSION = re.compile(r"CUDA Version: (\d+\.\d+)")
 _PINNED = re.compile(r"^([a-z0-9-]+)==([^\s;]+)", re.MULTILINE)
 _NUM_NAMED = 5
 _LARGE = 100_000_000
 _FAST_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Flags of processors, x86 and ARM, that have instructions for products of bfloat16."""
+"""Flags of x86 and ARM processors with instructions for bfloat16 products."""
 _DEBIAN = {"libnuma.so.1": "libnuma1", "libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1"}
 """Packages of Debian and Ubuntu by the libraries that vLLM and NVIDIA's packages load."""
 _TORCH = """
@@ -48,7 +47,6 @@ has_gpu = torch.cuda.is_available()
 device = "cuda" if has_gpu else "cpu"
 square = torch.arange(64.0, device=device).reshape(8, 8)
 assert (square @ torch.eye(8, device=device)).equal(square), "a matrix product is wrong"
-free, total = torch.cuda.mem_get_info() if has_gpu else (0, 0)
 bf16 = torch.cuda.is_bf16_supported() if has_gpu else True
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu": has_gpu, "bf16": bf16}))
 """
@@ -56,7 +54,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer to one question about this machine."""
+    """The result of one check."""
 
     name: str
     state: State
@@ -65,7 +63,7 @@ class Finding:
 
 
 def diagnose(params: Path | None = None) -> Iterator[Finding]:
-    """Yield what there is to say about this machine, and about a run with a params file on it."""
+    """Yield the findings about this machine, and about a run with a params file on it."""
     machine = (_python, _cores, _memory, _disk, _gpu_and_torch, _imports, _libraries, _lock, _tools, _sandbox)
     for examine in (*machine, _hub, _cluster):
         yield from examine()
@@ -74,7 +72,7 @@ def diagnose(params: Path | None = None) -> Iterator[Finding]:
 
 
 def unused_gpu() -> str:
-    """Return why nothing would be computed on this machine's GPU, and what helps; nothing if it would, or has none."""
+    """Return why this machine's GPU would not be used, and a remedy; empty if it is used or there is no GPU."""
     gpus, driver_cuda = _nvidia()
     if not gpus or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return ""
@@ -86,7 +84,7 @@ def unused_gpu() -> str:
 
 
 def slow_here(params: "Params") -> str:
-    """Return a warning where training takes long without a GPU, with the precision that this processor is fast in."""
+    """Return a warning if training without a GPU takes long, with the faster precision; empty otherwise."""
     from components.preflight.resources import shape_of_base
 
     if _nvidia()[0]:
@@ -97,7 +95,7 @@ def slow_here(params: "Params") -> str:
     shape = shape_of_base(params)
     if shape is None or shape.num_parameters < _LARGE:
         return ""
-    remedy = "; set engine.precision: bf16 and zero_stage: 2, which this processor multiplies in" if fast else ""
+    remedy = "; set engine.precision: bf16 and zero_stage: 2, which this processor has instructions for" if fast else ""
     return (
         f"{params.train_sft.model.base}: trains {shape.num_parameters / 1e6:,.0f} M parameters without a GPU, slowly"
         f"{remedy if precision == 'fp32' else ''}"
@@ -111,7 +109,7 @@ def _has_fast_bf16() -> bool:
 
 
 def doctor(params: Path | None, *, as_json: bool) -> int:
-    """Print what there is to say about this machine and a run on it; return the exit code for bad input on an error."""
+    """Print the findings about this machine and a run on it; return 2 if one of them is an error."""
     findings = []
     for finding in diagnose(params):
         findings.append(finding)
@@ -127,7 +125,7 @@ def doctor(params: Path | None, *, as_json: bool) -> int:
 
 
 def _judged(name: str, text: str, *faults: tuple[bool, State, str]) -> Finding:
-    """Return a finding with the state and the remedy of the first fault that there is."""
+    """Return a finding with state and remedy of the first fault whose condition is true."""
     state, remedy = next(((state, remedy) for is_there, state, remedy in faults if is_there), ("ok", ""))
     return Finding(name, state, text, remedy)
 
@@ -162,7 +160,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def _disk() -> Iterator[Finding]:
-    """The free space of each disk that a run writes to, once per disk."""
+    """Yield the free space of each disk that a run writes to."""
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
     places = {"outputs/": Path("outputs"), "the hub's cache": cache, "/dev/shm": Path("/dev/shm")}
     names_by_disk: dict[int, list[str]] = {}
@@ -174,7 +172,7 @@ def _disk() -> Iterator[Finding]:
             names_by_disk.setdefault(device, []).append(name)
             free[device] = shutil.disk_usage(existing).free / _GIB
     for device, names in names_by_disk.items():
-        is_written = names != ["/dev/shm"]  # weights go by files on disk where it is too small
+        is_written = names != ["/dev/shm"]  # if it is too small, weights go to a disk
         large = "a run of a 1.5B model writes about 20 GiB; `grpo-pipeline gc` removes old runs"
         yield _judged(
             "disk",
@@ -205,7 +203,7 @@ def _gpu_and_torch() -> Iterator[Finding]:
 
 
 def _torch_for(torch: dict[str, Any], gpus: list[str], driver_cuda: str | None) -> Finding:
-    """Judge a torch that works by the GPUs that are there."""
+    """Return whether a torch that works uses the GPUs that are there."""
     text = f"{torch['version']}, computes on {'the GPU' if torch['gpu'] else 'CPUs'}"
     if gpus and torch["cuda"] is None:
         return Finding("torch", "error", f"{text}, though there is a GPU", "make setup TORCH_BACKEND=auto")
@@ -219,7 +217,7 @@ def _torch_for(torch: dict[str, Any], gpus: list[str], driver_cuda: str | None) 
 
 
 def _nvidia() -> tuple[list[str], str | None]:
-    """Return a line for each GPU by nvidia-smi, and the newest CUDA that its driver runs."""
+    """Return nvidia-smi's line for each GPU, and the newest CUDA version that the driver supports."""
     listed = _output(["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader,nounits"])
     version = _CUDA_VERSION.search(_output(["nvidia-smi"]) or "") if listed else None
     return (listed or "").splitlines(), version[1] if version else None
@@ -239,21 +237,18 @@ def _imports() -> Iterator[Finding]:
 def _libraries() -> Iterator[Finding]:
     missing = missing_libraries() if shutil.which("ldd") else {}
     for name, file in missing.items():
-        yield Finding("libraries", "warning", f"{file} needs {name}, which is missing", _remedy_for(name))
+        package = _DEBIAN.get(name)
+        remedy = f"apt-get install {package}" if package else "install the system package that contains it"
+        yield Finding("libraries", "warning", f"{file} needs {name}, which is missing", remedy)
     if not missing:
-        yield Finding("libraries", "ok", "all that installed packages load are there")
-
-
-def _remedy_for(library: str) -> str:
-    package = _DEBIAN.get(library)
-    return f"apt-get install {package}" if package else "install the system's package that holds it"
+        yield Finding("libraries", "ok", "all libraries that installed packages load are there")
 
 
 def _lock() -> Iterator[Finding]:
-    """Whether the packages that are installed have the versions of the lock."""
+    """Compare the versions of installed packages with the lock."""
     from components.shared.execution import current_environment  # slow to import
 
-    pinned: dict[str, set[str]] = {}  # some packages have another version for another Python
+    pinned: dict[str, set[str]] = {}  # versions may differ between releases of Python
     for name, version in _PINNED.findall((_ROOT / "requirements.lock").read_text(encoding="utf-8")):
         pinned.setdefault(name, set()).add(version)
     others = [
@@ -307,7 +302,7 @@ def _cluster() -> Iterator[Finding]:
 
 
 def _run(path: Path) -> Iterator[Finding]:
-    """What a run with a params file would find wrong before its first stage."""
+    """Yield what a run with a params file would refuse or warn about before its first stage."""
     from components.preflight.config import advisories, contradictions, load_params
     from pipelines.requirements import missing_here
 
@@ -328,7 +323,7 @@ def _run(path: Path) -> Iterator[Finding]:
 
 
 def _output(command: list[str]) -> str | None:
-    """Return what a command prints; None if there is none, or it fails or hangs."""
+    """Return the output of a command; None if it is missing, fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -337,7 +332,7 @@ def _output(command: list[str]) -> str | None:
 
 
 def _ask_python(script: str, deadline_s: float = _IMPORT_DEADLINE_S) -> Any:
-    """Return what a script prints last, as JSON; where it fails, the last line of its error as text."""
+    """Return the last line that a script prints, parsed as JSON; if it fails, the last line of its error."""
     command = [sys.executable, "-W", "ignore", "-c", script]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)

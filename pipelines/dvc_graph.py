@@ -14,11 +14,11 @@ _HEAD = """\
 """
 _OUTPUTS = "outputs/stages"
 _MORE_INPUTS = {
-    "prepare_data": ["data/own"],  # files in data/raw need not be here: they are what their pointers say
-    "train_sft": [f"{_OUTPUTS}/validate_data/validation"],  # nothing is trained on data that were rejected
+    "prepare_data": ["data/own"],  # not data/raw: git has the pointers to its files, which may be missing here
+    "train_sft": [f"{_OUTPUTS}/validate_data/validation"],  # nothing is trained on rejected data
 }
 _NO_OUTPUT = {"timings"}
-"""Differ between equal runs."""
+"""Outputs that differ between equal runs."""
 _PLOTS = {
     "SFT loss": ("train_sft", "loss"),
     "GRPO reward and accuracy": ("train_grpo", ["reward", "accuracy", "worked_fraction"]),
@@ -27,7 +27,7 @@ _PLOTS = {
     "GRPO entropy (nats per token)": ("train_grpo", "entropy"),
     "GRPO clip fraction": ("train_grpo", ["clip_high_fraction", "clip_low_fraction"]),
 }
-"""Stage and columns of its curves, by title."""
+"""Stage and columns of its curves, by the title of the plot."""
 
 
 def text() -> str:
@@ -49,9 +49,9 @@ def _section(name: str) -> str:
 
 
 def _sections() -> dict[str, Any]:
-    """What a params file, those that it extends and the defaults of the code mean for each stage.
+    """Return the DVC stage that writes the full section of each stage to a file.
 
-    A stage depends on its own file alone, so that it runs again only if one of its values has changed.
+    A stage depends on its own section alone, so that it runs again only if one of its values has changed.
     """
     return {
         "cmd": f"grpo-pipeline config --params ${{params}} --sections {_OUTPUTS}/params",

@@ -1,6 +1,6 @@
 """The page of `dvc plots show` without a network: `python -m pipelines.dvc_plots`, at set-up.
 
-DVC's own page loads Vega from a content delivery network. This writes a template with Vega in it, and names it in
+DVC's own page loads Vega from a content delivery network. This writes a template that contains Vega, and sets it in
 .dvc/config.local, which git ignores.
 """
 

@@ -46,7 +46,7 @@ def evaluate(
     registry: str,
     **options: Any,
 ) -> None:
-    """Measure a model by each protocol and print a table; what takes long begins once all input is known to be good.
+    """Measure a model by each protocol and print a table; all input is checked before the first evaluation.
 
     Args:
         model: See `model_folder`.
@@ -57,8 +57,8 @@ def evaluate(
         output: Folder for the results; None for one below outputs/evaluations.
         examples: File with solved examples that replace those drawn from the training split.
         registry: Folder or URL.
-        options: Keys of the section `evaluate`, and those of its vLLM and its tools; None where they are not set. The
-            tokens of an answer are then the protocol's.
+        options: Keys of the section `evaluate`, of its vLLM and its tools; None if not set. Without `max_new_tokens`
+            the protocol's limit holds.
     """
     if listed:
         print(aligned([(name, protocol.summary) for name, protocol in PROTOCOLS.items()]))
@@ -117,7 +117,7 @@ def _given(**values: Any) -> dict[str, Any]:
 
 @contextmanager
 def _problems(protocol: Protocol, data: Path, examples: Path | None) -> Iterator[Path]:
-    """Yield a folder with what a protocol asks; equal data give equal content, so that unfinished work is found."""
+    """Yield a folder with a protocol's problems; equal data give equal content, so that unfinished work is found."""
     read = _prepared if problems_file(data, Split.TEST).is_file() else _raw
     splits = [Split.TEST, *([Split.TRAIN] if protocol.num_shots and not examples else [])]
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-problems-") as scratch:
@@ -133,7 +133,7 @@ def _problems(protocol: Protocol, data: Path, examples: Path | None) -> Iterator
 
 
 def _prepared(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
-    """The problems of a split that prepare_data has written: those of the protocol's dataset, or all."""
+    """Return the problems of a split that prepare_data wrote: those of the protocol's dataset, or all."""
     wanted = protocol.sources if split == Split.TRAIN else (protocol.dataset,)
     problems = read_problems(data, split)
     chosen = [each for each in problems if each.source in wanted] if protocol.dataset else problems
@@ -143,7 +143,7 @@ def _prepared(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
 
 
 def _raw(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
-    """The problems of a split in raw files; rows that cannot be used are named and left out."""
+    """Return the problems of a split in raw files; malformed rows are named and left out."""
     if protocol.dataset is None:
         raise PipelineError(
             f"{data}: holds no test.jsonl; the protocol {PIPELINE} asks the problems of a run: give --data the folder "
@@ -158,7 +158,7 @@ def _raw(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
 
 
 def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The scores by protocol and source, in columns, with 95 % intervals."""
+    """Return a table of the scores by protocol and source, with 95 % intervals."""
     rows = [(name, source, scores) for name, scores in results.items() for source in scores["greedy"]["by_source"]]
     sampled_names = (f"{key.partition('_')[0]}@{k}" for key, k in _sampled_columns(next(iter(results.values()))))
     lines = [[*_HEADER, *sampled_names]]
@@ -173,7 +173,7 @@ def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _sampled_columns(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Key and number of samples of the estimates that are shown: of one, and of the most there are."""
+    """Return key and k of the estimates that are shown: for one sample, and for all of them."""
     if scores["sampled"] is None:
         return []
     numbers = list(scores["pass_at_k"]["all"])

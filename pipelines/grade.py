@@ -60,7 +60,7 @@ def _row(grade: Grade) -> dict[str, str | None]:
 
 
 def _account(grade: Grade) -> str:
-    """What was read and which rule decided; of a grader that was ended, why."""
+    """Return the answer that was read and the rule that decided, or why the grader was ended."""
     return (
         grade.detail
         if "\n" in grade.detail
@@ -69,7 +69,7 @@ def _account(grade: Grade) -> str:
 
 
 def _batches(file: BinaryIO, where: str, policy: AnswerPolicy) -> Iterator[list[Submission]]:
-    """Submissions, as many at a time as can be read at once; an error comes after those before its line."""
+    """Yield submissions, as many at a time as one read returns; those before a bad line precede its error."""
     number = 0
     for lines in _lines(file):
         submissions = []
@@ -86,7 +86,7 @@ def _batches(file: BinaryIO, where: str, policy: AnswerPolicy) -> Iterator[list[
 
 
 def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
-    """Whole lines; those of a pipe as they arrive, so that a verdict does not wait until a chunk is full."""
+    """Yield whole lines, from a pipe as they arrive, so that no verdict waits for a full chunk."""
     rest = b""
     while block := file.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
         *complete, rest = (rest + block).split(b"\n")

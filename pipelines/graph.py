@@ -1,6 +1,6 @@
-"""The graph on a cluster: problems in, a registered model out; what each task asks for; what Kubeflow runs.
+"""The graph on a cluster: from problems to a registered model, with the resources of each task, compiled for Kubeflow.
 
-Its edges are the inputs that the stages declare, as those of a local run and of dvc.yaml are.
+Its edges are the inputs that the stages declare, as in a local run and in dvc.yaml.
 """
 
 import inspect
@@ -40,19 +40,19 @@ def stages(
 ) -> Tasks:
     """Return the task of each stage by its name, in the order in which they run.
 
-    Each has one artifact, a folder with the stage's outputs; others are pages and figures that Kubeflow shows. An
-    artifact that other tasks take costs a row of the graph on Kubeflow's page, which would not fit on a screen: only
-    the data, which may come from a cache, are passed on in that way. All else is passed on by its folder.
+    Each has one artifact, a folder with the stage's outputs; its other artifacts are pages and figures for Kubeflow's
+    page. An artifact that another task reads takes a row of the graph there, and the graph has to fit on a screen: only
+    the data, which may come from a cache, are passed on as an artifact, everything else as a path.
 
     Args:
         sections: The section of each stage.
-        launch: What training takes beside its section on a cluster: where to run, and the run that it belongs to.
-        place: What other stages take on a cluster whose outputs others read: the shared volume, and the run.
+        launch: Further arguments of training on a cluster: where to run, the id of the run, and its name.
+        place: Further arguments of stages on a cluster whose outputs others read: the shared volume, and the run.
         run_name: Name of the run on Kubeflow's page, for the registry.
     """
     data = prepare_data(config=sections["prepare_data"])
     validated = validate_data(config=sections["validate_data"], data=data.output)
-    # All that follows needs a model from here, so nothing is trained or measured on data that were rejected.
+    # All later tasks need a model from here, so nothing is trained or measured on rejected data.
     fine_tuned = train_sft(config=sections["train_sft"], data=data.output, **launch).after(validated)
     problems, sft = fine_tuned.outputs["problems"], fine_tuned.outputs["folder"]
     improved = train_grpo(config=sections["train_grpo"], problems=problems, sft=sft, **launch)
@@ -60,7 +60,7 @@ def stages(
     measured = evaluate(config=sections["evaluate"], problems=problems, **models, **place)
     made = {"validation": validated.outputs["validation"], "evaluation": measured.outputs["folder"]}
     compared = report(config=sections["report"], **made, **models, **place)
-    # Fails where the gate is missed: nothing is registered, and the run is red.
+    # Fails if the gate is missed: nothing is registered, and Kubeflow shows the run as failed.
     judged = {"evaluation": measured.outputs["folder"], "report": compared.outputs["folder"]}
     registered = register(config=sections["register"], problems=problems, **models, **judged, run_name=run_name)
     return dict(zip(STAGES, (data, validated, fine_tuned, improved, measured, compared, registered), strict=True))
@@ -68,39 +68,39 @@ def stages(
 
 @dataclass(frozen=True)
 class Resources:
-    """What a task asks of a cluster."""
+    """The resources and limits of a task."""
 
     cpu: tuple[str, str]
-    """Cores requested, and at most."""
+    """Request and limit in cores."""
     memory: tuple[str, str] | None
-    """Bytes requested, and at most; None for what preflight expects of the model."""
+    """Request and limit in bytes; None for preflight's estimate for the model."""
     timeout_s: int
     """Time after which Kubernetes ends the task."""
     retries: int
-    """Attempts after the first, for pods that are lost; Kubeflow Pipelines 2.16 makes them after every failure instead.
-    A task repeats by itself what failed temporarily."""
+    """Attempts after a lost pod; Kubeflow Pipelines 2.16 makes them after any failure. Temporary failures are retried
+    within the task."""
     secrets: tuple[str, ...] = ()
     cached: bool = False
-    """Whether Kubeflow may take the outputs of an earlier task with the same inputs. A run that says it trained,
-    measured or registered has done so."""
+    """Whether Kubeflow may reuse the outputs of an earlier task with the same inputs: never for training, evaluation
+    and registration."""
     model: bool = False
-    """Runs a model itself, on a GPU."""
+    """Whether it runs a model itself, on a GPU."""
     volume: bool = True
-    """Mounts the shared volume."""
+    """Whether it mounts the shared volume."""
 
 
 _HOUR_S = 3600
 _DATA = Resources(("1", "2"), ("4G", "8G"), 4 * _HOUR_S, 2, cached=True, secrets=("git", "hub", "storage"))
-# Starts a job and watches it; a retry adopts the job that runs, and in weeks several nodes may be lost. Longer than all
-# of the job's own limits together.
+# Starts a job and watches it; a retry adopts the running job, and several nodes may be lost in weeks of training. The
+# timeout is longer than all limits of the job together.
 _LAUNCH = Resources(
     capacity.LAUNCHER_CPU, capacity.LAUNCHER_MEMORY, LONGEST_TRAINING_S, 10, secrets=("hub", "tracking")
 )
-# It pushes checkpoints to the registry as well.
+# Also pushes checkpoints to the registry.
 _LAUNCH_GRPO = replace(_LAUNCH, secrets=("git", "hub", "storage", "tracking"))
 RESOURCES = {
-    # A second try would find the same. With what Kubeflow does before it, a run whose image is missing fails within two
-    # minutes: the time includes the pull.
+    # A second try would find the same. The time includes pulling the image, so that a run whose image is missing fails
+    # within two minutes.
     "preflight": Resources(("500m", "1"), ("1G", "2G"), 100, 0, volume=False, secrets=tuple(SECRET_KEYS)),
     "prepare_data": _DATA,
     "validate_data": _DATA,
@@ -108,7 +108,7 @@ RESOURCES = {
     "train_grpo": _LAUNCH_GRPO,
     "evaluate": Resources(capacity.EVALUATION_CPU, None, 72 * _HOUR_S, 2, model=True, secrets=("hub",)),
     "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1, secrets=("git", "storage")),
-    # The verdict of a missed gate is the same the next time, and to Kubeflow every failure is alike.
+    # A retry would miss the gate again, and Kubeflow does not distinguish failures.
     "register": Resources(("1", "2"), ("4G", "8G"), 6 * _HOUR_S, 0, secrets=("git", "model_registry", "storage")),
 }
 """Cores, memory, time limits, retries and caching of each task: change them here."""
@@ -118,17 +118,16 @@ _HEAD = """\
 # with images that the nodes of a cluster can pull (docs/how-to/kubeflow-ui.md).
 """
 _SHM = "16Gi"
-"""Size of /dev/shm in a task that runs a model, within its memory limit; Kubernetes' default is 64 MiB."""
+"""Size of /dev/shm in a task that runs a model, part of its memory limit; the default is 64 MiB."""
 _RETRY_WINDOW_S = 3 * 365 * 24 * _HOUR_S
-"""Time from the start of a task's first attempt until Argo begins no other and ends the one that runs: longer than all
-attempts together, each of which has a limit of its own. Argo reads 0 as no time at all, and KFP nothing as an hour."""
+"""Argo's deadline for all attempts of a task together, from the start of the first: longer than their own limits. Argo
+reads 0 as no time at all, and KFP's default is an hour."""
 _RUN_ID_LABEL = "metadata.labels['pipeline/runid']"
-"""Where Kubeflow writes the run on each pod, for lineages and the registry; its name is an annotation of the Workflow
-alone, and passed as a parameter."""
+"""Label of each pod with the id of its run. Pods do not have the run's name: it is passed as a parameter."""
 
 
 def cluster_graph(params: Params) -> GraphComponent:
-    """Return the graph for a cluster: a form whose defaults mean `params`; what has no field is compiled in."""
+    """Return the graph for a cluster, whose form has the values of `params`; keys without a field are compiled in."""
     defaults, deployment = form_of(params), params.deployment
 
     def graph(*values: Any) -> None:
@@ -153,7 +152,7 @@ def cluster_graph(params: Params) -> GraphComponent:
     made = dsl.pipeline(name=NAME)(graph)
     fields = made.pipeline_spec.root.input_definitions.parameters
     for name, each in form:
-        # KFP's compiler has no word for it, its backend has since 2.16 and its page since 2.17.
+        # KFP's compiler does not know choices; its backend does since 2.16, its page since 2.17.
         for choice in each.choices:
             fields[name].literals.add(bool_value=choice)
     return made
@@ -173,7 +172,7 @@ def write(path: Path, params: Params) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("kfp").setLevel(logging.ERROR)
     compiler.Compiler().compile(cluster_graph(params), str(path))
-    # KFP begins with a comment that repeats the defaults, in another order each time.
+    # KFP writes a comment with the defaults first, each time in another order.
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     document = itertools.dropwhile(lambda line: line.startswith("#"), lines)
     path.write_text(_HEAD + "".join(document), encoding="utf-8")
@@ -182,7 +181,7 @@ def write(path: Path, params: Params) -> None:
 def _ask_for(
     resources: Resources, name: str, task: dsl.PipelineTask, params: Params, checked: Mapping[str, Any]
 ) -> None:
-    """Set the resources of a task; `checked` are the outputs of preflight: what the pods that evaluate ask for."""
+    """Set the resources of a task; `checked` are the outputs of preflight, with the resources of the evaluation."""
     deployment = params.deployment
     memory = resources.memory or (checked["evaluate_memory"], checked["evaluate_memory"])
     task.set_cpu_request(resources.cpu[0]).set_cpu_limit(resources.cpu[1])

@@ -8,6 +8,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -27,27 +28,27 @@ from pipelines.tables import aligned
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99, 1.0)
 _STEP = 16
-"""Tokens to whose multiples limits are rounded up."""
+"""Limits are rounded up to multiples of this many tokens."""
 _DEFAULT_ANSWER, _THOUGHT = 1024, 4096
-"""Tokens of a completion where nothing better is known: without thoughts, and with them."""
+"""Default completion limits in tokens, without and with reasoning."""
 _COMPLETION = "train_grpo.sampling.max_new_tokens"
 _SPARE = 2
-"""Times as long as nearly all solutions may a completion be: few models are as terse as a textbook."""
+"""Completions may be this many times as long as 99 % of the solutions: few models are as terse as a textbook."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of problems, in no order."""
+    """Lengths of problems in tokens, unordered."""
 
     prompts: list[int]
     solutions: list[int]
-    """Of train problems that have one."""
+    """Solutions of the train problems that have one."""
     examples: list[int]
-    """Of these, prompt, solution and end token together."""
+    """Prompt, solution and end token of these problems together."""
 
     @property
     def rows(self) -> dict[str, list[int]]:
-        """What the table shows, by name."""
+        """The rows of the table, by name."""
         return {"prompts": self.prompts, "solutions": self.solutions, "both": self.examples}
 
 
@@ -70,7 +71,7 @@ def limits(params: Path) -> None:
     print(overlay(config, values, params), end="")
     wanted = wanted_completion(config, lengths)
     if values[_COMPLETION] < wanted:
-        print(f"# Completions get what the model leaves them; {wanted:,} tokens would be better.")
+        print(f"# Completions get what the model's context leaves; {wanted:,} tokens would be better.")
 
 
 def first_prompt(params: Params, problems: Sequence[Problem]) -> str:
@@ -94,9 +95,9 @@ def measure(params: Params, problems: Sequence[Problem]) -> dict[str, Lengths]:
 
 
 def proposals(params: Params, lengths: Mapping[str, Lengths], context: int | None) -> dict[str, int]:
-    """Return the limits that no problem exceeds, by key; completions have the room that a model needs or leaves.
+    """Return limits that no problem exceeds, by key; a completion gets what it needs, or what the context leaves.
 
-    PipelineError where the model reads no more than the longest prompt.
+    PipelineError if the longest prompt fills the model's context.
     """
     prompt = _up(max(max(each.prompts) for each in lengths.values()))
     solutions = [tokens for each in lengths.values() for tokens in each.solutions]
@@ -123,7 +124,7 @@ def proposals(params: Params, lengths: Mapping[str, Lengths], context: int | Non
 
 
 def wanted_completion(params: Params, lengths: Mapping[str, Lengths]) -> int:
-    """Return the tokens that a completion may well need, whatever the model reads."""
+    """Return the tokens that a completion may need, regardless of the model's context."""
     model = params.train_sft.model
     if any(model.asks_for_thoughts(source) for source in lengths):
         return _THOUGHT
@@ -133,7 +134,7 @@ def wanted_completion(params: Params, lengths: Mapping[str, Lengths]) -> int:
 
 
 def table(lengths: Mapping[str, Lengths]) -> str:
-    """Return the quantiles of prompts, of solutions and of both together, a source after the other."""
+    """Return the quantiles of prompts, of solutions and of both together, by source."""
     lines = [["source", "tokens of", "texts", *(f"{100 * each:g} %" for each in _QUANTILES)]]
     for source, of_source in sorted(lengths.items()):
         for name, tokens in of_source.rows.items():
@@ -144,7 +145,7 @@ def table(lengths: Mapping[str, Lengths]) -> str:
 
 
 def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
-    """Return limits as a part of a params file, each with what it is now."""
+    """Return limits as a part of a params file, each with its present value as a comment."""
     nested: dict[str, Any] = {}
     remarks: dict[str, list[str]] = {}
     for key, value in values.items():
@@ -153,7 +154,7 @@ def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
         for parent in parents:
             place = place.setdefault(parent, {})
         place[name] = value
-        now = _value(params, key)
+        now: Any = reduce(getattr, key.split("."), params)
         remarks.setdefault(f"{name}: {value}", []).append("" if now == value else f"  # instead of {now}")
     text = yaml.safe_dump(nested, sort_keys=False)
     lines = [line + (remarks[line.strip()].pop(0) if line.strip() in remarks else "") for line in text.splitlines()]
@@ -161,16 +162,9 @@ def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
 
 
 def quantile(tokens: Sequence[int], fraction: float) -> int:
-    """Return the smallest number that at least this fraction of the texts does not exceed."""
+    """Return the smallest length that at least this fraction of the texts does not exceed."""
     return sorted(tokens)[math.ceil(fraction * len(tokens)) - 1]
 
 
 def _up(tokens: int) -> int:
     return -(-tokens // _STEP) * _STEP
-
-
-def _value(params: Params, key: str) -> Any:
-    value: Any = params
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value

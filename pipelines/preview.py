@@ -1,4 +1,4 @@
-"""Before the first step: what a model answers under the settings of training, and whether GRPO can learn from it."""
+"""A preview of the first step: what a model answers with the training settings, and whether GRPO can learn from it."""
 
 import math
 import statistics
@@ -40,21 +40,21 @@ from pipelines.run.settings import load as load_params
 _BAR = 40
 _SHOWN_CHARACTERS = 600
 _RULE_OF_THREE = 3
-"""Over n trials without an event its probability is below 3 / n with a confidence of 95 %."""
+"""After n trials without an event, its probability is below 3 / n with 95 % confidence."""
 _RARE = 0.01
 _NUM_ASKED, _PORTION, _ENOUGH_S = 32, 8, 45.0
-"""Problems that are asked in all and at once, and the time after which no more are: a look takes two minutes."""
+"""Problems to ask in all and at once, and the time after which no more are asked: a preview takes two minutes."""
 _SHARE_LEARNED = 8
-"""One completion in so many is learned from to tell how long an update takes."""
+"""One in this many completions gets a backward pass, to estimate the time of an update."""
 
 
 def preview(
     params: Path, settings: Sequence[str], model: str | None, *, problems: int | None, pass_rates: Path | None
 ) -> int:
-    """Sample as GRPO would, print what comes of it, and return 1 where nothing can be learned from it.
+    """Sample as GRPO would, print the results, and return 1 if nothing can be learned from them.
 
-    `model` is a folder that a stage has saved, or a run whose reference is asked; None asks the base model. With
-    `pass_rates` all train problems are asked, or that many, and their pass rates are added to that file.
+    `model` is a model folder of a stage, or a run for its reference; None asks the base model. With `pass_rates` all
+    train problems are asked, or as many as `problems`, and their pass rates are added to that file.
     """
     every_section = load_params(params, settings)
     config = every_section.train_grpo
@@ -99,7 +99,7 @@ def preview(
 
 
 def _asked_model(params: Params, model: str | None) -> str | Path:
-    """Return the base model by its name, or the folder of a reference."""
+    """Return the name of the base model, or the folder of a reference."""
     described = params.train_sft.model
     if model is None:
         if described.scratch:
@@ -134,9 +134,9 @@ def _digest(model: str | Path) -> str:
 def measure_pass_rates(
     config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem], measured: Measured, path: Path
 ) -> None:
-    """Add the pass rate of each problem that a file does not have to it, each portion as soon as it is known.
+    """Add the pass rate of each problem that the file lacks to it, portion by portion.
 
-    PipelineError where the file is of another model or other settings.
+    PipelineError if the file is from another model or other settings.
     """
     known: Mapping[str, float] = {}
     if path.exists():
@@ -165,7 +165,7 @@ def measure_pass_rates(
 
 
 def _sampled(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> Iterator[Sequence[Group]]:
-    """Yield the groups of scored completions, some problems at a time: few at first, for a machine that is slow."""
+    """Yield the groups of scored completions, some problems at a time: few at first, for slow machines."""
     tools = checkpoint.format.tools
     with Verifier() as verify, closing(Environments(tools)) if tools else nullcontext() as environments:
         sampling = Sampling(
@@ -184,7 +184,7 @@ def _sampled(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence
 
 
 def histogram(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield a line for each number of right completions in a group, with how many groups have it."""
+    """Yield a line for each number of right completions in a group, with its number of groups."""
     counts = Counter(group.num_right for group in groups)
     size = max(len(group.scored_G) for group in groups)
     yield f"right of {size}, in {len(groups)} groups (only groups between the ends teach)"
@@ -202,7 +202,7 @@ def _lengths(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _times(config: TrainGRPOConfig, checkpoint: Checkpoint, groups: Sequence[Group], sampling_s: float) -> str:
-    """Return how long a step and the run would take: sampling as measured, learning as a part of it takes."""
+    """Return how long a step and the run would take, from the measured sampling and a part of an update."""
     sequences = [each.completion.tokens for group in groups for each in group.scored_G]
     tried = sequences[: max(1, len(sequences) // _SHARE_LEARNED)]
     batches = pack(
@@ -249,7 +249,7 @@ def _example(problem: Problem, scored: Scored) -> str:
 
 
 def verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
-    """Print whether anything can be learned; return 1 where no group differs."""
+    """Print whether anything can be learned; return 1 if no group has different rewards."""
     mixed = sum(differs(config, group) for group in groups)
     if mixed:
         print(f"\n{mixed} of {len(groups)} groups have a learning signal: rewards that differ")

@@ -1,4 +1,4 @@
-"""Promotion and rollback: what is checked before the champion changes, and what is recorded of it."""
+"""Promotion and rollback: the checks before the champion changes, and the record of the change."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -42,8 +42,8 @@ def promote(
 ) -> Change | None:
     """Give an alias to a version of a registry; return the change, or None where the version has the alias already.
 
-    The version has to be undamaged. A champion has to have passed the gate, to be no worse than the champion before it,
-    and to answer through vLLM as in its evaluation; with `force` what fails of that is recorded with the change.
+    The version has to be undamaged. A champion must have passed the gate, be no worse than the previous champion, and
+    answer through vLLM as in its evaluation; with `force` failed checks are recorded with the change.
 
     Args:
         location: Folder or URL of the registry.
@@ -55,8 +55,8 @@ def promote(
         show: Takes the name and the outcome of each check as soon as it is known.
 
     Raises:
-        PipelineError: The version is damaged, or fails a check; or the alias is not a valid one, or has been given to
-            another version meanwhile.
+        PipelineError: The version is damaged or fails a check, or the alias is invalid or was given to another version
+            in the meantime.
     """
     check_alias(alias)
     with read_registry(location) as snapshot:
@@ -85,9 +85,9 @@ def promote(
 
 
 def roll_back(location: str, name: str | None, *, reason: str, show: Callable[[str, str], None]) -> Change:
-    """Make the champion of a model the version that was it before; without a name, of the only model there is.
+    """Make the previous champion of a model the champion again; `name` may be None if there is only one model.
 
-    PipelineError where there is none before it, or it is damaged.
+    PipelineError if there is no previous champion, or it is damaged.
     """
     with read_registry(location) as snapshot:
         name = _only_name(snapshot, name)
@@ -125,7 +125,7 @@ def _verified(snapshot: Snapshot, version: Version) -> str:
 
 
 def _checks(snapshot: Snapshot, facts: Facts, champion: str | None, evaluation: Path | None) -> Iterator[Check]:
-    """Yield what is asked of a champion, the longest last."""
+    """Yield the checks of a champion, the longest last."""
     verdict = facts.verdict
     missed = "it missed the gate: " + "; ".join(verdict["reasons"])
     yield Check("Gate", verdict["passed"], "passed" if verdict["passed"] else missed)
@@ -135,7 +135,7 @@ def _checks(snapshot: Snapshot, facts: Facts, champion: str | None, evaluation: 
 
 
 def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Path | None) -> Check:
-    """Whether a version compares with the champion as its gate asks: by its verdict, or else by the records of both."""
+    """Compare a version with the champion by its gate: by its verdict, otherwise by the records of both."""
     tag, said = champion.version.tag, facts.verdict.get("champion")
     if said and said["tag"] == tag and said["comparable"] and not evaluation:
         return Check("Comparison", said["passed"], said["reason"])
@@ -157,7 +157,7 @@ def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Pat
 
 
 def _evaluation_of(champion: Facts, folder: Path) -> Evaluation:
-    """The evaluation in a folder; PipelineError unless it is one of the champion's policy."""
+    """Return the evaluation in a folder; PipelineError unless it is of the champion's policy."""
     made_by = lineage.read(folder)
     model = made_by.work.inputs.get("model") if made_by else None
     if model is None or model.digest != champion.registration["policy_digest"]:

@@ -1,7 +1,7 @@
-"""The command `grpo-pipeline reproduce`: make a registered version again, and compare every artifact with what it was.
+"""The command `grpo-pipeline reproduce`: make a registered version again, and compare every artifact.
 
-Everything comes from the version's lineage: the code at its commit with the changes that were not committed, the raw
-files and models by their digests or commits, the settings of every stage, and the variables of numerical libraries.
+The version's lineage has all that is needed: the commit of the code and its uncommitted changes, digests or commits of
+raw files and models, the settings of every stage, and the environment variables of numerical libraries.
 """
 
 import os
@@ -26,19 +26,19 @@ from pipelines.run.process import process
 
 _CHECKOUT = Path(__file__).parents[1]
 _MACHINE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "LD_PRELOAD", "NCCL_")
-"""Beginnings of recorded variables that say where a machine has what, not how it computes."""
+"""Prefixes of recorded variables that depend on the machine, not on the computation."""
 _RUN = "import sys; from pipelines.cli import main; sys.exit(main())"
 _DIGEST = "from components.shared.lineage import code_digest; print(code_digest())"
 _RUN_FOLDER = "run"
 _GRACE_S = 120.0
-"""Time for a run that is stopped to end in good order, with a checkpoint."""
+"""Time for a stopped run to save a checkpoint."""
 DIFFERENT = 5
-"""Exit code of a reproduction with other bytes."""
+"""Exit code if an artifact differs."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """An output of a stage that another stage has read."""
+    """An output of a stage that another stage read."""
 
     stage: str
     name: str
@@ -49,7 +49,7 @@ def reproduce(version: str, registry: str, into: Path | None) -> int:
     """Make a version again in the folder `into`, print how each artifact compares, and return the exit code.
 
     Raises:
-        PipelineError: Code, data or a model that it was made from cannot be found, or the run failed.
+        PipelineError: Its code, data or model cannot be found, or the run failed.
     """
     with read_registry(registry) as snapshot:
         (facts,) = facts_of(snapshot, snapshot.version(version))
@@ -77,9 +77,9 @@ def reproduce(version: str, registry: str, into: Path | None) -> int:
 def check_out_code(made_by: Lineage, folder: Path) -> Path:
     """Return a folder with the code that made a version: this checkout, or a git worktree in `folder`.
 
-    PipelineError where its commit is not in this repository, or its uncommitted changes were not recorded.
+    PipelineError if its commit is not in this repository, or its uncommitted changes were not recorded.
     """
-    # Stages that were taken from earlier runs import nothing that has changed since.
+    # Reused stages import nothing that has changed since they ran: the code of the last stage fits all.
     code = made_by.work.code
     if lineage.code_digest() == code:
         print(f"code      this checkout, digest {code[:12]}")
@@ -108,7 +108,7 @@ def check_out_code(made_by: Lineage, folder: Path) -> Path:
 
 
 def _variables(environment: Environment | None) -> dict[str, str]:
-    """The variables of a process that runs the graph: numerical libraries as recorded, everything else as here."""
+    """Return environment variables for the graph: those of numerical libraries as recorded, all others as here."""
     others = {name: value for name, value in os.environ.items() if not is_numerical(name) and name != WORK_VARIABLE}
     here = {name: value for name, value in os.environ.items() if name.startswith(_MACHINE_VARIABLES)}
     recorded = environment.variables if environment else {}
@@ -120,9 +120,9 @@ def _materials(made_by: Lineage) -> dict[str, Material]:
 
 
 def provide(name: str, material: Material, made_by: Lineage, folder: Path) -> dict[str, str]:
-    """Put a raw file or a model where a run in `folder` looks for it; return the variables that lead there.
+    """Put a raw file or a model where a run in `folder` reads it; return the variables that this needs.
 
-    PipelineError where this checkout, its DVC remote and the hub do not have the recorded content.
+    PipelineError if neither this checkout nor its DVC remote nor the hub has the recorded content.
     """
     if material.repository and material.repository.startswith(HUB_PREFIX):
         print(f"data      {name} at commit {material.commit}")
@@ -160,7 +160,7 @@ def _has(path: Path, material: Material) -> bool:
 
 
 def _from_dvc(path: Path, made_by: Lineage, folder: Path) -> Path | None:
-    """Fetch a raw file that DVC tracks, as it was at the commit of the version; None where it cannot be had."""
+    """Fetch a raw file that DVC tracks, as of the commit of the version; None if it cannot be fetched."""
     revision = made_by.revision("prepare_data")
     target = folder / "data" / path
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def _from_dvc(path: Path, made_by: Lineage, folder: Path) -> Path | None:
 def _pin_hub(
     name: str, commit: str | None, hub: Path, *, repo_type: str = "model", reference: str = "main"
 ) -> dict[str, str]:
-    """Make a cache of the hub in which a branch or tag is that commit; return the variables that make it used."""
+    """Make a hub cache in which a branch or tag is at that commit; return the variables that select it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.file_download import repo_folder_name
 
@@ -193,14 +193,14 @@ def _pin_hub(
 
 
 def write_params(made_by: Lineage, path: Path, folder: Path) -> None:
-    """Write the settings of every stage of a version as a params file, with a registry of its own in the folder."""
+    """Write the settings of every stage of a version as a params file, with a new registry in `folder`."""
     sections: dict[str, Any] = {work.stage: work.config for work in made_by.works}
     sections["register"] = {"registry": str(folder / "registry"), "name": "reproduced"}
     path.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def artifacts(made_by: Lineage) -> list[Artifact]:
-    """Return the outputs that stages have read, in the order in which they were made, each once."""
+    """Return the outputs that stages read, each once, in the order in which they were made."""
     found: dict[Artifact, None] = {}
     for maker in made_by.works:
         for reader in made_by.works:
@@ -211,11 +211,11 @@ def artifacts(made_by: Lineage) -> list[Artifact]:
 
 
 _OUTPUTS = {("report", "sft_training"): "training", ("report", "grpo_training"): "training"}
-"""Names of outputs that the stage which reads them knows by another one."""
+"""Output names that differ from the reading stage's input names."""
 
 
 def show(tag: str, recorded: Lineage, again: Lineage) -> int:
-    """Print how the artifacts of a version compare with those of a run that made them again; return the exit code."""
+    """Compare the artifacts of a version with those of its reproduction, print the result, return the exit code."""
     digests = {(each.stage, each.name): each.digest for each in artifacts(again)}
     compared = [(each, digests.get((each.stage, each.name))) for each in artifacts(recorded)]
     for each, digest in compared:

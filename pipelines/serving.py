@@ -1,7 +1,7 @@
 """The check before a version goes into production: a vLLM server of it answers as the model did in evaluation.
 
-The server is started as `vllm serve` starts it, with its OpenAI endpoint, and is gone when the check ends, whatever the
-reason. It is asked for the probes that `evaluate` stored (components/evaluate/probes.py).
+The server starts as with `vllm serve`, with its OpenAI endpoint, and ends with the check in any case. It answers the
+probes that `evaluate` stored (components/evaluate/probes.py).
 """
 
 import functools
@@ -20,10 +20,10 @@ import urllib3
 from components.shared.errors import PipelineError
 
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
-"""Nats per token by which log-probabilities may differ on average. Kernels sum in another order, which costs about 1e-6
-in float32 and 1e-2 in bfloat16; other weights cost tenths."""
+"""Mean difference of log-probabilities to accept, in nats per token. Kernels that sum in another order differ by about
+1e-6 in float32 and 1e-2 in bfloat16; other weights differ by tenths."""
 _NAME = "candidate"
-"""Of the model, as requests name it."""
+"""Name of the model in requests."""
 _CACHE_BYTES = 2**30
 _START_DEADLINE_S, _REQUEST_DEADLINE_S = 1800.0, 300.0
 
@@ -36,10 +36,10 @@ class Served:
     dtype: str
     num_probes: int
     num_equal: int
-    """Answers that are the same token for token; others fork where two tokens are about as likely."""
+    """Answers with the same tokens; others diverge where two tokens are about equally likely."""
     num_tokens: int
     difference: float
-    """Nats per token between log-probabilities in evaluation and of the server, on average over all tokens."""
+    """Mean difference between log-probabilities of the evaluation and of the server, in nats per token."""
     tolerance: float
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ def check_served(model: Path, probes: Mapping[str, Any]) -> Served:
 
 
 def _cause(log: str) -> str:
-    """What a server has printed last about an error, whose answers to requests do not name it."""
+    """Return the last error in a server's log: its answers to requests do not name the cause."""
     errors = [line for line in re.findall(r"\b\w+Error: .+", log) if not line.startswith("EngineDeadError")]
     return f"; vLLM: {errors[-1].strip()}" if errors else ""
 
@@ -114,7 +114,7 @@ def _command(model: Path, probes: Sequence[Mapping[str, Any]], dtype: str) -> li
 
 
 def _answer(url: str, probe: Mapping[str, Any]) -> tuple[list[float], bool]:
-    """Return the log-probability of each token of a probe's answer, and whether the server gives the same answer."""
+    """Return the log-probability of each token in a probe's answer, and whether the server's answer is equal."""
     prompt, completion = probe["prompt_ids"], probe["completion_ids"]
     choice = _complete(url, prompt, max_tokens=len(completion), ignore_eos=True, logprobs=0, return_token_ids=True)
     if choice["token_ids"] == completion:
@@ -125,7 +125,7 @@ def _answer(url: str, probe: Mapping[str, Any]) -> tuple[list[float], bool]:
 
 
 def _complete(url: str, prompt: Sequence[int], **options: Any) -> Any:
-    """Return the choice with which the server answers a greedy request."""
+    """Return the server's choice for a greedy request."""
     from components.rollout.vllm.servers import connections
 
     body = {"model": _NAME, "prompt": list(prompt), "temperature": 0.0, **options}

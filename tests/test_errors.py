@@ -138,8 +138,6 @@ def mounting(project: Project) -> Project:
     ("stage", "key", "value", "message"),
     [
         ("prepare_data", "sources.0.num_train", "many", "input should be a valid integer"),
-        ("validate_data", "max_prompt_token", 3, "unknown key; did you mean `max_prompt_tokens`?"),
-        ("report", "gate.enforce", "perhaps", "input should be a valid boolean"),
         ("register", "name", 7, "input should be a valid string"),
         pytest.param("train_grpo", "num_step", 3, "unknown key; did you mean `num_steps`?", marks=SLOW),
     ],
@@ -177,23 +175,6 @@ def test_a_missing_file_or_folder(project: Project, stage: str, gone: str, messa
     path = project.folder / gone
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     assert project.refusal(stage).startswith(message)
-
-
-@pytest.mark.parametrize("cut", ["run/evaluation/grpo/records.jsonl", "run/evaluation/sft/scores.json"])
-def test_a_truncated_file(project: Project, cut: str) -> None:
-    """A copy that was cut off is found by its last line."""
-    path = project.folder / cut
-    path.write_bytes(path.read_bytes()[:-10])
-    message = project.refusal("report")
-    assert message.startswith(cut)
-    assert "not valid JSON" in message
-    assert "is the file truncated?" in message
-
-
-def test_a_base_model_that_cannot_be_fetched(project: Project) -> None:
-    """Without a network a hub id is as good as a misspelt one; it is noticed before a GPU is asked for."""
-    project.params["validate_data"]["model"]["base"] = "nobody/no-such-model"
-    assert project.refusal("validate_data").startswith("nobody/no-such-model: neither a folder nor a model that can be")
 
 
 @SLOW

@@ -1,6 +1,6 @@
-"""How a question is put to a model: as plain text, or as a conversation by the chat template of its tokenizer.
+"""Prompts: plain text, or conversations in the chat template of the model's tokenizer.
 
-Every prompt is made here, whether to fine-tune, to sample, to evaluate or to count tokens.
+All prompts are made here: for fine-tuning, sampling, evaluation and counting tokens.
 """
 
 import os
@@ -29,13 +29,13 @@ from components.shared.tools import (
 
 _TEMPLATE_FILE, _TOKENIZER_CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _SPECIAL_TOKENS = "special_tokens_map.json"
-"""Of older models."""
+"""File of older models."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ANY_QUESTION, _ANY_ANSWER = "Is it so?", "It is so."
 CUT = "..."
-"""After the beginning of an observation that was too long."""
+"""End of a truncated observation."""
 _DEFAULT = "default"
-"""Name of the template that is used, where a tokenizer has several."""
+"""Name of the template to use if a tokenizer has several."""
 
 Message = dict[str, str]
 
@@ -54,11 +54,11 @@ class ChatTemplate:
     """The chat template of a tokenizer."""
 
     model: str
-    """Whose template it is, for messages."""
+    """Its model, for messages."""
     text: str
-    """In Jinja."""
+    """The template in Jinja."""
     special_tokens: Mapping[str, str]
-    """What `bos_token` and its like stand for."""
+    """Texts of `bos_token` and the other special tokens."""
 
     def render(
         self,
@@ -68,13 +68,13 @@ class ChatTemplate:
         thinking: bool | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """Return a conversation as text; a prompt goes on to where the assistant speaks.
+        """Return a conversation as text; a prompt includes the beginning of the assistant's turn.
 
-        The tools, as JSON schemas, are shown to the model where the template knows them.
+        The tools, as JSON schemas, are shown to the model if the template supports them.
 
-        PipelineError where the template refuses the conversation, or is none.
+        PipelineError if the template is invalid or refuses the conversation.
         """
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses torch, which no template needs
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about missing torch, which no template needs
         from transformers.utils.chat_template_utils import render_jinja_template
 
         options = {} if thinking is None else {"enable_thinking": thinking}
@@ -88,14 +88,14 @@ class ChatTemplate:
                 **{**self.special_tokens, **options},
             )
             return rendered[0]
-        # It is code of somebody else.
+        # A template is foreign code.
         except (TemplateError, TypeError, ValueError, LookupError, RecursionError, MemoryError) as error:
             reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
             raise PipelineError(f"model {self.model}: its chat template cannot be used ({reason})") from None
 
 
 def read_template(base: str) -> ChatTemplate | None:
-    """Return the chat template of a model in a folder or on the hub; None where it has none."""
+    """Return the chat template of a model in a folder or on the hub; None if it has none."""
     tokens, config = (_values(base, name) for name in (_SPECIAL_TOKENS, _TOKENIZER_CONFIG))
     path = optional_model_file(base, _TEMPLATE_FILE)
     text = path.read_text(encoding="utf-8") if path else config.get("chat_template")
@@ -114,11 +114,11 @@ def _values(base: str, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How questions are put to a model, and how its answers end."""
+    """The prompts of a model, and the end of its answers."""
 
     config: ModelConfig
     template: ChatTemplate | None
-    """None where the text of the prompt alone is put to it."""
+    """None for plain-text prompts."""
 
     def prompt(
         self,
@@ -127,10 +127,10 @@ class PromptFormat:
         earlier: Sequence[tuple[str, str]] = (),
         turns: Sequence[AnsweredTurn] = (),
     ) -> str:
-        """Return the text of the prompt that asks a question from a source of problems, after earlier messages.
+        """Return the prompt for a question from a source of problems, after earlier messages.
 
-        With `turns`, it is the prompt of the turn after them. PipelineError where there are earlier messages, and no
-        template to write them with.
+        With `turns`, it is the prompt for the turn after them. PipelineError if there are earlier messages and no chat
+        template.
         """
         text = self.config.ask(question, source)
         if self.template is not None:
@@ -143,14 +143,14 @@ class PromptFormat:
             )
         return text
 
-    def messages(self, question: str, source: str = "") -> list[Message]:
-        """Return what asks a question in a conversation; nothing without a template."""
-        return [] if self.template is None else self._messages(self.config.ask(question, source))
+    def messages(self, question: str) -> list[Message]:
+        """Return the messages that ask a question; empty without a template."""
+        return [] if self.template is None else self._messages(self.config.ask(question))
 
     def response(self, problem: Problem) -> str:
-        """Return what comes after the prompt where a model gives the solution of a problem, without its end.
+        """Return the response with the solution of a problem, without the end of the turn.
 
-        It is the solution, with what a template that shows answers puts around it (see `require_answers`).
+        It is the solution, with the text that the template puts around an answer (see `require_answers`).
         """
         if self.template is None:
             return problem.solution
@@ -159,8 +159,8 @@ class PromptFormat:
     def response_parts(self, problem: Problem) -> list[tuple[str, bool]]:
         """Return the response to learn from as parts of text, each with whether an environment wrote it.
 
-        A solution shows a call and its answer as fenced blocks, whatever the format of calls; what the environment
-        wrote is there what the model reads (see `observation`). PipelineError where it calls what is no tool.
+        A solution has calls and their answers as fenced blocks, regardless of the call format; the answers become
+        observations (see `observation`). PipelineError if it calls an unknown tool.
         """
         if self.call_format == "tool_call":
             return self._turns_with_calls(problem)
@@ -191,9 +191,9 @@ class PromptFormat:
 
     @cached_property
     def call_format(self) -> CallFormat | None:
-        """How the model calls tools; None where it has no environment.
+        """The call format of the model; None without an environment.
 
-        PipelineError where calls are to be in JSON and the chat template shows no tools.
+        PipelineError if calls are to be in JSON and the chat template does not support tools.
         """
         tools = self.config.tools
         if tools is None:
@@ -216,21 +216,20 @@ class PromptFormat:
 
     @property
     def tools(self) -> ToolsConfig | None:
-        """The environment that the model acts in, with the format of its calls."""
+        """The environment of the model, with the call format filled in."""
         tools = self.config.tools
         return tools and tools.model_copy(update={"call_format": self.call_format})
 
     @property
     def turn_stops(self) -> tuple[str, ...]:
-        """Texts that end a turn as an end token does, and belong to it: the end of a fenced block."""
+        """Texts that end a turn like an end token, and belong to it: the end of a fenced block."""
         return (f"\n{FENCE}\n",) if self.call_format == "fenced" else ()
 
     def observation(self, text: str, *, ended: bool) -> str:
-        """Return what the model reads after a turn, up to where it writes again: the answer of its environment.
+        """Return the text between a turn and the model's next turn: the answer of its environment.
 
-        Where the turn ended with an end token, it is a message of the tool for each call or, without calls in JSON, a
-        message of the user, as the chat template writes it after that token; otherwise a block of output in the same
-        message.
+        After an end token, it is a tool message for each call or, without calls in JSON, a user message, as the chat
+        template writes it after that token; otherwise a block of output in the same message.
         """
         replies = self.replies(text)
         if not ended and self.call_format == "fenced":
@@ -277,7 +276,7 @@ class PromptFormat:
                 content += as_fenced_output(turn.observation)
 
     def require_observations(self, num_tokens: Callable[[str], int]) -> None:
-        """Raise PipelineError where `max_observation_tokens` leaves no room for a character of a long observation.
+        """Raise PipelineError if `max_observation_tokens` leaves no room for a character of a long observation.
 
         `num_tokens` counts the tokens of a text.
         """
@@ -288,15 +287,14 @@ class PromptFormat:
         least = max(num_tokens(self.observation(f"0{CUT}", ended=ended)) for ended in ends)
         if tools.max_observation_tokens < least:
             raise PipelineError(
-                f"train_sft.model.tools.max_observation_tokens: is {tools.max_observation_tokens}, and what stands "
-                f"around an answer of the environment, with one character of it, takes {least} tokens; set it to "
-                f"{least} or more"
+                f"train_sft.model.tools.max_observation_tokens: is {tools.max_observation_tokens}, and one character "
+                f"of an environment's answer, with the text around it, takes {least} tokens; set it to {least} or more"
             )
 
     def require_answers(self) -> None:
-        """Raise PipelineError where a template writes answers that do not begin as a prompt does.
+        """Raise PipelineError if a template renders answers that do not begin as a prompt ends.
 
-        A model that learned from them would learn something else than to answer prompts.
+        A model that learned from them would not learn to answer prompts.
         """
         messages = self._messages(_ANY_QUESTION)
         if self.template and not self._answered(messages, _ANY_ANSWER).startswith(
@@ -310,13 +308,13 @@ class PromptFormat:
 
     @cached_property
     def end(self) -> str:
-        """The text with which a template ends the turn of an assistant; empty without a template."""
+        """The text with which the template ends an assistant's turn; empty without a template."""
         if self.template is None:
             return ""
         return self._answered(self._messages(_ANY_QUESTION), _ANY_ANSWER).rpartition(_ANY_ANSWER)[2]
 
     def _turn(self, messages: Sequence[Message], text: str) -> str:
-        """What a template writes from its prompt on where the assistant says `text`, without the end of the turn."""
+        """Return the template's text of an assistant's turn after the prompt, without its end."""
         prompt, whole = self._render(messages, is_prompt=True), self._answered(messages, text)
         return whole.removeprefix(prompt).removesuffix(self.end) if whole.startswith(prompt) else text
 
@@ -340,7 +338,7 @@ class PromptFormat:
 
 
 def prompt_format(config: ModelConfig) -> PromptFormat:
-    """Return how questions are put to a model, as its files say; PipelineError where a template is missing."""
+    """Return the prompt format of a model; PipelineError if the chat template that it needs is missing."""
     if config.chat is None:
         return PromptFormat(config, None)
     template = read_template(config.base)
@@ -355,7 +353,7 @@ def opens_thought(prompt: str) -> bool:
 
 
 def no_template(base: str) -> PipelineError:
-    """Return the error of a model without a chat template where one is needed."""
+    """Return the error for a model without the chat template that it needs."""
     return PipelineError(
         f"model {base}: has no chat template ({_TEMPLATE_FILE}, or `chat_template` in {_TOKENIZER_CONFIG}); "
         "leave out train_sft.model.chat, or name a model that was trained on conversations"

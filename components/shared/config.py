@@ -28,22 +28,22 @@ KeyPath = tuple[str | int, ...]
 _EXTENDS = "extends"
 _FIRST_KEYS = re.compile(r"\w+(\.\w+)*")
 HOLDS_SECRET = "contains a password or a token; revoke it, and set credentials in the environment or a secret"
-"""What is wrong with a key of `keys_with_secrets`."""
+"""Error message for a key of `keys_with_secrets`."""
 _SECRET_FIELD = re.compile("key$|credential|secret|signature|token|passw|^sig$", re.IGNORECASE)
 _MAX_KEYS = 100_000
 _EXPECTED = "expected one mapping per stage, such as `train_grpo:` with its keys below it"
 
 
 class Config(BaseModel):
-    """What every section of a params file derives from: its keys with their types, bounds, defaults and meaning."""
+    """Base class of the sections of a params file: keys with their types, bounds, defaults and meaning."""
 
-    # Infinity is within many a bound, and no JSON: lineage could not carry it.
+    # Infinity would satisfy many bounds, but JSON, and thus lineage, cannot represent it.
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     @field_validator("*")
     @classmethod
     def _in_one_order(cls, value: Any) -> Any:
-        """Kubeflow hands objects on without an order; sums, columns and lineage must not follow it."""
+        """Sort mappings: Kubeflow does not keep their order, and sums, columns and lineage must not depend on it."""
         return dict(sorted(value.items())) if isinstance(value, dict) else value
 
 
@@ -59,9 +59,9 @@ class SameAs:
 
 
 class Operational:
-    """Marks a key that decides where, how fast or how long something is computed, and not what the result is.
+    """Marks a key that affects where, how fast or how long something is computed, but not its result.
 
-    As in `num_processes: Annotated[int, Operational]`: a run resumes from checkpoints under another value.
+    As in `num_processes: Annotated[int, Operational]`: a run resumes from checkpoints with another value.
     """
 
 
@@ -85,22 +85,22 @@ class _Layer:
     path: Path
     sections: dict[str, Any]
     lines: dict[KeyPath, int]
-    """Of every key and list item (from 1)."""
+    """Line of every key and list item, from 1."""
 
     def place(self, keys: KeyPath) -> str:
-        """The file and line of a key, or of the deepest one that should hold it."""
+        """Return file and line of a key, or of the deepest of its parents in the file."""
         return f"{self.path}:{self.lines.get(keys[: self.depth(keys)], 1)}"
 
     def depth(self, keys: KeyPath) -> int:
-        """How many of the keys, from the first on, are in the file, each within the one before."""
+        """Return how many of the keys, each within the one before, are in the file."""
         return max(depth for depth in range(len(keys) + 1) if depth == 0 or keys[:depth] in self.lines)
 
 
 def read_params(path: Path) -> Params:
-    """Return the sections of a params file and of those it extends, without the keys that are null.
+    """Return the sections of a params file and of those it extends, without keys that are null.
 
     Raises:
-        PipelineError: A file is missing or is no YAML, something in it is no section, or it extends itself.
+        PipelineError: A file is missing, is not valid YAML, has content outside of sections, or extends itself.
     """
     merged: dict[str, Any] = {}
     for layer in reversed(_layers(path)):
@@ -112,15 +112,15 @@ def read_params(path: Path) -> Params:
 
 
 def laid_over(base: Params, overlay: Params) -> Params:
-    """Return sections with others laid over them, as by `extends`, without the keys that are null."""
+    """Return sections with an overlay, as by `extends`, without keys that are null."""
     merged: Params = _without_nulls(_merge(base, overlay))
     return merged
 
 
 def parse_sections(text: str, name: str) -> Params:
-    """Return the sections in a text, which messages call `name`; an empty text has none.
+    """Return the sections in a text, which messages call `name`; an empty text has no section.
 
-    What is in a section is not checked.
+    The content of the sections is not checked.
 
     Raises:
         PipelineError: The text is not YAML, or not a mapping.
@@ -137,7 +137,7 @@ def own_sections(path: Path) -> Params:
 
 
 def keys_with_secrets(value: Any, keys: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the keys of URLs that hold a password or a token: what a run records and shows has all of its params."""
+    """Yield the keys of URLs with a password or a token: a run records and shows all of its params."""
     if isinstance(value, dict | list):
         for key, each in value.items() if isinstance(value, dict) else enumerate(value):
             yield from keys_with_secrets(each, (*keys, key))
@@ -154,9 +154,9 @@ def named(keys: KeyPath) -> str:
 
 
 def _layers(path: Path, below: Sequence[Path] = ()) -> list[_Layer]:
-    """A params file and all that it extends, each after every file that is laid over it.
+    """Return a params file and all files that it extends, each after the files that override it.
 
-    `below` are the files that led to this one.
+    `below` are the files that extend this one.
     """
     layer = _read_layer(path)
     extended = layer.sections.pop(_EXTENDS, [])
@@ -172,7 +172,7 @@ def _layers(path: Path, below: Sequence[Path] = ()) -> list[_Layer]:
         if not parent.is_file():
             raise PipelineError(f"{where}: {parent}: no such params file")
         added = _layers(parent, chain)
-        again = {each.path for each in added}  # what several files extend is below all of them
+        again = {each.path for each in added}  # a file that several files extend comes after all of them
         layers = [*(each for each in layers if each.path not in again), *added]
     return layers
 
@@ -191,7 +191,7 @@ def _read_layer(path: Path) -> _Layer:
     if not isinstance(content, dict) or not content:
         raise PipelineError(f"{path}: {_EXPECTED}")
     for name, section in content.items():
-        # Null resets a section, where there is something to reset.
+        # Null resets a section of an extended file.
         is_section = isinstance(section, dict) or (section is None and _EXTENDS in content)
         if not isinstance(name, str) or not (is_section or name == _EXTENDS):
             raise PipelineError(f"{path}:{lines[(str(name),)]}: {name}: {_EXPECTED}")
@@ -199,12 +199,12 @@ def _read_layer(path: Path) -> _Layer:
 
 
 def _parse(text: str, name: str) -> tuple[Any, dict[KeyPath, int]]:
-    """Return what a text in YAML holds, and the line of each key."""
+    """Return the content of a YAML text, and the line of each key."""
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         lines: dict[KeyPath, int] = {}
-        _add_lines(lines, root, ())  # before values are made of the nodes: that moves merged keys into their mappings
+        _add_lines(lines, root, ())  # before construction, which moves merged keys into their mappings
         return loader.construct_document(root) if root else None, lines
     except RecursionError:
         raise PipelineError(f"{name}: is not YAML of a sensible depth") from None
@@ -216,7 +216,7 @@ def _parse(text: str, name: str) -> tuple[Any, dict[KeyPath, int]]:
 
 
 def _add_lines(lines: dict[KeyPath, int], node: yaml.Node | None, keys: KeyPath) -> None:
-    """Add the line of every key below a node; an error for a duplicate, of which YAML would silently keep the last."""
+    """Add the line of every key below a node; an error for duplicates, of which YAML would silently keep the last."""
     items: list[tuple[str | int, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
         items = [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
@@ -225,7 +225,7 @@ def _add_lines(lines: dict[KeyPath, int], node: yaml.Node | None, keys: KeyPath)
     for name, start, value in items:
         if (*keys, name) in lines:
             raise yaml.MarkedYAMLError(problem=f"key `{name}` is a duplicate", problem_mark=start.start_mark)
-        if len(lines) >= _MAX_KEYS:  # aliases of aliases make billions of a few lines
+        if len(lines) >= _MAX_KEYS:  # nested aliases expand to billions of keys
             raise yaml.MarkedYAMLError(problem=f"it has more than {_MAX_KEYS:,} keys", problem_mark=start.start_mark)
         lines[(*keys, name)] = start.start_mark.line + 1
         _add_lines(lines, value, (*keys, name))
@@ -246,7 +246,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def load_section(path: Path, section: str, model: type[ConfigT]) -> ConfigT:
-    """Return one validated section of a params file; one that it does not have is all defaults."""
+    """Return a validated section of a params file; a missing section has all defaults."""
     sections = read_params(path)
     misspelt = [] if section in sections else difflib.get_close_matches(section, sections, n=1, cutoff=0.8)
     if misspelt:
@@ -274,8 +274,8 @@ def shared_keys(model: type[BaseModel]) -> dict[str, SameAs]:
 def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None = None) -> ConfigT:
     """Return `values` as a `model`; PipelineError with the first problem otherwise.
 
-    `name` is what the values are called in messages (a section of the params file, or empty for the
-    whole file); `path` is where they were read from, if from a file.
+    `name` is the name of the values in messages (a section of the params file, or empty for the whole file); `path` is
+    the file that they come from, if any.
     """
     try:
         return model.model_validate(values)
@@ -284,7 +284,7 @@ def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None 
 
 
 def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | None = None) -> list[str]:
-    """Return a line for each thing that is wrong with `values` as a `model`, the most helpful first; none if they fit.
+    """Return a line for each error in `values` as a `model`, the most helpful first; empty if there is none.
 
     `name` and `path` are as in `validate`.
     """
@@ -319,7 +319,7 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
 
 
 def _keys_at_fault(model: type[BaseModel], location: KeyPath, message: str) -> KeyPath:
-    """The keys with which a message about a mapping begins; none where it begins with something else.
+    """Return the keys at the beginning of a message about a mapping, if any.
 
     The value of such a key may come from another file than the mapping.
     """
@@ -329,7 +329,7 @@ def _keys_at_fault(model: type[BaseModel], location: KeyPath, message: str) -> K
 
 
 def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[str]]:
-    """The location as it stands in the file, and the field names of the mapping that holds its last key.
+    """Return the location as in the file, and the field names of the mapping with its last key.
 
     Pydantic puts the tag of a tagged union into the location (`sources.0.gsm8k.train`); no such key is in the file.
     """
@@ -349,13 +349,13 @@ def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[st
 
 
 def _tags(model: type[BaseModel]) -> tuple[object, ...]:
-    """The values of a model's Literal fields: one of them tells it from the others of its union."""
+    """Return the values of a model's Literal fields, which distinguish it from other members of its union."""
     annotations = (field.annotation for field in model.model_fields.values())
     return tuple(value for kind in annotations if get_origin(kind) is Literal for value in get_args(kind))
 
 
 def models_of(field: FieldInfo) -> list[type[BaseModel]]:
-    """Return the models that a field may hold: itself, in a list, or as members of a union."""
+    """Return the models in the type of a field: itself, in a list, or as members of a union."""
 
     def inside(kind: Any) -> list[type[BaseModel]]:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -366,10 +366,10 @@ def models_of(field: FieldInfo) -> list[type[BaseModel]]:
 
 
 def _place(path: Path, keys: KeyPath) -> str:
-    """The file and line where a key was set: in a params file, or in one that it extends.
+    """Return file and line where a key is set, in a params file or in one that it extends.
 
-    A list comes from one file as a whole. Where the key is missing, it is the place of what should hold it.
+    A list comes from one file as a whole. For a missing key it is the place of its parent.
     """
     in_mappings = tuple(takewhile(lambda key: isinstance(key, str), keys))
-    # The first of the deepest: an overlay goes before what it extends.
+    # The first of the deepest: an overlay comes before the files that it extends.
     return max(_layers(path), key=lambda layer: layer.depth(in_mappings)).place(keys)

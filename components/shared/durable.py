@@ -25,15 +25,15 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Flush a folder and everything below it to disk, all files with the mode that this process gives new ones.
+    """Flush a folder and everything below it to disk, and give all files the mode of new files.
 
-    Safetensors lets none but the owner read what it writes, whatever the umask.
+    Safetensors makes files that only the owner can read, regardless of the umask.
     """
     mask = os.umask(0o077)
     os.umask(mask)
     for path in (*folder.rglob("*"), folder):
         if path.is_file() and stat.S_IMODE(path.stat().st_mode) != 0o666 & ~mask:
-            with suppress(PermissionError):  # a link to what another user has made
+            with suppress(PermissionError):  # a hard link to another user's file
                 path.chmod(0o666 & ~mask)
         sync(path)
 
@@ -45,15 +45,15 @@ def replace(path: Path, new: Path) -> None:
     if path.exists():
         path.rename(old)
     new.rename(path)
-    sync(path.parent)  # before anything is removed that it could be recovered from
+    sync(path.parent)  # before the old folder, from which it could be recovered, is removed
     remove(old)
 
 
 @contextmanager
 def new_folder(destination: Path) -> Iterator[Path]:
-    """Yield a path for a folder that becomes `destination` when the block has ended; nothing is left where it fails.
+    """Yield a path for a folder that becomes `destination` at the end of the block, unless the block fails.
 
-    PipelineError unless `destination` is empty, or does not exist.
+    PipelineError unless `destination` is empty or missing.
     """
     destination = destination.resolve()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
@@ -74,14 +74,14 @@ def discard(folder: Path) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Rename a folder to `.<name>.removed`, where nobody looks for it, and return that."""
+    """Rename a folder to `.<name>.removed`, which nobody reads, and return the new path."""
     removed = folder.with_name(f".{folder.name}.removed")
     remove(removed)
     return folder.rename(removed)
 
 
 def remove(path: Path) -> None:
-    """Remove a folder or a file as far as possible."""
+    """Remove a folder or a file; what cannot be removed is left."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -89,7 +89,7 @@ def remove(path: Path) -> None:
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """Make a hard link, or a copy where the file system has no such links or the two are on different ones."""
+    """Make a hard link, or a copy if the file systems do not allow a link."""
     try:
         os.link(source, target)
     except OSError:
@@ -97,7 +97,7 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield a folder or file, and all that is below it, with its status; skip what vanishes meanwhile."""
+    """Yield a folder or file and everything below it, with their status; skip files that vanish meanwhile."""
     below = (Path(base) / name for base, folders, files in os.walk(folder) for name in (*folders, *files))
     for path in chain([folder], below):
         with suppress(FileNotFoundError):
@@ -111,20 +111,20 @@ def size(folder: Path) -> int:
 
 
 def tail(path: Path, *, max_bytes: int) -> str:
-    """Return the last bytes of a file as text: logs grow without a limit."""
+    """Return the last bytes of a file as text."""
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
         return file.read().decode("utf-8", errors="replace")
 
 
 def touch(folder: Path) -> None:
-    """Have a folder count as changed now, where this process may say so."""
+    """Update the modification time of a folder, if permitted."""
     with suppress(OSError):
         os.utime(folder)
 
 
 def last_change(folder: Path) -> float:
-    """Return when a folder or file, or anything below it, was last changed, in seconds; locking changes nothing."""
+    """Return the last modification time of a folder or file, or of anything below it but locks, in seconds."""
     return max((status.st_mtime for path, status in walk(folder) if path.suffix != ".lock"), default=math.inf)
 
 
@@ -137,16 +137,16 @@ class InUseError(RetryableError):
 
 
 def lock_folder(path: Path, *, wait: bool = False, owner: str = "") -> FileLock:
-    """Lock the folder of the lock file `path` until the lock is released, deleted, or this process ends.
+    """Lock the folder of the lock file `path` until the lock is released or deleted, or this process ends.
 
-    Where another process has it: InUseError, which names that process and its `owner`, or `wait` until it ends or
-    releases it. The file system notices when a process on another host has ended: NFS some minutes after its host died.
+    If another process has the lock: InUseError with that process and its `owner`, or with `wait` block until it is
+    free. The file system notices the end of a process on another host; NFS some minutes after the host died.
     """
-    # A lock file that is only there or not would outlive a process that is killed.
+    # A soft lock, the mere existence of a file, would outlive a killed process.
     lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False, fallback_to_soft=False)
     while True:
         try:
-            with suppress(FileNotFoundError):  # an owner that has finished removes the folder
+            with suppress(FileNotFoundError):  # a finished owner removes the folder
                 _make(path.parent)
                 lock.acquire()
         except Timeout:
@@ -165,12 +165,12 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        if folder.exists():  # as something else; otherwise it was removed in between
+        if folder.exists():  # as a file; otherwise it was removed in between
             raise
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether another process has locked the folder of a lock file."""
+    """Return whether another process has locked the folder of a lock file."""
     try:
         lock_folder(path).release()
     except InUseError:

@@ -1,4 +1,4 @@
-"""What surrounds a process: every environment variable of this project (who sets it, who reads it), and its cores."""
+"""Every environment variable of this project, with who sets it and who reads it, and the cores of a process."""
 
 import math
 import os
@@ -17,10 +17,7 @@ COOKIE_VARIABLE = "GRPO_PIPELINE_COOKIE"  # cookies of a browser that has logged
 CA_VARIABLE = "GRPO_PIPELINE_CA_FILE"  # certificate authorities that the endpoint is verified against
 # Set by the user or from a secret to reach Kubeflow Model Registry, read by register.
 CATALOGUE_TOKEN_VARIABLE = "MODEL_REGISTRY_TOKEN"  # bearer token
-CATALOGUE_TOKEN_FILE_VARIABLES = (
-    "MODEL_REGISTRY_TOKEN_FILE",
-    "KF_PIPELINES_SA_TOKEN_PATH",
-)  # read for each request
+CATALOGUE_TOKEN_FILE_VARIABLES = ("MODEL_REGISTRY_TOKEN_FILE", "KF_PIPELINES_SA_TOKEN_PATH")  # read for each request
 CATALOGUE_CA_VARIABLE = "MODEL_REGISTRY_CA_FILE"  # certificate authorities that its certificate is verified against
 # Set by the user or from a secret, beside S3's keys: read by DVC, and by register for the config of a new registry.
 S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # address of a server other than Amazon's
@@ -54,27 +51,27 @@ WEIGHTS_VARIABLE = "GRPO_PIPELINE_WEIGHTS"  # folder through which weights reach
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
-"""For processes that only meet others of this machine: otherwise they listen where the host's name leads."""
+"""For processes of one machine, which would otherwise listen on the interface of the host's name."""
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-"""Microseconds of processor time in each period, in a container with a limit: threads beyond it only wait."""
+"""CPU time per period in a container with a limit, in microseconds; more threads than that only wait."""
 
 _SPIN = "1000"
 
 
 def limit_spin() -> None:
-    """Have threads of OpenMP spin only briefly for one another, unless the user has decided.
+    """Make OpenMP threads spin only briefly for one another, unless the user has set it.
 
-    A thread whose core is taken has all others spin for it in each of thousands of parallel loops a second: with
-    libgomp's own 300,000 a step beside one or two busy processes takes 2 to 20 times as long, with 1,000 little longer
-    than it must. On idle cores that costs 4 to 23 % of a step (benchmarks/busy.py). libgomp reads GOMP_SPINCOUNT when
-    torch loads it, so whoever starts a run sets it for all its processes.
+    All threads spin for one whose core is busy, in thousands of parallel loops a second: with libgomp's default of
+    300,000, a step beside one or two busy processes takes 2 to 20 times as long; with 1,000 hardly longer than
+    necessary. On idle cores that costs 4 to 23 % of a step (benchmarks/busy.py). libgomp reads GOMP_SPINCOUNT when
+    torch loads it, so the process that starts a run sets it.
     """
     if os.environ.keys().isdisjoint(("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")):
         os.environ["GOMP_SPINCOUNT"] = _SPIN
 
 
 def available_cores() -> int:
-    """Return the cores that this process may use: those that it may run on, within the limit of its container."""
+    """Return the cores that this process may use, within the limit of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit, _, period = (
         _CPU_LIMIT.read_text(encoding="utf-8").partition(" ") if _CPU_LIMIT.is_file() else ("max", "", "")

@@ -1,7 +1,6 @@
-"""Errors that people read: one line each, with the exit code that says what to do next.
+"""Errors for people: one line each, with the exit code that says what to do next.
 
-What the operating system or an allocator refused (memory, disk space) is recognised by the texts and numbers of
-errors: nothing of torch is imported here.
+Failed allocations and full disks are recognised by the numbers and texts of errors: torch is not imported here.
 """
 
 import errno
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# A network or a shared file system has failed: the same may well work the next time.
+# A network or a shared file system failed: a retry may succeed.
 _TRANSIENT_ERRNOS = {
     *(errno.EIO, errno.ESTALE, errno.ECONNRESET, errno.ECONNREFUSED),
     *(errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH),
@@ -21,7 +20,7 @@ _FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NUMBER_IN_TEXT = re.compile(r"(?:\(os error |\[Errno )(\d+)")
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|can(?:no|')t allocate memory|not enough memory|std::bad_alloc|_ALLOC_FAILED"
-    # What vLLM prints where its share of the memory is too small.
+    # vLLM's messages when its share of the memory is too small.
     r"|No available memory for the cache|larger than the available KV cache|less than desired GPU memory utilization",
     re.IGNORECASE,
 )
@@ -36,11 +35,11 @@ class PipelineError(Exception):
 
     exit_code = 2
     keeps_outputs = False
-    """True where the stage has done all its work and the error is its verdict."""
+    """True if the stage has done all its work and the error is its verdict."""
 
 
 class DataRejectedError(PipelineError):
-    """The data do not pass validation; the validation report names the rows."""
+    """The data did not pass validation; the validation report names the rows."""
 
     keeps_outputs = True
 
@@ -52,19 +51,19 @@ class GateMissedError(PipelineError):
 
 
 class UnchangedRunError(PipelineError):
-    """The run would reproduce the newest registered version, and was asked to stop then; nothing was done."""
+    """The run would reproduce the newest registered version, and `skip_if_unchanged` is set; nothing was done."""
 
     exit_code = 4
     beginning = "code, data and config are those of"
-    """Of its message, by which `grpo-pipeline status` tells it from a failure."""
+    """Beginning of its message, by which `grpo-pipeline status` distinguishes it from a failure."""
 
 
 class RetryableError(PipelineError):
-    """Nothing is wrong with the inputs (a lost peer, a preemption, I/O): run the same again."""
+    """A temporary failure (a lost peer, a preemption, I/O): run the same again."""
 
     exit_code = 75
     is_final = False
-    """True where the same process should not retry: a stop was requested, or retries are exhausted."""
+    """True if this process should not retry: a stop was requested, or retries are exhausted."""
 
 
 class StoppedError(RetryableError):
@@ -74,24 +73,24 @@ class StoppedError(RetryableError):
 
 
 class RetriesExhaustedError(RetryableError):
-    """It may work another time, but retries or the time to wait that the settings allow are used up."""
+    """A temporary failure after the last retry, or after the longest wait, that the settings allow."""
 
     is_final = True
 
 
 class NotEnoughMemoryError(PipelineError):
-    """The memory of the host or of a GPU is not enough for the config."""
+    """The memory of the host or of a GPU is too small for the config."""
 
 
 def raise_all(problems: Sequence[str], note: str = "") -> None:
-    """Raise one PipelineError with a line for each problem, and the note; do nothing where there is no problem."""
+    """Raise one PipelineError with a line for each problem, and the note; do nothing without a problem."""
     heading = [f"{len(problems)} to correct before this run can start"] if len(problems) > 1 else []
     if problems:
         raise PipelineError("\n".join([*heading, *problems, *([note] if note else [])]))
 
 
 def explain(error: Exception) -> PipelineError | None:
-    """Return an error for people about what the system refused, or `error` if it is one; None for a bug."""
+    """Return `error` as an error for people if it is one or comes from the operating system; None for a bug."""
     if isinstance(error, PipelineError):
         return error
     memory = out_of_memory(error)
@@ -108,7 +107,7 @@ def explain(error: Exception) -> PipelineError | None:
 
 @contextmanager
 def explain_out_of_memory(purpose: str, *remedies: str) -> Iterator[None]:
-    """Have a failed allocation in the block raise NotEnoughMemoryError, which names its purpose and remedies."""
+    """Turn a failed allocation in the block into NotEnoughMemoryError, with its purpose and remedies."""
     try:
         yield
     except Exception as error:
@@ -119,8 +118,8 @@ def explain_out_of_memory(purpose: str, *remedies: str) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Return how much memory was refused, as far as the error tells; None for any other error."""
-    # An error may end with a log; only its first line is about itself.
+    """Return the failed amount of memory, or "" if the error does not have it; None for any other error."""
+    # An error may end with a log; only its first line is the message.
     first_line = str(error).strip().partition("\n")[0]
     is_known = (
         isinstance(error, MemoryError)
@@ -132,13 +131,13 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def out_of_memory_in_log(text: str) -> str | None:
-    """Return how much memory was refused to a process, from its output; None where no error in it is about memory."""
+    """Return the failed amount of memory from the output of a process; None if no error in it is about memory."""
     line = _RAISED.search(text)
     return _amount(line[0]) if line else None
 
 
 def out_of_memory_message(refused: str, purpose: str, *remedies: str) -> str:
-    """Return the line about memory that was refused."""
+    """Return the message about a failed allocation."""
     amount = f": {refused}" if refused else ""
     return f"not enough memory for {purpose}{amount}" + (f"; {', or '.join(remedies)}" if remedies else "")
 
@@ -151,7 +150,7 @@ def _amount(text: str) -> str:
 
 
 def raise_if_disk_is_full(error: Exception, path: Path, usage: str) -> None:
-    """Raise PipelineError, with the `usage` and what is free, if the disk was full at `path`."""
+    """Raise PipelineError, with the `usage` and the free space, if the disk was full at `path`."""
     number = _errno(error)
     if number in _FULL_ERRNOS:
         free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
@@ -160,7 +159,7 @@ def raise_if_disk_is_full(error: Exception, path: Path, usage: str) -> None:
 
 
 def _path(error: BaseException, number: int) -> str | None:
-    """The file that the operating system refused; of a copy to a full disk its place there."""
+    """Return the file of an error of the operating system; for a copy to a full disk, the destination."""
     if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
         return str(error.args[0][0][1])
     if not isinstance(error, OSError):
@@ -170,9 +169,9 @@ def _path(error: BaseException, number: int) -> str | None:
 
 
 def _errno(error: BaseException) -> int | None:
-    """The number of what the operating system refused; None for any other error, which is a bug."""
+    """Return the error number of the operating system; None for any other error."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    # Libraries in Rust (safetensors, tokenizers) and shutil have exceptions that carry the error as text.
+    # Exceptions of Rust libraries (safetensors, tokenizers) and shutil have the error number in their text.
     number = _NUMBER_IN_TEXT.search(str(error))
     return int(number[1]) if number else None

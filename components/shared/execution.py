@@ -1,8 +1,8 @@
 """How a stage was run: by whom and when, from which commit with which changes, and in which environment.
 
-Nothing here decides what a stage makes of its inputs by design; all of it can, and a result that does not come back
-equal is explained by it. Reading it costs milliseconds and imports nothing: versions come from the names of installed
-distributions, hardware from files of the kernel.
+None of this should affect the result, but any of it may, and it explains a result that cannot be reproduced. Reading it
+takes milliseconds and imports nothing: versions come from the folder names of installed distributions, hardware from
+files of the kernel.
 """
 
 import getpass
@@ -33,9 +33,9 @@ from components.shared.versioning import Workspace
 
 _ROOT = Path(__file__).parents[2]
 _CODE = ("components", "pipelines", "pyproject.toml", "requirements.lock")
-"""What a commit has to say about a run, relative to the repository."""
+"""Paths of the repository whose uncommitted changes are recorded."""
 _SUFFIXES = (".py", ".jinja", ".css")
-"""Of new files that are code."""
+"""Suffixes of new files that are code."""
 _KEYS = re.compile(
     r"A[KS]IA[0-9A-Z]{16}|\bhf_\w{30,}|\bgh[opusr]_\w{36}|github_pat_\w{30,}|\bsk-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\."
@@ -43,16 +43,16 @@ _KEYS = re.compile(
 """Keys of AWS, Hugging Face, GitHub, OpenAI and Slack, private keys, and JSON web tokens."""
 _NAMED_KEY = re.compile(r"""(?i)(?:key|token|secret|passw(?:or)?d)\w*["']?\s*[:=]\s*["']([^"'\s]{12,})["']""")
 _MIN_ENTROPY = 3.3
-"""Bits per character of what counts as a key where its name says so: words have less."""
+"""Bits per character from which a value named like a secret counts as one: words have less."""
 _LOCK = "requirements.lock"
 _MAX_PATCH = 200_000
-"""Characters of uncommitted changes that are kept; of more only the digest."""
+"""Characters of uncommitted changes that are recorded; of longer ones only the digest is."""
 _VARIABLE = re.compile(
     "(?!GOMP_SPINCOUNT$)(OMP|MKL|KMP|GOMP|OPENBLAS|BLIS|VECLIB|NUMEXPR|DNNL|ONEDNN|ATEN|TORCH|PYTORCH|CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|VLLM)_.*"
     "|LD_PRELOAD|PYTHONHASHSEED"
 )
-"""Environment variables that change what or how fast numerical libraries compute, without the one that a run chooses by
-the load of the moment, on which no result depends."""
+"""Environment variables that change results or speed of numerical libraries, except the one that `limit_spin` sets, on
+which no result depends."""
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
 _PLACE_FILE = "place.json"
 _CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia")
@@ -61,7 +61,7 @@ _DIFF = (
     *("-c", "core.quotePath=false", "diff", "--binary", "--no-color", "--no-ext-diff", "--no-textconv"),
     *("--src-prefix=a/", "--dst-prefix=b/"),
 )
-"""git's command for patches that `git apply` takes, whatever the user's settings."""
+"""git's arguments for patches that `git apply` takes, regardless of the user's settings."""
 
 
 class _Record(BaseModel):
@@ -75,7 +75,7 @@ class Environment(_Record):
     packages: dict[str, str]
     """Version of every installed package, by its normalised name."""
     lock: str | None
-    """SHA-256 of requirements.lock; null where the code came without it."""
+    """SHA-256 of requirements.lock; null if the code comes without it."""
     image: str | None
     """Reference of the container image; null outside one."""
     system: str
@@ -96,14 +96,14 @@ class Environment(_Record):
 
 
 class Revision(_Record):
-    """The state of the code: a commit, and what was not committed."""
+    """The state of the code: a commit and uncommitted changes."""
 
     commit: str | None = None
-    """Of the repository, or the one that the image was built from; null where neither is known."""
+    """Commit of the repository, or of the image's code; null if unknown."""
     patch_digest: str | None = None
-    """SHA-256 of the uncommitted changes; null for none."""
+    """SHA-256 of the uncommitted changes; null without any."""
     patch: str | None = None
-    """The uncommitted changes, new files included, for `git apply`; null for none, or where they are too long."""
+    """The uncommitted changes, new files included, for `git apply`; null without any, or if they are too long."""
 
     def __str__(self) -> str:
         if self.commit is None:
@@ -119,12 +119,12 @@ class Run(_Record):
     by: str
     """User and host."""
     run_id: str | None
-    """Of the Kubeflow run."""
+    """Id of the Kubeflow run."""
     run_name: str | None
     started: datetime
     finished: datetime
     threads: int | None
-    """Threads that torch computed with; null where the stage did not use torch."""
+    """Threads of torch; null if the stage did not use torch."""
     environment: str
     """Key of the environment."""
     revision: str
@@ -137,39 +137,39 @@ class Run(_Record):
 
 
 class Place(_Record):
-    """Where a process computes."""
+    """Environment and threads of a process."""
 
     environment: Environment
     threads: int | None
-    """Threads that torch computes with; null where the process does not use torch."""
+    """Threads of torch; null if the process does not use torch."""
 
     def write(self, work: Path) -> None:
-        """Leave it in a stage's work folder, for a stage whose work other processes do."""
+        """Write it into a stage's work folder, in a process that does the work of the stage."""
         (work / _PLACE_FILE).write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
 
 def current_place() -> Place:
-    """Return where this process computes."""
+    """Return environment and threads of this process."""
     environment, torch = current_environment(), sys.modules.get("torch")
-    if torch and torch.cuda.is_available() and not environment.gpus:  # a driver without files of its own
+    if torch and torch.cuda.is_available() and not environment.gpus:  # a driver without files in /proc
         names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
         environment = environment.model_copy(update={"gpus": names})
     return Place(environment=environment, threads=torch.get_num_threads() if torch else None)
 
 
 def place_of(work: Path | None) -> Place:
-    """Return where the processes computed that did the work in a folder: this process, unless they left another."""
+    """Return the place that the processes of a stage wrote into its work folder, or this process's."""
     path = work / _PLACE_FILE if work else None
     return Place.model_validate_json(path.read_bytes()) if path and path.is_file() else current_place()
 
 
 def forget_place(work: Path) -> None:
-    """Remove what processes of an earlier attempt have left in a work folder."""
+    """Remove the place that processes of an earlier attempt wrote into a work folder."""
     (work / _PLACE_FILE).unlink(missing_ok=True)
 
 
 def current_run(of: str, environment: str, revision: str, started: datetime, threads: int | None) -> Run:
-    """Return the record of a stage that was run since `started` (UTC), and that ends now."""
+    """Return the record of a stage that started at `started` (UTC) and ends now."""
     return Run(
         of=of,
         by=person(),
@@ -194,9 +194,9 @@ def person() -> str:
 
 @cache
 def current_environment() -> Environment:
-    """Return the environment of this process when this was called first.
+    """Return the environment of this process at the first call.
 
-    To be called before libraries are imported, which add to the environment variables and to the path.
+    Call it before libraries are imported, which add environment variables and entries of the path.
     """
     lock = _ROOT / _LOCK
     return Environment(
@@ -219,7 +219,7 @@ def current_environment() -> Environment:
 
 
 def is_numerical(variable: str) -> bool:
-    """Tell whether an environment variable is one of numerical libraries, as an environment records them."""
+    """Return whether an environment variable belongs to a numerical library and is recorded."""
     return _VARIABLE.fullmatch(variable) is not None and _SECRET.search(variable) is None
 
 
@@ -228,9 +228,9 @@ def _digest(path: Path) -> str:
 
 
 def _packages() -> Iterator[tuple[str, str]]:
-    """Name and version of each distribution that can be imported."""
+    """Yield name and version of each installed distribution."""
     known = set[str]()
-    # From the names of folders: hundreds of files with metadata take too long to read.
+    # From the names of folders: reading hundreds of files with metadata takes too long.
     for folder in filter(Path.is_dir, map(Path, sys.path)):
         for path in folder.iterdir():
             if path.suffix in {".dist-info", ".egg-info"} and "-" in path.stem:
@@ -284,11 +284,11 @@ def _words(value: object) -> str:
 
 @cache
 def current_revision(root: Path = _ROOT) -> Revision:
-    """Return the state of the code in a repository; outside one, as in an image, the commit that it was built from."""
+    """Return the state of the code in a repository; without one, as in an image, the commit of the image's code."""
     if not (root / ".git").exists():
         return Revision(commit=os.environ.get(REVISION_VARIABLE) or None)
     workspace = Workspace(root, root)
-    workspace.git("rev-parse", "--git-dir")  # an error where git itself does not work
+    workspace.git("rev-parse", "--git-dir")  # fails if git itself does not work
     head = workspace.try_git("rev-parse", "--verify", "HEAD")
     if head is None:
         return Revision()
@@ -309,7 +309,7 @@ def uncommitted_files(patch: str) -> list[str]:
 
 
 def keys_in(patch: str) -> Iterator[str]:
-    """Yield the file and line of each line that a patch adds and that seems to hold a key or a password."""
+    """Yield `file:line` for each added line of a patch that seems to contain a key or a password."""
     file, number = "", 0
     for line in patch.splitlines():
         if line.startswith("+++ "):
@@ -324,12 +324,12 @@ def keys_in(patch: str) -> Iterator[str]:
 
 
 def _entropy(text: str) -> float:
-    """Return the bits of information per character, judged by the characters of the text itself."""
+    """Return the entropy in bits per character, from the frequencies of the characters in the text."""
     shares = [count / len(text) for count in Counter(text).values()]
     return -sum(share * math.log2(share) for share in shares)
 
 
 def _new_file(root: Path, name: str) -> str:
-    """The patch that makes a file."""
+    """Return the patch that adds a file."""
     command = ["git", *_DIFF, "--no-index", "--", "/dev/null", name]
     return subprocess.run(command, cwd=root, capture_output=True, check=False).stdout.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Imports of libraries that import more than is used of them."""
+"""Lighter imports of libraries."""
 
 import sys
 from collections.abc import Iterator
@@ -7,11 +7,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_packages(*names: str) -> Iterator[None]:
-    """Have what is imported in the block find these packages not installed, unless they have been imported before.
+    """Make imports in the block find these packages missing, unless they have been imported before.
 
-    For libraries that import whatever they find, for parts of theirs that nothing here uses: time and memory of every
-    process. These libraries may remember that a package is missing; to all others it is there after the block. No other
-    thread may import it meanwhile.
+    For libraries that import optional packages for features that are not used here, which costs every process time and
+    memory. After the block the packages can be imported. No other thread may import them meanwhile.
     """
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:

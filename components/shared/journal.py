@@ -1,8 +1,8 @@
-"""What happens in a run as it happens: JSON lines in its journal, which the screen, `runs` and the index read.
+"""Events of a run: JSON lines in its journal, which the screen, `runs` and the index read.
 
-Each line has a `stage` and an `event`: `started` (its `outputs`), `work` (the `folder` in which it can be watched),
-`message` (a `text`), `progress` (`done` of `total` and a `text`), `finished` (`seconds`, `metrics`, and `reused_from`
-where an earlier run has done the same) or `failed` (`error`, `exit_code`).
+Each line has a `stage` and an `event`: `started` (its `outputs`), `work` (the `folder` of unfinished work), `message`
+(a `text`), `progress` (`done` of `total` and a `text`), `finished` (`seconds`, `metrics`, and `reused_from` if its
+outputs are an earlier run's) or `failed` (`error`, `exit_code`).
 """
 
 import json
@@ -15,15 +15,15 @@ from components.shared.environment import JOURNAL_VARIABLE
 
 
 def log_event(stage: str, event: str, **details: Any) -> None:
-    """Append one line to the run's journal, if there is one, in one piece: several processes of a stage write it."""
+    """Append a line to the run's journal, if there is one, in one write: several processes of a stage write to it."""
     journal = os.environ.get(JOURNAL_VARIABLE)
     if journal:
         line = json.dumps({"stage": stage, "event": event, **details}, default=str) + "\n"
-        with suppress(OSError), Path(journal).open("ab", buffering=0) as file:  # it may be on the disk that is full
+        with suppress(OSError), Path(journal).open("ab", buffering=0) as file:  # its disk may be full
             file.write(line.encode())
 
 
 def run_name() -> str:
-    """Return the name of the run that this process belongs to; empty without a journal."""
+    """Return the name of this process's run; empty without a journal."""
     journal = os.environ.get(JOURNAL_VARIABLE)
     return Path(journal).resolve().parent.name if journal else ""

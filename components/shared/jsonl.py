@@ -1,4 +1,4 @@
-"""JSON lines and JSON files: read with errors that name file and line, written the same way every time."""
+"""JSON lines and JSON files: read with errors that name file and line, written in one layout."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the raw lines of a file, so that one undecodable line can be told from the others."""
+    """Yield the raw lines of a file, so that an undecodable line can be named."""
     try:
         with path.open("rb") as file:
             yield from file

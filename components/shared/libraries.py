@@ -1,4 +1,4 @@
-"""Shared libraries that installed packages load and that this machine does not have."""
+"""Shared libraries that installed packages load and that are missing on this machine."""
 
 import re
 import subprocess
@@ -8,15 +8,15 @@ from pathlib import Path
 
 _MISSING = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
 _ALTERNATIVES = "bitsandbytes/libbitsandbytes_*"
-"""One for each release of CUDA, ROCm and oneAPI: the package loads one that fits, or the one for processors."""
+"""One for each release of CUDA, ROCm and oneAPI, of which the package loads one."""
 _OPTIONAL = re.compile(r"lib(cuda|nvidia-ml|tbb|mpi|oshmem|pmix|uc[mpst]|fabric|gdrapi)\b")
-"""Of the driver of GPUs, which a container gets from its node, and of plugins that nothing here uses."""
+"""Libraries of the GPU driver, which a container gets from its node, and of unused plugins."""
 
 
 def missing_libraries() -> dict[str, str]:
     """Return each library that an installed package needs and the loader does not find, with a file that needs it.
 
-    One that another package brings counts as found: that package is loaded before.
+    Libraries in other packages count as found: these are loaded first.
     """
     site = Path(sysconfig.get_path("platlib"))
     files = sorted(path for path in site.rglob("*.so*") if path.is_file() and not path.match(_ALTERNATIVES))

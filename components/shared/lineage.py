@@ -1,7 +1,7 @@
 """Lineage: what an artifact was made from, so that any version can be made again.
 
-Digests are over content only: equal bytes have equal digests wherever they lie. A fingerprint is the part of a lineage
-that decides whether two runs do the same work. `components.shared.execution` says who ran a stage, when and where.
+Digests depend on content only: equal bytes have equal digests in any place. A fingerprint is the part of a lineage that
+decides whether two runs do the same work. `components.shared.execution` records who ran a stage, when and where.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ Fingerprint = Mapping[str, Any]
 """What decides whether two runs do the same work: `config` without operational keys, `inputs` (digests by name) and
 `code` (a digest); for people, `files` of code (digests by path)."""
 _NUM_LISTED = 3
-"""Files of code that are listed one by one."""
+"""Keys and files of code that are listed one by one."""
 _IMPORT = re.compile(r"^\s*(?:from|import) components\.(\w+)", re.MULTILINE)
 
 
@@ -70,23 +70,23 @@ def value_digest(value: Any) -> str:
 
 @cache
 def code_files() -> dict[str, str]:
-    """Return the digest of each file of code that makes the artifacts: Python and templates in components/, by path."""
+    """Return the digest of each file of code that makes artifacts: Python and templates in components/, by path."""
     return file_digests(Path(__file__).parents[1], suffixes=(".py", ".jinja", ".css"))
 
 
 def code_digest() -> str:
-    """Return the digest of all the code that makes the artifacts."""
+    """Return the digest of all code that makes artifacts."""
     return _listing_digest(code_files())
 
 
 def stage_files(stage: str) -> dict[str, str]:
-    """Return the digests of those files of code that a stage may run: of the packages that it imports, and its own."""
+    """Return the digests of the files of code that a stage may run: of its own package and those that it imports."""
     packages = _packages_of(stage)
     return {name: each for name, each in code_files().items() if name.partition("/")[0] in packages}
 
 
 def stage_code(stage: str) -> dict[str, str]:
-    """Return the digest of each package of components/ that a stage imports, directly or not, with its own."""
+    """Return the digest of each package that a stage may run, by name."""
     packages: dict[str, dict[str, str]] = {}
     for name, each in stage_files(stage).items():
         packages.setdefault(name.partition("/")[0], {})[name] = each
@@ -95,7 +95,7 @@ def stage_code(stage: str) -> dict[str, str]:
 
 @cache
 def _packages_of(stage: str) -> set[str]:
-    """The packages of components/ whose code a stage may run: a package runs whole, and all that its files import."""
+    """Return the packages of components/ that a stage may run: its own, and those that their files import."""
     packages, waiting = set[str](), {stage}
     while waiting:
         package = waiting.pop()
@@ -115,17 +115,17 @@ class _Record(BaseModel):
 
 
 class Material(_Record):
-    """What a stage read from outside the graph: a raw file, or a model."""
+    """A raw file or a model that a stage read from outside the graph."""
 
     sha256: str | None = None
-    """Digest of the file or folder; null for a model of the hub, which its commit names."""
+    """Digest of the file or folder; null for a model of the hub, which its commit identifies."""
     size_bytes: int | None = None
     dvc_md5: str | None = None
-    """MD5 in the DVC pointer to it, where it has one."""
+    """MD5 in the DVC pointer to it, if it has one."""
     repository: str | None = None
-    """Git repository, or model of the hub, that it was read from; null for this machine."""
+    """Git repository or hub model that it was read from; null for this machine."""
     commit: str | None = None
-    """Of the repository."""
+    """Commit of the repository."""
 
 
 class Input(_Record):
@@ -133,25 +133,25 @@ class Input(_Record):
 
     digest: str
     made_by: str | None = None
-    """Key of the stage that made it; null where none did."""
+    """Key of the stage that made it; null if no stage did."""
 
 
 class Work(_Record):
-    """What a stage did: equal runs have equal records, on whatever machine and at whatever time."""
+    """The work of a stage: equal runs have equal records, on any machine and at any time."""
 
     stage: str
     config: dict[str, Any]
     inputs: dict[str, Input]
     code: str
-    """Digest of all the code that makes artifacts."""
+    """Digest of all code that makes artifacts."""
     materials: dict[str, Material] = {}
-    """By the path or name in the config."""
+    """Materials by their path or name in the config."""
 
 
 class Lineage(_Record):
-    """What an artifact was made from: the stage that made it and all stages behind it, each once.
+    """What an artifact was made from: the stage that made it and all stages before it, each once.
 
-    Records refer to one another by keys, which are the digests of their content.
+    Records refer to one another by keys, the digests of their content.
     """
 
     format: Literal[2] = 2
@@ -159,7 +159,7 @@ class Lineage(_Record):
     """Key of the stage that made the artifact."""
     stages: dict[str, Work]
     runs: tuple[Run, ...] = ()
-    """Of the stages: what differs between equal runs."""
+    """Executions of the stages: what differs between equal runs."""
     environments: dict[str, Environment] = {}
     revisions: dict[str, Revision] = {}
 
@@ -175,7 +175,7 @@ class Lineage(_Record):
 
     @property
     def work(self) -> Work:
-        """What the stage that made the artifact did."""
+        """The work of the stage that made the artifact."""
         return self.stages[self.made_by]
 
     @property
@@ -184,11 +184,11 @@ class Lineage(_Record):
         return in_order(self.stages)
 
     def stage(self, name: str) -> Work | None:
-        """What the stage of this name did; None where it has no part in the artifact."""
+        """The work of the stage of this name; None if it has no part in the artifact."""
         return next((work for work in self.works if work.stage == name), None)
 
     def maker(self, artifact: Input) -> Work | None:
-        """What the stage that made an input did; None where no stage did."""
+        """The work of the stage that made an input; None if no stage did."""
         return None if artifact.made_by is None else self.stages.get(artifact.made_by)
 
     def run(self, stage: str | None = None) -> Run | None:
@@ -207,7 +207,7 @@ class Lineage(_Record):
         return None if run is None else self.revisions[run.revision]
 
     def contains(self, other: "Lineage") -> bool:
-        """Tell whether every record of another lineage is in this one."""
+        """Return whether every record of another lineage is in this one."""
         return (
             other.stages.items() <= self.stages.items()
             and set(other.runs) <= set(self.runs)
@@ -217,7 +217,7 @@ class Lineage(_Record):
 
 
 def in_order(stages: Mapping[str, Work]) -> list[Work]:
-    """Return records of stages by key in one order, each after those whose outputs it reads."""
+    """Return records of stages in a deterministic order, each after those whose outputs it reads."""
 
     @cache
     def depth(key: str) -> int:
@@ -232,7 +232,7 @@ def _key(record: BaseModel) -> str:
 
 
 def describe(stage: str, config: dict[str, Any], inputs: Mapping[str, Path]) -> Lineage:
-    """Return the lineage of what `stage` is to make from `inputs` under `config`, before its run."""
+    """Return the lineage of the outputs that `stage` will make from `inputs` with `config`."""
     behind = {name: read(path) for name, path in sorted(inputs.items())}
     sources = {name: Input(digest=digest(inputs[name]), made_by=made and made.made_by) for name, made in behind.items()}
     work = Work(stage=stage, config=config, inputs=sources, code=code_digest())
@@ -240,7 +240,7 @@ def describe(stage: str, config: dict[str, Any], inputs: Mapping[str, Path]) -> 
 
 
 def joined(work: Work, behind: Iterable[Lineage]) -> Lineage:
-    """Return the lineage of what a stage made, with everything in the lineages of what it read."""
+    """Return the lineage of the outputs of a stage, with all records in the lineages of its inputs."""
     stages, environments, revisions = {_key(work): work}, dict[str, Environment](), dict[str, Revision]()
     runs = set[Run]()
     for made in behind:
@@ -260,10 +260,10 @@ def joined(work: Work, behind: Iterable[Lineage]) -> Lineage:
 def complete(
     described: Lineage, materials: Mapping[str, Material], started: datetime, work_folder: Path | None = None
 ) -> Lineage:
-    """Return a lineage from `describe` with the run of the stage, which has just ended, and what else it has read."""
+    """Return a lineage from `describe` with the run of the stage, which has just ended, and its materials."""
     work = described.work.model_copy(update={"materials": dict(sorted(materials.items()))})
     place, revision = place_of(work_folder), current_revision()
-    if revision.patch and any(keys_in(revision.patch)):  # `grpo-pipeline run` has refused it; other runners have not
+    if revision.patch and any(keys_in(revision.patch)):  # `grpo-pipeline run` refuses it; other runners do not
         revision = revision.model_copy(update={"patch": None})
     environment = place.environment
     run = current_run(_key(work), _key(environment), _key(revision), started, place.threads)
@@ -271,9 +271,9 @@ def complete(
 
 
 def taken(described: Lineage, earlier: Lineage) -> Lineage:
-    """Return the lineage of what another run has made from equal inputs and this one takes: its work, of these inputs.
+    """Return the lineage of reused outputs: the work of another run on this run's inputs.
 
-    Equal inputs can have lineages of their own, as the stages behind them may have run again.
+    Equal inputs can have different lineages, as the stages before them may have run again.
     """
     work = earlier.work.model_copy(update={"inputs": described.work.inputs})
     run = next(run for run in earlier.runs if run.of == earlier.made_by)
@@ -282,7 +282,7 @@ def taken(described: Lineage, earlier: Lineage) -> Lineage:
 
 
 def _by_run(described: Lineage, work: Work, run: Run, environment: Environment, revision: Revision) -> Lineage:
-    """The lineage of what a stage made in a run, with all that is behind what `described` describes."""
+    """Return the lineage of a stage's outputs with its run, and the records of `described` but for the stage itself."""
     others = {key: each for key, each in described.stages.items() if key != described.made_by}
     own = Lineage(
         made_by=run.of,
@@ -296,9 +296,9 @@ def _by_run(described: Lineage, work: Work, run: Run, environment: Environment, 
 
 
 def read(folder: Path) -> Lineage | None:
-    """Return the lineage in an artifact's folder, or None for one that no stage made.
+    """Return the lineage in an artifact's folder, or None if no stage made it.
 
-    PipelineError where it is damaged, or of another format.
+    PipelineError if it is damaged or of another format.
     """
     path = folder / FILE_NAME
     return parse(jsonl.read_json(path), name=str(path)) if path.is_file() else None
@@ -321,14 +321,12 @@ def write(folder: Path, lineage: Lineage) -> None:
     jsonl.write_json(folder / FILE_NAME, lineage.model_dump(mode="json"))
 
 
-def fingerprint(
-    stage: str, config: Config, inputs: Mapping[str, str], sources: Mapping[str, Material] | None = None
-) -> Fingerprint:
+def fingerprint(stage: str, config: Config, inputs: Mapping[str, str], sources: Mapping[str, Material]) -> Fingerprint:
     """Return the fingerprint of a stage's work on inputs with these digests.
 
-    Files from outside the graph (`sources`) count as inputs, too.
+    Files from outside the graph (`sources`) count as inputs.
     """
-    inputs = {**inputs, **{name: each.sha256 for name, each in (sources or {}).items() if each.sha256}}
+    inputs = {**inputs, **{name: each.sha256 for name, each in sources.items() if each.sha256}}
     files = stage_files(stage)
     return {"config": without_operational(config), "inputs": inputs, "code": _listing_digest(files), "files": files}
 

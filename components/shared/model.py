@@ -20,20 +20,20 @@ from components.shared.lineage import Material
 from components.shared.tools import FeedbackArguments, ToolsConfig
 
 PIPELINE_FILE = "pipeline.json"
-"""Beside the weights: how a question is put to the model (the keys of `asking`) and, if the weights are elsewhere,
-where ("weights"), with their "digest" or "revision"."""
+"""File beside the weights with the prompt of the model (the keys of `asking`) and, if the weights are elsewhere, their
+folder or hub id ("weights") with their "digest" or "revision"."""
 TOKENIZER_FILE = "tokenizer.json"
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-"""Names in transformers' configs (formerly "attention"); training refuses a window once sequences outgrow it."""
+"""Names in transformers' configs (formerly "attention"); training refuses sequences longer than a sliding window."""
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
 """Names of the context length in different model families."""
 
 
 @dataclass(frozen=True)
 class ScratchModel:
-    """The size of a small Qwen3 made from scratch, with a tokenizer built from the training problems."""
+    """A small Qwen3 from scratch, with a tokenizer built from the training problems."""
 
     hidden_size: int
     num_layers: int
@@ -41,9 +41,9 @@ class ScratchModel:
     vocabulary_size: int | None
     """Entries of a byte-level BPE vocabulary; None reads whole words and whole numbers."""
     max_tokens: int
-    """Longest prompt with its completion."""
+    """Context length."""
     single_digits: bool = False
-    """Whether digits are read one by one, where whole words are."""
+    """Whether a vocabulary of whole words has digits instead of whole numbers."""
 
 
 SCRATCH_MODELS = {
@@ -60,7 +60,7 @@ class ChatConfig(Config):
     """A conversation by the chat template of the model's own tokenizer, in which a user asks and the model answers."""
 
     system: str | None = None
-    """Message of the system before the question; null for none, or for the one that the template has by itself."""
+    """System message before the question; null for the chat template's default, if it has one."""
 
 
 class ModelConfig(Config):
@@ -69,19 +69,19 @@ class ModelConfig(Config):
     base: str = Field(min_length=1)
     """Hugging Face id or folder, a GGUF file, or `scratch:<preset>` for a small model that needs no download."""
     chat: ChatConfig | None = None
-    """Conversation that the prompt is the user's message of, without white space around it; `{}` for the model's chat
-    template as it is; null for the text of the prompt alone."""
+    """Chat in which the prompt, without surrounding white space, is the user message; `{}` for the defaults of the
+    model's chat template; null for the text of the prompt alone."""
     thinking: bool | None = None
     """Value of `enable_thinking` for a chat template that knows it; null leaves it to the template."""
     prompt: str = "{question}\n"
-    """Text put to the model; `{question}` stands for the question. One with `<think>` asks for thoughts."""
+    """Prompt of the model; `{question}` stands for the question. One with `<think>` asks for reasoning."""
     prompts: dict[str, str] = Field(default_factory=dict)
-    """Texts for problems of other sources than most, by the name of the source, in place of `prompt`."""
+    """Prompts for single sources of problems, by the name of the source, in place of `prompt`."""
     answer: AnswerPolicy = AnswerPolicy.DECLARED
-    """Where a response to this prompt has to state its final answer. Not set, it is `last_sentence` with `chat` and
-    without `tools`: models that chat end in a sentence."""
+    """Where a response to this prompt has to state its final answer. If not set, it is `last_sentence` with `chat` and
+    without `tools`: chat models end with a sentence."""
     tools: ToolsConfig | None = None
-    """The environment in which the model answers in several turns; null for one turn without any."""
+    """The environment in which the model answers in several turns; null for a single turn."""
 
     @model_validator(mode="before")
     @classmethod
@@ -134,7 +134,7 @@ class ModelConfig(Config):
 
     @property
     def scratch(self) -> ScratchModel | None:
-        """The size of the model to make, or None where `base` is an existing one."""
+        """The model to make from scratch, or None if `base` is an existing one."""
         return SCRATCH_MODELS.get(self.base)
 
     @property
@@ -143,40 +143,40 @@ class ModelConfig(Config):
         return self.tools.max_environment_tokens if self.tools else 0
 
     def asks_for_thoughts(self, source: str = "") -> bool:
-        """Tell whether a response is to think between `<think>` and `</think>` before it answers."""
+        """Return whether responses are to reason between `<think>` and `</think>` before they answer."""
         system = (self.chat.system if self.chat else None) or ""
         return self.thinking is True or "<think>" in self.prompts.get(source, self.prompt) + system
 
     def ask(self, question: str, source: str = "") -> str:
-        """Return the text for a question from a source of problems, which a chat template may still surround."""
+        """Return the prompt for a question from a source of problems, before a chat template is applied."""
         return self.prompts.get(source, self.prompt).replace("{question}", question)
 
 
 _ASKING = ("prompt", "answer", "chat", "thinking", "prompts", "tools")
-"""Keys of `ModelConfig` that are saved beside weights, where they are set."""
+"""Keys of `ModelConfig` that are saved beside the weights, if they are set."""
 
 
 def asking(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what says how a question is put to a model: of a dumped `ModelConfig`, or of a pipeline.json."""
+    """Return the keys that determine the prompt, from a dumped `ModelConfig` or a pipeline.json."""
     return {key: values[key] for key in _ASKING if values.get(key) not in (None, {})}
 
 
 def require_model_folder(folder: Path) -> None:
-    """Raise PipelineError unless a folder has a model's files, by their names."""
+    """Raise PipelineError unless a folder has the files of a model."""
     model_file(str(folder), _CONFIG)
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise PipelineError(f"model {folder}: holds no weights; one of {', '.join(_WEIGHTS)} is expected")
 
 
 def other_layers(types: Iterable[str]) -> list[str]:
-    """Return the types of layers that are neither attention over all tokens nor over a window of them."""
+    """Return the types of layers other than full and sliding-window attention."""
     return sorted({str(layer_type) for layer_type in types} - {*_LAYER_TYPES, "attention"})
 
 
 def context_tokens(base: str) -> int | None:
-    """Return the context length of a base model in tokens; None where its config does not tell.
+    """Return the context length of a base model in tokens; None if its config does not have it.
 
-    Of a model on the hub only the config is fetched.
+    From the hub only the config is fetched.
 
     Raises:
         PipelineError: There is no such model, or it cannot be fetched.
@@ -190,16 +190,16 @@ def context_tokens(base: str) -> int | None:
 
 
 def context_tokens_of(config: Mapping[str, Any]) -> int | None:
-    """Return the context length that a config.json has; None where it does not tell."""
+    """Return the context length in a config.json, or None."""
     text = config.get("text_config") or config
     rope_type = (text.get("rope_parameters") or {}).get("rope_type", "default")
-    if text.get("rope_scaling") or rope_type != "default":  # extends the context in ways of its own
+    if text.get("rope_scaling") or rope_type != "default":  # each kind extends the context differently
         return None
     return next((text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
 
 
 def model_config(base: str) -> dict[str, Any]:
-    """Return the config of a model in a folder or on the hub; PipelineError where there is no such model."""
+    """Return the config of a model in a folder or on the hub; PipelineError if there is no such model."""
     base = local_model(base)
     if Path(base).is_dir():
         require_model_folder(Path(base))
@@ -208,7 +208,7 @@ def model_config(base: str) -> dict[str, Any]:
 
 
 def local_model(base: str) -> str:
-    """Return what a base model is read from: the folder that a GGUF file is written as, once; any other as it is.
+    """Return the folder or hub id of a base model; a GGUF file is converted to a folder, once.
 
     Raises:
         PipelineError: There is no such file, or transformers cannot read it.
@@ -224,7 +224,7 @@ def local_model(base: str) -> str:
 
 @cache
 def _converted(file: Path, size: int, changed: int) -> str:
-    """The folder of a GGUF file of this size, changed at this time; in the cache of the hub's models."""
+    """Return the folder, in the hub's cache, of a GGUF file with this size and modification time."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HOME) / "gguf" / lineage.digest(file)
@@ -240,7 +240,7 @@ def _converted(file: Path, size: int, changed: int) -> str:
 
 
 def model_file(base: str, name: str) -> Path:
-    """Return a file of a model in a folder or on the hub; PipelineError where there is none."""
+    """Return a file of a model in a folder or on the hub; PipelineError if it is missing."""
     base = local_model(base)
     if Path(base).is_dir():
         if not (Path(base) / name).is_file():
@@ -266,7 +266,7 @@ def _not_fetched(base: str, error: Exception) -> PipelineError:
 
 
 def optional_model_file(base: str, name: str) -> Path | None:
-    """Return a file of a model in a folder or on the hub; None where the model has no such file."""
+    """Return a file of a model in a folder or on the hub; None if the model lacks it."""
     base = local_model(base)
     if Path(base).is_dir():
         return path if (path := Path(base) / name).is_file() else None
@@ -277,14 +277,14 @@ def optional_model_file(base: str, name: str) -> Path | None:
 
 
 def _fetched(base: str, name: str) -> Path | Exception:
-    """A file of a model on the hub, or why there is none."""
-    # Slow to import, and of no use to a model in a folder.
+    """Return a file of a model on the hub, or the error."""
+    # Slow to import, and not needed for a model in a folder.
     from huggingface_hub import hf_hub_download
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces each of its retries
     try:
         return Path(hf_hub_download(base, name))
-    except Exception as error:  # the hub client raises a wide family of errors, all of them meaning "not available"
+    except Exception as error:  # the hub client raises many kinds of errors, all meaning "not available"
         return error
 
 
@@ -295,12 +295,12 @@ def _pipeline_values(folder: Path) -> dict[str, Any]:
 
 
 def holds_model(folder: Path) -> bool:
-    """Tell whether a folder has a whole model of a stage, rather than a reference to one."""
+    """Return whether a folder has a model of a stage, not a reference to one."""
     return (folder / PIPELINE_FILE).is_file() and "weights" not in _pipeline_values(folder)
 
 
 def weights_folder(folder: Path) -> Path:
-    """Return the folder with the weights of a stage's model, or of the one it refers to; the hub's are fetched."""
+    """Return the folder with the weights of a stage's model, following a reference; the hub's are fetched."""
     values = _pipeline_values(folder)
     base = values.get("weights", str(folder))
     is_elsewhere = "weights" in values and not Path(base).is_dir()
@@ -308,12 +308,12 @@ def weights_folder(folder: Path) -> Path:
 
 
 def has_tools(folder: Path) -> bool:
-    """Tell whether the model of a stage acts in an environment."""
+    """Return whether the model of a stage uses an environment."""
     return _pipeline_values(folder).get("tools") is not None
 
 
 def fetch_weights(base: str, revision: str | None = None) -> Path:
-    """Return the folder of the hub's cache with a model, which is fetched into it; PipelineError where it cannot be."""
+    """Fetch a model into the hub's cache and return its folder; PipelineError if that fails."""
     from huggingface_hub import snapshot_download
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces each of its retries
@@ -325,7 +325,7 @@ def fetch_weights(base: str, revision: str | None = None) -> Path:
 
 
 def write_reference(folder: Path, model: Path) -> None:
-    """Fill a folder with a reference to a model that a stage has made, and with its lineage."""
+    """Fill a folder with a reference to a model of a stage, and with its lineage."""
     place = {"weights": str(model.resolve()), "digest": lineage.digest(model)}
     folder.mkdir(parents=True, exist_ok=True)
     jsonl.write_json(folder / PIPELINE_FILE, {**jsonl.read_json(model / PIPELINE_FILE), **place})
@@ -333,7 +333,7 @@ def write_reference(folder: Path, model: Path) -> None:
 
 
 def base_materials(base: str, folder: Path) -> dict[str, Material]:
-    """Return what an existing base model was read from, as the `folder` that refers to it says; none from scratch."""
+    """Return the origin of a base model from the `folder` that refers to it; empty for a model from scratch."""
     values = _pipeline_values(folder)
     if "digest" in values:
         return {base: Material(sha256=values["digest"])}
@@ -341,10 +341,7 @@ def base_materials(base: str, folder: Path) -> dict[str, Material]:
 
 
 def resolve_reference(folder: Path) -> Path:
-    """Return the folder of the model that `folder` refers to, where a stage has made it; else `folder`.
-
-    Only a reference to any other model says how a question is put to it.
-    """
+    """Return the model that `folder` refers to if a stage made it with the same prompt, otherwise `folder`."""
     reference = _pipeline_values(folder)
     if "digest" not in reference:
         return folder
@@ -358,9 +355,9 @@ def resolve_reference(folder: Path) -> Path:
 
 
 def require_unchanged(folder: Path, digest: str) -> None:
-    """Raise PipelineError where `folder` refers to a model whose digest was another one than it is now.
+    """Raise PipelineError if `folder` refers to a model whose digest has changed.
 
-    Otherwise that model counts as changed now, so that it is not removed while a stage reads it.
+    Otherwise update the model's modification time, so that it is not removed while a stage reads it.
     """
     reference, model = _pipeline_values(folder), resolve_reference(folder)
     if model == folder:

@@ -69,7 +69,7 @@ class ModelShape:
 
     @property
     def active_weights(self) -> int:
-        """Those of them that a token is multiplied by."""
+        """Elements of them that compute a token."""
         return self.layer_weights
 
     @cached_property
@@ -90,7 +90,7 @@ class ModelShape:
         return [*layer * self.num_layers, self.hidden_size, *[self.head_weights] * (1 if self.tied else 2)]
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Return what the cache keeps of a token, in all layers."""
+        """Return the bytes of a token in the KV cache, in all layers."""
         return 2 * self.num_layers * self.kv_size * element_bytes
 
 
@@ -152,7 +152,7 @@ def shape_of(model: ModelConfig) -> ModelShape:
 
 
 def config_file(base: str) -> Path | None:
-    """The config.json of a folder, or of a model in the local Hugging Face cache."""
+    """Return the config.json of a folder, or of a model in the local Hugging Face cache, if any."""
     if Path(base).is_dir():
         return Path(base) / "config.json"
     from huggingface_hub import try_to_load_from_cache

@@ -1,4 +1,4 @@
-"""The code that a params file names as `package.module:name`: where it is, and what it is made of."""
+"""The user's code that a params file names as `package.module:name`: its file and its digest."""
 
 import sys
 from collections.abc import Iterable
@@ -10,20 +10,20 @@ from pathlib import Path
 from components.shared.lineage import Material, file_digest, folder_digest
 
 _NOT_THEIRS = ("components", "pipelines")
-"""Packages of this project: a stage's own code is in its fingerprint."""
+"""Packages of this project, whose code is in the fingerprint of a stage."""
 
 
 def own_code_materials(names: Iterable[str]) -> dict[str, Material]:
-    """Return a digest of each module `package.module:name` with all modules of the user's that it imports.
+    """Return a digest of each module `package.module:name` with all the user's modules that it imports.
 
-    Installed packages do not count, nor do files that the code opens. A module that is in no file is left out.
+    Installed packages and files that the code opens do not count. A module without a file is left out.
     """
     found = {name: _files(name) for name in names}
     return {name: _material(files) for name, files in found.items() if files}
 
 
 def own_file(name: str) -> Path | None:
-    """Return the file of a module `package.module:name`, which is not imported; None where there is none."""
+    """Return the file of a module `package.module:name` without importing it; None if there is none."""
     package, *names = name.partition(":")[0].split(".")
     try:
         spec = find_spec(package)
@@ -33,13 +33,13 @@ def own_file(name: str) -> Path | None:
     for each in names:
         if spec is None or spec.submodule_search_locations is None:
             return None
-        # By its last name: below a folder without __init__.py a full one needs all its parents to be imported.
+        # By its last name: in a folder without __init__.py, a full name would need its parents to be imported.
         spec = PathFinder.find_spec(each, list(spec.submodule_search_locations))
     return Path(spec.origin) if spec and spec.origin and Path(spec.origin).is_file() else None
 
 
 def _files(name: str) -> dict[str, Path]:
-    """Return the file of a module and of those that it imports, by their names; none where it is in no file."""
+    """Return the files of a module and of those that it imports, by their names; empty if it has no file."""
     file = own_file(name)
     if file is None:
         return {}
@@ -49,7 +49,7 @@ def _files(name: str) -> dict[str, Path]:
     finder = ModuleFinder(folders, excludes=_NOT_THEIRS)
     try:
         finder.import_hook(name)
-    except Exception:  # code that cannot be read is told of where it is imported
+    except Exception:  # importing the code will report the error
         return {name: file}
     found = {each: getattr(module, "__file__", None) for each, module in finder.modules.items()}
     imported = {each: Path(path) for each, path in found.items() if path}

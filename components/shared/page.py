@@ -1,6 +1,6 @@
-"""Pages meant for people: one self-contained HTML file each, without anything to fetch.
+"""Pages for people: one self-contained HTML file each.
 
-They need no scripts, but in Kubeflow's frame, which has no address: there a handler follows links within a page.
+They have no scripts, except for links within a page in Kubeflow's frame, which has no address.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ _SHARED = Path(__file__).parent
 
 
 def render(template: Path, **values: Any) -> str:
-    """Return the page that a template beside its stage makes of `values`.
+    """Return the page of a stage's template with `values`.
 
     The template extends `page.html.jinja` and fills its blocks `title` and `content`; the classes it may use are those
     of page.css. Every value is escaped unless it is a `Markup`; a missing one is an error, not an empty place.
@@ -32,7 +32,7 @@ def render(template: Path, **values: Any) -> str:
 
 
 def percent(fraction: float, digits: int = 1) -> str:
-    """Return a fraction as people read it: 0.125 is `12.5 %`, and an almost whole one is never rounded to whole."""
+    """Return a fraction as a percentage: 0.125 is `12.5 %`; only 0 and 1 become `0 %` and `100 %`."""
     if fraction in {0, 1}:
         return f"{100 * fraction:.0f}\u202f%"
     step = 10**-digits
@@ -43,7 +43,7 @@ def percent(fraction: float, digits: int = 1) -> str:
 
 
 def count(number: int) -> str:
-    """Return a whole number with a comma between thousands, as everywhere else."""
+    """Return a whole number with commas between thousands."""
     return f"{number:,}"
 
 

@@ -1,4 +1,4 @@
-"""The problem: what every stage from data preparation to registration passes on."""
+"""Problems, which all stages from data preparation to registration pass on."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -13,16 +13,16 @@ from components.shared.errors import PipelineError
 
 
 class Split(StrEnum):
-    """What a problem may be used for."""
+    """The use of a problem."""
 
     TRAIN = "train"
     TEST = "test"
     DEV = "dev"
-    """Held out from training for choosing settings, so that the test split is looked at rarely; may be missing."""
+    """Held out from training for choosing settings, so that the test split is rarely used; may be missing."""
 
 
 class Problem(BaseModel):
-    """One question with a solution that can be learned from and an answer that can be verified."""
+    """A question with a solution to learn from and an answer to verify."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -33,15 +33,15 @@ class Problem(BaseModel):
     split: Split
     question: str = Field(min_length=1)
     solution: str
-    """Worked text that ends in the final answer; what supervised fine-tuning imitates."""
+    """Worked text that ends in the final answer, for supervised fine-tuning."""
     answer: str = Field(min_length=1)
-    """The final answer alone; what completions are graded against."""
+    """The final answer alone, for grading."""
     subject: str
-    """Topic within the source; empty where the source has none."""
+    """Topic within the source; empty if the source has none."""
     level: int | None
-    """Difficulty from 1 (easy); null where the source has none."""
+    """Difficulty from 1 (easy); null if the source has none."""
     earlier: tuple[tuple[str, str], ...] = ()
-    """Messages before the question as (role, content): a system message, earlier turns; empty for most."""
+    """Messages before the question as (role, content): a system message, earlier turns."""
 
     @property
     def conversation(self) -> str:
@@ -50,23 +50,23 @@ class Problem(BaseModel):
 
     @property
     def num_steps(self) -> int | None:
-        """Lines of the solution above its `####` line, as in GSM8K; None where no line begins so."""
+        """Lines of the solution above its `####` line, as in GSM8K; None without such a line."""
         worked, marker, _ = f"\n{self.solution}".rpartition("\n####")
         return sum(bool(line.strip()) for line in worked.splitlines()) if marker else None
 
 
 def problems_file(folder: Path, split: Split) -> Path:
-    """Where a folder written by prepare_data keeps one split."""
+    """Return the file of a split in a folder of prepare_data."""
     return folder / f"{split}.jsonl"
 
 
 def splits_in(folder: Path) -> list[Split]:
-    """Return the splits that a folder written by prepare_data has; train and test always are."""
+    """Return the splits in a folder of prepare_data; train and test are always there."""
     return [split for split in Split if split != Split.DEV or problems_file(folder, split).is_file()]
 
 
 def read_problems(folder: Path, split: Split) -> list[Problem]:
-    """Return the problems of one split; none at all is an error."""
+    """Return the problems of one split; PipelineError if it is empty."""
     path = problems_file(folder, split)
     problems = [validate(Problem, row, name=f"{path}:{number}") for number, row in jsonl.read_rows(path)]
     if not problems:
@@ -82,10 +82,10 @@ def write_problems(folder: Path, split: Split, problems: Iterable[Problem]) -> N
 
 
 def draw(problems: Sequence[Problem], number: int | None, seed: int) -> list[Problem]:
-    """Return a random selection of problems in their order; None for all.
+    """Return a random selection of problems in their order; all if `number` is None.
 
-    A problem's own id decides, so that a smaller selection is part of a larger one, and one that is missing changes no
-    more than its own place.
+    The selection is by the hash of a problem's id, so that a smaller selection is part of a larger one, and a missing
+    problem changes only one place.
     """
     by_chance = sorted(problems, key=lambda each: hashlib.sha256(f"{seed} {each.id}".encode()).digest())
     chosen = {each.id for each in by_chance[:number]}

@@ -1,6 +1,6 @@
 """Progress of long work: a live bar on a terminal, one plain line per interval in a log.
 
-Kubeflow's log window wraps nothing and shows about 75 characters of a line, so in a pod all that is printed is wrapped.
+Kubeflow's log window does not wrap lines and shows about 75 characters, so all output of a pod is wrapped.
 """
 
 import os
@@ -18,7 +18,7 @@ from components.shared.journal import log_event
 
 _COLUMNS = 72
 _GOES_ON, _CUT = "  ", " "
-"""Beginnings of a line that goes on with the line before it: with its next word, or with the rest of a long one."""
+"""Indentation of continuation lines: of the next word, or of the rest of a long word."""
 _INTERVAL_S = 5.0
 
 
@@ -33,7 +33,7 @@ class Progress:
         )
 
     def skip(self, steps: int) -> None:
-        """Count `steps` as done by an earlier run: they take no time now."""
+        """Count `steps` as done by an earlier run, which take no time now."""
         self._done = self._skipped = steps
         self._bar.update(steps)
 
@@ -84,12 +84,12 @@ def say(stage: str, message: str) -> None:
 
 
 def say_line(line: str, stream: TextIO | None = None) -> None:
-    """Print a line in one piece, to standard output by default: other threads print, too."""
+    """Print a line in one piece, as other threads print too; to standard output by default."""
     print(f"{fitted(line)}\n", end="", flush=True, file=stream)
 
 
 def say_error(stage: str, message: str) -> None:
-    """Print why a stage ends to standard error; in a pod each sentence of it begins on another line."""
+    """Print the error of a stage to standard error; in a pod each sentence begins on a new line."""
     text = f"error: {stage}: {message}"
     if CLUSTER_VARIABLE in os.environ:
         text = re.sub(r"(?<=[.;]) (?=\S)", f"\n{_GOES_ON}", text)
@@ -97,13 +97,13 @@ def say_error(stage: str, message: str) -> None:
 
 
 def fitted(text: str) -> str:
-    """Return a text as this process prints it: in a pod with lines of at most 72 characters, otherwise as it is."""
+    """Return a text as this process prints it: in a pod with lines of at most 72 characters, otherwise unchanged."""
     lines = text.split("\n")
     return "\n".join(piece for line in lines for piece in _pieces(line)) if CLUSTER_VARIABLE in os.environ else text
 
 
 def unwrapped(text: str) -> str:
-    """Return what a pod has printed as it was before it was wrapped."""
+    """Return the output of a pod without the wrapping."""
     return re.sub(rf"\n{_CUT}(?=\S)", "", re.sub(rf"\n{_GOES_ON}(?=\S)", " ", text))
 
 
@@ -119,7 +119,7 @@ def _pieces(line: str) -> Iterator[str]:
 
 
 def brief(value: float | str) -> str:
-    """Return a figure with three digits, and from 100 on as a whole number."""
+    """Return a figure with three significant digits, from 100 on as a whole number."""
     if isinstance(value, str):
         return value
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

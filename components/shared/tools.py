@@ -1,4 +1,4 @@
-"""Tools that a model may use while it answers: the config of its environment, and calls as models write them."""
+"""Tools that a model may use while it answers: the config of its environment, and the syntax of calls."""
 
 import json
 import re
@@ -19,7 +19,7 @@ CallFormat = Literal["fenced", "tool_call", "message"]
 
 FENCE = "```"
 NEXT_ANSWER = "\x1e"
-"""Between the answers to several calls in the text of an observation: the record separator of ASCII."""
+"""ASCII's record separator, between the answers to several calls in an observation."""
 OUTPUT = "output"
 """Label of the fenced block with which an environment answers a fenced call."""
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -40,7 +40,7 @@ class CalculatorArguments(Config):
     max_calls: int | None = Field(None, gt=0)
     """Calls that are answered; null for all that `max_turns` allows."""
     decimals: int = Field(10, ge=0, le=50)
-    """Decimals of a result that has more of them, which is then rounded."""
+    """Decimals to which a result is rounded."""
 
 
 class PythonArguments(Config):
@@ -49,14 +49,14 @@ class PythonArguments(Config):
     max_calls: int | None = Field(None, gt=0)
     """Calls that are answered; null for all that `max_turns` allows."""
     max_output_characters: int = Field(2000, gt=0)
-    """Characters of what a block prints; what is longer is cut in its middle."""
+    """Characters of a block's output; the middle of a longer output is left out."""
 
 
 class SearchArguments(Config):
     """Arguments of `search`."""
 
     file: str = Field(min_length=1)
-    """JSON lines with the texts `title` and `text`: what is searched."""
+    """Documents to search: JSON lines with the texts `title` and `text`."""
     num_results: int = Field(3, gt=0)
     """Documents in an answer."""
     max_text_characters: int = Field(600, gt=0)
@@ -145,34 +145,34 @@ FUNCTIONS: Mapping[str, Function] = {
         _function("search", "Searches documents.", "query", "Words to search for."),
     )
 }
-"""What the built-in environments with tools are called as."""
+"""The functions of the built-in environments with tools."""
 
 
 class ToolsConfig(Config):
     """The environment in which a model answers in several turns."""
 
     environment: str = Field(min_length=1)
-    """`calculator`, `python`, `search`, `feedback`, or `package.module:Class` for an own one."""
+    """`calculator`, `python`, `search`, `feedback`, or `package.module:Class` for a custom environment."""
     arguments: dict[str, Any] = Field(default_factory=dict, validate_default=True)
-    """Arguments of the environment, by name. One that is null in a params file has its default; a whole number reaches
-    an own environment as an int, such as 2.0 as 2."""
+    """Arguments of the environment, by name; null in a params file selects the default. A custom environment gets whole
+    numbers as int, such as 2.0 as 2."""
     call_format: CallFormat | None = None
     """How a call is written. `fenced`: a fenced block of code, answered by a fenced block in the same message;
     `tool_call`: JSON between `<tool_call>` and `</tool_call>`, answered by a message of the tool (Hermes, Qwen);
     `message`: no calls, the environment answers every message as a user would. Null takes `message` for `feedback`,
     `tool_call` where the model's chat template knows it, else `fenced`."""
     functions: list[Function] = Field(default_factory=list)
-    """Functions of an own environment that the chat template shows to the model with `tool_call`; the built-in ones
-    show theirs."""
+    """Functions of a custom environment that the chat template shows to the model with `tool_call`; built-in
+    environments show theirs."""
     max_turns: int = 4
     """Turns of the model after which a trajectory is truncated; at least 2."""
     max_observation_tokens: int = Field(256, gt=0)
-    """Tokens of one answer of the environment; what is longer is cut."""
+    """Tokens of one answer of the environment; longer ones are truncated."""
     timeout_s: Annotated[float, Operational] = Field(30.0, gt=0)
     """Time for one answer of the environment, after which the trajectory has failed."""
     memory_gib: Annotated[float, Operational] = Field(4.0, gt=0)
     """Address space of one process of environments. A step that exceeds it beside other trajectories is tried again
-    alone; only there it fails."""
+    alone before it fails."""
     num_workers: Annotated[int | None, Operational] = Field(None, gt=0)
     """Processes in which environments run, per training process; null for its share of the processor cores."""
 
@@ -221,24 +221,24 @@ class ToolsConfig(Config):
 
     @property
     def max_environment_tokens(self) -> int:
-        """Tokens that all answers of the environment in one trajectory take at most."""
+        """Maximum tokens of all answers of the environment in one trajectory."""
         return (self.max_turns - 1) * self.max_observation_tokens
 
     @property
     def known_functions(self) -> dict[str, Function]:
-        """The functions that a model may call, by name; none where it calls nothing."""
+        """The functions that a model may call, by name."""
         if self.environment in ARGUMENTS:
             return {name: each for name, each in FUNCTIONS.items() if name == self.environment}
         return {each.name: each for each in self.functions}
 
 
 def is_own(environment: str) -> bool:
-    """Return whether the name of an environment is that of a user's class, `package.module:Class`."""
+    """Return whether an environment is a user's class, `package.module:Class`."""
     return _OWN.fullmatch(environment) is not None
 
 
 def environment_materials(tools: ToolsConfig | None) -> dict[str, Material]:
-    """Return the files that decide what an environment answers, beside its config: its code or its documents."""
+    """Return the files that an environment's answers depend on: its code or its documents."""
     if tools is None:
         return {}
     if is_own(tools.environment):
@@ -258,12 +258,12 @@ def _with_ints(value: Any) -> Any:
 
 
 class CallError(ValueError):
-    """A call that cannot be answered; the message is for the model."""
+    """An invalid call; the message is for the model."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a tool, as a model wrote it.
+    """A call of a tool by a model.
 
     >>> [call] = find_calls('<tool_call>{"name": "search", "arguments": {"query": "Paris"}}</tool_call>', "tool_call")
     >>> call.text("query")
@@ -271,16 +271,16 @@ class Call:
     """
 
     name: str
-    """Of the function, or the label of the fenced block."""
+    """Name of the function, or label of the fenced block."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Of the call, where it is in JSON."""
+    """Arguments of a call in JSON."""
     block: str | None = None
-    """The text of the fenced block, where it is one."""
+    """Text of a fenced block; None for a call in JSON."""
     error: str = ""
-    """What is wrong with the way it is written, for the model; empty where it can be read."""
+    """Syntax error, for the model; empty if the call can be read."""
 
     def text(self, argument: str) -> str:
-        """Return the fenced block, or the argument of that name; CallError where the call has neither, or no text."""
+        """Return the fenced block, or the argument of that name; CallError if there is no such text."""
         if self.block is not None:
             return self.block
         value = self.arguments.get(argument)
@@ -292,8 +292,8 @@ class Call:
 def find_calls(text: str, call_format: CallFormat | None) -> list[Call]:
     """Return the calls of a turn, in order. Calls inside <think> are ignored.
 
-    A fenced block is a call where nothing follows it: a turn has one at most. A call that cannot be read has an
-    `error`. Without a format, calls of both kinds are found, those in JSON first.
+    A fenced block is a call if nothing follows it: a turn has at most one. A call that cannot be read has an `error`.
+    Without a format both kinds are found, JSON first.
     """
     answer = text.rpartition(_END_OF_THOUGHT)[2]
     if _THOUGHT in answer:
@@ -306,7 +306,7 @@ def find_calls(text: str, call_format: CallFormat | None) -> list[Call]:
 
 
 def _read_json_call(rest: str) -> Call:
-    """Return the call at the beginning of the text that follows its opening tag."""
+    """Return the call that begins after its opening tag."""
     content, is_closed, _ = rest.partition(_CLOSE)
     if not is_closed:
         return Call("", error=f"The call does not end with {_CLOSE}. {_ACCEPTED}")
@@ -342,7 +342,7 @@ def _fenced_call(answer: str) -> Call | None:
 def as_fenced_output(text: str) -> str:
     """Return the fenced block with which an environment answers a fenced call.
 
-    Its fence is longer than those with which lines of the text begin.
+    Its fence is longer than any fence in the text.
     """
     fence = max((f"{inner}`" for inner in _FENCES.findall(text)), key=len, default=FENCE)
     return f"{fence}{OUTPUT}\n{text}\n{fence}\n"
@@ -358,15 +358,15 @@ def split_outputs(text: str) -> list[tuple[str, bool]]:
 
 
 def output_text(block: str) -> str:
-    """Return what is between the fences of a block of output."""
+    """Return the text between the fences of a block of output."""
     opening, _, rest = block.partition("\n")
     return rest.rstrip("\n").removesuffix(opening.removesuffix(OUTPUT)).removesuffix("\n")
 
 
 def as_tool_call(turn: str, functions: Mapping[str, Function]) -> str:
-    """Return a turn that ends in a fenced call with the call in JSON; CallError where it calls none of the functions.
+    """Return a turn that ends in a fenced call with the call in JSON, the block as the first argument.
 
-    The block is the first argument of its function.
+    CallError if it calls none of the functions.
     """
     call = next(iter(find_calls(turn, "fenced")), None)
     function = functions.get(call.name) if call else None

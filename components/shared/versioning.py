@@ -1,4 +1,4 @@
-"""Git and DVC in one folder, with an identity of their own and errors in one line."""
+"""Git and DVC in one folder, with a fixed identity and one-line errors."""
 
 import json
 import os
@@ -20,10 +20,10 @@ _GIT_OPTIONS = (
 _REPOSITORY_VARIABLES = re.compile(
     "GIT_(DIR|WORK_TREE|INDEX_FILE|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES|COMMON_DIR|NAMESPACE|PREFIX)"
 )
-"""Set by git around its hooks: with them every command would work on that other repository."""
+"""Variables that git sets for hooks; they would direct every command to that repository."""
 _ERROR = re.compile(r"(?:fatal: |error: |ERROR: (?:unexpected error - )?)(.*)")
 REGISTRY, MODEL_NAME = "registry", "grpo-policy"
-"""Where versions are registered, and under which name, if nothing else is configured."""
+"""Default registry and name of registered versions."""
 _OBJECT = re.compile(r"\b[0-9a-f]{40}\b")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NUM_REFERENCES_SHOWN = 5
@@ -33,11 +33,11 @@ _TRANSIENT = re.compile(
     r"|Connection (refused|timed out|reset|closed)|Operation (timed out|too slow)"
     r"|hung up unexpectedly|early EOF|Empty reply from server|returned error: (429|5\d\d)|HTTP (429|5\d\d)"
 )
-"""What git prints when a network or a server has failed."""
+"""git's messages when a network or a server has failed."""
 _DENIED = 77
-"""Exit code of dvc_process.py where a server wants other credentials."""
+"""Exit code of dvc_process.py if a server refuses the credentials."""
 _REFUSED = "! ["
-"""Begins git's line on a ref that the other side did not accept."""
+"""Beginning of git's line about a rejected ref."""
 
 
 @dataclass(frozen=True)
@@ -46,39 +46,39 @@ class Workspace:
 
     folder: Path
     scratch: Path
-    """For temporary files of the tools, and their home where the process has none."""
+    """Folder for temporary files of the tools, and their home if the process has none."""
     locks: tuple[int, ...] = ()
-    """File descriptors of locks that the tools inherit: if this process is killed, the locks last until they end."""
+    """File descriptors of locks that the tools inherit: if this process is killed, they keep the locks."""
 
     def git(self, *arguments: str) -> str:
-        """Run git and return what it printed."""
+        """Run git and return its output."""
         return self.git_bytes(*arguments).decode(errors="replace")
 
     def git_bytes(self, *arguments: str, data: bytes | None = None) -> bytes:
-        """Run git with `data` as its input and return what it printed."""
+        """Run git with `data` as its input and return its output."""
         return self._run("git", ["git", *_GIT_OPTIONS, *arguments], data)
 
     def try_git(self, *arguments: str) -> str | None:
-        """Run git and return what it printed; None where it fails."""
+        """Run git and return its output; None if it fails."""
         try:
             return self.git(*arguments)
         except PipelineError:
             return None
 
     def dvc(self, *arguments: str) -> str:
-        """Run DVC and return what it printed."""
-        # -P keeps the modules beside the script out of DVC's way.
+        """Run DVC and return its output."""
+        # -P keeps the modules beside the script out of DVC's imports.
         return self._run("dvc", [sys.executable, "-P", str(_DVC), *arguments]).decode(errors="replace")
 
     def dvc_get(self, repository: str, path: str, revision: str, destination: Path) -> None:
-        """Copy a file or folder that DVC tracks, as it was at one revision of a repository.
+        """Copy a file or folder that DVC tracks, as of a revision of a repository.
 
-        PipelineError with the file and its object in the storage where one is missing or damaged.
+        PipelineError with the file and its object in the storage if one is missing or damaged.
         """
         self.dvc("get-checked", repository, path, revision, str(destination.absolute()))
 
     def dvc_json(self, command: str, *arguments: Any) -> Any:
-        """Run one of our own commands of DVC (see dvc_process.py) and return what it printed."""
+        """Run one of the commands of dvc_process.py and return its output."""
         words = (each if isinstance(each, str) else json.dumps(each) for each in arguments)
         return json.loads(self.dvc(command, *words))
 
@@ -97,7 +97,7 @@ class Workspace:
             raise PipelineError(f"{tool}: no such program; install it to work with versions") from None
         if done.returncode != 0:
             errors = (done.stderr or done.stdout).decode(errors="replace")
-            # A server that refuses a push hangs up as well, but says so.
+            # A server that rejects a push hangs up as well.
             is_lost = _TRANSIENT.search(errors) is not None and _REFUSED not in errors
             is_transient = is_lost if tool == "git" else done.returncode == RetryableError.exit_code
             kind = RetryableError if is_transient else PipelineError
@@ -108,7 +108,7 @@ class Workspace:
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """Return the tools' environment: no repository but the folder's own, and no need for a home or an identity."""
+    """Return the tools' environment, without variables of another repository, with a home and an identity."""
     variables = {name: value for name, value in os.environ.items() if not _REPOSITORY_VARIABLES.fullmatch(name)}
     variables.setdefault("HOME", str(scratch))
     variables.setdefault("DVC_SITE_CACHE_DIR", str(scratch / "dvc"))
@@ -118,9 +118,9 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def _reason(output: str) -> str:
-    """The first line of a tool's output that is marked as an error, or the first of them that names an object of git.
+    """Return the first error line in a tool's output, preferably one that names a git object.
 
-    Where a server refuses a push, its reasons.
+    For a rejected push, the reasons of the server.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     refused = [" ".join(line.removeprefix("! ").split()) for line in lines if line.startswith(_REFUSED)]
@@ -133,7 +133,7 @@ def _reason(output: str) -> str:
 
 
 def is_url(location: str) -> bool:
-    """Whether a location is a URL, in any of the forms that git and DVC accept, and not a folder."""
+    """Return whether a location is a URL, in any form that git and DVC accept, not a folder."""
     return "://" in location or re.match(r"[\w.-]+@[\w.-]+:", location) is not None
 
 

@@ -1,8 +1,8 @@
-"""Leaves neither processes nor folders behind, however the process that owns them ends, SIGKILL included.
+"""Watchdog that removes processes and folders when their owner ends, even by SIGKILL.
 
-As a program it is the watchdog itself, and needs the standard library alone: `python watchdog.py FOLDER [COMMAND...]`
-runs the command. Its owner keeps a pipe to its standard input open; when the pipe closes or the command ends, it
-terminates everything that the command has started and removes the folder.
+It needs only the standard library: `python watchdog.py FOLDER [COMMAND...]` runs the command. The owner keeps a pipe to
+its standard input open; when the pipe closes or the command ends, the watchdog terminates all descendants of the
+command and removes the folder.
 """
 
 import ctypes
@@ -22,15 +22,15 @@ _PR_SET_PDEATHSIG = 1
 _MEMORY = Path("/dev/shm")
 _PREFIX = "grpo-pipeline-"
 _COPIES = 3
-"""Copies of the weights that may exist at once: one being written, one being loaded, one to spare."""
+"""Copies of the weights that may exist at once: one being written, one being loaded, one spare."""
 _GRACE_S = 5.0
 """Time for the command to end after SIGTERM."""
 _TRIES, _RETRY_S = 100, 0.1
-"""Of removing a folder: processes that end together with the owner may still be writing there."""
+"""Tries to remove a folder: processes that end together with the owner may still write to it."""
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent`, which started it, ends (Linux only)."""
+    """Make the kernel kill this process when its `parent` ends (Linux only)."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -39,16 +39,16 @@ def die_with_parent(parent: int) -> None:
 
 
 def watched(folder: Path, command: Sequence[str] = ()) -> list[str]:
-    """Return the command line of a watchdog; start it in a session of its own, with a pipe as its standard input."""
+    """Return the command line of a watchdog; start it in a new session, with a pipe as its standard input."""
     return [sys.executable, "-P", __file__, str(folder), *command]
 
 
 @contextmanager
 def memory_folder(like: Path, otherwise: Path) -> Iterator[Path]:
-    """Yield a folder with room for copies of the files in `like`: in memory, or `otherwise` where memory is short.
+    """Yield a folder with room for copies of the files in `like`: in memory, or `otherwise` if memory is short.
 
-    It is removed with the block, and by a watchdog if this process is killed. If the watchdog is killed as well, the
-    next run removes it.
+    It is removed at the end of the block, by a watchdog if this process is killed, or by the next run if the watchdog
+    is killed as well.
     """
     for orphan in _MEMORY.glob(f"{_PREFIX}*"):
         try:
@@ -59,13 +59,13 @@ def memory_folder(like: Path, otherwise: Path) -> Iterator[Path]:
             continue
     size = sum(path.stat().st_size for path in like.rglob("*") if path.is_file())
     fits = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _COPIES * size
-    if fits:  # a name that nobody can have taken before, in a place where everybody may write
+    if fits:  # an unpredictable name, as the folder is writable for everybody
         otherwise = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_MEMORY))
     folder = otherwise
     folder.mkdir(parents=True, exist_ok=True)
     pipe, silent = subprocess.PIPE, subprocess.DEVNULL
     try:
-        # Without this process's output, so that nobody who reads it to its end waits for the watchdog.
+        # Without this process's output: a reader of it would otherwise wait for the watchdog.
         with subprocess.Popen(watched(folder), stdin=pipe, stdout=silent, stderr=silent, start_new_session=True):
             yield folder
     finally:
@@ -73,7 +73,7 @@ def memory_folder(like: Path, otherwise: Path) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Wait until the owner or the command ends; the command and its children are in this process's group."""
+    """Wait until the owner or the command ends, and clean up; the command is in this process's group."""
     folder, *command = sys.argv[1:]
     events = select.poll()
     events.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)

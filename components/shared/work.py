@@ -1,11 +1,11 @@
-"""A stage's folder of unfinished work: identified by its fingerprint, one run at a time, never abandoned silently.
+"""A stage's folder of unfinished work: identified by its fingerprint, used by one run at a time.
 
-<root>/<stage>/<key>/      the folder of a run that has not finished, with `fingerprint.json` and its lineage so far
-<root>/<stage>/<key>.json  where the outputs of runs that have finished are (components/shared/results.py)
+<root>/<stage>/<key>/      folder of an unfinished run, with `fingerprint.json` and its lineage so far
+<root>/<stage>/<key>.json  outputs of finished runs (components/shared/results.py)
 
-In such a folder are numbered checkpoints: at whatever moment a run is killed, each one found is complete. One process
-writes and any number read. A checkpoint is written to a hidden folder, sealed by a manifest of its files and their
-digests, synced and renamed; one that is no longer needed is renamed before it is removed.
+The folder has numbered checkpoints: even after a kill, each one found is complete. One process writes, any number
+reads. A checkpoint is written to a hidden folder, sealed by a manifest of its files and their digests, synced and
+renamed; one that is no longer needed is renamed before it is removed.
 """
 
 import math
@@ -25,22 +25,22 @@ from components.shared.progress import say
 
 _LOCK, _RECORD = "run.lock", "fingerprint.json"
 NOT_RESUMED = f"{LIVE}/not_resumed.txt"
-"""In a folder of unfinished work: which other work of the same name and data this one does not go on with, and why."""
+"""File that explains why other unfinished work of the same name and data is not resumed."""
 CHECKPOINTS = "checkpoints"
-"""Where a stage keeps them in its folder of unfinished work."""
+"""Folder of the checkpoints, in the folder of unfinished work."""
 EXPORT, MODEL = "export", "model"
-"""Folder of a checkpoint for others than the run itself, and the model in it, beside `metrics.json` of its step."""
+"""Folder in a checkpoint for readers other than the run itself, and the model in it; it also has `metrics.json`."""
 _MANIFEST, _WRITER_LOCK = "manifest.json", "writer.lock"
 _ADMINISTRATIVE = {_LOCK, _WRITER_LOCK, _RECORD, lineage.FILE_NAME}
-"""Files beside which there is nothing to resume."""
+"""Files that do not count as work to resume."""
 
 
 class OvertakenError(Exception):
-    """Another run does the work, or has done it, while the folder was not locked by this one."""
+    """Another run is doing the work, or did it, while this one had not locked the folder."""
 
 
 class WorkFolder:
-    """A folder of unfinished work, locked by this run except where it waits for a place to do the work."""
+    """A folder of unfinished work, locked by this run except while it waits in a queue."""
 
     def __init__(self, stage: str, folder: Path, owner: str) -> None:
         self.stage, self.folder, self._owner = stage, folder, owner
@@ -53,20 +53,20 @@ class WorkFolder:
             self._lock, self.waited = durable.lock_folder(folder / _LOCK, wait=True, owner=owner), True
         self._state = self._current_state()
         self.begin: Callable[[], None] = lambda: None
-        """Says whose folder it is, in the folder; called again when it is locked again, as another run may have said so
-        in between."""
+        """Writes the run's name into the folder; called again after each lock, as another run may have written its
+        own in between."""
 
     @property
     def is_locked(self) -> bool:
-        """Whether this run has the folder."""
+        """Whether this run has locked the folder."""
         return self._lock.is_locked
 
     def unlock(self) -> None:
-        """Let other runs have the folder."""
+        """Release the folder for other runs."""
         self._lock.release()
 
     def lock_again(self) -> bool:
-        """Lock the folder after `unlock`; return False where another run has it."""
+        """Lock the folder after `unlock`; return False if another run has it."""
         try:
             self._lock = durable.lock_folder(self.folder / _LOCK, owner=self._owner)
         except durable.InUseError:
@@ -76,7 +76,7 @@ class WorkFolder:
         return True
 
     def require_unchanged(self) -> None:
-        """Raise OvertakenError where another run has finished the work, or has removed the folder, since `unlock`."""
+        """Raise OvertakenError if another run has finished the work or removed the folder since `unlock`."""
         if self._current_state() != self._state:
             self.unlock()
             raise OvertakenError
@@ -97,7 +97,7 @@ def work_folder(root: Path, stage: str, fingerprint: Fingerprint) -> Path:
 
 @contextmanager
 def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "") -> Iterator[WorkFolder]:
-    """Lock the folder of unfinished work, once no other run has it; remove it if the block leaves nothing to resume."""
+    """Lock the folder of unfinished work, after waiting for other runs; remove it if there is nothing to resume."""
     for leftover in (root / stage).glob(".*.removed"):
         durable.remove(leftover)
     folder = work_folder(root, stage, fingerprint)
@@ -133,13 +133,13 @@ def current_work() -> WorkFolder | None:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Tell whether a run is doing the work in a folder of unfinished work."""
+    """Return whether a run is using a folder of unfinished work."""
     return durable.is_locked(folder / _LOCK)
 
 
 @contextmanager
 def reserved(folder: Path) -> Iterator[bool]:
-    """Lock a folder of unfinished work as a run and its ranks do; yield False where one of them has locked it."""
+    """Lock a folder of unfinished work as a run and its ranks do; yield False if one of them has locked it."""
     with ExitStack() as locks:
         is_free = True
         try:
@@ -152,7 +152,7 @@ def reserved(folder: Path) -> Iterator[bool]:
 
 
 def fingerprint_in(folder: Path) -> Fingerprint | None:
-    """Return the fingerprint of the work in a folder; None where none can be read."""
+    """Return the fingerprint of the work in a folder; None if it cannot be read."""
     fingerprint: Fingerprint | None = None
     with suppress(PipelineError):
         fingerprint = jsonl.read_json(folder / _RECORD)
@@ -162,7 +162,7 @@ def fingerprint_in(folder: Path) -> Fingerprint | None:
 def _describe_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None:
     """Write which unfinished work of the same name and data is not resumed, and how it differs.
 
-    Others on a shared volume, or in use, do not concern this run.
+    Work of runs with other names, or in use, does not concern this run.
     """
     lines = []
     for other in sorted(folder.parent.glob("[!.]*/")):
@@ -182,7 +182,7 @@ def _describe_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was complete when it was looked up."""
+    """A checkpoint that was complete when it was read."""
 
     step: int
     folder: Path
@@ -190,9 +190,9 @@ class Checkpoint:
 
 
 def latest_checkpoint(folder: Path, *, stage: str, fingerprint: Fingerprint | None = None) -> Checkpoint | None:
-    """Return the newest complete checkpoint, or None where there is none at all.
+    """Return the newest complete checkpoint, or None if there is no checkpoint.
 
-    A damaged one is skipped with a line of output.
+    A damaged one is skipped, with a message.
 
     Raises:
         PipelineError: All are damaged, or the checkpoint is of a run with another `fingerprint`.
@@ -219,9 +219,9 @@ def latest_checkpoint(folder: Path, *, stage: str, fingerprint: Fingerprint | No
 
 
 def best_checkpoint(folder: Path, *, stage: str) -> Checkpoint | None:
-    """Return the complete checkpoint with the highest score, of equals the first, or None where none has a score.
+    """Return the complete checkpoint with the highest score, on ties the first; None if none has a score.
 
-    A damaged one is skipped with a line of output.
+    A damaged one is skipped, with a message.
     """
     stored = _stored(folder)
     for step in _ranked(stored):
@@ -233,10 +233,10 @@ def best_checkpoint(folder: Path, *, stage: str) -> Checkpoint | None:
 
 
 def _ranked(stored: Mapping[int, Path]) -> list[int]:
-    """The steps of the checkpoints with a readable score, the best first, of equals the first step first."""
+    """Return the steps of the checkpoints with a readable score, the best first, on ties the earliest."""
     scores: dict[int, float] = {}
     for step, folder in stored.items():
-        with suppress(PipelineError):  # one whose manifest is damaged is not the best
+        with suppress(PipelineError):  # a damaged manifest has no score
             score = _manifest(folder)["score"]
             scores |= {} if score is None else {step: score}
     return sorted(scores, key=lambda step: (-scores[step], step))
@@ -244,21 +244,18 @@ def _ranked(stored: Mapping[int, Path]) -> list[int]:
 
 @dataclass(frozen=True)
 class Export:
-    """The model of a checkpoint, as others load it."""
+    """The exported model of a checkpoint."""
 
     step: int
     folder: Path
-    """Of the model: the run may remove it at any time."""
+    """Folder of the model, which the run may remove at any time."""
     metrics: dict[str, Any]
     digests: dict[str, str]
     """SHA-256 of each of its files, by path."""
 
 
 def newest_export(work: Path, *, after: int = 0) -> Export | None:
-    """Return the newest checkpoint with an exported model in a folder of unfinished work; None without any.
-
-    Those of a step up to `after` do not count.
-    """
+    """Return the newest exported model of a step above `after` in a folder of unfinished work, or None."""
     stored = _stored(work / CHECKPOINTS)
     for step in sorted((step for step in stored if step > after), reverse=True):
         folder = stored[step] / EXPORT
@@ -271,14 +268,14 @@ def newest_export(work: Path, *, after: int = 0) -> Export | None:
 
 
 def last_step(work: Path) -> int | None:
-    """Return the step of the newest checkpoint, complete or not, in a folder of unfinished work; None without any."""
+    """Return the step of the newest checkpoint, complete or not, in a folder of unfinished work; None without one."""
     return max((step for folder in work.glob("*/") for step in _stored(folder)), default=None)
 
 
 class CheckpointWriter:
     """The one process that writes checkpoints into a folder; InUseError for a second one.
 
-    Keeps the last `keep_last` checkpoints and, with `keep_best`, the one with the highest score (of equals the first).
+    Keeps the last `keep_last` checkpoints and, with `keep_best`, the one with the highest score (on ties the first).
     Each records the run's `fingerprint`.
     """
 
@@ -292,10 +289,10 @@ class CheckpointWriter:
             durable.remove(leftover)
 
     def save(self, step: int, write: Callable[[Path], None], *, score: float | None) -> None:
-        """Store what `write` puts into its folder as the checkpoint of `step`.
+        """Store the files that `write` puts into a folder as the checkpoint of `step`.
 
-        Earlier ones stay until this one is complete. A complete checkpoint of the same step is not written again:
-        equal runs have equal states. Checkpoints of later steps, which the run did not resume from, are removed.
+        Earlier checkpoints stay until this one is complete. A complete checkpoint of the same step is not written
+        again: equal runs have equal states. Checkpoints of later steps, which the run did not resume from, are removed.
         """
         assert score is None or math.isfinite(score)
         target = self._folder / f"step-{step:06d}"
@@ -326,7 +323,7 @@ class CheckpointWriter:
             durable.remove(partial)
 
     def _prune(self, newest: int) -> None:
-        """Remove every checkpoint that is not to be kept, now that the one of step `newest` is complete."""
+        """Remove all checkpoints but those to keep, now that the one of step `newest` is complete."""
         stored = _stored(self._folder)
         past = sorted(step for step in stored if step <= newest)
         keep = past[-self._keep_last :]
@@ -337,13 +334,13 @@ class CheckpointWriter:
 
 
 def _stored(folder: Path) -> dict[int, Path]:
-    """The folder of each step, complete or not."""
+    """Return the checkpoint folders by step, complete or not."""
     named = ((path, re.fullmatch(r"step-(\d{6,})", path.name)) for path in folder.glob("step-*"))
     return {int(match[1]): path for path, match in named if match}
 
 
 def _verified(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint; PipelineError unless every file is as it was written."""
+    """Return the manifest of a checkpoint; PipelineError if a file has changed."""
     manifest = _manifest(folder)
     if int(folder.name.removeprefix("step-")) != manifest["step"]:
         raise PipelineError(f"{folder}: is the checkpoint of step {manifest['step']} under another name")
@@ -360,7 +357,7 @@ def _verified(folder: Path) -> dict[str, Any]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """The sealed manifest of a checkpoint; PipelineError where it is missing or damaged."""
+    """Return the manifest of a checkpoint; PipelineError if it is missing or damaged."""
     path = folder / _MANIFEST
     sealed = jsonl.read_json(path)
     if not isinstance(sealed, dict) or sealed.get("digest") != lineage.value_digest(sealed.get("content")):

@@ -11,8 +11,6 @@ from components.shared.problem import splits_in
 from components.shared.progress import say
 from components.shared.stage import Stage
 from components.validate_data.config import ValidateConfig
-from components.validate_data.expectations import SEVERITIES, expectations
-from components.validate_data.frame import build_frame, describe
 
 if TYPE_CHECKING:
     from components.validate_data.checking import Outcome
@@ -25,7 +23,10 @@ _MAX_NAMED = 3
 
 def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dict[str, float]:
     """Check the problems against every expectation; reject them if a critical one is not met."""
-    from components.validate_data.checking import check  # seconds to import
+    # Great Expectations and pandas take seconds to import.
+    from components.validate_data.checking import check
+    from components.validate_data.expectations import SEVERITIES, expectations
+    from components.validate_data.frame import build_frame, describe
 
     frame = build_frame(problems, config)
     outcomes = check(frame, expectations(config))

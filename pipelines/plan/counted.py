@@ -1,7 +1,7 @@
-"""The shape of any model of transformers, counted from the tensors that its config.json leads to, without their memory.
+"""The shape of any transformers model, counted from its tensors on the meta device, without their memory.
 
-Such a model is planned in padded rows. Which rows it is trained in shows when its weights are loaded; packed rows take
-less time and memory, so the plan is an upper bound.
+Such a model is planned in padded rows: whether it takes packed rows is known only once its weights are loaded. Packed
+rows take less time and memory, so the plan is an upper bound.
 """
 
 from collections import defaultdict
@@ -17,9 +17,9 @@ if TYPE_CHECKING:  # torch
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _NUM_ACTIVE = ("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token")
-"""Keys of configs for the experts of a layer, and for those that compute a token."""
+"""Config keys for the number of experts in a layer, and of experts per token."""
 _EXPERTS = ".experts."
-"""In the names of tensors of experts that a router chooses; shared ones are elsewhere."""
+"""Part of the tensor names of routed experts; those of shared experts lack it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,13 @@ class CountedShape(ModelShape):
     sizes: tuple[int, ...]
     """Elements of each tensor."""
     matrices: dict[str, tuple[int, int]]
-    """Inputs and outputs of the matrices that adapters may be on, by name: of all layers, over their number."""
+    """Inputs and outputs of the matrices that may have adapters, by name: means over all layers."""
     all_layer_weights: int
     active_layer_weights: int
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:
-        """See `ModelShape`; of several layers of one name the mean."""
+        """See `ModelShape`; means over the layers."""
         return self.matrices
 
     @property
@@ -46,7 +46,7 @@ class CountedShape(ModelShape):
 
     @property
     def active_weights(self) -> int:
-        """Those of them that a token is multiplied by."""
+        """Elements of them that compute a token."""
         return self.active_layer_weights
 
     def _sizes(self) -> tuple[int, ...]:
@@ -85,7 +85,7 @@ def counted_shape(file: Path) -> CountedShape:
     attention = 2 * hidden * head_size * (heads + kv_heads)
     return CountedShape(
         hidden_size=hidden,
-        # As wide as makes a Llama's layer of its weights.
+        # The width of a Llama layer with as many weights.
         intermediate_size=max(hidden, round((active / layers - attention) / (3 * hidden))),
         num_layers=layers,
         num_heads=heads,

@@ -7,9 +7,9 @@ from components.shared.errors import PipelineError
 
 GIB = 2**30
 _USABLE_FRACTION = 0.92
-"""Of a GPU's memory; the rest is the CUDA context, NCCL and fragmentation (assumed)."""
+"""Part of a GPU's memory that a run can use; the rest is CUDA context, NCCL and fragmentation (assumed)."""
 _LARGE_GIB = 70
-"""Above this vLLM computes more sequences together, except on an A100."""
+"""Above this vLLM runs more sequences in a batch, except on an A100."""
 _MAKERS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "sxm"}
 """Words of a GPU's name that may be left out."""
 
@@ -20,9 +20,9 @@ class Gpu:
 
     name: str
     memory_gib: float
-    """As an idle device reports it; a little less than its name says."""
+    """Memory that an idle device reports; a little less than its name says."""
     bf16_rate: float
-    """Operations per second of dense matrix products; 0 where the GPU has none in bfloat16."""
+    """Operations per second of dense matrix products; 0 without support for bfloat16."""
     fp32_rate: float
     memory_rate: float
     """Bytes per second to and from its memory."""
@@ -34,7 +34,7 @@ class Gpu:
 
     @property
     def engine_sequences(self) -> int:
-        """The most sequences that vLLM computes together, by default."""
+        """The most sequences in a batch by vLLM's defaults."""
         return 1024 if self.memory_gib > _LARGE_GIB and not self.name.startswith("a100") else 256
 
 
@@ -80,5 +80,5 @@ def gpu(name: str) -> Gpu:
 
 
 def _plain(name: str) -> str:
-    """The letters and digits of a name without the words that a maker puts before or behind it."""
+    """Return the letters and digits of a name, without the maker's words."""
     return "".join(word for word in re.findall("[a-z0-9]+", name.lower()) if word not in _MAKERS)

@@ -1,8 +1,8 @@
-"""Memory of one GPU by part, as this trainer holds it; whether a run fits, and the smallest change that makes it fit.
+"""Memory of one GPU by part; whether a run fits, and the smallest change that makes it fit.
 
-Activations are counted from the tensors that transformers' Llama, Qwen2 and Qwen3 layers save for autograd, and from
-this trainer's own attention and output layer. Norms compute in fp32, whatever the weights are. Every token of a
-micro-batch may be a completion token.
+Activations are the tensors that transformers' Llama, Qwen2 and Qwen3 layers and this trainer's attention and output
+layer save for autograd. Norms compute in fp32, whatever the dtype of the weights. Every token of a micro-batch may be a
+completion token.
 """
 
 from dataclasses import replace
@@ -15,32 +15,32 @@ from pipelines.plan.run import Run
 _BUCKET_ELEMENTS = 500_000_000
 """Gradients that DeepSpeed reduces at once (components/policy/engine.py)."""
 _LIVE_ELEMENTS, _PREFETCH_ELEMENTS = 1_000_000_000, 50_000_000
-"""Weights that ZeRO 3 keeps gathered for reuse, and prefetches into a buffer of their own (DeepSpeed's defaults)."""
+"""Weights that ZeRO 3 keeps gathered for reuse, and prefetches into another buffer (DeepSpeed's defaults)."""
 _MIN_SHARDED_ELEMENTS = 100_000
 """ZeRO 3 does not shard smaller tensors (DeepSpeed's default)."""
 _FIRST_CAPACITY = 64
-"""Tokens for which a completion's cache has room at first; it is doubled when full (components/rollout)."""
+"""Initial capacity of a completion's cache in tokens; a full cache is doubled (components/rollout)."""
 _CHUNK_ELEMENTS, _MIN_CHUNK_ROWS = 134_217_728, 64
-"""Logits that exist at once on a GPU, and the fewest rows of them (components/policy)."""
+"""Logits that exist at once on a GPU, and the minimum of their rows (components/policy)."""
 _CONTEXT_BYTES, _GRAPH_BYTES = 0.5 * GIB, 1.0 * GIB
 """CUDA context of a second process on the GPU, and vLLM's captured graphs; both stay while it sleeps (assumed)."""
 _PREFILL_TOKENS = 16384
-"""Tokens of prompts that vLLM computes at once (its default on GPUs of 70 GiB or more, and half of that on others)."""
+"""Prompt tokens that vLLM computes at once (its default on GPUs with 70 GiB or more; half of that on others)."""
 _QUANTISED_BYTES = 0.5 + 4 / 64
-"""Of an element in NF4: 4 bits, and a scale in float32 for each 64 (QLoRA, arXiv 2305.14314, section 2)."""
+"""Bytes per NF4 element: 4 bits, and a float32 scale for each 64 (QLoRA, arXiv 2305.14314, section 2)."""
 _INDEX_BYTES = 8
 _MAX_GPUS = 4096
 _MIN_ZERO_STAGE = {"none": 0, "optimizer": 1, "all": 3}
-"""What is offloaded has to be sharded."""
+"""Lowest ZeRO stage for each kind of offloading: offloaded tensors have to be sharded."""
 
 STATES = ("weights", "gradients", "optimizer")
 
 
 def memory_of(run: Run) -> dict[str, float]:
-    """Return the bytes of each part on a GPU that trains, and of all at the peaks of the update and of sampling."""
+    """Return the bytes of each part on a GPU that trains, and their sum at the peaks of the update and of sampling."""
     parts = {**_states(run), "activations": _activations(run), "buffers": _buffers(run), **_sampler(run)}
     states, copy = sum(parts[name] for name in STATES), parts["sampler_weights"]
-    # It is trained like the policy, and rests when the policy is trained.
+    # It is trained like the policy; its states stay while the policy is trained.
     parts["reward_model"] = states if run.reward_model else 0.0
     resident = parts["reference"] + parts["reward_model"] + parts["engine"]
     update = states + resident + parts["activations"] + parts["buffers"]
@@ -88,7 +88,7 @@ def _states(run: Run) -> dict[str, float]:
 
 
 def _activations(run: Run) -> float:
-    """What is saved of a micro-batch when its backward pass begins."""
+    """Return the bytes that are saved for the backward pass of a micro-batch."""
     shape, size = run.shape, run.element_bytes
     # With checkpointing only the input of each layer.
     layer = shape.hidden_size * size if run.gradient_checkpointing else layer_bytes_per_token(run)
@@ -99,7 +99,7 @@ def _activations(run: Run) -> float:
 
 
 def layer_bytes_per_token(run: Run) -> int:
-    """Return what a layer saves of a token for its backward pass."""
+    """Return the bytes that a layer saves per token for its backward pass."""
     shape, size = run.shape, run.element_bytes
     norm = shape.hidden_size * (4 + size)  # its input in fp32, and the output
     norms = 2 * norm + shape.qk_norm * (4 + size) * (shape.query_size + shape.kv_size)
@@ -111,10 +111,10 @@ def layer_bytes_per_token(run: Run) -> int:
 
 
 def _buffers(run: Run) -> float:
-    """Collectives, gathered weights and gradients at the peak of the backward pass.
+    """Return the bytes of collectives, gathered weights and gradients at the peak of the backward pass.
 
-    At its start that is the output layer's part, later a layer's, and with ZeRO 1 and 2 the bucket that gradients are
-    reduced in. ZeRO 3 has this bucket all the time, and gathered and prefetched weights.
+    The peak is at its start, in the output layer, or later, in a layer, with the bucket of gradients under ZeRO 1 and
+    2. ZeRO 3 has this bucket, gathered and prefetched weights all the time.
     """
     shape, size, num_tokens = run.shape, run.element_bytes, run.tokens_at_once
     rows = min(num_tokens, max(_MIN_CHUNK_ROWS, _CHUNK_ELEMENTS // shape.vocabulary_size))
@@ -134,11 +134,11 @@ def _buffers(run: Run) -> float:
 
 
 def _sampler(run: Run) -> dict[str, float]:
-    """The sampler's own weights, its cache and logits, and the weights that ZeRO 3 gathers to update the sampler's."""
+    """Return the bytes of the sampler's weights, cache and logits, and of what ZeRO 3 gathers to update them."""
     rows = min(-(-run.prompts // run.num_trainers), max(1, run.max_batch_size // run.group_size)) * run.group_size
     if run.sampler == "vllm":
         rows = min(rows, run.max_batch_size)
-    # Every completion may reach its limit; vLLM makes some wait where they do, so that mean lengths are enough.
+    # Every completion may reach its limit; vLLM then lets some wait, so that mean lengths are enough.
     capacity = run.mean_completion_tokens
     if run.sampler == "transformers":
         capacity = _FIRST_CAPACITY
@@ -166,7 +166,7 @@ def _sampler(run: Run) -> dict[str, float]:
 
 
 def fits(run: Run, gpu: Gpu) -> bool:
-    """Tell whether a run fits on GPUs of this kind: those that train, and those that only sample."""
+    """Return whether a run fits on GPUs of this kind, both those that train and those that only sample."""
     if peak(memory_of(run)) > gpu.usable_bytes:
         return False
     # A server holds the weights, and a cache for at least one completion.
@@ -179,12 +179,12 @@ class _Change(NamedTuple):
 
     text: str
     cost: float
-    """A judgement: what makes steps slower costs more."""
+    """A judgement: changes that slow steps down cost more."""
     values: dict[str, Any]
 
 
 def smallest_change(run: Run, gpu: Gpu) -> str | None:
-    """Return the cheapest change that makes a run fit, as keys of the params file; None where none does."""
+    """Return the cheapest change that makes a run fit, as keys of the params file; None if no change does."""
     combinations = [list(filter(None, choice)) for choice in product(*([None, *options] for options in _options(run)))]
     for changes in sorted(combinations, key=lambda changes: (sum(each.cost for each in changes), len(changes))):
         changed = replace(run, **{name: value for each in changes for name, value in each.values.items()})
@@ -199,7 +199,7 @@ def smallest_change(run: Run, gpu: Gpu) -> str | None:
 
 
 def _options(run: Run) -> list[list[_Change]]:
-    """The changes of each key, of which at most one is applied."""
+    """Return the changes of each key; at most one per key is applied."""
     tokens, sizes = _halves(run.micro_batch_tokens, run.longest), _halves(run.max_batch_size, run.group_size)
     samplers = [_change("sampling.max_batch_size", size, 2 + i / 10) for i, size in enumerate(sizes)]
     samplers.append(_Change("sampler.vllm", 3.5, {"sampler": "vllm"}))

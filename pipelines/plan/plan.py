@@ -1,4 +1,4 @@
-"""`grpo-pipeline plan`: what a params file needs on given GPUs, before anything is rented."""
+"""`grpo-pipeline plan`: the memory and time that a params file needs on given GPUs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ _LABELS = {
     "update_peak": "peak of the update",
     "sampling_peak": "peak while sampling",
 }
-"""Of parts that are shown under another name."""
+"""Names that the table shows for parts."""
 
 
 def plan(params: Path, gpus: int, gpu: str, completion_tokens: float | None, *, as_json: bool) -> None:
@@ -101,7 +101,7 @@ def _counted(shape: CountedShape) -> str:
 
 
 def _memory(run: Run, gpu: Gpu) -> str:
-    """The memory of a GPU by part; the stage of the params file is marked."""
+    """Return a table of a GPU's memory by part; the ZeRO stage of the params file is marked."""
     by_stage = _by_stage(run)
     rows = [["Memory of a GPU, GiB", *(f"ZeRO {stage}" + "*" * (stage == run.zero_stage) for stage in by_stage)]]
     for name in by_stage[0]:
@@ -125,7 +125,7 @@ def _verdict(run: Run, gpu: Gpu) -> str:
 
 
 def _time(run: Run, time: StepTime, num_steps: int) -> str:
-    """The phases of a step, and the hours of all steps."""
+    """Return a table of the phases of a step, and the hours of all steps."""
     rows = [["Time of a step", "s"], *([phase, f"{seconds:.1f}"] for phase, seconds in time.phases.items())]
     rows.append(["step" + ", overlapped" * time.overlap, f"{time.total:.1f}"])
     rate, hours = run.completions * run.mean_completion_tokens / time.total, num_steps * time.total / 3600

@@ -1,9 +1,9 @@
-"""A run in plain numbers: a model, the work of a step, and how it is spread over GPUs."""
+"""A run in numbers: the model, the work of a step, and its distribution over GPUs."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from components.policy.config import ALL_LINEAR, EngineConfig
+from components.policy.config import ALL_LINEAR
 from components.preflight.config import Params
 from components.shared import jsonl
 from components.shared.errors import PipelineError
@@ -13,14 +13,14 @@ from pipelines.plan.counted import CountedShape, counted_shape
 from pipelines.plan.hardware import GIB
 
 _MEAN_COMPLETION_FRACTION = 0.4
-"""Mean length of a completion as a fraction of its limit, where it is not given (assumed)."""
+"""Mean length of completions as a fraction of their limit, if not given (assumed)."""
 _MEAN_PROMPT_FRACTION = 0.25
-"""The same of prompts (assumed)."""
+"""Mean length of prompts as a fraction of their limit (assumed)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a step computes, and what each GPU holds and does of it."""
+    """The work of a step, and its distribution over GPUs."""
 
     shape: ModelShape
     num_gpus: int
@@ -28,9 +28,9 @@ class Run:
     prompts: int
     group_size: int
     prompt_tokens: int
-    """The longest prompt."""
+    """Length of the longest prompt."""
     completion_tokens: int
-    """The longest completion: some always reach the limit, so this is how long sampling takes."""
+    """Length of the longest completion: some always reach the limit, so sampling takes as many tokens."""
     mean_prompt_tokens: float
     mean_completion_tokens: float
     minibatches: int = 1
@@ -40,7 +40,7 @@ class Run:
     shared_prompts: bool = True
     """Whether a group stays on one GPU, and its prompt is computed once."""
     padded: bool = False
-    """Whether each completion has a row of its own, padded to the longest, and all its logits at once."""
+    """Whether each completion is a separate padded row whose logits exist all at once."""
 
     zero_stage: int
     element_bytes: int
@@ -52,20 +52,20 @@ class Run:
     """0 trains all weights."""
     lora_targets: tuple[str, ...] = ()
     quantised: bool = False
-    """Whether the frozen matrices of the layers have 4 bits an element."""
+    """Whether the frozen matrices of the layers have 4 bits per element."""
     reference: Literal["none", "replicated", "sharded", "offloaded", "adapters"]
     reward_model: bool = False
     """Whether a learned reward model of the same shape is trained as well."""
 
     sampler: Literal["transformers", "vllm", "vllm_server"]
     max_batch_size: int
-    """Completions at once on a GPU; vLLM has as many as its cache has room for, if that is given."""
+    """Completions at once on a GPU; with vLLM and a given `cache_bytes` those that fit the cache."""
     num_servers: int = 0
-    """GPUs that do nothing but sample; 0 where all do both."""
+    """GPUs that only sample; 0 if all GPUs sample and train."""
     tensor_parallel: int = 1
-    """GPUs that hold a copy of the sampler's weights together."""
+    """GPUs that share one copy of the sampler's weights."""
     cache_bytes: float = 0.0
-    """vLLM's KV cache on all GPUs of a copy; 0 for as much as is needed."""
+    """vLLM's KV cache on all GPUs of a copy; 0 for as much as needed."""
     compiled: bool = True
     """Whether vLLM runs captured graphs."""
     overlap: bool = False
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def tokens_at_once(self) -> int:
-        """Tokens of the largest micro-batch of a GPU; a longer sequence gets one of its own."""
+        """Tokens of the largest micro-batch of a GPU; a longer sequence is a micro-batch by itself."""
         groups = -(-self.prompts // self.minibatches // self.num_trainers)
         rows = self.group_size if self.padded else 1
         available = groups * (rows * self.prompt_tokens + self.group_size * self.completion_tokens)
@@ -105,9 +105,9 @@ class Run:
 
 
 def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, *, engine_sequences: int = 256) -> Run:
-    """Return the run that a params file describes, on this many GPUs.
+    """Return the run that a params file describes, on `num_gpus` GPUs.
 
-    `engine_sequences` is the most that vLLM computes together, which it chooses by the GPU.
+    `engine_sequences` is vLLM's limit on the sequences in a batch, which depends on the GPU.
     """
     config = params.train_grpo
     engine, sampler, limit = config.engine, config.sampler, config.sampling.max_new_tokens
@@ -137,7 +137,14 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         mean_completion_tokens=mean_completion_tokens or _MEAN_COMPLETION_FRACTION * limit,
         minibatches=config.minibatches_per_rollout,
         updates=config.updates_per_rollout,
-        **engine_values(engine),
+        zero_stage=engine.zero_stage,
+        element_bytes=2 if engine.precision == "bf16" else 4,
+        gradient_checkpointing=engine.gradient_checkpointing,
+        micro_batch_tokens=engine.micro_batch_tokens,
+        offload=engine.offload,
+        lora_rank=engine.lora.rank if engine.lora else 0,
+        lora_targets=tuple(engine.lora.targets) if engine.lora else (),
+        quantised=engine.quantise is not None,
         reference=config.reference_placement if config.loss.kl.coefficient else "none",
         reward_model=config.reward.model is not None,
         sampler="vllm_server" if sampler.servers else "vllm" if vllm else "transformers",
@@ -151,22 +158,8 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
 
 
 def _shape(model: ModelConfig) -> ModelShape:
-    """Return the shape of a base model; one of a family that is not known by its formulas is counted."""
+    """Return the shape of a base model, counted from its tensors if its family is not in `FAMILIES`."""
     file = None if model.scratch else config_file(local_model(model.base))
     if file and file.is_file() and jsonl.read_json(file).get("model_type") not in FAMILIES:
         return counted_shape(file)
     return shape_of(model)
-
-
-def engine_values(engine: EngineConfig) -> dict[str, Any]:
-    """Return the fields of a `Run` that the engine of a training decides."""
-    return {
-        "zero_stage": engine.zero_stage,
-        "element_bytes": 2 if engine.precision == "bf16" else 4,
-        "gradient_checkpointing": engine.gradient_checkpointing,
-        "micro_batch_tokens": engine.micro_batch_tokens,
-        "offload": engine.offload,
-        "lora_rank": engine.lora.rank if engine.lora else 0,
-        "lora_targets": tuple(engine.lora.targets) if engine.lora else (),
-        "quantised": engine.quantise is not None,
-    }

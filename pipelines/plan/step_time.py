@@ -1,8 +1,8 @@
-"""Time of a step: a roofline, by phase.
+"""Time of a step: a roofline model, by phase.
 
-A phase takes the time of its arithmetic at the datasheet's rate, and that of the bytes it moves at the memory's, over
-one efficiency. Not counted are starting operations (small models wait for nothing else), collectives, checkpoints, the
-way of new weights to the sampler, and grading.
+A phase takes the time of its arithmetic and of its memory traffic at the rates of the datasheet, over one efficiency.
+Not counted: launch overhead (which dominates for small models), collectives, checkpoints, transfer of weights to the
+sampler, and grading.
 """
 
 import math
@@ -13,7 +13,7 @@ from pipelines.plan.run import Run
 
 SAMPLING, REFERENCE, UPDATE = "sampling", "reference", "update"
 EFFICIENCY = 0.4
-"""Share of the roofline that every phase reaches: with it, nine published steps are predicted within a factor of 1.5
+"""Fraction of the roofline that every phase reaches; it predicts nine published steps within a factor of 1.5
 (docs/scaling.md)."""
 
 
@@ -33,7 +33,7 @@ class StepTime:
 
 
 def step_time(run: Run, gpu: Gpu) -> StepTime:
-    """Return the predicted time of a step: that of the GPU with the most groups, for which the others wait."""
+    """Return the predicted time of a step on the GPU with the most groups, for which the others wait."""
     per_pass = forward_flops(run, run.minibatches * _busiest(run, run.num_trainers, run.prompts // run.minibatches))
     scoring = float(run.reference != "none")  # and the old policy's forward pass for the minibatches after the first
     scoring += (run.minibatches - 1) / run.minibatches if run.updates * run.minibatches > 1 else 0.0
@@ -51,14 +51,14 @@ def step_time(run: Run, gpu: Gpu) -> StepTime:
 
 
 def _busiest(run: Run, num_parts: float, prompts: int) -> float:
-    """Completions of the busiest of `num_parts`; a group that shares its prompt stays together."""
+    """Return the completions of the busiest of `num_parts`; a group that shares its prompt stays together."""
     if run.shared_prompts:
         return math.ceil(prompts / num_parts) * run.group_size
     return math.ceil(prompts * run.group_size / num_parts)
 
 
 def _sampling_s(run: Run, gpu: Gpu, rate: float) -> float:
-    """Decoding reads all weights, of all experts, and the caches of the completions in progress, once per token."""
+    """Return the seconds of decoding, which reads all weights and the caches of running completions for each token."""
     shape, group = run.shape, run.group_size if run.shared_prompts else 1
     rows = _busiest(run, (run.num_servers or run.num_gpus) / run.tensor_parallel, run.prompts)
     tokens, weights = rows * run.mean_completion_tokens, shape.layer_weights + shape.head_weights
@@ -72,7 +72,7 @@ def _sampling_s(run: Run, gpu: Gpu, rate: float) -> float:
 
 
 def _decoding_steps(run: Run, rows: float) -> float:
-    """Tokens decoded in sequence: the longest completion of each batch, or vLLM's continuous batching."""
+    """Return the decoding steps: the longest completion of each batch, or with vLLM continuous batching."""
     if run.sampler == "transformers":
         groups_at_once = max(1, run.max_batch_size // run.group_size)
         return math.ceil(rows / run.group_size / groups_at_once) * run.completion_tokens

@@ -1,7 +1,7 @@
 """A local run in containers: each stage in its image, as on a cluster, by podman or docker.
 
-A container mounts the working folder under the same path, and nothing else of this machine. Its code is that of the
-image. It runs as the caller, or as the image's own user if the caller is root.
+A container mounts only the working folder, under the same path, and runs the code of the image, as the caller or, if
+the caller is root, as the image's user.
 """
 
 import os
@@ -20,9 +20,9 @@ from components.shared.errors import PipelineError
 from components.shared.images import GPU, LIGHT
 
 _LABEL = "grpo-pipeline/run"
-"""Label of every container of a run, with the run's folder."""
+"""Label of a run's containers; its value is the run's folder."""
 _PASSED_ON = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-"""Variables of the caller that stages have as well."""
+"""Environment variables that stages inherit from the caller."""
 _GRACE_S = 3
 
 
@@ -60,7 +60,7 @@ def run(image: str, command: list[str], folder: Path, journal: Path) -> int:
         for block in container.logs(stream=True, follow=True):
             print(block.decode(errors="replace"), end="", flush=True)
         status: int = container.wait()["StatusCode"]
-        # If this is interrupted, `no_containers_left` lets the stage end first.
+        # After an interrupt, `no_containers_left` lets the stage end first.
         _remove(container)
     return status
 
@@ -74,7 +74,7 @@ def no_containers_left(folder: Path) -> Iterator[None]:
         with closing(_client()) as client:
             for container in client.containers.list(all=True, filters={"label": f"{_LABEL}={folder}"}):
                 with suppress(APIError):
-                    # For all but the first process, a shell, which ends with the stage or is killed after a while.
+                    # Signals all processes but the first, a shell that ends with the stage or is killed later.
                     container.exec_run(["sh", "-c", "kill -INT -1"])
                     container.stop(timeout=_GRACE_S)
                 _remove(container)

@@ -17,17 +17,16 @@ from components.shared.progress import brief
 from pipelines.run.history import Run
 
 COLORS = ("#e0803a", "#4a8fd4", "#4aa36c", "#b56bc4", "#c9b458", "#8b93a1")
-"""Of the runs in a plot, which has at most as many."""
+"""One per curve: a plot has no more curves than these."""
 _MAX_POINTS = 80
-_PLOT_WIDTH, _PLOT_HEIGHT = 640, 180
 _ROWS, _LABEL_WIDTH = 12, 8
 
 Curve = Sequence[tuple[float, float]]
-"""Steps with the means of a figure over the steps since the last one."""
+"""(step, value) points; a value is the mean over the steps since the point before."""
 
 
 def steps_of(run: Run) -> list[dict[str, Any]]:
-    """Return the figures of each GRPO step of a run, as far as it has come."""
+    """Return the figures of each finished GRPO step of a run."""
     trained = run.stages.get("train_grpo")
     folders = [trained.outputs.get("training", Path()), (trained.work or Path()) / LIVE] if trained else []
     path = next((folder / STEPS for folder in folders if (folder / STEPS).is_file()), None)
@@ -38,10 +37,10 @@ def steps_of(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def curve_of(rows: Sequence[Mapping[str, Any]], column: str, max_points: int = _MAX_POINTS) -> Curve:
-    """Return a column of the steps in at most so many points; empty where no step has it."""
+def curve_of(rows: Sequence[Mapping[str, Any]], column: str) -> Curve:
+    """Return a column of the steps in at most `_MAX_POINTS` points; empty if no step has it."""
     known = [(float(row["step"]), float(row[column])) for row in rows if row.get(column) is not None]
-    count = min(max_points, len(known))
+    count = min(_MAX_POINTS, len(known))
     parts = [
         known[first:stop] for first, stop in pairwise(len(known) * each // max(count, 1) for each in range(count + 1))
     ]
@@ -69,17 +68,16 @@ def text_plot(curves: Mapping[str, Curve], width: int) -> list[Text]:
     return [*lines, *(Text.assemble(" " * (_LABEL_WIDTH + 1), (f"{at} {name}", styles[name])) for at, name in legend)]
 
 
-def svg_plot(curves: Mapping[str, Curve]) -> Markup:
-    """Return a plot of named curves from 0 to 1 or to their largest value; each is named where the pointer is on it."""
+def svg_plot(curves: Mapping[str, Curve], width: int, height: int, label: str) -> Markup:
+    """Return a plot of named curves, from 0 to 1 or to their largest value; pointing at a curve shows its name."""
     points = [point for each in curves.values() for point in each]
     last, top = max((step for step, _ in points), default=1.0), max([1.0, *(value for _, value in points)])
     lines = []
-    for (name, each), color in zip(curves.items(), COLORS, strict=False):
-        places = " ".join(
-            f"{_PLOT_WIDTH * step / last:.1f},{_PLOT_HEIGHT * (1 - value / top):.1f}" for step, value in each
-        )
-        line = f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="2">'
+    for number, ((name, each), color) in enumerate(zip(curves.items(), COLORS, strict=False)):
+        places = " ".join(f"{width * step / last:.1f},{height * (1 - max(0.0, at) / top):.1f}" for step, at in each)
+        dashes = ' stroke-dasharray="4 3"' if number % 2 else ""  # where two curves coincide both are visible
+        line = f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="1.5"{dashes}>'
         lines.append(f"{line}<title>{escape(name)}</title></polyline>")
-    view = f'viewBox="0 -4 {_PLOT_WIDTH} {_PLOT_HEIGHT + 8}" role="img" aria-label="accuracy of runs by step"'
-    axis = f'<path d="M0,0 V{_PLOT_HEIGHT} H{_PLOT_WIDTH}" fill="none" stroke="currentColor" stroke-opacity="0.3"/>'
-    return Markup(f'<svg style="width: 100%; max-width: 48rem" {view}>{axis}{"".join(lines)}</svg>')
+    axis = f'<path d="M0,0 V{height} H{width}" fill="none" stroke="currentColor" stroke-opacity="0.3"/>'
+    view = f'viewBox="0 -4 {width} {height + 8}" width="{width}" style="max-width: 100%" role="img"'
+    return Markup(f'<svg {view} aria-label="{escape(label)}">{axis}{"".join(lines)}</svg>')

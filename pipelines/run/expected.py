@@ -1,4 +1,4 @@
-"""What a run will do before it does it: which stages it takes from earlier runs, which it computes, and why."""
+"""Before a run: which stages it will reuse from earlier runs, which it will compute, and why."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -18,19 +18,19 @@ _NEVER_FINISHED = "no earlier run of this file has finished it"
 
 @dataclass(frozen=True)
 class Expectation:
-    """What is expected of one stage."""
+    """The expectation of one stage."""
 
     stage: str
     reused_from: str | None
-    """Run whose outputs it takes; None where it is computed."""
+    """Run whose outputs it reuses; None if it is computed."""
     reason: str
-    """Why it is computed; empty where it is not."""
+    """Why it is computed; empty if it is reused."""
     seconds: float | None = None
-    """What it took the last time; None where it has never been finished."""
+    """Duration the last time; None if it was never finished."""
     step: int | None = None
-    """Step of unfinished work after which it goes on; None where it starts afresh."""
+    """Step of unfinished work after which it resumes; None if it starts from the beginning."""
     num_steps: int | None = None
-    """Steps that it takes in all; None for a stage without steps."""
+    """Total steps; None for a stage without steps."""
 
     def __str__(self) -> str:
         if self.reused_from:
@@ -42,16 +42,16 @@ class Expectation:
 
 
 def records(stage: str) -> list[tuple[Fingerprint, list[Result]]]:
-    """Return what is recorded as finished by a stage, the latest first."""
+    """Return the records of a stage's finished work, the latest first."""
     paths = sorted((WORK / stage).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     return [read_record(path) for path in paths]
 
 
 def expectations(params: Params, like: Sequence[Run], *, fresh_from: str = "") -> list[Expectation]:
-    """Return what a run is expected to do at each stage, if it computes all from the stage `fresh_from` on.
+    """Return the expectation of each stage of a run that computes all stages from `fresh_from` on.
 
-    Reasons and times are those of the runs `like` it, of the same params file: what differs from any other run, and how
-    long that took, says nothing. Outputs are taken from whichever run has them.
+    Reasons and times come from the runs `like` it, of the same params file; differences from other runs would say
+    little. Outputs are reused from any run.
     """
     known = {name for run in like for name in (run.name, *(stage.reused_from for stage in run.stages.values()))}
     fresh = STAGES[STAGES.index(fresh_from) :] if fresh_from else ()
@@ -69,7 +69,7 @@ def expectations(params: Params, like: Sequence[Run], *, fresh_from: str = "") -
 def _expected(
     stage: Stage, config: Config, taken: dict[str, Result], known: Collection[str | None], *, is_fresh: bool
 ) -> Expectation:
-    """What is expected of one stage, after those whose results are `taken`; its own is added to them."""
+    """Return the expectation of one stage; `taken` has the results that earlier stages reuse, and gets its result."""
     makers = {name: source.split("/") for name, source in stage.inputs.items()}
     inputs = {name: taken[maker].digests[output] for name, (maker, output) in makers.items() if maker in taken}
     computed = dict.fromkeys(maker for maker, _ in makers.values() if maker not in taken)
@@ -90,7 +90,7 @@ def _expected(
 
 
 def _difference(stage: Stage, work: Fingerprint, known: Collection[str | None], *, unknown: str = "") -> str:
-    """How the work differs from the latest that a known run has finished; `unknown` where its inputs may differ."""
+    """Return how the work differs from the latest of a known run; `unknown` if only its inputs may differ."""
     for before, results in records(stage.name):
         if any(each.run in known for each in results):
             inputs = {**before["inputs"], **work["inputs"]}
@@ -99,6 +99,6 @@ def _difference(stage: Stage, work: Fingerprint, known: Collection[str | None], 
 
 
 def _saved_step(stage: Stage, work: Fingerprint) -> int | None:
-    """The last step of the same work that is unfinished, and that no run is doing."""
+    """Return the last saved step of the same work, unless a run is doing it."""
     folder = work_folder(WORK, stage.name, work)
     return last_step(folder) if folder.is_dir() and not is_in_use(folder) else None

@@ -1,6 +1,6 @@
-"""What `grpo-pipeline gc` removes: unfinished work that nobody can resume, artifacts of runs that failed, old runs.
+"""What `grpo-pipeline gc` removes: unfinished work that cannot be resumed, artifacts of failed runs, old runs.
 
-Registries, their storage, the run started last and whatever a process is using always stay.
+Registries, their storage, the run started last and everything that a process uses always stay.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,18 +17,18 @@ from pipelines.run.listing import disk, remove_run, size
 
 @dataclass(frozen=True)
 class Garbage:
-    """Something that can be removed."""
+    """A file or folder that can be removed."""
 
     path: Path
     reason: str
     run: Run | None = None
-    """The run that it is, as a whole; None for a part of one, and for unfinished work."""
+    """The run, if it is a whole run; None for a part of one and for unfinished work."""
 
 
 def collect(keep: int | None, *, dry_run: bool) -> None:
-    """Remove all garbage, or only print it; say how many bytes that frees.
+    """Remove all garbage, or with `dry_run` only print it; print how many bytes that frees.
 
-    Without `keep` no run is removed as a whole; with it, all but the newest `keep` runs are, but for running ones.
+    With `keep`, all but the newest `keep` runs are removed, except running ones; without it no whole run is.
     """
     if keep is not None and keep < 1:
         raise PipelineError(f"--keep {keep}: the run started last always stays; accepted: 1 or more")
@@ -43,7 +43,7 @@ def collect(keep: int | None, *, dry_run: bool) -> None:
 
 
 def garbage(every: Sequence[Run], *, keep: int | None) -> Iterator[Garbage]:
-    """Yield what can be removed; `every` run, the newest first."""
+    """Yield what can be removed; `every` has all runs, the newest first."""
     old = every[max(1, keep) :] if keep is not None else []
     for run in old:
         if not run.is_running:
@@ -52,14 +52,14 @@ def garbage(every: Sequence[Run], *, keep: int | None) -> Iterator[Garbage]:
     for run in every[1:]:
         failed = run.state != "finished" and not run.is_running and any(run.started < start for start in finished)
         trained = run.stages.get("train_grpo")
-        has_policy = trained is not None and trained.finished is not None  # which may be nowhere else
+        has_policy = trained is not None and trained.finished is not None  # which may exist only here
         if run not in old and failed and not has_policy and (run.folder / ARTIFACTS).is_dir():
             yield Garbage(run.folder / ARTIFACTS, f"the run {run.state}, and a later one has finished")
     yield from _abandoned(WORK)
 
 
 def _abandoned(root: Path) -> Iterator[Garbage]:
-    """Unfinished work of code that this checkout does not have any more, or without anything to resume."""
+    """Yield unfinished work of code that this checkout no longer has, or without a checkpoint."""
     for folder in sorted(root.glob("*/[!.]*/")):
         stage = folder.parent.name
         recorded = fingerprint_in(folder)
@@ -70,7 +70,7 @@ def _abandoned(root: Path) -> Iterator[Garbage]:
 
 
 def _remove(each: Garbage) -> bool:
-    """Remove something unless a process has begun to use it; return whether it is gone."""
+    """Remove something unless a process has started to use it; return whether it was removed."""
     if each.run:
         remove_run(each.run)
     elif each.path.name == ARTIFACTS:

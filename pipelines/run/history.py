@@ -1,8 +1,7 @@
-"""The runs on this machine, as their folders record them: one reader for `runs`, the index and later runs.
+"""The runs on this machine, read from their folders.
 
-<outputs>/runs/<name>/   about.json (its params file, note and tags), params.yaml, journal.jsonl,
-                         run.log, artifacts/ and, where the report was made, report.html and summary.json; locked by
-                         `run.lock` while the run goes on
+<outputs>/runs/<name>/   about.json (params file, note and tags), params.yaml, journal.jsonl, run.log, artifacts/;
+                         report.html and summary.json once the report is made; `run.lock` is locked during the run
 """
 
 import json
@@ -22,9 +21,11 @@ from components.shared.errors import PipelineError, RetryableError
 
 OUTPUTS = Path("outputs")
 LATEST = "latest"
-"""Names the run that was started last."""
+"""Name for the run that was started last."""
 PARAMS, JOURNAL, LOG, ARTIFACTS, LOCK = "params.yaml", "journal.jsonl", "run.log", "artifacts", "run.lock"
 PAGE, FIGURES, ABOUT = "report.html", "summary.json", "about.json"
+MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
+"""The models that a run compares, with their names for people."""
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-(.+)")
 _NUM_NAMED = 5
 _TRY_AGAIN = RetryableError.exit_code
@@ -43,44 +44,44 @@ class About(BaseModel):
 
 @dataclass(frozen=True)
 class StageRun:
-    """One stage of a run, as far as it got."""
+    """One stage of a run, finished or not."""
 
     name: str
     outputs: Mapping[str, Path]
-    """Folders of its outputs, complete only where it is finished."""
+    """Folders of its outputs, complete only if it is finished."""
     finished: Mapping[str, Any] | None = None
-    """What the journal says of its end; None where it did not get there."""
+    """Event `finished` of the journal; None until then."""
     error: Mapping[str, Any] | None = None
-    """What the journal says of its failure; None for one that ended without a word, or well."""
+    """Event `failed` of the journal; None if the stage succeeded or was killed."""
     work: Path | None = None
-    """Folder of unfinished work; None for a stage without one."""
+    """Folder of unfinished work, if the stage has one."""
 
     @property
     def seconds(self) -> float | None:
-        """What it took, in the run that computed it; None where it is not finished."""
+        """Duration in the run that computed it; None if it is not finished."""
         return None if self.finished is None else self.finished.get("seconds", 0.0)
 
     @property
     def end(self) -> str:
-        """How a stage has ended that is not finished: `failed`, or `stopped` where the same may work another time."""
+        """How an unfinished stage ended: `failed`, or `stopped` if the same run can be tried again."""
         return "stopped" if (self.error or {}).get("exit_code", _TRY_AGAIN) == _TRY_AGAIN else "failed"
 
     @property
     def reused_from(self) -> str | None:
-        """Name of the earlier run whose outputs it took; None where it computed them itself."""
+        """Name of the earlier run whose outputs it took; None if it computed them itself."""
         return None if self.finished is None else self.finished.get("reused_from")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as far as it got."""
+    """One run, finished or not."""
 
     folder: Path
     about: About
     started: datetime
     events: Sequence[Mapping[str, Any]] = field(repr=False)
     figures: Mapping[str, Any] = field(repr=False)
-    """Content of summary.json; empty where the report was not made."""
+    """Content of summary.json; empty without a report."""
 
     @property
     def name(self) -> str:
@@ -94,23 +95,23 @@ class Run:
 
     @property
     def verdict(self) -> Mapping[str, Any]:
-        """The verdict of the gate; empty where there is none."""
+        """The verdict of the gate; empty without a report."""
         return self.figures.get("verdict") or {}
 
     @property
     def version(self) -> Mapping[str, Any]:
-        """The version that it registered; empty for none."""
+        """The version that it registered, if any."""
         return self.figures.get("version") or {}
 
     @cached_property
     def is_running(self) -> bool:
-        """Whether a process is at work on it."""
+        """Whether a process is executing it."""
         lock = self.folder / LOCK
         return lock.is_file() and durable.is_locked(lock)
 
     @cached_property
     def stages(self) -> dict[str, StageRun]:
-        """Every stage that was begun, by name."""
+        """Every stage that was started, by name."""
         made: dict[str, StageRun] = {}
         for event in self.events:
             name, kind = event.get("stage"), event.get("event")
@@ -130,7 +131,7 @@ class Run:
 
     @property
     def unfinished(self) -> StageRun | None:
-        """The stage that was begun last, where it is not finished."""
+        """The stage that was started last, unless it is finished."""
         last = next(reversed(self.stages.values()), None)
         return last if last is not None and last.finished is None else None
 
@@ -153,7 +154,7 @@ def every_run(outputs: Path = OUTPUTS) -> list[Run]:
 
 
 def read_run(folder: Path) -> Run | None:
-    """Return the run in a folder; None where its name is not that of a run."""
+    """Return the run in a folder; None if the folder is not named like a run."""
     match = _NAME.fullmatch(folder.name)
     if match is None:
         return None
@@ -170,7 +171,7 @@ def read_run(folder: Path) -> Run | None:
 def resolve(name: str, outputs: Path = OUTPUTS) -> Path:
     """Return the folder of a run by `latest` (the one started last), its name, a part of that, or its path.
 
-    PipelineError where there is no such run, or several have that part in their names.
+    PipelineError if no run matches, or if several do.
     """
     names = sorted((each.name for each in (outputs / "runs").glob("*/") if _NAME.fullmatch(each.name)), reverse=True)
     if not names:
@@ -188,7 +189,7 @@ def resolve(name: str, outputs: Path = OUTPUTS) -> Path:
 
 
 def _events(journal: Path) -> Iterator[Mapping[str, Any]]:
-    """What the journal says; a line that is half written is skipped."""
+    """Yield the events of a journal; a half-written line is skipped."""
     for line in journal.read_text(encoding="utf-8", errors="replace").splitlines() if journal.is_file() else ():
         with suppress(ValueError):
             event = json.loads(line)

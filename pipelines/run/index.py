@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from components.register.snapshot import VERSION_FILE, read_registry
 from components.report.formatting import points
 from components.shared import page
@@ -20,9 +18,8 @@ from pipelines.run.history import LOG, OUTPUTS, PAGE, PARAMS, Run, every_run
 
 INDEX = "index.html"
 _REGISTRY = "registry"
-_CURVES = {"reward": "#e0803a", "accuracy": "#4a8fd4"}
-"""Columns of the steps of GRPO, with the colors of their curves."""
-_WIDTH, _HEIGHT = 160, 36
+_CURVES = ("reward", "accuracy")
+"""Figures of the GRPO steps with a curve in the row of a run."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +57,12 @@ def write(outputs: Path, registry: str = _REGISTRY) -> Path:
             problems.append(str(error))
     rows = [_row(run, outputs) for run in every]
     compared = [row for row in rows if row["accuracy"]][: len(COLORS)]
-    plot = svg_plot({row["name"]: row["accuracy"] for row in compared}) if len(compared) > 1 else None
-    values = {"runs": rows, "versions": versions, "problems": problems, "sparkline": sparkline, "points": points}
-    values |= {"plot": plot, "legend": list(zip(COLORS, compared, strict=False))}
-    text = page.render(Path(__file__).with_name("index.html.jinja"), colors=_CURVES, **values)
+    plot = None
+    if len(compared) > 1:
+        plot = svg_plot({row["name"]: row["accuracy"] for row in compared}, 640, 180, "accuracy of runs by step")
+    values = {"runs": rows, "versions": versions, "problems": problems, "points": points, "plot": plot}
+    values |= {"legend": list(zip(COLORS, compared, strict=False)), "colors": dict(zip(_CURVES, COLORS, strict=False))}
+    text = page.render(Path(__file__).with_name("index.html.jinja"), **values)
     partial = outputs / f".{INDEX}.{os.getpid()}"
     partial.write_text(text, encoding="utf-8")
     partial.replace(outputs / INDEX)
@@ -73,10 +72,11 @@ def write(outputs: Path, registry: str = _REGISTRY) -> Path:
 def _row(run: Run, outputs: Path) -> dict[str, Any]:
     """What the page shows of a run."""
     report, steps = run.folder / PAGE, steps_of(run)
-    curves = {name: [value for _, value in curve_of(steps, name)] for name in _CURVES}
+    curves = {name: curve for name in _CURVES if (curve := curve_of(steps, name))}
+    ends = ", ".join(f"{name} {curve[0][1]:.2f} to {curve[-1][1]:.2f}" for name, curve in curves.items())
     return {
         "about": run.about,
-        "accuracy": curve_of(steps, "accuracy"),
+        "accuracy": curves.get("accuracy"),
         "name": run.name,
         "params": run.params,
         "started": run.started,
@@ -86,7 +86,7 @@ def _row(run: Run, outputs: Path) -> dict[str, Any]:
         "files": {name: f"runs/{run.name}/{name}" for name in (PARAMS, LOG) if (run.folder / name).is_file()},
         "target": run.verdict.get("target"),
         "version": run.version.get("tag"),
-        "curves": {name: values for name, values in curves.items() if values},
+        "curves": svg_plot(curves, 160, 36, ends) if curves else None,
     }
 
 
@@ -120,19 +120,3 @@ def _versions(location: str, runs: Sequence[Run]) -> Iterator[Listed]:
                 target=target,
                 run=registered_by.get((version.tag, location)),
             )
-
-
-def sparkline(curves: Mapping[str, Sequence[float]]) -> Markup:
-    """Return small curves from 0 to 1 or to their largest value, as an element for HTML; on hover, their ends."""
-    top = max([1.0, *(value for values in curves.values() for value in values)])
-    lines = []
-    # The second curve is dashed, so that both are visible if they coincide.
-    for (name, values), dashes in zip(curves.items(), ("", ' stroke-dasharray="4 3"'), strict=False):
-        step = (_WIDTH - 4) / max(1, len(values) - 1)
-        scaled = (max(0.0, value) / top for value in values)
-        places = (f"{2 + at * step:.1f},{_HEIGHT - 2 - (_HEIGHT - 4) * each:.1f}" for at, each in enumerate(scaled))
-        style = f'fill="none" stroke="{_CURVES[name]}" stroke-width="1.5"{dashes}'
-        lines.append(f'<polyline points="{" ".join(places)}" {style}/>')
-    label = ", ".join(f"{name} {values[0]:.2f} to {values[-1]:.2f}" for name, values in curves.items())
-    view = f'viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{label}"'
-    return Markup(f"<svg style='display: block' {view}><title>{label}</title>{''.join(lines)}</svg>")

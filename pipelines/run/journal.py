@@ -1,4 +1,4 @@
-"""A run as it goes by: the events in its journal, on the screen."""
+"""The events in the journal of a running run, on the screen."""
 
 import json
 import time
@@ -12,16 +12,16 @@ from pipelines.run.screen import INDENT, Screen, Style, duration
 from pipelines.run.watch import TRAININGS, Training, view
 
 _DRAW_S = 0.5
-"""Between two drawings of what changes."""
+"""Time between two updates of the changing lines."""
 
 
 class Tracker:
-    """Knows at any time which stage runs and which has failed, and shows it."""
+    """Tracks which stage runs or has failed, and shows it."""
 
     def __init__(self, screen: Screen, journal: TextIO, stages: Sequence[str]) -> None:
         self.stages, self.num_finished = stages, 0
         self.exit_code: int | None = None
-        """That of the stage that failed with an error meant for people."""
+        """Exit code of the stage that failed with an error for people."""
         self._screen, self._journal, self._partial = screen, journal, ""
         self._last_end, self._last_drawn = time.monotonic(), 0.0
         self._progress = ""
@@ -34,14 +34,14 @@ class Tracker:
         return self.stages[self.num_finished] if self.num_finished < len(self.stages) else None
 
     def read(self) -> None:
-        """Show what was added to the journal; a line that is still being written waits for its end."""
+        """Show the new events of the journal; an incomplete line waits for its end."""
         *lines, self._partial = (self._partial + self._journal.read()).split("\n")
         for line in lines:
             self._take(json.loads(line))
         self._draw()
 
     def _draw(self) -> None:
-        """Draw what the running stage does now, on a terminal: the view of a training, or the last progress."""
+        """Draw the view of a training, or the last line of progress, if the screen is a terminal."""
         now = time.monotonic()
         if not self._screen.live or now - self._last_drawn < _DRAW_S:
             return
@@ -71,7 +71,7 @@ class Tracker:
             self._screen.error(event["error"].removeprefix(f"{stage}: "))
 
     def _show_progress(self, event: dict[str, Any]) -> None:
-        """Show a line of progress; where it can change, only the last one stays."""
+        """Show a line of progress; on a terminal only the last one stays."""
         if self._screen.live and event["done"] != event["total"]:
             self._progress = event["text"]
         else:

@@ -22,6 +22,7 @@ from pipelines.run.history import (
     FIGURES,
     JOURNAL,
     LOG,
+    MODELS,
     OUTPUTS,
     PAGE,
     PARAMS,
@@ -35,23 +36,21 @@ from pipelines.run.screen import Screen, duration
 from pipelines.run.settings import own_keys
 from pipelines.tables import aligned, print_json, print_labelled
 
-_MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
-
 
 def list_runs(text: str, *, as_json: bool) -> None:
-    """List the runs of which something said contains a text, the newest first."""
+    """List the runs, the newest first; with `text`, those that have it in their description."""
     every = [each for each in map(_summary, every_run()) if text in " ".join(map(str, _said(each)))]
     if as_json:
         print_json(every)
     elif not every:
         print(f"{OUTPUTS / 'runs'} has no {f'run that says {text!r}' if text else 'runs'}")
     else:
-        header = ("run", "state", *_MODELS.values(), "gate", "version", "size", "freed by rm", "note")
+        header = ("run", "state", *MODELS.values(), "gate", "version", "size", "freed by rm", "note")
         rows = [
             (
                 each["name"],
                 each["state"],
-                *(_accuracy(each["accuracy"], model) for model in _MODELS),
+                *(_accuracy(each["accuracy"], model) for model in MODELS),
                 each["gate"] or "-",
                 each["version"] or "-",
                 size(each["bytes"]),
@@ -164,7 +163,7 @@ def remove_run(run: Run) -> None:
 
 
 def disk(folder: Path) -> tuple[int, int]:
-    """Return the bytes of all files in a folder, and those that its removal frees: others may link to the rest."""
+    """Return the bytes of all files in a folder, and of those without hard links elsewhere, which removal frees."""
     links: Counter[tuple[int, int]] = Counter()
     files: dict[tuple[int, int], os.stat_result] = {}
     for _, status in durable.walk(folder):
@@ -208,13 +207,13 @@ def _summary(run: Run) -> dict[str, Any]:
 
 
 def _said(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What a list of runs is searched for."""
+    """Yield the texts of a run that `runs list TEXT` searches."""
     yield from (summary[key] or "" for key in ("name", "state", "params", "gate", "version", "note"))
     yield from (f"#{tag}" for tag in summary["tags"])
 
 
 def _scores(run: Run) -> dict[str, float]:
-    """Accuracies by model and source, `grpo.gsm8k`; that of the gate's first target by model alone as well."""
+    """Return accuracies by model and source, `grpo.gsm8k`, and by model alone for the gate's first target."""
     models = run.figures.get("models") or {}
     target = (run.verdict.get("target") or {}).get("source")
     scores = {f"{model}.{source}": each["accuracy"] for model in models for source, each in models[model].items()}
@@ -267,7 +266,7 @@ def _accuracies(run: Run) -> Iterator[str]:
     models = run.figures.get("models") or {}
     for source in models.get("grpo", {}):
         yield f"{source}: " + " -> ".join(
-            f"{name} {percent(models[model][source]['accuracy'])}" for model, name in _MODELS.items()
+            f"{name} {percent(models[model][source]['accuracy'])}" for model, name in MODELS.items()
         )
 
 
@@ -276,5 +275,5 @@ def _accuracy(scores: Mapping[str, float], model: str) -> str:
 
 
 def _side_by_side(values: Sequence[Mapping[str, float]], show: Any) -> list[str]:
-    names = dict.fromkeys(name for each in values for name in each if "." in name or name not in _MODELS)
+    names = dict.fromkeys(name for each in values for name in each if "." in name or name not in MODELS)
     return [f"{name}: {' -> '.join(show(each[name]) if name in each else '-' for each in values)}" for name in names]

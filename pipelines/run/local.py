@@ -1,4 +1,4 @@
-"""One run of the graph on this machine: what its stages say on the screen, all their output in a log."""
+"""One run of the graph on this machine: messages of its stages on the screen, all their output in a log."""
 
 import os
 import re
@@ -61,11 +61,11 @@ class Request:
     """The options of `grpo-pipeline run`."""
 
     params: Path | None
-    """None for params.yaml, or for the params of the run to resume."""
+    """Params file; None for params.yaml, or for the params of the run to resume."""
     settings: Sequence[str]
-    """Keys with values in YAML, `train_grpo.num_steps=10`, which take precedence over the file."""
+    """Keys with YAML values, `train_grpo.num_steps=10`, which override the file."""
     resume: str | None
-    """Run whose params are taken instead of a file's."""
+    """Run whose params replace a file."""
     start: str
     """First stage that is computed even if it is unchanged."""
     fresh: bool
@@ -74,10 +74,8 @@ class Request:
     """Whether everything is checked and nothing is run."""
     containers: bool
     """Whether each stage runs in a container of its image."""
-    verbose: bool
-    """Whether everything that the stages print is shown."""
     name: str
-    """Name of its folder after the time; that of its params file if empty."""
+    """Name of the run's folder, after the time; empty for the name of the params file."""
     note: str
     tags: Sequence[str]
 
@@ -92,18 +90,18 @@ class Request:
 
     @property
     def fresh_from(self) -> str:
-        """First stage that is computed even if it is unchanged; empty for none."""
+        """First stage that is computed even if it is unchanged; empty to reuse any."""
         return STAGES[0] if self.fresh else self.start
 
 
 def run(**options: Any) -> int:
     """Run the whole graph with the options of a `Request`; return 0, or the exit code of the stage that failed.
 
-    Stages that an earlier run has finished are taken from there, unless the request says otherwise.
+    Stages that an earlier run finished are reused unless the request says otherwise.
 
     Raises:
-        PipelineError: Options or keys contradict one another, or data, a model, a reward or the registry is missing.
-            All of it is named, and nothing was run.
+        PipelineError: Options or keys contradict one another, or data, a model, a reward or the registry is missing:
+            all problems at once, and nothing was run.
     """
     request = Request(**options)
     before = read_run(resolve(request.resume)) if request.resume else None
@@ -116,11 +114,11 @@ def run(**options: Any) -> int:
         wrong.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
     wrong = [f"{path}: {line}" for line in wrong]
     full = None if any("train_sft.model.base" in line for line in wrong) else short_of_disk(params, OUTPUTS)
-    # What is taken from an earlier run takes no space.
+    # Outputs that are reused take no space.
     raise_all(wrong if full is None or expectation.records("train_sft") else [*wrong, full])
     limit_spin()
     patch = current_revision().patch or ""
-    found = "seems to hold a key or a password; remove it: uncommitted changes are recorded with all that is made"
+    found = "seems to contain a key or a password; remove it: uncommitted changes are recorded in every lineage"
     raise_all([f"{place}: {found}" for place in keys_in(patch)])
     engine = _containers() if request.containers else None
     screen = Screen(sys.stdout, sys.stderr)
@@ -132,7 +130,7 @@ def run(**options: Any) -> int:
     if request.dry_run:
         return 0
     folder = _new_folder(About(params=name, note=request.note, tags=tuple(request.tags)), request.name or name)
-    lock = durable.lock_folder(folder / LOCK)  # while it is locked the run goes on
+    lock = durable.lock_folder(folder / LOCK)  # until the run ends
     heading = settings.heading(path, request.settings)
     (folder / PARAMS).write_text(f"{heading}{as_yaml(params)}", encoding="utf-8")
     screen.show(f"{path} -> {folder}/", Style.DIM)
@@ -140,7 +138,7 @@ def run(**options: Any) -> int:
         screen.show(purpose, Style.DIM)
     if files := uncommitted_files(patch):
         shown = ", ".join(files[:_FILES_SHOWN]) + (" ..." if len(files) > _FILES_SHOWN else "")
-        screen.show(f"uncommitted changes are recorded with all that is made: {shown}", Style.DIM)
+        screen.show(f"uncommitted changes are recorded in every lineage: {shown}", Style.DIM)
     idle = "" if request.containers else unused_gpu()
     for line in filter(None, [*advisories(params, data), slow_here(params), full, idle]):
         screen.show(f"warning: {line}")
@@ -150,7 +148,7 @@ def run(**options: Any) -> int:
 
 
 def _purpose(path: Path) -> str:
-    """The first sentence of the comment that a params file begins with."""
+    """Return the first sentence of the comment at the top of a params file."""
     comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     return " ".join(line.lstrip("# ") for line in comment).partition(". ")[0]
 
@@ -158,7 +156,7 @@ def _purpose(path: Path) -> str:
 def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None, request: Request) -> int:
     """Run all stages in the folder of a new run, and return the exit code."""
     started = time.monotonic()
-    # The longest that a stage may need to write a checkpoint.
+    # The longest time that a stage may need to write a checkpoint.
     grace_s = _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)
     with (folder / JOURNAL).open("a+", encoding="utf-8") as journal:
         tracker = Tracker(screen, journal, STAGES)
@@ -178,7 +176,7 @@ def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None
         summary.show(folder, screen)
     else:
         screen.show(_end_of(folder, params))
-    with suppress(PipelineError, OSError):  # of all runs: what became of this one does not depend on it
+    with suppress(PipelineError, OSError):  # a failed index does not fail the run
         index.write(OUTPUTS, params.register.registry)
     done = f"{tracker.num_finished} of {len(STAGES)} stages in {duration(time.monotonic() - started)}"
     screen.show(f"{done}; log: {folder / LOG}", Style.DIM)
@@ -186,7 +184,7 @@ def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None
 
 
 def _show_expected(expected: Sequence[expectation.Expectation], screen: Screen, *, every: bool) -> None:
-    """Show what is expected of each stage; without `every`, of the first that is computed."""
+    """Show the expectation of every stage, or only of the first that is computed."""
     computed = [each for each in expected if not each.reused_from]
     for each in expected if every else computed[:1]:
         screen.show(f"[{expected.index(each) + 1}/{len(expected)}] {each.stage:<14}{each}")
@@ -197,7 +195,7 @@ def _show_expected(expected: Sequence[expectation.Expectation], screen: Screen, 
 
 
 def _end_of(folder: Path, params: Params) -> str:
-    """Where a run that did not get to its report has ended, what of it is saved, and the command that goes on."""
+    """Return where a run without a report ended, its last saved step, and the command that resumes it."""
     run = read_run(folder)
     stage = run.unfinished if run else None
     done = list(run.stages) if run else []
@@ -209,7 +207,7 @@ def _end_of(folder: Path, params: Params) -> str:
 
 
 def _containers() -> ModuleType:
-    """Import what runs stages in containers, which needs a package of its own, and check that they can run."""
+    """Import the module that runs stages in containers, which needs another package, and check that they can run."""
     try:
         from pipelines.run import containers
     except ModuleNotFoundError as error:
@@ -219,7 +217,7 @@ def _containers() -> ModuleType:
 
 
 def _new_folder(about: About, name: str) -> Path:
-    """Make the folder of a run; two runs begun in the same second get different ones."""
+    """Make the folder of a run; runs started in the same second get different folders."""
     first = folder = OUTPUTS / "runs" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{name}"
     number = 1
     while True:
@@ -236,22 +234,19 @@ def _new_folder(about: About, name: str) -> Path:
 def _execute(
     folder: Path, tracker: Tracker, screen: Screen, grace_s: float, engine: ModuleType | None, request: Request
 ) -> None:
-    """Run all stages in a process of its own until it ends; show what they say."""
+    """Run all stages in another process until it ends, and show their messages."""
     command = [sys.executable, "-m", "pipelines.run.stages", str(folder.resolve())]
     command += [f"--fresh-from={request.fresh_from}", *(["--containers"] if engine else [])]
     environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / JOURNAL)}
     with (
         engine.no_containers_left(folder.resolve()) if engine else nullcontext(),
-        # Where stages are killed, their temporary folders go away with this one.
+        # The temporary folders of killed stages are removed with this one.
         tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as scratch,
         (folder / LOG).open("wb") as log,
-        (folder / LOG).open(encoding="utf-8", errors="replace") as logged,
         process(command, {**environment, "TMPDIR": scratch}, grace_s=grace_s, log=log) as stages,
     ):
         try:
             for _ in _moments(stages):
-                if request.verbose and (text := logged.read()):
-                    screen.show(text.removesuffix("\n"), Style.DIM)
                 tracker.read()
         except SystemExit:
             screen.draw([])
@@ -262,7 +257,7 @@ def _execute(
 
 
 def _moments(process: Popen[bytes]) -> Iterator[None]:
-    """Yield now and then while a process runs, and once after its end."""
+    """Yield at intervals while a process runs, and once after its end."""
     while process.poll() is None:
         yield
         with suppress(TimeoutExpired):
@@ -271,9 +266,9 @@ def _moments(process: Popen[bytes]) -> Iterator[None]:
 
 
 def _exit_code(tracker: Tracker, folder: Path, screen: Screen) -> int:
-    """Return the exit code of the run, and show where to look if something went wrong."""
+    """Return the exit code of the run, and show where to find the cause of a failure."""
     if not folder.is_dir():
-        raise PipelineError(f"{folder}: was removed while the run was at work")
+        raise PipelineError(f"{folder}: was removed during the run")
     name, run = tracker.running, read_run(folder)
     if name is None:
         return 0
@@ -290,7 +285,7 @@ def _exit_code(tracker: Tracker, folder: Path, screen: Screen) -> int:
 
 
 def _make_latest(folder: Path) -> None:
-    """Have outputs/latest point to a run; there is no moment without it."""
+    """Point outputs/latest to a run, atomically."""
     link = OUTPUTS / f".latest-{os.getpid()}"
     link.unlink(missing_ok=True)
     link.symlink_to(folder.relative_to(OUTPUTS))

@@ -1,7 +1,7 @@
-"""Imports what the stages that train and evaluate need, in the process that they are forked from; it computes nothing.
+"""Imports that the training and evaluation stages need, in the process that they are forked from; it computes nothing.
 
-A fork gets no threads but its own, and one that waited for those of OpenMP would hang. (The idle threads of OpenBLAS
-and jemalloc are ended and begun again around a fork by themselves.)
+A fork has only one thread, and would hang if it waited for threads of OpenMP. (OpenBLAS and jemalloc restart their idle
+threads around a fork.)
 """
 
 import gc
@@ -12,7 +12,7 @@ from components.shared.execution import current_environment
 
 _MODULES = (
     "components.train_sft.worker",
-    # DeepSpeed imports the last when it makes an engine, and with it the whole compiler of torch.
+    # DeepSpeed imports this module when it makes an engine, and with it torch's compiler.
     "deepspeed",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "components.train_sft.__main__",
@@ -23,7 +23,7 @@ _MODULES = (
 )
 
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once while it imports
-current_environment()  # it is remembered: stages too ask for it before libraries add to it
+current_environment()  # cached: stages record it as it was before libraries add to it
 for module in _MODULES:
     import_module(module)
-gc.freeze()  # a collection in a fork would copy the pages of all these objects
+gc.freeze()  # a garbage collection in a fork would copy the pages of all these objects

@@ -1,4 +1,4 @@
-"""Start a process, and end it together with all that it started."""
+"""Start a process, and end it together with all of its descendants."""
 
 import os
 import signal
@@ -23,12 +23,12 @@ def process(
     folder: Path | None = None,
     log: IO[bytes] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process whose output goes to a log or the screen; neither it nor what it started outlives the block.
+    """Start a process whose output goes to a log or the screen; it and its descendants end with the block.
 
-    That holds for Ctrl-C, SIGTERM and a closed terminal too: they become a SystemExit with the usual exit code. The
-    process then gets SIGINT, and has `grace_s` to end before it is terminated.
+    Ctrl-C, SIGTERM and a closed terminal become a SystemExit with the usual exit code. The process then gets SIGINT,
+    and is terminated after `grace_s`.
     """
-    # Before the process starts: it would otherwise inherit that a background job ignores Ctrl-C.
+    # Before the process starts: it would otherwise inherit a background job's disposition to ignore SIGINT.
     before = {number: signal.signal(number, _stop) for number in _STOPS}
     try:
         with subprocess.Popen(
@@ -56,7 +56,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _end(started: subprocess.Popen[bytes], grace_s: float) -> None:
-    """End the process and all it started, as far as they still run."""
+    """End the process and its descendants."""
     # SIGINT first: a stage then removes incomplete outputs, or writes a checkpoint.
     for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
         deadline = time.monotonic() + wait_s

@@ -1,6 +1,6 @@
-"""What a person sees of a run: a numbered header per stage, its messages, its seconds, its error.
+"""The output of a run for people: a numbered header per stage, its messages, its time, its error.
 
-On a terminal, lines that change may be drawn below all others.
+On a terminal, changing lines may be drawn below all others.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ INDENT = " " * 6
 
 
 def printable(text: str) -> str:
-    """Return a text without control characters: models and names of files may hold commands for a terminal."""
+    """Return a text without control characters: output of models and file names may contain terminal commands."""
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 class Style(StrEnum):
-    """How text stands out on a terminal."""
+    """Style of text on a terminal."""
 
     BOLD = "bold"
     DIM = "dim"
@@ -31,21 +31,21 @@ class Style(StrEnum):
 
 
 class Screen:
-    """Writes for people: in colour and below live bars on a terminal, plain lines anywhere else."""
+    """Writes for people: in colour, with changing lines at the end, on a terminal; plain lines elsewhere."""
 
     def __init__(self, out: TextIO, error: TextIO) -> None:
-        from rich.console import Console  # slow to import, and of no use to a command that only prints an error
+        from rich.console import Console  # slow to import
 
         self._out, self._error = (
             Console(file=stream, soft_wrap=True, highlight=False, markup=False, emoji=False) for stream in (out, error)
         )
         self.live = out.isatty() and not self._out.is_dumb_terminal
-        """Whether lines that change can be drawn."""
+        """Whether changing lines can be drawn."""
         self._view: Live | None = None
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows that lines that change may take."""
+        """Columns and rows for changing lines."""
         return self._out.width - 1, self._out.height - 2
 
     @property
@@ -54,7 +54,7 @@ class Screen:
         return self._out.encoding.startswith("utf")
 
     def draw(self, lines: "Sequence[Text]") -> None:
-        """Show these lines below all others in place of those before; none to remove them."""
+        """Show these lines below all others, in place of those drawn before; an empty list removes them."""
         from rich.console import Group
         from rich.live import Live
 
@@ -83,14 +83,14 @@ class Screen:
         self.show(f"{INDENT}{text}", style)
 
     def error(self, text: str, *more: str) -> None:
-        """Write an error as one line, and more lines that help to find its cause, on standard error."""
+        """Write an error in one line, and more lines about its cause, on standard error."""
         self.draw([])
         self._write(self._error, f"{INDENT}error: {text}", Style.RED)
         for line in more:
             self._write(self._error, f"{INDENT}{line}")
 
     def end(self, text: str) -> None:
-        """Write on standard error how a run has ended that was stopped, which is no error."""
+        """Write on standard error how a stopped run has ended, which is not an error."""
         self.draw([])
         self._write(self._error, f"{INDENT}{text}")
 

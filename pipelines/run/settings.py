@@ -17,8 +17,8 @@ _OWN = "set: "
 def load(path: Path, settings: Sequence[str] = ()) -> Params:
     """Return the params in a file with settings such as `train_grpo.num_steps=10`, whose values are YAML.
 
-    `null` resets a key to its default; a number in a key names an item of a list, from 0. A PipelineError names all
-    that is wrong, in the file with its line, in a setting with its key.
+    `null` resets a key to its default; a number in a key is the index of a list item. PipelineError with all problems:
+    those of the file with its line, those of a setting with its key.
     """
     values = read_params(path)
     keys = [_set(values, setting) for setting in settings]
@@ -37,8 +37,8 @@ def show(params: Path, settings: Sequence[str], sections: Path | None) -> None:
 
 
 def heading(path: Path, settings: Sequence[str]) -> str:
-    """Return the comment that the params of a run begin with: their file, and the keys that it and the user set."""
-    own = own_keys(path)  # of a run that is resumed
+    """Return the comment at the top of a run's params: the file, and the keys that the file and the user set."""
+    own = own_keys(path)  # if `path` has the params of a run
     if not own:
         keys = (each for name, section in own_sections(path).items() for each in flat(name, section))
         own = [f"{key}: {value}" for key, value in keys]
@@ -47,7 +47,7 @@ def heading(path: Path, settings: Sequence[str]) -> str:
 
 
 def own_keys(path: Path) -> list[str]:
-    """Return the keys with their values that the heading of a run's params names."""
+    """Return the keys with their values in the heading of a run's params."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [line.removeprefix(f"# {_OWN}") for line in lines if line.startswith(f"# {_OWN}")]
 
@@ -82,12 +82,12 @@ def _set(values: Any, setting: str) -> str:
 
 
 def _inside(values: Any, part: str, name: str) -> Any:
-    """The mapping, list or value below a part of a key; a mapping is made where there is none."""
+    """Return the value below a part of a key; a missing mapping is made."""
     if isinstance(values, list):
         if not part.isdecimal() or int(part) >= len(values):
             raise PipelineError(f"--set {name}: the list has items 0 to {len(values) - 1}, no `{part}`")
         return values[int(part)]
     below = values.setdefault(part, {})
     if not isinstance(below, dict | list):
-        raise PipelineError(f"--set {name}: `{part}` is {below!r:.40} and has no keys of its own")
+        raise PipelineError(f"--set {name}: `{part}` is {below!r:.40} and has no keys")
     return below

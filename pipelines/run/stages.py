@@ -1,7 +1,7 @@
-"""The stages of a run, one after the other: `python -m pipelines.run.stages FOLDER`, a process of its own.
+"""The stages of a run, one after the other: `python -m pipelines.run.stages FOLDER`.
 
-Each stage is a process, as from the command line. What trains and evaluates is forked from a process that imports what
-it needs while the first stages run (preloaded.py), where the machine allows it.
+Each stage is a process, as from the command line. Training and evaluation are forked, if the machine allows it, from a
+process that imports their libraries while the first stages run (preloaded.py).
 """
 
 import argparse
@@ -21,7 +21,7 @@ from components.workers.limits import end_with_parent
 from pipelines.run.history import ARTIFACTS, JOURNAL, PARAMS
 
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Devices whose drivers libraries ask while they are imported, and which no fork can use after that."""
+"""Devices that libraries initialise while they are imported; a fork cannot use them afterwards."""
 _stops: list[int] = []
 
 
@@ -32,12 +32,12 @@ def declared(name: str) -> Stage:
 
 
 def header(name: str) -> str:
-    """Return the line of the log after which the output of a stage begins."""
+    """Return the line of the log before the output of a stage."""
     return f"--- {name}"
 
 
 def arguments(stage: Stage, folder: Path, *, fresh: bool) -> list[str]:
-    """Return the options of a stage's command in the folder of a run."""
+    """Return the command-line options of a stage in the folder of a run."""
     places = {**stage.inputs, **{name: f"{stage.name}/{name}" for name in stage.outputs}}
     folders = ((f"--{name.replace('_', '-')}", str(folder / ARTIFACTS / place)) for name, place in places.items())
     options = [word for pair in folders for word in pair]
@@ -47,8 +47,8 @@ def arguments(stage: Stage, folder: Path, *, fresh: bool) -> list[str]:
 def run_stages(folder: Path, *, fresh_from: str, containers: bool) -> int:
     """Run all stages of a run in its folder until one fails; return the exit code of the last one.
 
-    Ctrl-C is for the stage at work, which ends in good order. It may miss it while it starts, or be done with its work:
-    no other stage is started after that.
+    Ctrl-C also reaches the running stage, which shuts down gracefully. A stage that is starting or ending may miss it,
+    so no other stage is started after that.
     """
     signal.signal(signal.SIGINT, lambda number, _: _stops.append(number))
     if sys.platform == "linux" and not containers:
@@ -78,7 +78,7 @@ def _in_container(stage: Stage, options: list[str], folder: Path) -> int:
 
 def _in_process(stage: Stage, options: list[str]) -> int:
     process = _context(stage).Process(target=_run_stage, args=(stage.name, options))
-    process.start()  # this waits for what it is forked from
+    process.start()  # waits for the fork server
     if _stops:
         process.terminate()
     process.join()
@@ -87,7 +87,7 @@ def _in_process(stage: Stage, options: list[str]) -> int:
 
 
 def _context(stage: Stage) -> ForkContext | ForkServerContext | SpawnContext:
-    """How the process of a stage is started: libraries that use an accelerator, or other systems, survive no fork."""
+    """Return how to start the process of a stage: libraries that use an accelerator do not survive a fork."""
     if sys.platform != "linux" or (stage.image == GPU and _has_accelerator()):
         return get_context("spawn")
     return get_context("forkserver") if stage.image == GPU else get_context("fork")
@@ -98,18 +98,18 @@ def _has_accelerator() -> bool:
 
 
 def _run_stage(name: str, options: list[str]) -> None:
-    """Be the process of a stage."""
+    """Run a stage in its process."""
     if sys.platform == "linux":
         end_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if _stops:  # before this process, which is a fork, could hear of it
+    if _stops:  # Ctrl-C came before this fork could receive it
         sys.exit(128 + _stops[0])
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.argv = [f"components.{name}", *options]
     try:
         main(declared(name))
     finally:
-        atexit._run_exitfuncs()  # multiprocessing leaves them out
+        atexit._run_exitfuncs()  # multiprocessing does not call them
 
 
 if __name__ == "__main__":

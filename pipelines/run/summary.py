@@ -13,7 +13,7 @@ from components.shared import jsonl, lineage
 from components.shared.execution import Revision
 from components.shared.page import percent
 from components.shared.problem import problems_file, splits_in
-from pipelines.run.history import FIGURES, PAGE, Run
+from pipelines.run.history import FIGURES, MODELS, PAGE, Run
 from pipelines.run.screen import Screen, Style
 
 _FILES = {
@@ -24,8 +24,7 @@ _FILES = {
     "outputs of the stages": "artifacts",
     "all runs": "../../index.html",
 }
-"""Other files in the folder of a run, by what they are."""
-_MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
+"""Links from the report to other files of the run."""
 _COLUMN = 24
 
 
@@ -61,7 +60,7 @@ def write(run: Run, exit_code: int) -> None:
 
 
 def _command(folder: Path, revision: Revision | None, version: Mapping[str, Any] | None) -> str:
-    """What makes a run again, in a shell: its version, or its commit with the changes that were not committed."""
+    """Return the shell command that repeats a run: from its version, or from its commit and uncommitted changes."""
     if version:
         return f".venv/bin/grpo-pipeline reproduce {version['tag']}"
     lines = [f"git checkout {revision.commit}"] if revision and revision.commit else []
@@ -74,13 +73,13 @@ def show(folder: Path, screen: Screen) -> None:
     """Print the table of a run from its summary.json."""
     figures = jsonl.read_json(folder / FIGURES)
     verdict, version, lengths = figures["verdict"], figures["version"], figures["mean_length_tokens"]
-    rows: dict[str, list[str]] = {"on held-out problems": list(_MODELS.values())}
+    rows: dict[str, list[str]] = {"on held-out problems": list(MODELS.values())}
     for source in (part["source"] for part in verdict["sources"]):
-        scores = [figures["models"][model][source] for model in _MODELS]
+        scores = [figures["models"][model][source] for model in MODELS]
         cells = [f"{percent(score['accuracy'])} ({formatting.interval(score['interval'])})" for score in scores]
         rows[f"{source} accuracy"] = cells
-    rows["with worked steps"] = [percent(figures["worked_fraction"][model]) for model in _MODELS]
-    rows["mean tokens"] = [f"{lengths[model]:.1f}" for model in _MODELS]
+    rows["with worked steps"] = [percent(figures["worked_fraction"][model]) for model in MODELS]
+    rows["mean tokens"] = [f"{lengths[model]:.1f}" for model in MODELS]
     screen.show()
     width = max(_COLUMN, *(len(label) + 2 for label in rows))
     for number, (label, cells) in enumerate(rows.items()):

@@ -1,7 +1,7 @@
 """The live view of a training: curves, figures, the time left and a sampled completion, from the files of the run.
 
-`grpo-pipeline run` draws it below its lines on a terminal; `grpo-pipeline runs watch` in another terminal, or of a run
-that has ended. Both read what the training writes (components/shared/live.py), or its outputs once it has ended.
+`grpo-pipeline run` draws it at the end of its output on a terminal; `grpo-pipeline runs watch` draws it for any run.
+Both read the files that the training writes (components/shared/live.py), or its outputs once it has ended.
 """
 
 import json
@@ -38,17 +38,17 @@ _SHOWN = {
     "learning_rate": "learning rate",
     "tokens_per_s": "tokens per s",
 }
-"""Columns that have a curve, and their names for people."""
+"""Figures that have a curve, and their names for people."""
 _BARS, _PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 _NAME_WIDTH, _VALUE_WIDTH, _RANGE_WIDTH, _LEAST_CURVE = 21, 9, 22, 16
 _STEPS_FOR_RATE = 20
-"""Latest steps from whose time the time left is estimated."""
+"""Number of latest steps from which the time left is estimated."""
 _COMPLETION_LINES = 4
 _POLL_S = 0.5
 
 
 class Training:
-    """What is known of a training while it goes on, or after its end."""
+    """The steps and completions of a training, running or finished."""
 
     def __init__(self, stage: str, rows: "_Lines", completions: "_Lines", num_steps: int | None = None) -> None:
         self.stage, self._rows, self._completions, self._num_steps = stage, rows, completions, num_steps
@@ -56,14 +56,14 @@ class Training:
 
     @classmethod
     def in_work(cls, stage: str, work: Path) -> "Training":
-        """Return the training whose files grow in a folder of unfinished work."""
+        """Return the training that runs in a folder of unfinished work."""
         training = cls(stage, _Lines(work / LIVE / STEPS), _Lines(work / LIVE / COMPLETIONS))
         training._run_file = work / LIVE / RUN
         return training
 
     @classmethod
     def of_outputs(cls, stage: str, outputs: Mapping[str, Path]) -> "Training":
-        """Return the training that has made these outputs."""
+        """Return the training that made these outputs."""
         folder = outputs["training"]
         training = cls(stage, _Lines(folder / STEPS), _Lines(folder / COMPLETIONS))
         training.refresh()
@@ -82,12 +82,12 @@ class Training:
 
     @property
     def completions(self) -> list[dict[str, Any]]:
-        """Those that were sampled and recorded."""
+        """The logged completions."""
         return self._completions.values
 
     @property
     def num_steps(self) -> int | None:
-        """Steps that it takes; None before it is known."""
+        """Total steps; None before they are known."""
         if self._num_steps is None and self._run_file:
             with suppress(PipelineError):
                 self._num_steps = jsonl.read_json(self._run_file).get("num_steps")
@@ -95,25 +95,25 @@ class Training:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time that the steps that are left will take, if they take as long as the latest ones."""
+        """Time left, if the remaining steps take as long as the latest ones."""
         seconds = [row["step_s"] for row in self.rows[-_STEPS_FOR_RATE:] if row.get("step_s")]
         return fmean(seconds) * (self.num_steps - len(self.rows)) if seconds and self.num_steps else None
 
     def refresh(self) -> None:
-        """Read what is new."""
+        """Read new steps and completions."""
         self._completions.read()
         self._rows.read()
 
 
 class _Lines:
-    """The objects in a file of JSON lines that grows, and may be replaced or removed."""
+    """The objects in a growing file of JSON lines, which may be replaced or removed."""
 
     def __init__(self, path: Path) -> None:
         self.values: list[dict[str, Any]] = []
         self._path, self._place, self._inode = path, 0, 0
 
     def read(self) -> None:
-        """Read the lines that are complete and new; what was read stays where the file is gone."""
+        """Read the new complete lines; if the file was removed, the lines read before stay."""
         with suppress(FileNotFoundError, NotADirectoryError), self._path.open("rb") as file:
             inode = self._path.stat().st_ino
             if inode != self._inode:  # a resumed training has replaced it
@@ -129,7 +129,7 @@ class _Lines:
 
 
 def view(training: Training, width: int, height: int, *, unicode: bool = True) -> list[Text]:
-    """Return the lines of a training, at most `height` and none wider than `width`; none before its first step."""
+    """Return at most `height` lines about a training, up to `width` columns wide; empty before its first step."""
     rows, width = training.rows, max(width, _NAME_WIDTH + _VALUE_WIDTH)
     if not rows:
         return []
@@ -159,7 +159,7 @@ def _curves(rows: Sequence[Mapping[str, Any]], width: int, *, unicode: bool) -> 
     """Yield a line for each figure: its name, its latest value, its curve, and its range if there is space."""
     columns = {name: [row.get(name) for row in rows] for name in _SHOWN if name in rows[-1]}
     if "reward" in columns:
-        columns.pop("loss", None)  # of GRPO it says nothing: its gradient is what matters
+        columns.pop("loss", None)  # the value of GRPO's loss says nothing about progress
     curve_width = width - _NAME_WIDTH - _VALUE_WIDTH - _RANGE_WIDTH
     has_range = curve_width >= _LEAST_CURVE
     curve_width += 0 if has_range else _RANGE_WIDTH
@@ -175,7 +175,7 @@ def _curves(rows: Sequence[Mapping[str, Any]], width: int, *, unicode: bool) -> 
 
 
 def sparkline(values: Sequence[float | None], width: int, bars: str = _BARS) -> str:
-    """Return a curve of at most `width` characters: of many values each one is a mean, of none it is a space."""
+    """Return a curve of at most `width` characters, each the mean of some values, or a space without values."""
     count = min(width, len(values))
     bounds = [len(values) * place // count for place in range(count + 1)]
     parts = [[value for value in values[start:stop] if value is not None] for start, stop in pairwise(bounds)]
@@ -202,13 +202,13 @@ def completion_lines(record: Mapping[str, Any], width: int, height: int | None =
         return [head, *map(Text, question.split("\n")), *answered]
     question, answer = (" | ".join(filter(str.strip, text.split("\n"))) for text in (question, answer))
     room = (height - 2) * width
-    answer = answer if len(answer) <= room else f"...{answer[3 - room :]}"  # what counts is at its end
+    answer = answer if len(answer) <= room else f"...{answer[3 - room :]}"  # the answer is at the end
     lines = [answer[start : start + width] for start in range(0, len(answer), width)]
     return [head, Text(question, Style.DIM), *map(Text, lines)]
 
 
 def _conversation(turns: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
-    """The lines of turns, those of the environment set apart."""
+    """Yield the lines of turns; those of the environment are indented and dim."""
     for turn in turns:
         yield from map(Text, printable(turn["text"]).strip("\n").split("\n"))
         if turn["observation"]:
@@ -222,7 +222,7 @@ def _conversation(turns: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
 def watch(
     run: str, *, plain: bool = False, completions: bool = False, sleep: Callable[[float], None] = time.sleep
 ) -> int:
-    """Show the trainings of a run until it has ended."""
+    """Show the trainings of a run until the run has ended."""
     folder, screen = resolve(run), Screen(sys.stdout, sys.stderr)
     plain = plain or not screen.live
     shown: dict[str, _Shown] = {}
@@ -247,7 +247,7 @@ def watch(
 
 
 class _Shown:
-    """A training on the screen, as far as it has been shown."""
+    """A training on the screen, and how much of it has been shown."""
 
     def __init__(self, screen: Screen, *, plain: bool, completions: bool) -> None:
         self._screen, self._plain, self._with_completions = screen, plain, completions
@@ -256,7 +256,7 @@ class _Shown:
         self._is_over = False
 
     def update(self, stage: StageRun, *, is_over: bool) -> None:
-        """Show what is new; when the training is over, its last view stays."""
+        """Show new steps and completions; when the training is over, its last view stays."""
         if self._is_over:
             return
         self._is_over = is_over

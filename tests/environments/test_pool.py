@@ -166,6 +166,7 @@ def _workers() -> set[int]:
     return {worker for supervisor in children(_fork_server()) for worker in children(supervisor)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", ["start", "session", "daemon"])
 @pytest.mark.parametrize("end", ["close", "crash", "hang", "kill", "kill the supervisor", "kill the fork server"])
 def test_what_an_environment_has_started_ends_with_its_process(turn: str, end: str) -> None:
@@ -195,6 +196,7 @@ def _descendants(process: int) -> set[int]:
     return {each for child in children(process) for each in (child, *_descendants(child))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("killed", "state"), [("worker", "busy"), ("fork server", "idle"), ("fork server", "busy")])
 def test_a_killed_process_costs_no_trajectory(killed: str, state: str) -> None:
     """Its trajectories are replayed elsewhere, whether their steps are being answered or wait."""
@@ -213,6 +215,7 @@ def test_a_killed_process_costs_no_trajectory(killed: str, state: str) -> None:
         assert [future.result() for future in futures] == [_answered("slow b", 2)] * len(episodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", ["memory", "map", "abort"])
 def test_a_step_that_lacks_memory_beside_others_is_tried_again_alone(turn: str) -> None:
     """Whether it fails does not depend on what else its process has."""
@@ -298,6 +301,7 @@ def test_steps_without_an_answer_fail_where_the_pool_is_closed() -> None:
     episode.close()
 
 
+@pytest.mark.slow
 def test_processes_end_with_a_parent_that_is_killed() -> None:
     """Whatever they are doing."""
     script = """
@@ -447,6 +451,7 @@ def _expected(num_trajectories: int) -> Counter[str]:
     return Counter("end" if each in ("flood", "fork") else each for each in bad)
 
 
+@pytest.mark.slow
 def test_no_trajectory_is_lost_among_hostile_environments() -> None:
     """Those that hang, crash, flood or lie fail, and nobody else; no process is left."""
     assert _run_many(300, timeout_s=8.0, num_at_once=150) == _expected(300)

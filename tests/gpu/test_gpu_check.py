@@ -52,7 +52,7 @@ def test_a_skipped_test_of_the_gpu_is_a_miss(tmp_path: Path, reason: str, is_mis
 
 @pytest.mark.slow
 def test_a_check_passes_on_a_cpu_and_the_page_names_all(tmp_path: Path) -> None:
-    """What was not run, or was not written, has a reason."""
+    """A check that was not run has a reason."""
     names = ["families", "step-1.5b", "gsm8k"]
     assert main(["--device", "cpu", "--out", str(tmp_path), "--only", *names]) == 0
     rows = json.loads((tmp_path / "gpu-check.json").read_text())["checks"]

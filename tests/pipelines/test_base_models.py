@@ -19,7 +19,13 @@ def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
         fetch_base_model("gpt-5", tmp_path / "model")
 
 
-@pytest.mark.parametrize(("content", "reason"), [(None, "no such file"), (b"no model", "cannot be read as a model")])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "no such file"),
+        pytest.param(b"no model", "cannot be read as a model", marks=pytest.mark.slow),  # a process imports torch
+    ],
+)
 def test_a_gguf_file_that_is_no_model_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, reason: str
 ) -> None:

@@ -97,12 +97,12 @@ def test_nothing_is_printed_that_a_terminal_takes_for_a_command(
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
-        ([CALL] * 2, "(cut off after 2 turns, as in training)"),
-        ([CALL, "and so on " * 60], "(cut off after 100 tokens; --max-new-tokens sets the limit)"),
+        ([CALL] * 2, "(truncated after 2 turns, as in training)"),
+        ([CALL, "and so on " * 60], "(truncated after 100 tokens; --max-new-tokens sets the limit)"),
         ([f"fail{chat_model.TEXT_END}"], "(its environment failed: no answer within 30 s)"),
     ],
 )
-def test_an_answer_without_an_end_says_what_cut_it_off(
+def test_a_truncated_answer_names_the_limit(
     ask: Ask, capsys: pytest.CaptureFixture[str], turns: list[str], message: str
 ) -> None:
     """A limit of training, one of the command, or the environment."""

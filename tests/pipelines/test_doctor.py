@@ -1,4 +1,4 @@
-"""What the doctor finds, on this machine and on machines made up with programs and packages of other contents."""
+"""Findings of the doctor, on this machine and on simulated ones with other programs and packages."""
 
 import json
 import shutil
@@ -24,7 +24,6 @@ __version__ = "2.13.0"
 class version: cuda = {cuda!r}
 class cuda:
     is_available = staticmethod(lambda: {available})
-    mem_get_info = staticmethod(lambda: (1, 1))
     is_bf16_supported = staticmethod(lambda: {bf16})
 class _Square:
     def reshape(self, *sizes): return self
@@ -150,7 +149,11 @@ def test_a_library_that_a_package_loads_and_that_is_missing_is_named(
 @pytest.mark.parametrize(
     ("precision", "is_fast", "warning"),
     [
-        ("fp32", True, "slowly; set engine.precision: bf16 and zero_stage: 2, which this processor multiplies in"),
+        (
+            "fp32",
+            True,
+            "slowly; set engine.precision: bf16 and zero_stage: 2, which this processor has instructions for",
+        ),
         ("fp32", False, "slowly"),
         ("bf16", True, "slowly"),
         ("bf16", False, "no instructions for bf16; fp32 is several times faster"),
@@ -187,8 +190,8 @@ def test_what_a_run_would_miss_is_part_of_the_diagnosis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the exit code says that something is wrong."""
-    monkeypatch.setattr(doctor, "_imports", lambda: iter(()))
-    monkeypatch.setattr(doctor, "_hub", lambda: iter(()))
+    for name in ("_imports", "_hub", "_libraries"):
+        monkeypatch.setattr(doctor, name, lambda: iter(()))
     monkeypatch.setattr(doctor, "_nvidia", lambda: ([], None))
     _torch(tmp_path, monkeypatch, _TORCH.format(cuda=None, available=False, bf16=True))
     params = tmp_path / "params.yaml"

@@ -63,10 +63,7 @@ def test_each_line_has_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture
     ("policy", "verdicts"),
     [
         (None, ["right", "right", "right"]),
-        ("stated", ["right", "right", "right"]),
-        ("declared", ["wrong", "right", "right"]),
         ("boxed", ["wrong", "right", "wrong"]),
-        ("marked", ["wrong", "wrong", "right"]),
     ],
 )
 def test_the_answer_policy_can_be_chosen(

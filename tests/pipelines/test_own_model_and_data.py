@@ -6,7 +6,6 @@ import pytest
 
 from components.shared import jsonl
 from components.shared.lineage import file_digest
-from pipelines.cli import main
 from tests import chat_model
 from tests.pipelines.project import Project, copy_project
 from tests.presets import ROOT
@@ -56,45 +55,3 @@ def test_five_keys_lead_from_a_csv_and_a_model_to_the_report(project: Project) -
     assert described["chat"]["system"].startswith("Please reason step by step")
     lineage = (training / "lineage.json").read_text()
     assert file_digest(project.folder / "my_rewards.py") in lineage
-
-
-@pytest.mark.parametrize(
-    ("text", "mistake", "message"),
-    [
-        (
-            "[my-problems]",
-            "[my_problems]",
-            'report.gate.target: no test problem comes from "my_problems"; ',
-        ),
-        ("problems.csv", "problem.csv", "prepare_data.sources.0.train: data/own/problem.csv: "),
-        ("answer: final", "answer: result", "prepare_data.sources.0.train: data/own/problems.csv: "),
-        (
-            "dev_fraction: ",
-            "# dev_fraction: ",
-            "train_grpo.validation: no source has dev problems; hold some out, such as",
-        ),
-        ("base: my-model", "base: ./my-modle", "train_sft.model.base: ./my-modle: no such folder"),
-        ("base: my-model", "base: my-model, chat: null, thinking: false", "thinking"),
-        ("my_rewards:brevity", "my_reward:brevity", "train_grpo.reward.weights.my_reward:brevity: module my_reward "),
-        ("my_rewards:brevity", "my_rewards:shortness", "has no function `shortness`"),
-        ("test_fraction: 0.1", "test_fraction: 0.03", "report.gate: a policy that gains"),
-        ("{name: my-model}", "{name: my-model, registry: mine.yaml}", "register.registry: mine.yaml is not a folder"),
-        ("test_fraction", "test_fracton", "unknown key; did you mean `test_fraction`?"),
-    ],
-)
-def test_a_mistake_is_answered_in_one_line_before_the_first_stage(
-    project: Project,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    text: str,
-    mistake: str,
-    message: str,
-) -> None:
-    """It names the key and what is accepted; nothing is run."""
-    assert text in _PARAMS
-    (project.folder / "wrong.yaml").write_text(_PARAMS.replace(text, mistake, 1))
-    monkeypatch.chdir(project.folder)
-    assert main(["run", "--params", "wrong.yaml"]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

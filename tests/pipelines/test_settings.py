@@ -42,7 +42,7 @@ def test_keys_are_set_before_the_file() -> None:
         ("train_grpo.num_steps", "--set train_grpo.num_steps: write KEY=VALUE, such as train_grpo.num_steps=10"),
         ("num_steps=7", "--set num_steps=7: name a key of a stage, such as train_grpo.num_steps"),
         ("train_grpo.reward.weights={", "--set train_grpo.reward.weights={: the value is not valid YAML"),
-        ("train_grpo.num_steps.a=1", "--set train_grpo.num_steps.a: `num_steps` is 3 and has no keys of its own"),
+        ("train_grpo.num_steps.a=1", "--set train_grpo.num_steps.a: `num_steps` is 3 and has no keys"),
         (
             "prepare_data.sources.5.num_test=1",
             "--set prepare_data.sources.5.num_test: the list has items 0 to 0, no `5`",

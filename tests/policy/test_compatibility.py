@@ -62,6 +62,8 @@ ACCEPTED = (
     "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
     "solar_open", "starcoder2",
 )  # fmt: skip
+_USUAL = ("gemma3_text", "gpt2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe")
+"""Families that the fast tests try."""
 
 
 def _config(family: str, **changes: Any) -> PreTrainedConfig:
@@ -113,7 +115,9 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=built, unk_token="w0", eos_token="w1", pad_token="w2")
 
 
-@pytest.mark.parametrize("family", ACCEPTED)
+@pytest.mark.parametrize(
+    "family", [pytest.param(each, marks=[] if each in _USUAL else [pytest.mark.slow]) for each in ACCEPTED]
+)
 def test_an_accepted_family_is_scored_as_one_sequence_at_a_time(family: str, tmp_path: Path, tokenizer: Any) -> None:
     """A folder of each accepted family loads, and packed log-probabilities are the plain ones, however large.
 

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_training_imports_no_libraries_that_it_does_not_use() -> None:
     """Scikit-learn, pandas, PyArrow and MLflow would take two seconds and 150 MB of each process."""
     code = (

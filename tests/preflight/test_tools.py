@@ -53,7 +53,7 @@ def test_the_least_room_for_an_observation_is_named(
     """What the template puts around it counts; with one token more or less it is accepted or refused."""
     base: Path | str = chat_model.write(tmp_path, template) if template else "scratch:tiny"
     (line,) = _lines({**tools, "max_observation_tokens": 1}, base=base)
-    assert line.startswith(f"{KEY}.max_observation_tokens: is 1, and what stands around an answer")
+    assert line.startswith(f"{KEY}.max_observation_tokens: is 1, and one character of an environment")
     named = int(line.removesuffix(" or more").rpartition(" ")[2])
     assert least in (None, named)
     assert _lines({**tools, "max_observation_tokens": named}, base=base) == []

@@ -50,7 +50,7 @@ def _references(make: Callable[[], PreTrainedModel], sampling: Sampling) -> list
 
 @pytest.mark.parametrize(
     ("make", "max_new_tokens"),
-    [(acting.gpt2, 27), (acting.mistral, 22), (acting.qwen3_next, 22)],
+    [(acting.gpt2, 27), (acting.mistral, 22), pytest.param(acting.qwen3_next, 22, marks=pytest.mark.slow)],
     ids=["heads of their own", "grouped queries", "padded rows"],
 )
 @pytest.mark.parametrize("max_batch_size", [8, 64])
@@ -127,7 +127,11 @@ def _in_segments(checkpoint: Checkpoint, sampling: Sampling, segment_tokens: int
 
 
 @pytest.mark.parametrize(
-    ("segment_tokens", "make"), [*((tokens, acting.mistral) for tokens in (1, 3, 10, 1000)), (9, acting.qwen3_next)]
+    ("segment_tokens", "make"),
+    [
+        *((tokens, acting.mistral) for tokens in (1, 3, 10, 1000)),
+        pytest.param(9, acting.qwen3_next, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("acts", [True, False])
 def test_segments_give_what_one_call_gives(

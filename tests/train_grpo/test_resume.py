@@ -261,6 +261,7 @@ def _partial_config(**changes: Any) -> TrainGRPOConfig:
     return _config(**{"sampler": sampler, "checkpoint__every_steps": 3, "prompts_per_step": 3, **changes})
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_bytes_of_an_uninterrupted_one(tmp_path: Path) -> None:
     """With completions in flight, in the middle of a checkpoint: the last two steps and this one are done again."""
     _undecided(tmp_path)
