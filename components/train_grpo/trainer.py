@@ -38,6 +38,7 @@ from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Rollout, Rollouts
+from components.train_grpo.teacher import TeacherServer
 from components.train_grpo.update import (
     MASKED_COMPLETIONS,
     Experience,
@@ -69,7 +70,7 @@ class Trainer:
     reward_model: RewardModel | None
     timer: StepTimer
     validator: Validator | None = None
-    teacher: Reference | None = None
+    teacher: Reference | TeacherServer | None = None
     profiler: Profiler | None = None
     """That of the main process."""
     history: History = field(default_factory=History)
@@ -177,16 +178,16 @@ class Trainer:
         with self.timer.phase("reference_s"):
             experience, minibatches = self._prepare(groups)
         self.history.completions += completion_records(config, groups, experience.advantages_M, step=step)
-        onloaded = self.teacher.onloaded() if self.teacher else nullcontext()
+        teacher = self.teacher if isinstance(self.teacher, Reference) else None
+        onloaded = teacher.onloaded() if teacher else nullcontext()
         with self.timer.phase("update_s"), memory_for_update(_STAGE, config.engine), onloaded:
-            teacher = self.teacher.scorer if self.teacher else None
-            figures = update(config, self.policy, minibatches, experience, rate, teacher)
+            figures = update(config, self.policy, minibatches, experience, rate, teacher.scorer if teacher else None)
         if experience.masked_B is not None:
             figures[MASKED_COMPLETIONS] = float(experience.masked_B.double().mean())
         return figures, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
 
     def _prepare(self, groups: Sequence[Group]) -> tuple[Experience, list[Minibatch]]:
-        """Return what the update learns from, with the log-probabilities of the reference."""
+        """Return what the update learns from, with the log-probabilities of the reference and of a teacher's server."""
         experience = make_experience(self.config, groups, self.checkpoint.device)
         if self.config.sampler.correction.masks_completions:
             with self._memory_for_logprobs():
@@ -194,6 +195,12 @@ class Trainer:
             mask_completions(self.config, experience)
         padded = self.checkpoint.is_padded
         minibatches = split_minibatches(self.config, experience, ranks=self.policy.ranks, padded=padded)
+        if isinstance(self.teacher, TeacherServer):
+            own = {
+                b for minibatch in minibatches for batch in minibatch.shard.batches for b in batch.sequence_N.tolist()
+            }
+            teacher_M = self.teacher.logprobs(experience.sequences_B, own)
+            experience.teacher_logprobs_M = teacher_M.to(self.checkpoint.device)
         if self.reference and minibatches:
             batches = [batch for minibatch in minibatches for batch in minibatch.shard.all_batches]
             with self._memory_for_logprobs(), self.reference.onloaded() as reference:

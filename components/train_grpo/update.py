@@ -51,6 +51,8 @@ class Experience:
     old_logprobs_M: Tensor
     """Under the policy before the update, computed as in training; NaN until they are known."""
     reference_logprobs_M: Tensor | None = None
+    teacher_logprobs_M: Tensor | None = None
+    """Under a teacher behind a server."""
     masked_B: Tensor | None = None
     """Whether `sampler.correction.mask` masks a completion; None without a mask of completions."""
 
@@ -243,14 +245,21 @@ def _loss(
     def of_batch(values_M: Tensor) -> Tensor:
         return values_M[token_N].to(scores.logprobs_N.dtype)
 
-    reference_M = experience.reference_logprobs_M
+    old_logprobs_N, advantages_N = of_batch(experience.old_logprobs_M), of_batch(experience.advantages_M)
+    reference_M, teacher_M = experience.reference_logprobs_M, experience.teacher_logprobs_M
+    if teacher_M is not None and config.teacher is not None:
+        # Over samples of pi, log(pi / q) * grad log pi has the mean grad KL(pi || q): minus the log-ratio is the
+        # advantage of on-policy distillation (https://thinkingmachines.ai/blog/on-policy-distillation).
+        log_ratio_N = old_logprobs_N - of_batch(teacher_M)
+        advantages_N = advantages_N - config.teacher.coefficient * log_ratio_N
+        metrics.add_teacher_kl(log_ratio_N)
     tokens = Tokens(
         logprobs_N=scores.logprobs_N,
-        old_logprobs_N=of_batch(experience.old_logprobs_M),
+        old_logprobs_N=old_logprobs_N,
         sampler_logprobs_N=of_batch(experience.sampler_logprobs_M),
         reference_logprobs_N=None if reference_M is None else of_batch(reference_M),
         entropy_N=scores.entropy_N,
-        advantages_N=of_batch(experience.advantages_M),
+        advantages_N=advantages_N,
         sequence_N=sequence_N,
         num_tokens_B=torch.tensor(experience.num_tokens_B, device=sequence_N.device),
     )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from components.environments.pool import Environments
 from components.grading.verifier import Verifier
-from components.policy.checkpoint import Checkpoint, create, load, save
+from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.engine import Policy, load_parameters, torch_dtype
 from components.policy.logprobs import LogprobModel
 from components.policy.lora import add_adapters
@@ -30,10 +30,10 @@ from components.rollout.vllm.servers import VllmServers
 from components.shared import jsonl
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
-from components.shared.model import PIPELINE_FILE, local_model, weights_folder
+from components.shared.model import weights_folder
 from components.shared.problem import Problem, Split, draw, read_problems
 from components.shared.progress import say
-from components.train_grpo.config import TeacherConfig, TrainGRPOConfig
+from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.monitoring import Profiler, StepTimer, missing_signal, require_learning
 from components.train_grpo.partial_rollouts import PartialRollouts
 from components.train_grpo.prompts import Prompts
@@ -42,6 +42,7 @@ from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import Scorer, require_rewards
 from components.train_grpo.rollouts import Rollouts
 from components.train_grpo.slow_rewards import Answers, call_totals
+from components.train_grpo.teacher import load_teacher
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.validation import ACCURACY, Validator, best, early_stop
 
@@ -207,7 +208,7 @@ def build_trainer(
     if config.reward.model is not None:
         reward_model = RewardModel(config, config.reward.model, checkpoint, saved)
     timer = StepTimer(config, checkpoint)  # it counts weights before they are sharded
-    teacher = _teacher(config.teacher, config, checkpoint) if config.teacher else None
+    teacher = load_teacher(config.teacher, config, checkpoint) if config.teacher else None
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
     model = LogprobModel(checkpoint.model, temperature=temperature)
     if saved:
@@ -232,19 +233,6 @@ def build_trainer(
         policy.load_state(saved.policy)
         trainer.restore(saved.values)
     return trainer
-
-
-def _teacher(teacher: TeacherConfig, config: TrainGRPOConfig, student: Checkpoint) -> Reference:
-    """Return the teacher, which reads the tokens of its student; PipelineError where it has others."""
-    folder, dtype = Path(local_model(teacher.base)), torch_dtype(config.engine)
-    asked = student.config.model_copy(update={"base": teacher.base})
-    has_prompt = (folder / PIPELINE_FILE).is_file()
-    loaded = load(folder, dtype=dtype) if has_prompt else create(asked, [], seed=config.seed, dtype=dtype)
-    if loaded.tokenizer.get_vocab() != student.tokenizer.get_vocab():
-        raise PipelineError(
-            f"{_STAGE}.teacher.base: {teacher.base} has another tokenizer than the policy; it has to be the same"
-        )
-    return Reference(loaded.model, teacher.placement, temperature=config.sampling.temperature)
 
 
 def make_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Path, logs: Path) -> Sampler:

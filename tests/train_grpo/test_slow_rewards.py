@@ -176,7 +176,7 @@ def test_rewards_that_wait_are_scored_with_the_others() -> None:
 
 
 @contextmanager
-def _server(answers: list[tuple[int, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def answering(answers: list[tuple[int, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield the address of a server that gives these answers in turn, and the requests that it gets."""
     requests: list[dict[str, Any]] = []
 
@@ -217,7 +217,7 @@ def test_the_mean_of_the_ratings_is_the_reward(monkeypatch: pytest.MonkeyPatch) 
     """The judge sees question, answer, response and rubric, whatever they hold, and is asked for numbers alone."""
     monkeypatch.setenv("MY_KEY", "secret")
     problem = tiny.problem(3, question="Why {response}?")
-    with _server([_rated({"right": 10, "short": 4})]) as (url, requests):
+    with answering([_rated({"right": 10, "short": 4})]) as (url, requests):
         settings = _settings(url, key_variable="MY_KEY")
         assert asyncio.run(judge(problem, "Because {question}", settings)) == pytest.approx(0.7)
     (request,) = requests
@@ -232,7 +232,7 @@ def test_the_mean_of_the_ratings_is_the_reward(monkeypatch: pytest.MonkeyPatch) 
 def test_the_judge_is_a_reward() -> None:
     """By its name in the weights; thoughts are not shown to it."""
     texts = ["<think>psst</think>5", "6"]
-    with _server([_rated({"right": 10, "short": 10}), _rated({"right": 10, "short": 10})]) as (url, requests):
+    with answering([_rated({"right": 10, "short": 10}), _rated({"right": 10, "short": 10})]) as (url, requests):
         settings = _settings(url).model_dump()
         config = grpo_config(reward__weights={"accuracy": 1.0, "judge": 0.5}, reward__judge=settings)
         score = Scorer(config, tiny.checkpoint(), lambda *_: [grade("right")] * 2)  # type: ignore[arg-type]
@@ -245,7 +245,7 @@ def test_what_a_judge_has_cost_is_counted_over_restarts(tmp_path: Path) -> None:
     """Tokens as the server counts them; a text that was asked about before costs nothing."""
     full = {"right": 10, "short": 10}
     answers = [_rated(full, prompt_tokens=100, completion_tokens=7), _rated(full, prompt_tokens=50)]
-    with _server(answers) as (url, requests):
+    with answering(answers) as (url, requests):
         calls = [_call(text, partial(judge, tiny.problem(3), text, _settings(url))) for text in ("5", "6")]
         assert Answers(tmp_path, rank=0).get(calls[:1], LIMITS) == [1.0]
         assert Answers(tmp_path, rank=1).get(calls, LIMITS) == [1.0, 1.0]
@@ -269,7 +269,7 @@ def test_what_a_judge_has_cost_is_counted_over_restarts(tmp_path: Path) -> None:
 )
 def test_an_answer_without_a_rating_is_an_error(answer: Any, message: str, passes: bool) -> None:
     """One that may pass is told from one that will not."""
-    with _server([answer]) as (url, _), pytest.raises(Exception, match=message) as error:
+    with answering([answer]) as (url, _), pytest.raises(Exception, match=message) as error:
         asyncio.run(judge(tiny.problem(3), "5", _settings(url)))
     assert isinstance(error.value, RetryableError) == passes
 

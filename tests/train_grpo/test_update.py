@@ -152,6 +152,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         },
         "loss__policy_loss": "cispo",
     },
+    "a teacher behind a server": {"teacher": {"base": "t", "server": "http://t/v1", "coefficient": 0.5}},
     "steps": {},
     "steps, sequence ratio": GSPO,
     "masked": {},
@@ -231,6 +232,7 @@ def exact_experience(
         old_logprobs_M=own_M + old,
         sampler_logprobs_M=own_M + old + sampler,
         reference_logprobs_M=own_M + reference,
+        **({"teacher_logprobs_M": own_M - reference} if "teacher" in name else {}),
     )
 
 
