@@ -18,7 +18,8 @@ from components.shared.problem import Problem, Split
 from components.train_grpo.custom_rewards import MARK, Failure, RewardFunction, load_reward
 from components.train_grpo.judge import JudgeConfig
 from components.train_grpo.process_supervision import Step, outcome
-from components.train_grpo.rewards import Scored, calls_about, judged, values_of
+from components.train_grpo.rewards import judged
+from components.train_grpo.scoring import Group, Scored, calls_about, values_of
 from components.train_grpo.slow_rewards import Answers, RewardCallsConfig, is_slow
 
 _LIMITS = RewardCallsConfig(max_tries=1)
@@ -45,9 +46,9 @@ def _failure(name: str, function: RewardFunction, problem: Problem) -> str | Non
         completion = Completion(TokenSequence((0,), (0,)), logprobs=(0.0,), text=text, finished=True)
         grade = Grade(verdict, problem.answer if verdict is Verdict.RIGHT else "no idea", reason)
         scored_G.append(Scored(completion, grade, (Step(1, outcome(grade), text),), {}))
-    asked = calls_about(name, function, problem, scored_G) if is_slow(function) else []
-    called = iter(Answers().get(asked, _LIMITS))
-    values_G = values_of(name, 1.0, function, problem, scored_G, called, deadline_s=_LIMITS.deadline_s)
+    group = Group(problem, scored_G)
+    answers = iter(Answers().get(calls_about(name, function, group) if is_slow(function) else [], _LIMITS))
+    values_G = values_of(name, 1.0, function, group, answers, deadline_s=_LIMITS.deadline_s)
     return next((value.message for value in values_G if isinstance(value, Failure)), None)
 
 

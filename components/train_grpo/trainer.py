@@ -20,7 +20,6 @@ from components.policy.lora import merged_state_dict
 from components.policy.packing import MicroBatch, pack_shard
 from components.policy.training import learning_rate, memory_for_passes, memory_for_update
 from components.shared import jsonl
-from components.shared.model import context_tokens_of
 from components.shared.progress import Progress, progress, say
 from components.shared.work import MODEL
 from components.train_grpo.config import TrainGRPOConfig
@@ -33,11 +32,18 @@ from components.train_grpo.metrics import (
     staleness_metrics,
     trajectory_metrics,
 )
-from components.train_grpo.monitoring import Profiler, StepTimer, first_look, require_first_signal, require_scorable
+from components.train_grpo.monitoring import (
+    Profiler,
+    StepTimer,
+    first_look,
+    require_first_signal,
+    require_scorable,
+    try_largest_pass,
+)
 from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
-from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Rollout, Rollouts
+from components.train_grpo.scoring import Group
 from components.train_grpo.teacher import TeacherServer
 from components.train_grpo.update import (
     MASKED_COMPLETIONS,
@@ -46,7 +52,6 @@ from components.train_grpo.update import (
     make_experience,
     mask_completions,
     split_minibatches,
-    try_largest_pass,
     update,
 )
 from components.train_grpo.validation import Measured, Validator, early_stop
@@ -55,7 +60,7 @@ _STAGE = "train_grpo"
 _SHOWN_FROM = 0.05
 """Share of completions that are truncated, or without an answer, which a line of progress names."""
 _SHARD_SIZE = "512MB"
-"""Of an exported model: those of its files that training does not change are stored once."""
+"""Size of the files of an exported model: those that training does not change are stored once."""
 
 
 @dataclass
@@ -72,7 +77,7 @@ class Trainer:
     validator: Validator | None = None
     teacher: Reference | TeacherServer | None = None
     profiler: Profiler | None = None
-    """That of the main process."""
+    """None in all but the main process."""
     history: History = field(default_factory=History)
 
     def run(self, *, steps_done: int, after_step: Callable[[int], None]) -> None:
@@ -98,7 +103,7 @@ class Trainer:
                     require_scorable(config, rollout.sampled)
                     self._show_first(step, rollout)
                     if rollout.sampled and not has_tried:
-                        self._try_largest_pass(rollout)
+                        try_largest_pass(config, self.policy, self.checkpoint, rollout)
                         has_tried = True
                     if self.reward_model and iteration + 1 < config.num_iterations:
                         self.reward_model.collect(rollout.sampled)
@@ -108,20 +113,13 @@ class Trainer:
                 after_step(step)
 
     def _show_first(self, step: int, rollout: Rollout) -> None:
-        """Print and keep what the first rollout says of whether the policy can learn; it may end the run."""
+        """Print and record whether the first rollout lets the policy learn; it may end the run."""
         if step > 1:
             return
         self.history.first_rollout = list(first_look(self.config, rollout.sampled))
         for line in self.history.first_rollout if self.policy.ranks.is_main else ():
             say(_STAGE, line)
         require_first_signal(self.config, rollout.sampled)
-
-    def _try_largest_pass(self, rollout: Rollout) -> None:
-        """Find memory that is too small for the limits before the first update of a process."""
-        checkpoint, prompt_ids = self.checkpoint, rollout.sampled[0].scored_G[0].completion.tokens.prompt_ids
-        context = context_tokens_of(checkpoint.model.config.to_dict())
-        with memory_for_update(_STAGE, self.config.engine):
-            try_largest_pass(self.config, self.policy, prompt_ids, context=context, checkpoint=checkpoint)
 
     def _fit_first_reward_model(self, reward_model: RewardModel) -> None:
         """Fit a reward model to rollouts of the reference, before anything learns from its rewards."""

@@ -11,10 +11,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel, TeacherTerm, TokenLogprobs, completion_logprobs
-from components.policy.packing import MicroBatch, Shard, TokenSequence, pack, pack_shard
+from components.policy.packing import MicroBatch, Shard, TokenSequence, pack_shard
 from components.policy.parallel import Ranks
 from components.shared.errors import PipelineError
 from components.train_grpo.config import TrainGRPOConfig
@@ -27,8 +26,8 @@ from components.train_grpo.objective import (
     token_objective,
     token_weights,
 )
-from components.train_grpo.rewards import Group, is_masked
 from components.train_grpo.rollouts import combined_rewards
+from components.train_grpo.scoring import Group, is_masked
 
 MASKED_COMPLETIONS = "masked_completion_fraction"
 """Column of the curves: the share of completions that `sampler.correction.mask` takes out of the loss."""
@@ -138,33 +137,6 @@ def split_minibatches(
     return minibatches
 
 
-def try_largest_pass(
-    config: TrainGRPOConfig,
-    policy: Policy,
-    prompt_ids: tuple[int, ...],
-    *,
-    context: int | None,
-    checkpoint: Checkpoint,
-) -> None:
-    """Go forward and back through the largest micro-batch that the limits allow, for a loss of zero.
-
-    So memory that is too small for it is found before the first update, and not by the first rollout that is as long.
-    """
-    max_new_tokens, max_tokens = config.sampling.max_new_tokens, config.engine.micro_batch_tokens
-    length = max_new_tokens if context is None else min(max_new_tokens, context - len(prompt_ids))
-    if length < 1:
-        return
-    longest = TokenSequence(prompt_ids, prompt_ids[:1] * length)
-    count = max(1, max_tokens // len(longest) if checkpoint.is_padded else (max_tokens - len(prompt_ids)) // length)
-    (batch,) = pack(
-        [longest] * count,
-        max_tokens=max(max_tokens, len(longest)),
-        device=checkpoint.device,
-        padded=checkpoint.is_padded,
-    )
-    policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
-
-
 def update(
     config: TrainGRPOConfig,
     policy: Policy,
@@ -208,7 +180,7 @@ def _teacher_term(
 ) -> TeacherTerm | None:
     """Return the divergence from the teacher of the tokens of a micro-batch, weighted like their objectives.
 
-    It is that of the whole distributions on the policy's own completions: generalised knowledge distillation (arXiv
+    It is that of whole distributions on the policy's own completions: generalised knowledge distillation (arXiv
     2306.13649) with the reverse divergence and samples of the student alone.
     """
     if teacher is None or config.teacher is None:

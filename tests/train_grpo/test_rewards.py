@@ -28,8 +28,6 @@ from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import (
     BUILT_IN,
-    Scored,
-    Scorer,
     answer_format,
     built_in,
     code_tests,
@@ -39,6 +37,7 @@ from components.train_grpo.rewards import (
     require_rewards,
     step_reward,
 )
+from components.train_grpo.scoring import Scored, Scorer
 from tests import tiny
 from tests.train_grpo.groups import CHECKED, completion, grade, scored
 from tests.train_grpo.settings import REWARD_MODEL, grpo_config, reward_model_config
