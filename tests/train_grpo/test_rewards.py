@@ -235,6 +235,14 @@ def test_a_custom_reward_that_cannot_be_loaded_is_named(
     assert str(error.value).startswith(f"train_grpo.reward.weights.{name}: ")
 
 
+def test_a_missing_module_is_named_before_torch_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds; only rewards that can be loaded are tried."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch is imported')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    (line,) = custom_rewards.reward_errors(["no_such_module:half"], trained_here=True)
+    assert line.startswith("train_grpo.reward.weights.no_such_module:half: module no_such_module cannot be imported")
+
+
 def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
