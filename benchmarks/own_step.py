@@ -24,8 +24,8 @@ from components.shared.model import ModelConfig
 from components.shared.problem import Problem, Split
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Score
+from components.train_grpo.scoring import Group
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.worker import build_trainer
 

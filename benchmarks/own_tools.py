@@ -22,8 +22,8 @@ from components.rollout.turn_decoding import TurnDecoding
 from components.shared.model import ChatConfig, ModelConfig
 from components.shared.problem import Problem
 from components.shared.tools import ToolsConfig
-from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Score
+from components.train_grpo.scoring import Group
 from components.train_grpo.worker import build_trainer
 
 

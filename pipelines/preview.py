@@ -30,8 +30,8 @@ from components.shared.progress import progress
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import is_unanswered
 from components.train_grpo.monitoring import first_look
-from components.train_grpo.rewards import Group, Scored, Scorer
 from components.train_grpo.rollouts import differs
+from components.train_grpo.scoring import Group, Scored, Scorer
 from pipelines.limits import first_prompt
 from pipelines.run.history import read_run
 from pipelines.run.screen import duration, printable

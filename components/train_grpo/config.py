@@ -45,8 +45,8 @@ class SamplingConfig(Config):
     max_batch_size: Annotated[int, Operational] = Field(256, gt=0)
     """Completions generated at once."""
     truncated: Literal["score", "mask"] = "score"
-    """What becomes of a truncated completion: it is scored as a wrong answer; or it is masked, and has no part in its
-    group's statistics, the loss, and what the loss is divided by."""
+    """Whether a truncated completion is scored as a wrong answer, or masked: left out of its group's statistics, of the
+    loss, and of what the loss is divided by."""
 
 
 class PromptsConfig(Config):
@@ -99,8 +99,8 @@ class RewardConfig(Config):
     `process` are its lines, those of `turn` the turns of the model in an environment. `reward_model`, `environment` and
     custom rewards decorated with `step_reward` have a value for each; all others are added to the last."""
     max_unscorable_fraction: Annotated[float, Operational] = Field(0.1, ge=0, le=1)
-    """Share of a rollout's completions that may have no verdict, a reward that fails, or an environment that fails; the
-    run stops above it. Such a completion has no reward; where its environment failed, it is not in the loss either."""
+    """Share of a rollout's completions without a verdict, or with a reward or environment that failed, above which the
+    run stops. Such a completion has no reward; where its environment failed, it is not in the loss either."""
     max_steps_without_signal: Annotated[int, Operational] = Field(default=30, ge=0)
     """Steps in a row without two different rewards in any group, after which the run stops; 0 never stops it. Steps
     whose every answer is right do not count: there is nothing left to learn."""
@@ -171,7 +171,14 @@ class TeacherConfig(Config):
     """Weight of the divergence KL(pi || pi_teacher) of each token, in nats, beside the policy loss. Alone it teaches
     where all rewards have the weight 0."""
     placement: Annotated[Literal["replicated", "offloaded"], Operational] = "replicated"
-    """Where its weights are, as for `reference`."""
+    """Where its weights are, as for `reference`; of no effect with `server`."""
+    server: str | None = Field(None, pattern=r"^https?://")
+    """API of a vLLM server with this model, such as `http://teacher:8000/v1`; only the tokenizer of `base` is then read
+    here. A server returns log-probabilities of sampled tokens, not whole distributions: the advantage of a token grows
+    by coefficient * log(pi_teacher / pi), a policy gradient whose mean is that of the divergence. Needs a
+    `sampling.temperature` of 1. Null loads the model here, with the exact divergence."""
+    key_variable: str | None = None
+    """Environment variable that holds the server's API key, as for `reward.judge`; null sends none."""
 
 
 class AdvantageConfig(Config):
@@ -189,9 +196,9 @@ class SoftClipConfig(Config):
     """How fast SAPO's gate closes as the ratio leaves 1: the temperatures of its sigmoid."""
 
     positive: float = Field(1.0, gt=0)
-    """Of tokens with a positive advantage."""
+    """Temperature for tokens with a positive advantage."""
     negative: float = Field(1.05, gt=0)
-    """Of all others: larger, as their gradients are less stable."""
+    """Temperature for all other tokens: larger, as their gradients are less stable."""
 
 
 class ClipConfig(Config):
@@ -226,7 +233,7 @@ class LossConfig(Config):
     (the paper); `token_mean`: over all tokens (DAPO); `prompt_mean`: over all tokens of a prompt's group, then over
     prompts (ScaleRL); `constant`: their sum is divided by completions times the length limit (Dr. GRPO)."""
     ratio: Literal["token", "sequence"] = "token"
-    """What the ratio to the sampling policy is of: each token, or the geometric mean over its completion (GSPO)."""
+    """Ratio to the sampling policy: that of each token, or the geometric mean over its completion (GSPO)."""
     clip: ClipConfig = ClipConfig()
     soft_clip: SoftClipConfig = SoftClipConfig()
     kl: KLConfig = KLConfig()
@@ -242,7 +249,7 @@ class ImportanceWeightConfig(Config):
     """The weight pi_old / pi_sampler of the policy loss: importance sampling, truncated where it has a bound."""
 
     level: Literal["token", "sequence"] = "token"
-    """What the weight is of: each token, or its whole completion, the product over all its tokens."""
+    """Unit with a weight: each token, or its completion, with the product over all its tokens."""
     max: float | None = Field(None, ge=1)
     """Larger weights are lowered to it (TIS, 2.0 for example); null for no bound, which needs `mask`."""
 
@@ -271,7 +278,7 @@ class CorrectionConfig(Config):
     weight: ImportanceWeightConfig | None = None
     """Weight of the policy loss; null for none."""
     mask: ImportanceMaskConfig | None = None
-    """What is not learned from; null for none."""
+    """Samples that nothing is learned from; null for none."""
 
     @property
     def masks_completions(self) -> bool:
@@ -291,7 +298,7 @@ class SamplerConfig(Config):
     vllm: Annotated[VllmConfig | None, Operational] = None
     """A vLLM server beside each process of the training, on its GPU; null for none."""
     servers: Annotated[ServersConfig | None, Operational] = None
-    """vLLM in servers of its own, which all processes share; null for none. Without either, transformers samples from
+    """Separate vLLM servers, which all processes share; null for none. Without either, transformers samples from
     the very weights that are trained."""
     dtype: SamplerDtype | None = None
     """Type of vLLM's weights and activations, to which what comes from the trainer is rounded; null for that of
@@ -396,7 +403,7 @@ class TrainGRPOConfig(Config):
     group_size: int = Field(8, gt=1)
     """Completions sampled per prompt (G); they are each other's baseline."""
     minibatches_per_rollout: int = Field(1, gt=0)
-    """Parts of a rollout, each with an optimizer step of its own."""
+    """Parts of a rollout, with one optimizer step each."""
     updates_per_rollout: int = Field(1, gt=0)
     """Passes over each rollout (mu in the paper, which uses 1)."""
     learning_rate: float = Field(1e-6, gt=0, le=1)
@@ -416,7 +423,7 @@ class TrainGRPOConfig(Config):
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
     teacher: TeacherConfig | None = None
-    """Null for none."""
+    """Model to distil from; null for none."""
     sampler: SamplerConfig = SamplerConfig()
     reference: Annotated[ReferencePlacement | None, Operational] = None
     """Where the weights of the reference are. `replicated`: whole in every process; `sharded`: over processes, and
@@ -503,6 +510,8 @@ class TrainGRPOConfig(Config):
         _require(
             whole, "reward.min_mixed_at_start needs sampler.segment_tokens: null: the first groups have to be whole"
         )
+        scored = self.teacher is None or self.teacher.server is None or self.sampling.temperature == 1
+        _require(scored, "teacher.server needs sampling.temperature: 1, at which a server scores prompts")
         measured = self.limits.max_kl is None or self.loss.kl.coefficient > 0
         _require(measured, "limits.max_kl needs a KL term: set loss.kl.coefficient above 0, or the limit to null")
         return self

@@ -1,8 +1,7 @@
-"""Calling what people write: rewards are found by name, tried in advance, and may fail in any way.
+"""Calling custom rewards: they are found by name, tried in advance, and may fail in any way.
 
 A custom reward is a function in any module, named in the params as `package.module:function`. Python finds the module
-in the folder in which the command is run, in PYTHONPATH or among installed packages. This module is also a command,
-which `reward_errors` runs to try the imports in a process of its own.
+in the folder in which the command is run, in PYTHONPATH or among installed packages.
 """
 
 import inspect
@@ -178,7 +177,7 @@ def _attempt(name: str, problem: Problem, call: Callable[[], Any]) -> Any:
         return call()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # what people write may fail in any way, and one completion should not end the run
+    except BaseException as error:  # one completion should not end the run
         failure = failure_of(name, error)
         if isinstance(error, Exception):
             return failure
@@ -238,13 +237,12 @@ def reward_errors(
     """
     if not names and not (judge and trained_here):
         return []
-    module = "reward_trial" if trained_here else "custom_rewards"
     values = problem.model_dump(mode="json") if problem else None
-    asked = json.dumps({"names": list(names), "judge": judge if trained_here else None, "problem": values})
+    asked = json.dumps({"names": list(names), "trained_here": trained_here, "judge": judge, "problem": values})
     where = f"train_grpo.reward.weights: trying {', '.join([*names, *(['judge'] if judge else [])])}"
     try:
         process = subprocess.run(
-            [sys.executable, "-m", f"components.train_grpo.{module}", asked],
+            [sys.executable, "-m", "components.train_grpo.reward_trial", asked],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -259,17 +257,3 @@ def reward_errors(
         return [f"{where} crashed the interpreter: {ending}"]
     lines: list[str] = json.loads(answers[-1].removeprefix(MARK))
     return lines
-
-
-def _import_all(names: Sequence[str]) -> Iterator[str]:
-    for name in names:
-        try:
-            load_reward(name)
-        except PipelineError as error:
-            missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
-            if missing is None or f"{name.partition(':')[0]}.".startswith(f"{missing}."):
-                yield str(error)
-
-
-if __name__ == "__main__":
-    print(f"\n{MARK}{json.dumps(list(_import_all(json.loads(sys.argv[1])['names'])))}")

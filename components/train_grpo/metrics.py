@@ -20,16 +20,16 @@ from components.shared.live import FIRST_ROLLOUT
 from components.shared.tools import ToolsConfig
 from components.train_grpo.config import LossConfig, TrainGRPOConfig, reward_column
 from components.train_grpo.objective import TokenObjective, Tokens, clipped
-from components.train_grpo.rewards import Group, Scored
 from components.train_grpo.rollouts import Rollout, differs
+from components.train_grpo.scoring import Group, Scored
 
 Row = Mapping[str, float | None]
 """The metrics of a step, None for what could not be measured, as JSON has no NaN."""
 
 _LIMITS = ("tokens", "turns", "context")
-"""What a trajectory may be truncated by: sampled tokens, `tools.max_turns`, or the context of the model."""
+"""Limits that truncate a trajectory: sampled tokens, `tools.max_turns`, or the context of the model."""
 _MAX_PARTS = 20
-"""Parts of the reward with a column of their own, in a run: an environment could give any number of names."""
+"""Parts of the reward with a column, in a run: an environment could give any number of names."""
 _PART_PREFIX = "reward_environment_"
 _TOKEN_MEANS = (
     *("kl", "entropy", "clip_high_fraction", "clip_low_fraction"),
@@ -47,7 +47,7 @@ class History:
     reward_model: list[dict[str, float | None]] = field(default_factory=list)
     validation: list[dict[str, Any]] = field(default_factory=list)
     first_rollout: list[str] = field(default_factory=list)
-    """What the first rollout says of whether the policy can learn."""
+    """Whether the policy can learn, judging by the first rollout."""
 
     @property
     def rows(self) -> list[dict[str, float | None]]:
@@ -193,7 +193,7 @@ def _limit_reached(config: TrainGRPOConfig, tools: ToolsConfig, completion: Comp
 def staleness_metrics(config: TrainGRPOConfig, rollout: Rollout, step: int) -> dict[str, float]:
     """Return how many updates old the tokens of a rollout are that a step learns from; nothing without staleness.
 
-    Of partial rollouts also the share of completions that were truncated to keep the bound, and the groups in flight.
+    Partial rollouts add the share of completions that were truncated to keep the bound, and the groups in flight.
     """
     if not config.sampler.max_staleness:
         return {}
@@ -276,7 +276,7 @@ class UpdateMetrics:
         self._teacher_kl = torch.full((), torch.nan, dtype=torch.float64)
         """Sum of the divergences from the teacher."""
         self._maxima = torch.full((3,), torch.nan, dtype=torch.float64)
-        """Of the sampler's mismatch, of the ratio, and of minus the ratio."""
+        """Maxima of the sampler's mismatch, the ratio, and minus the ratio."""
 
     @property
     def mean_mismatch(self) -> float:

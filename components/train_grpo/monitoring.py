@@ -14,24 +14,27 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from components.grading.verifier import Reason, Verdict
 from components.policy.checkpoint import Checkpoint
+from components.policy.engine import Policy
 from components.policy.flops import FlopCounter, measure_matmul_flops
-from components.policy.packing import MicroBatch
+from components.policy.packing import MicroBatch, TokenSequence, pack
 from components.policy.parallel import Ranks
+from components.policy.training import memory_for_update
 from components.shared.errors import PipelineError
 from components.shared.live import LIVE
+from components.shared.model import context_tokens_of
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import Row, is_unanswered
-from components.train_grpo.rewards import Group, Scored
 from components.train_grpo.rollouts import Rollout, differs
+from components.train_grpo.scoring import Group, Scored
 
 _REASONS_SHOWN = 3
 _WARN_AFTER_STEPS = 5
 _OUTCOMES = ("right", "wrong", "truncated", "without an answer", "unscorable")
 _FEW = 0.25
-"""Share of groups whose rewards differ below which a run is told how to have more."""
+"""Share of groups whose rewards differ below which the first rollout prints advice."""
 _MOST = 0.5
-"""Share of completions from which on one cause is named alone."""
+"""Share of completions from which one cause is the only one named."""
 _SHOWN = {
     "mean reward": "reward",
     "accuracy": "accuracy",
@@ -72,6 +75,27 @@ def _advice(kinds: Collection[str]) -> Iterator[str]:
         yield "Check these rewards, and the answers of these problems in train.jsonl of the problems"
 
 
+def try_largest_pass(config: TrainGRPOConfig, policy: Policy, checkpoint: Checkpoint, rollout: Rollout) -> None:
+    """Go forward and back through the largest micro-batch that the limits allow, for a loss of zero.
+
+    So memory that is too small for it is found before the first update, and not by the first rollout that is as long.
+    """
+    prompt_ids = rollout.sampled[0].scored_G[0].completion.tokens.prompt_ids
+    context, max_tokens = context_tokens_of(checkpoint.model.config.to_dict()), config.engine.micro_batch_tokens
+    length = config.sampling.max_new_tokens
+    length = length if context is None else min(length, context - len(prompt_ids))
+    if length < 1:
+        return
+    longest = TokenSequence(prompt_ids, prompt_ids[:1] * length)
+    padded = checkpoint.is_padded
+    count = max(1, max_tokens // len(longest) if padded else (max_tokens - len(prompt_ids)) // length)
+    (batch,) = pack(
+        [longest] * count, max_tokens=max(max_tokens, len(longest)), device=checkpoint.device, padded=padded
+    )
+    with memory_for_update("train_grpo", config.engine):
+        policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
+
+
 # The learning signal --------------------------------------------------------------------------------------------------
 #
 # Where the rewards of each group are all equal, a step teaches nothing. All of it is derived from the rows of the
@@ -79,7 +103,7 @@ def _advice(kinds: Collection[str]) -> Iterator[str]:
 
 
 def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str]:
-    """Yield what the first rollout says about whether the policy can learn, and what to change where it cannot."""
+    """Yield whether the policy can learn, judging by the first rollout, and what to change where it cannot."""
     scored = [each for group in groups for each in group.scored_G]
     if not scored:
         return
@@ -130,11 +154,9 @@ def _what_to_change(config: TrainGRPOConfig, truncated: float, unanswered: float
 
 
 def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None:
-    """Return why the run has to stop, if too many steps in a row had no learning signal; print a warning before.
+    """Return why the run has to stop, if too many steps in a row had no learning signal; print a warning before, once.
 
-    The warning says how often it was due: it is not printed again within a tenth of the run.
-
-    Steps in which partial rollouts had finished no group do not count. With a teacher there always is one.
+    Steps in which partial rollouts had finished no group do not count. With a teacher every step has a signal.
     """
     if config.teacher:
         return None
@@ -150,24 +172,15 @@ def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None
     what = f"no learning signal in the last {len(rows)} steps: the rewards of each group were all equal ({figures})"
     if 0 < config.reward.max_steps_without_signal <= len(rows):
         return f"{what}. {advice}. To continue anyway, set {_SIGNAL_KEY}: 0"
-    if len(rows) == _WARN_AFTER_STEPS:
-        due = _warnings_due(curves)
-        shown = due[:1]
-        for step in due[1:]:
-            shown += [step] if step - shown[-1] >= config.num_steps / 10 else []
-        if shown[-1] == due[-1]:
-            again = f", warning {len(due)} of this run" if len(due) > 1 else ""
-            say("train_grpo", f"warning: {what}{again}. {advice}")
+    if _first_warning(curves) == len(curves):
+        say("train_grpo", f"warning: {what}. {advice}")
     return None
 
 
-def _warnings_due(curves: Sequence[Row]) -> list[int]:
-    """Return the numbers of the steps with which a series without a learning signal became long enough to warn."""
-    due, length = [], 0
-    for number, row in enumerate(curves, start=1):
-        length = length + 1 if _teaches_nothing(row) else 0
-        due += [number] if length == _WARN_AFTER_STEPS else []
-    return due
+def _first_warning(curves: Sequence[Row]) -> int | None:
+    """Return how many steps had been done when a series without a learning signal first was long enough to warn."""
+    missing, size = [_teaches_nothing(row) for row in curves], _WARN_AFTER_STEPS
+    return next((stop for stop in range(size, len(missing) + 1) if all(missing[stop - size : stop])), None)
 
 
 def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
@@ -246,7 +259,7 @@ class StepTimer:
 
 
 class Profiler:
-    """Writes a trace of each step that the config names, or that somebody asks for while the run goes on.
+    """Writes a trace of each step that the config names, or that a file requests during the run.
 
     The traces are in the folder of unfinished work until the end: a resumed run has those of the steps before.
     """

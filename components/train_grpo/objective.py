@@ -60,7 +60,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class TokenObjective:
-    """The objective of each token, to be maximised, and what the metrics need of its terms."""
+    """The objective of each token, to be maximised, and the terms that metrics need."""
 
     objective_N: Tensor
     ratio_N: Tensor
@@ -264,7 +264,7 @@ def is_within_mask(
 ) -> Tensor:
     """Return which completions have pi_old / pi_sampler within the bounds of the mask, (B,) (MIS).
 
-    Of a completion the ratio is the product over its tokens, or their geometric mean, which does not grow with the
+    The ratio of a completion is the product over its tokens, or their geometric mean, which does not grow with the
     length: masked importance sampling and geometric sequence masking of J. Liu, Y. Li et al., "When Speed Kills
     Stability", 2025, https://richardli.xyz/rl-collapse.
     """

@@ -24,8 +24,9 @@ from torch.profiler import record_function
 
 from components.rollout.sampler import Completion
 from components.shared.problem import Problem
-from components.train_grpo.rewards import Group
+from components.train_grpo.prefetched_rollouts import begin
 from components.train_grpo.rollouts import Rollout, Rollouts, with_version
+from components.train_grpo.scoring import Group
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,6 @@ class Segment:
 
 _PARTIAL_GROUPS = TypeAdapter(list[PartialGroup])
 """Turns groups into numbers, text, lists and dicts for a checkpoint, and back."""
-_PARTIAL_GROUPS.rebuild(_types_namespace={"Completion": Completion})  # rewards.py cannot import it, with torch
 
 
 @dataclass
@@ -68,7 +68,7 @@ class PartialRollouts(Rollouts):
     """
 
     _groups: list[PartialGroup] = field(default_factory=list, init=False)
-    """Those of this process that are sampled no more for now: finished ones, and all between two segments."""
+    """Groups of this process that nothing is sampled for now: finished ones, and all between two segments."""
     _segment: "Future[Segment] | None" = field(default=None, init=False)
     """The segment that is sampled ahead."""
 
@@ -103,11 +103,11 @@ class PartialRollouts(Rollouts):
         groups = self._groups + (self._segment.result().groups if self._segment else [])
         own = _PARTIAL_GROUPS.dump_python(groups, mode="json")
         of_ranks = self.ranks.all_gather(own, "the end of prefetching")
-        return {"prompts": self.prompts.state(), "groups_of_ranks": of_ranks, "is_ahead": self._segment is not None}
+        return {**super().state(), "groups_of_ranks": of_ranks, "is_ahead": self._segment is not None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned; with as many processes as then, each has the groups it had."""
-        self.prompts.restore(state["prompts"])
+        super().restore(state)
         of_ranks = state["groups_of_ranks"]
         same = len(of_ranks) == self.ranks.world_size
         every = [group for groups in of_ranks for group in groups]
@@ -126,7 +126,8 @@ class PartialRollouts(Rollouts):
         in_flight += [PartialGroup(number, problem) for number, problem in self.ranks.shard(numbered)]
         self._groups = [group for group in self._groups if group.scored is not None]
         seed = random.Random(self._seed(f"step {step}", 0)).getrandbits(48)
-        return self._started(lambda: self._sample_segment(in_flight, seed, version))
+        in_thread = self.config.sampler.samples_ahead
+        return begin(lambda: self._sample_segment(in_flight, seed, version), in_thread=in_thread)
 
     def _sample_segment(self, groups: Sequence[PartialGroup], seed: int, version: int) -> Segment:
         """Return groups after another segment, from the weights after `version` updates; score those that finish."""

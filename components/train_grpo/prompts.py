@@ -77,7 +77,7 @@ class Prompts:
     def _apportion(self, count: int) -> list[str]:
         """Return the pool of each problem of a batch: always the one that is furthest behind its share.
 
-        So none gets more than a problem ahead of its share, unless all problems of another are in the batch already.
+        So no pool gets more than a problem ahead of its share, unless all problems of another are in the batch already.
         """
         most = {name: self._num_sampled[name] + len(pool.ids) for name, pool in self._pools.items()}
         first = self._num_sampled.total() + 1
@@ -109,7 +109,7 @@ class _Passes:
     """Problems that the next pass leaves out."""
     deferred: list[str] = field(default_factory=list)
     order: list[str] = field(default_factory=list, init=False)
-    """That of the current pass; empty where it has to be made again."""
+    """Order of the current pass; empty until it is made."""
     saved: ClassVar = ("number", "place", "left_out", "solved", "deferred")
 
     def next_ids(self, count: int) -> list[str]:

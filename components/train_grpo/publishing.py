@@ -23,7 +23,7 @@ _LAST_PUSH_S, _LAST_PUSH_OF_FAILED_S = 600.0, 20.0
 def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]:
     """Push the checkpoints that are written into `work` in the background; the last push is awaited at the end.
 
-    No failure of it is one of the training. Nothing of it outlives this process, however that ends.
+    Its failures do not fail the training, and it ends with this process, however that ends.
     """
     settings = config.checkpoint
     if not config.publishes_checkpoints:

@@ -46,7 +46,7 @@ class Reference:
 
     @contextmanager
     def onloaded(self) -> Iterator["Reference"]:
-        """Have offloaded weights on the device of the model while the block runs."""
+        """Hold offloaded weights on the device of the model while the block runs."""
         offloaded = self._placement == "offloaded"
         if offloaded:
             self._scorer.to(self._device)
@@ -71,7 +71,7 @@ class Reference:
             return {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
 
     def _gathered(self, *, written: bool) -> AbstractContextManager[None]:
-        """Have sharded weights whole in every process while the block runs; changes to them are kept if `written`."""
+        """Gather sharded weights in every process while the block runs; keep changes to them if `written`."""
         from deepspeed.runtime.zero import GatheredParameters
 
         parameters, enabled = list(self._scorer.parameters()), self._placement == "sharded"
@@ -82,7 +82,7 @@ class Reference:
 
 
 class AdapterReference:
-    """A `Reference` without weights of its own: the policy with its adapters disabled, where only they are trained."""
+    """The policy with its adapters disabled, where only they are trained: a `Reference` that takes no memory."""
 
     def __init__(self, policy: Policy, model: PreTrainedModel) -> None:
         """Take the model that `policy` trains."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from components.policy.packing import TokenSequence
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.rewards import Group, is_masked
+from components.train_grpo.scoring import Group, is_masked
 
 Row = npt.NDArray[np.int32]
 """An example in 4 bytes per token: the main process holds those of a whole iteration."""
@@ -50,7 +50,7 @@ def unpacked(row: Row) -> LabeledExample:
 
 
 def examples_of(config: TrainGRPOConfig, group: Group) -> list[LabeledExample]:
-    """Return what a group teaches by the verifier's verdicts; masked completions and steps without one are left out."""
+    """Return a group's examples, labeled by the verifier, without masked completions and steps that have no verdict."""
     labeled = [
         (scored.completion.tokens, [step for step in scored.steps if not math.isnan(step.label)])
         for scored in group.scored_G

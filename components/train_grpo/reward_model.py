@@ -44,7 +44,7 @@ from components.train_grpo.reward_examples import (
     separated,
     unpacked,
 )
-from components.train_grpo.rewards import Group
+from components.train_grpo.scoring import Group
 
 _STAGE = "train_grpo"
 _EXAMPLES_PER_STEP = 64

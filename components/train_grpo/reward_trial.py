@@ -1,24 +1,22 @@
-"""Calling every reward of a user's own, and the judge, once before the first stage, about completions made up for it.
+"""Loading each custom reward before the first stage, and calling it and the judge about made-up completions.
 
-`custom_rewards.reward_errors` runs this module in a process of its own, because what people write may hang or crash.
+`custom_rewards.reward_errors` runs this module in a separate process, because custom code may hang or crash.
 """
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from components.grading.verdicts import Reason
 from components.grading.verifier import Grade, Verdict
-from components.policy.packing import TokenSequence
-from components.rollout.sampler import Completion
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 from components.train_grpo.custom_rewards import MARK, Failure, RewardFunction, load_reward
 from components.train_grpo.judge import JudgeConfig
 from components.train_grpo.process_supervision import Step, outcome
-from components.train_grpo.rewards import Scored, calls_about, judged, values_of
+from components.train_grpo.rewards import judged
 from components.train_grpo.slow_rewards import Answers, RewardCallsConfig, is_slow
 
 _LIMITS = RewardCallsConfig(max_tries=1)
@@ -37,6 +35,10 @@ _PROBLEM = Problem(
 
 def _failure(name: str, function: RewardFunction, problem: Problem) -> str | None:
     """Return how a reward fails for a right completion or a wrong one."""
+    from components.policy.packing import TokenSequence  # torch, which takes seconds
+    from components.rollout.sampler import Completion
+    from components.train_grpo.scoring import Group, Scored, calls_about, values_of
+
     scored_G = []
     for text, verdict, reason in (
         (problem.solution or f"#### {problem.answer}", Verdict.RIGHT, Reason.SAME_NUMBER),
@@ -45,26 +47,43 @@ def _failure(name: str, function: RewardFunction, problem: Problem) -> str | Non
         completion = Completion(TokenSequence((0,), (0,)), logprobs=(0.0,), text=text, finished=True)
         grade = Grade(verdict, problem.answer if verdict is Verdict.RIGHT else "no idea", reason)
         scored_G.append(Scored(completion, grade, (Step(1, outcome(grade), text),), {}))
-    asked = calls_about(name, function, problem, scored_G) if is_slow(function) else []
-    called = iter(Answers().get(asked, _LIMITS))
-    values_G = values_of(name, 1.0, function, problem, scored_G, called, deadline_s=_LIMITS.deadline_s)
+    group = Group(problem, scored_G)
+    answers = iter(Answers().get(calls_about(name, function, group) if is_slow(function) else [], _LIMITS))
+    values_G = values_of(name, 1.0, function, group, answers, deadline_s=_LIMITS.deadline_s)
     return next((value.message for value in values_G if isinstance(value, Failure)), None)
 
 
-def _lines(names: list[str], judge: dict[str, Any] | None, problem: dict[str, Any] | None) -> Iterator[str]:
+def _trial_errors(
+    functions: Mapping[str, RewardFunction], judge: dict[str, Any] | None, problem: dict[str, Any] | None
+) -> Iterator[str]:
+    """Yield a line for each reward that fails, asked about a problem, or about a made-up one."""
     asked = Problem.model_validate(problem) if problem else _PROBLEM
-    rewards: dict[str, tuple[str, Callable[[], RewardFunction]]]
-    rewards = {f"train_grpo.reward.weights.{name}": (name, partial(load_reward, name)) for name in names}
+    rewards = {f"train_grpo.reward.weights.{name}": (name, function) for name, function in functions.items()}
     if judge:
-        settings = JudgeConfig.model_validate(judge)
-        rewards["train_grpo.reward.judge"] = ("judge", lambda: partial(judged, settings=settings))
-    for key, (name, load) in rewards.items():
+        rewards["train_grpo.reward.judge"] = "judge", partial(judged, settings=JudgeConfig.model_validate(judge))
+    for key, (name, function) in rewards.items():
         try:
-            if failure := _failure(name, load(), asked):
+            if failure := _failure(name, function, asked):
                 yield f"{key}: {failure}, asked about a completion made up to try it"
         except PipelineError as error:
             yield str(error)
 
 
+def _errors(
+    names: Sequence[str], *, trained_here: bool, judge: dict[str, Any] | None, problem: dict[str, Any] | None
+) -> list[str]:
+    """See `reward_errors`; rewards are called once all of them can be loaded."""
+    functions: dict[str, RewardFunction] = {}
+    lines = []
+    for name in names:
+        try:
+            functions[name] = load_reward(name)
+        except PipelineError as error:
+            missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
+            if trained_here or missing is None or f"{name.partition(':')[0]}.".startswith(f"{missing}."):
+                lines.append(str(error))
+    return list(_trial_errors(functions, judge, problem)) if trained_here and not lines else lines
+
+
 if __name__ == "__main__":
-    print(f"\n{MARK}{json.dumps(list(_lines(**json.loads(sys.argv[1]))))}")
+    print(f"\n{MARK}{json.dumps(_errors(**json.loads(sys.argv[1])))}")

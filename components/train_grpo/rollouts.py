@@ -6,16 +6,12 @@ Shape suffixes as in objective.py: P prompts, G completions per prompt, B all of
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor
 from torch.profiler import record_function
 
@@ -27,14 +23,10 @@ from components.shared.problem import Problem
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.objective import has_spread
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rewards import Group
+from components.train_grpo.scoring import Group
 
 Score = Callable[[Sequence[Problem], Sequence[Sequence[Completion]]], list[Group]]
 """From problems (P,) and the completions of each (P, G) to these completions with their rewards: see `Scorer`."""
-_T = TypeVar("_T")
-_GROUPS = TypeAdapter(list[Group])
-"""Turns groups into numbers, text, lists and dicts for a checkpoint, and back."""
-_GROUPS.rebuild(_types_namespace={"Completion": Completion})  # rewards.py cannot import it, with torch
 
 
 @dataclass
@@ -55,10 +47,10 @@ class Rollout:
 
 @dataclass
 class Rollouts:
-    """Samples the rollouts of a run, with `sampler.max_staleness` ahead of the updates before them.
+    """Samples the rollouts of a run, each from the weights that learn from it.
 
-    Which weights sample which rollout depends on the numbers of the steps alone, never on the clock: a run that is
-    resumed learns from what it would have learned from.
+    Which weights sample which rollout depends on the numbers of the steps alone, never on the clock, here as in
+    subclasses: a run that is resumed learns from what it would have learned from.
     """
 
     config: TrainGRPOConfig
@@ -68,16 +60,12 @@ class Rollouts:
     ranks: Ranks
     environments: Environments | None = None
     """What the policy acts in; None for completions of one turn."""
-    _ahead: "deque[Future[Rollout]]" = field(default_factory=deque, init=False)
-    """This process's part of the rollouts of the next steps, in their order."""
     _scoring: threading.Lock = field(default_factory=threading.Lock, init=False)
     """Rewards may be functions of a user: no two threads call them at once."""
 
     def of_step(self, step: int) -> Rollout:
         """Return the rollout to learn from."""
         with self.memory():
-            if self.config.sampler.max_staleness:
-                return self._sampled_ahead(step)
             sync_s = self.sampler.update_weights(step - 1)
             rollout = self.sample(f"step {step}", version=step - 1)
             self.sampler.sleep()
@@ -115,72 +103,15 @@ class Rollouts:
         return rollout
 
     def finish_prefetch(self) -> None:
-        """Wait until all processes have sampled what they sample ahead: the weights of the sampler may change then."""
-        if self._ahead:
-            for rollout in self._ahead:
-                rollout.result()
-            self.ranks.barrier("the end of prefetching")
+        """Wait until no process samples ahead, because the weights of the sampler are about to change."""
 
     def state(self) -> dict[str, Any]:
-        """Return the place in the order of prompts and the rollouts that are sampled ahead, as plain values.
-
-        All processes call it together, and each has the rollouts of all.
-        """
-        own = [_GROUPS.dump_python(rollout.result().sampled, mode="json") for rollout in self._ahead]
-        of_ranks = self.ranks.all_gather(own, "the end of prefetching")
-        # Of each rollout the groups of all processes, in the order of their prompts.
-        ahead = [[group for part in parts for group in part] for parts in zip(*of_ranks, strict=True)]
-        return {"prompts": self.prompts.state(), "ahead": ahead}
+        """Return what further rollouts depend on beside random numbers, as plain values; processes call it together."""
+        return {"prompts": self.prompts.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.prompts.restore(state["prompts"])
-        for groups_P in state["ahead"]:
-            groups = _GROUPS.validate_python(self.ranks.shard(groups_P))
-            self._ahead.append(Future())
-            self._ahead[-1].set_result(Rollout(groups, groups, 0.0, 0.0))
-
-    def _sampled_ahead(self, step: int) -> Rollout:
-        """Take the rollout of a step from those that are sampled ahead, and begin the next where they are due.
-
-        Every `max_staleness` steps the sampler gets the newest weights and begins as many rollouts from them, those of
-        the next steps: the last of them is learned from that many updates later. Servers sample them all together while
-        the policy learns, so that the longest completions of one hold up nothing else.
-        """
-        staleness, sync_s = self.config.sampler.max_staleness, 0.0
-        last = min(step + staleness, self.config.num_steps)
-        due = range(step + len(self._ahead), last + 1)  # in the first step, its own as well
-        if due and (step - 1) % staleness == 0:
-            # Weights that are sent to servers change for all: one process must not send them while another samples.
-            self.finish_prefetch()
-            sync_s = self.sampler.update_weights(step - 1)
-            self._ahead += [self._begin(later, version=step - 1) for later in due]
-            self.sampler.sleep()
-        shard = self._ahead.popleft().result()
-        groups = self._gather(shard.sampled)
-        return Rollout(groups, groups, shard.sampling_s, shard.scoring_s, sync_s)
-
-    def _begin(self, step: int, *, version: int) -> "Future[Rollout]":
-        """Begin this process's part of the rollout of a step: in a thread if servers sample, else sample it now."""
-        problems_P = self.ranks.shard(self.prompts.next_batch(self.config.prompts_per_step))
-        return self._started(partial(self._sample_shard, problems_P, self._seed(f"step {step}", 0), version))
-
-    def _started(self, sample: Callable[[], _T]) -> "Future[_T]":
-        """Return the result to come of sampling in a thread if there are servers; of sampling at once otherwise."""
-        result: Future[_T] = Future()
-
-        def run() -> None:
-            try:
-                result.set_result(sample())
-            except BaseException as error:  # SystemExit, too: otherwise whoever waits for the result waits forever
-                result.set_exception(error)
-
-        if self.config.sampler.samples_ahead:
-            # A daemon: a run that ends for another reason does not wait for it.
-            threading.Thread(target=run, daemon=True).start()
-        else:
-            result.set_result(sample())
-        return result
 
     def _sample_shard(self, problems_P: Sequence[Problem], seed: str, version: int) -> Rollout:
         """Sample and score this process's part of a rollout, from the weights after `version` updates."""

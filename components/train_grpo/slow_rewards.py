@@ -4,8 +4,8 @@ Each call has a deadline and is made again after an error that is said to pass (
 RetryableError). All calls of a rollout together have a deadline, too. A call that brings no value leaves its
 completion without a reward, with the reason; it never counts as 0.
 
-Answers are kept in a file of the run, by reward, problem and text, so that a run that is resumed learns from what it
-would have learned from, and nobody is asked twice about the same text.
+Answers are kept in a file of the run, by reward, problem and text: a resumed run learns from the same numbers, and no
+text is sent twice.
 """
 
 import asyncio
@@ -19,14 +19,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from components.shared import jsonl
 from components.shared.config import Config, Operational
 from components.shared.errors import RetryableError
 from components.shared.progress import say
 from components.train_grpo.custom_rewards import Failure, failure_of
+
+if TYPE_CHECKING:  # it names `Priced`
+    from components.train_grpo.judge import JudgeConfig
 
 _PASSING = (ConnectionError, TimeoutError, RetryableError)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
@@ -129,20 +133,30 @@ class _Answer:
     value: Any
     """As JSON holds it."""
     seconds: float
-    """Of the try that brought it."""
+    """Duration of the successful try."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
-def call_totals(folder: Path) -> dict[str, dict[str, float]]:
-    """Return what the answered calls that are kept in a folder came to, by reward."""
+def write_totals(answers: Path, path: Path, judge: "JudgeConfig | None") -> None:
+    """Write and print what the answered calls of each reward took, of this start and of earlier ones."""
     totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for row in _rows(folder):
+    for row in _rows(answers):
         total = totals[row["reward"]]
         total["calls"] += 1
         for key in ("seconds", "prompt_tokens", "completion_tokens"):
             total[key] += row[key]
-    return {reward: dict(total) for reward, total in totals.items()}
+    for reward, total in totals.items():
+        line = f"reward {reward}: {total['calls']:,.0f} answers, {total['seconds'] / total['calls']:.2f} s each"
+        if tokens := total["prompt_tokens"] + total["completion_tokens"]:
+            line += f", {tokens:,.0f} tokens"
+        if reward == "judge" and judge:
+            prices = judge.prompt_price * total["prompt_tokens"], judge.completion_price * total["completion_tokens"]
+            total["cost"] = sum(prices) / 1e6
+            line += f", cost {total['cost']:,.2f}" if total["cost"] else ""
+        say("train_grpo", line)
+    if totals:
+        jsonl.write_json(path, totals)
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
@@ -194,7 +208,7 @@ async def _begun(call: Call) -> Any:
         error: BaseException | None = None
         try:
             value = call.ask()
-        except BaseException as raised:  # handed to who waits
+        except BaseException as raised:  # the caller raises it
             error = raised if isinstance(raised, Exception) else RuntimeError(f"it raised {type(raised).__name__}")
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, value, error)

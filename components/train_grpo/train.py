@@ -67,7 +67,7 @@ STAGE = Stage(
 
 
 def config_warnings(config: TrainGRPOConfig) -> Iterator[str]:
-    """Yield what a config allows, and its author probably does not want."""
+    """Yield warnings about settings that are allowed and hardly intended."""
     sampler, limit = config.sampler, config.sampling.max_new_tokens
     if sampler.max_staleness >= config.num_steps:
         yield (

@@ -20,7 +20,6 @@ from components.policy.lora import merged_state_dict
 from components.policy.packing import MicroBatch, pack_shard
 from components.policy.training import learning_rate, memory_for_passes, memory_for_update
 from components.shared import jsonl
-from components.shared.model import context_tokens_of
 from components.shared.progress import Progress, progress, say
 from components.shared.work import MODEL
 from components.train_grpo.config import TrainGRPOConfig
@@ -33,11 +32,19 @@ from components.train_grpo.metrics import (
     staleness_metrics,
     trajectory_metrics,
 )
-from components.train_grpo.monitoring import Profiler, StepTimer, first_look, require_first_signal, require_scorable
+from components.train_grpo.monitoring import (
+    Profiler,
+    StepTimer,
+    first_look,
+    require_first_signal,
+    require_scorable,
+    try_largest_pass,
+)
 from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
-from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Rollout, Rollouts
+from components.train_grpo.scoring import Group
+from components.train_grpo.teacher import TeacherServer
 from components.train_grpo.update import (
     MASKED_COMPLETIONS,
     Experience,
@@ -45,7 +52,6 @@ from components.train_grpo.update import (
     make_experience,
     mask_completions,
     split_minibatches,
-    try_largest_pass,
     update,
 )
 from components.train_grpo.validation import Measured, Validator, early_stop
@@ -54,7 +60,7 @@ _STAGE = "train_grpo"
 _SHOWN_FROM = 0.05
 """Share of completions that are truncated, or without an answer, which a line of progress names."""
 _SHARD_SIZE = "512MB"
-"""Of an exported model: those of its files that training does not change are stored once."""
+"""Size of the files of an exported model: those that training does not change are stored once."""
 
 
 @dataclass
@@ -69,9 +75,9 @@ class Trainer:
     reward_model: RewardModel | None
     timer: StepTimer
     validator: Validator | None = None
-    teacher: Reference | None = None
+    teacher: Reference | TeacherServer | None = None
     profiler: Profiler | None = None
-    """That of the main process."""
+    """None in all but the main process."""
     history: History = field(default_factory=History)
 
     def run(self, *, steps_done: int, after_step: Callable[[int], None]) -> None:
@@ -97,7 +103,7 @@ class Trainer:
                     require_scorable(config, rollout.sampled)
                     self._show_first(step, rollout)
                     if rollout.sampled and not has_tried:
-                        self._try_largest_pass(rollout)
+                        try_largest_pass(config, self.policy, self.checkpoint, rollout)
                         has_tried = True
                     if self.reward_model and iteration + 1 < config.num_iterations:
                         self.reward_model.collect(rollout.sampled)
@@ -107,20 +113,13 @@ class Trainer:
                 after_step(step)
 
     def _show_first(self, step: int, rollout: Rollout) -> None:
-        """Print and keep what the first rollout says of whether the policy can learn; it may end the run."""
+        """Print and record whether the first rollout lets the policy learn; it may end the run."""
         if step > 1:
             return
         self.history.first_rollout = list(first_look(self.config, rollout.sampled))
         for line in self.history.first_rollout if self.policy.ranks.is_main else ():
             say(_STAGE, line)
         require_first_signal(self.config, rollout.sampled)
-
-    def _try_largest_pass(self, rollout: Rollout) -> None:
-        """Find memory that is too small for the limits before the first update of a process."""
-        checkpoint, prompt_ids = self.checkpoint, rollout.sampled[0].scored_G[0].completion.tokens.prompt_ids
-        context = context_tokens_of(checkpoint.model.config.to_dict())
-        with memory_for_update(_STAGE, self.config.engine):
-            try_largest_pass(self.config, self.policy, prompt_ids, context=context, checkpoint=checkpoint)
 
     def _fit_first_reward_model(self, reward_model: RewardModel) -> None:
         """Fit a reward model to rollouts of the reference, before anything learns from its rewards."""
@@ -177,16 +176,16 @@ class Trainer:
         with self.timer.phase("reference_s"):
             experience, minibatches = self._prepare(groups)
         self.history.completions += completion_records(config, groups, experience.advantages_M, step=step)
-        onloaded = self.teacher.onloaded() if self.teacher else nullcontext()
+        teacher = self.teacher if isinstance(self.teacher, Reference) else None
+        onloaded = teacher.onloaded() if teacher else nullcontext()
         with self.timer.phase("update_s"), memory_for_update(_STAGE, config.engine), onloaded:
-            teacher = self.teacher.scorer if self.teacher else None
-            figures = update(config, self.policy, minibatches, experience, rate, teacher)
+            figures = update(config, self.policy, minibatches, experience, rate, teacher.scorer if teacher else None)
         if experience.masked_B is not None:
             figures[MASKED_COMPLETIONS] = float(experience.masked_B.double().mean())
         return figures, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
 
     def _prepare(self, groups: Sequence[Group]) -> tuple[Experience, list[Minibatch]]:
-        """Return what the update learns from, with the log-probabilities of the reference."""
+        """Return what the update learns from, with the log-probabilities of the reference and of a teacher's server."""
         experience = make_experience(self.config, groups, self.checkpoint.device)
         if self.config.sampler.correction.masks_completions:
             with self._memory_for_logprobs():
@@ -194,6 +193,12 @@ class Trainer:
             mask_completions(self.config, experience)
         padded = self.checkpoint.is_padded
         minibatches = split_minibatches(self.config, experience, ranks=self.policy.ranks, padded=padded)
+        if isinstance(self.teacher, TeacherServer):
+            own = {
+                b for minibatch in minibatches for batch in minibatch.shard.batches for b in batch.sequence_N.tolist()
+            }
+            teacher_M = self.teacher.logprobs(experience.sequences_B, own)
+            experience.teacher_logprobs_M = teacher_M.to(self.checkpoint.device)
         if self.reference and minibatches:
             batches = [batch for minibatch in minibatches for batch in minibatch.shard.all_batches]
             with self._memory_for_logprobs(), self.reference.onloaded() as reference:

@@ -11,10 +11,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel, TeacherTerm, TokenLogprobs, completion_logprobs
-from components.policy.packing import MicroBatch, Shard, TokenSequence, pack, pack_shard
+from components.policy.packing import MicroBatch, Shard, TokenSequence, pack_shard
 from components.policy.parallel import Ranks
 from components.shared.errors import PipelineError
 from components.train_grpo.config import TrainGRPOConfig
@@ -27,8 +26,8 @@ from components.train_grpo.objective import (
     token_objective,
     token_weights,
 )
-from components.train_grpo.rewards import Group, is_masked
 from components.train_grpo.rollouts import combined_rewards
+from components.train_grpo.scoring import Group, is_masked
 
 MASKED_COMPLETIONS = "masked_completion_fraction"
 """Column of the curves: the share of completions that `sampler.correction.mask` takes out of the loss."""
@@ -51,6 +50,8 @@ class Experience:
     old_logprobs_M: Tensor
     """Under the policy before the update, computed as in training; NaN until they are known."""
     reference_logprobs_M: Tensor | None = None
+    teacher_logprobs_M: Tensor | None = None
+    """Under a teacher behind a server."""
     masked_B: Tensor | None = None
     """Whether `sampler.correction.mask` masks a completion; None without a mask of completions."""
 
@@ -142,33 +143,6 @@ def split_minibatches(
     return minibatches
 
 
-def try_largest_pass(
-    config: TrainGRPOConfig,
-    policy: Policy,
-    prompt_ids: tuple[int, ...],
-    *,
-    context: int | None,
-    checkpoint: Checkpoint,
-) -> None:
-    """Go forward and back through the largest micro-batch that the limits allow, for a loss of zero.
-
-    So memory that is too small for it is found before the first update, and not by the first rollout that is as long.
-    """
-    max_new_tokens, max_tokens = config.sampling.max_new_tokens, config.engine.micro_batch_tokens
-    length = max_new_tokens if context is None else min(max_new_tokens, context - len(prompt_ids))
-    if length < 1:
-        return
-    longest = TokenSequence(prompt_ids, prompt_ids[:1] * length)
-    count = max(1, max_tokens // len(longest) if checkpoint.is_padded else (max_tokens - len(prompt_ids)) // length)
-    (batch,) = pack(
-        [longest] * count,
-        max_tokens=max(max_tokens, len(longest)),
-        device=checkpoint.device,
-        padded=checkpoint.is_padded,
-    )
-    policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
-
-
 def update(
     config: TrainGRPOConfig,
     policy: Policy,
@@ -212,7 +186,7 @@ def _teacher_term(
 ) -> TeacherTerm | None:
     """Return the divergence from the teacher of the tokens of a micro-batch, weighted like their objectives.
 
-    It is that of the whole distributions on the policy's own completions: generalised knowledge distillation (arXiv
+    It is that of whole distributions on the policy's own completions: generalised knowledge distillation (arXiv
     2306.13649) with the reverse divergence and samples of the student alone.
     """
     if teacher is None or config.teacher is None:
@@ -249,14 +223,21 @@ def _loss(
     def of_batch(values_M: Tensor) -> Tensor:
         return values_M[token_N].to(scores.logprobs_N.dtype)
 
-    reference_M = experience.reference_logprobs_M
+    old_logprobs_N, advantages_N = of_batch(experience.old_logprobs_M), of_batch(experience.advantages_M)
+    reference_M, teacher_M = experience.reference_logprobs_M, experience.teacher_logprobs_M
+    if teacher_M is not None and config.teacher is not None:
+        # Over samples of pi, log(pi / q) * grad log pi has the mean grad KL(pi || q): minus the log-ratio is the
+        # advantage of on-policy distillation (https://thinkingmachines.ai/blog/on-policy-distillation).
+        log_ratio_N = old_logprobs_N - of_batch(teacher_M)
+        advantages_N = advantages_N - config.teacher.coefficient * log_ratio_N
+        metrics.add_teacher_kl(log_ratio_N)
     tokens = Tokens(
         logprobs_N=scores.logprobs_N,
-        old_logprobs_N=of_batch(experience.old_logprobs_M),
+        old_logprobs_N=old_logprobs_N,
         sampler_logprobs_N=of_batch(experience.sampler_logprobs_M),
         reference_logprobs_N=None if reference_M is None else of_batch(reference_M),
         entropy_N=scores.entropy_N,
-        advantages_N=of_batch(experience.advantages_M),
+        advantages_N=advantages_N,
         sequence_N=sequence_N,
         num_tokens_B=torch.tensor(experience.num_tokens_B, device=sequence_N.device),
     )

@@ -1,7 +1,7 @@
 """Validation: greedy answers to held-out problems during training, which policy is the best, and when to stop early.
 
-The answers are sampled, graded and counted as those of the final evaluation. Nothing of it has an influence on what is
-trained: no random number is drawn, and the sampler gets the weights that it would get before the next rollout anyway.
+The answers are sampled, graded and counted as in the final evaluation. Validation does not influence training: it draws
+no random number, and the sampler gets the weights that it would get before the next rollout anyway.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -95,9 +95,9 @@ class Validator:
 
 
 def best(validations: Sequence[Measured]) -> Measured | None:
-    """Return the validation with the highest accuracy, of equals the first; None before the first step is done.
+    """Return the validation with the highest accuracy, ties going to the earliest; None before the first step is done.
 
-    That of the reference, before the first step, is for comparison: whether the policy is better, the gate decides.
+    The one before the first step, of the reference, is for comparison: the gate decides whether the policy is better.
     """
     trained = [each for each in validations if each["step"] > 0]
     return max(trained, key=lambda each: (each["accuracy"], -each["step"]), default=None)
@@ -108,7 +108,7 @@ class Stop(NamedTuple):
 
     reason: str
     fails: bool
-    """Whether the run fails, since there is no policy from before."""
+    """Whether the run fails, for lack of an earlier validated policy."""
 
 
 def early_stop(

@@ -1,4 +1,4 @@
-"""One process (rank) of a GRPO training: it builds model, sampler, rewards and trainer, and saves what comes of it."""
+"""One process (rank) of a GRPO training: it builds model, sampler, rewards and trainer, and saves the result."""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from components.environments.pool import Environments
 from components.grading.verifier import Verifier
-from components.policy.checkpoint import Checkpoint, create, load, save
+from components.policy.checkpoint import Checkpoint, load, save
 from components.policy.engine import Policy, load_parameters, torch_dtype
 from components.policy.logprobs import LogprobModel
 from components.policy.lora import add_adapters
@@ -30,18 +30,21 @@ from components.rollout.vllm.servers import VllmServers
 from components.shared import jsonl
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
-from components.shared.model import PIPELINE_FILE, local_model, weights_folder
+from components.shared.model import weights_folder
 from components.shared.problem import Problem, Split, draw, read_problems
 from components.shared.progress import say
-from components.train_grpo.config import TeacherConfig, TrainGRPOConfig
+from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.monitoring import Profiler, StepTimer, missing_signal, require_learning
 from components.train_grpo.partial_rollouts import PartialRollouts
+from components.train_grpo.prefetched_rollouts import PrefetchedRollouts
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
-from components.train_grpo.rewards import Scorer, require_rewards
+from components.train_grpo.rewards import require_rewards
 from components.train_grpo.rollouts import Rollouts
-from components.train_grpo.slow_rewards import Answers, call_totals
+from components.train_grpo.scoring import Scorer
+from components.train_grpo.slow_rewards import Answers, write_totals
+from components.train_grpo.teacher import load_teacher
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.validation import ACCURACY, Validator, best, early_stop
 
@@ -95,29 +98,13 @@ def train_rank(
                 trainer.profiler.copy(training)
             if ranks.is_main:
                 history.write(training, timings)
-                _write_calls(config, work / "answers", timings / "reward_calls.json")
+                write_totals(work / "answers", timings / "reward_calls.json", config.reward.judge)
                 if config.validation:
                     jsonl.write_json(training / "result.json", result.facts)
             if trainer.reward_model:
                 trainer.reward_model.save(training / "reward_model")
             ranks.barrier("the end")
     return result.metrics
-
-
-def _write_calls(config: TrainGRPOConfig, answers: Path, path: Path) -> None:
-    """Write and print what the calls of each reward that waits have taken, of this start and of earlier ones."""
-    totals = call_totals(answers)
-    for reward, total in totals.items():
-        line = f"reward {reward}: {total['calls']:,.0f} answers, {total['seconds'] / total['calls']:.2f} s each"
-        if tokens := total["prompt_tokens"] + total["completion_tokens"]:
-            line += f", {tokens:,.0f} tokens"
-        if reward == "judge" and (judge := config.reward.judge):
-            prices = judge.prompt_price * total["prompt_tokens"], judge.completion_price * total["completion_tokens"]
-            total["cost"] = sum(prices) / 1e6
-            line += f", cost {total['cost']:,.2f}" if total["cost"] else ""
-        say(_STAGE, line)
-    if totals:
-        jsonl.write_json(path, totals)
 
 
 def _environments(checkpoint: Checkpoint) -> AbstractContextManager[Environments | None]:
@@ -150,19 +137,19 @@ def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, liv
 
 
 class _Result(NamedTuple):
-    """What a training comes to."""
+    """The outcome of a training."""
 
     weights: Path | None
     """File with the weights of the policy, where it is not that of the last step."""
     metrics: dict[str, float]
-    """Of the step of the policy."""
+    """Metrics of the step whose policy is the result."""
     facts: dict[str, Any]
 
 
 def _result(trainer: Trainer, resumption: Resumption) -> _Result:
-    """Choose the policy: the best in validation, where that is asked for, else that of the last step.
+    """Choose the policy: the best in validation with `checkpoint.keep_best`, else that of the last step.
 
-    PipelineError where training has stopped early and there is none to choose.
+    PipelineError where training has stopped early without a policy to choose.
     """
     history, config = trainer.history, trainer.config
     last = chosen = len(history.curves)
@@ -207,7 +194,7 @@ def build_trainer(
     if config.reward.model is not None:
         reward_model = RewardModel(config, config.reward.model, checkpoint, saved)
     timer = StepTimer(config, checkpoint)  # it counts weights before they are sharded
-    teacher = _teacher(config.teacher, config, checkpoint) if config.teacher else None
+    teacher = load_teacher(config.teacher, config, checkpoint) if config.teacher else None
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
     model = LogprobModel(checkpoint.model, temperature=temperature)
     if saved:
@@ -221,7 +208,8 @@ def build_trainer(
     prompts = Prompts(problems, config.prompts, seed=config.seed)
     grade = partial(grade_completions, verify)
     score = Scorer(config, checkpoint, grade, reward_model)
-    kind = Rollouts if config.sampler.segment_tokens is None else PartialRollouts
+    kind = PrefetchedRollouts if config.sampler.max_staleness else Rollouts
+    kind = PartialRollouts if config.sampler.segment_tokens is not None else kind
     rollouts = kind(config, prompts, sampler, score, policy.ranks, environments)
     validator = None
     if config.validation:
@@ -232,19 +220,6 @@ def build_trainer(
         policy.load_state(saved.policy)
         trainer.restore(saved.values)
     return trainer
-
-
-def _teacher(teacher: TeacherConfig, config: TrainGRPOConfig, student: Checkpoint) -> Reference:
-    """Return the teacher, which reads the tokens of its student; PipelineError where it has others."""
-    folder, dtype = Path(local_model(teacher.base)), torch_dtype(config.engine)
-    asked = student.config.model_copy(update={"base": teacher.base})
-    has_prompt = (folder / PIPELINE_FILE).is_file()
-    loaded = load(folder, dtype=dtype) if has_prompt else create(asked, [], seed=config.seed, dtype=dtype)
-    if loaded.tokenizer.get_vocab() != student.tokenizer.get_vocab():
-        raise PipelineError(
-            f"{_STAGE}.teacher.base: {teacher.base} has another tokenizer than the policy; it has to be the same"
-        )
-    return Reference(loaded.model, teacher.placement, temperature=config.sampling.temperature)
 
 
 def make_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Path, logs: Path) -> Sampler:

@@ -30,7 +30,7 @@ from components.train_sft.config import TrainSFTConfig
 
 _STAGE = "train_sft"
 _COLUMNS = ("step", "loss", "gradient_norm", "learning_rate", "epoch")
-"""Of the curves, whether or not there is a step."""
+"""Columns of the curves, also without a step."""
 
 
 def train_rank(
@@ -73,7 +73,7 @@ def train_rank(
 def keep_base(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path
 ) -> dict[str, float]:
-    """Write the base model as the reference as well, and curves without a step; of an existing model no weights."""
+    """Write the base model as the reference too, an existing one without its weights, and curves without a step."""
     if config.model.scratch:
         training_problems = read_problems(problems, Split.TRAIN)
         checkpoint = create(config.model, training_problems, seed=config.seed, dtype=torch_dtype(config.engine))

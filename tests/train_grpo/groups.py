@@ -10,7 +10,8 @@ from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, Turn
 from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.process_supervision import Step, outcome
-from components.train_grpo.rewards import Group, Scored, step_reward
+from components.train_grpo.rewards import step_reward
+from components.train_grpo.scoring import Group, Scored
 from tests import tiny
 
 

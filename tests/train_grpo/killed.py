@@ -1,7 +1,6 @@
-"""A training that kills itself without warning: `python -m tests.train_grpo.killed FOLDER [STEP PLACE]`.
+"""A training that is killed while it writes a checkpoint: `python -m tests.train_grpo.killed FOLDER [STEP]`.
 
-PLACE is `sampled`, before anything is learned; `learned`, before the checkpoint; `writing`, within it; or `written`.
-FOLDER has `config.json`, `problems` and `reference`; what comes of the training is put beside, in `killed`.
+FOLDER has `config.json`, `problems` and `reference`; the training is in FOLDER/killed.
 """
 
 import os
@@ -14,61 +13,40 @@ from unittest.mock import patch
 from safetensors.torch import save_file
 
 from components.policy import training
-from components.train_grpo import monitoring, worker
+from components.train_grpo import monitoring
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.trainer import Trainer
+from components.train_grpo.worker import train_rank
 
 
-def train(config: TrainGRPOConfig, inputs: Path, folder: Path) -> None:
+def train_in(folder: Path, config: TrainGRPOConfig, *, problems: Path, reference: Path) -> None:
     """Train into a folder, or go on with what is there."""
     outputs = {name: folder / name for name in ("policy", "training", "timings")}
     for path in (*outputs.values(), folder / "work"):
         path.mkdir(parents=True, exist_ok=True)
-    problems, reference = inputs / "problems", inputs / "reference"
-    worker.train_rank(config, problems=problems, reference=reference, work=folder / "work", **outputs)
+    train_rank(config, problems=problems, reference=reference, work=folder / "work", **outputs)
 
 
-def _die_in(step: int, place: str) -> None:
-    """Have this process killed in a step."""
-    learn, record = Trainer._learn, Trainer._record
-    after_step, now = worker._after_step, 0
+def main(folder: str, step: str = "") -> None:
+    """See above."""
+    record, done = Trainer._record, ""
 
-    def die_if(here: str) -> None:
-        if (now, here) == (step, place):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def learning(self: Trainer, groups: Any, number: int) -> Any:
-        nonlocal now
-        now = number
-        die_if("sampled")
-        return learn(self, groups, number)
-
-    def recorded(self: Trainer, *arguments: Any) -> None:
-        record(self, *arguments)
-        die_if("learned")
+    def recorded(self: Trainer, number: int, *arguments: Any) -> None:
+        nonlocal done
+        record(self, number, *arguments)
+        done = str(number)
 
     def saved(*arguments: Any) -> None:
         save_file(*arguments)
-        die_if("writing")
+        if done == step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def written(*arguments: Any) -> None:
-        after_step(*arguments)
-        die_if("written")
-
-    patch.object(Trainer, "_learn", learning).start()
+    patch.object(monitoring, "measure_matmul_flops", lambda *_: 1e12).start()
     patch.object(Trainer, "_record", recorded).start()
     patch.object(training, "save_file", saved).start()
-    patch.object(worker, "_after_step", written).start()
-
-
-def main(folder: str, *death: str) -> None:
-    """See above."""
-    patch.object(monitoring, "measure_matmul_flops", lambda *_: 1e12).start()
-    if death:
-        step, place = death
-        _die_in(int(step), place)
-    config = TrainGRPOConfig.model_validate_json((Path(folder) / "config.json").read_text())
-    train(config, Path(folder), Path(folder) / "killed")
+    inputs = Path(folder)
+    config = TrainGRPOConfig.model_validate_json((inputs / "config.json").read_text())
+    train_in(inputs / "killed", config, problems=inputs / "problems", reference=inputs / "reference")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 VLLM = {key: SERVERS[key] for key in SERVERS if key not in ("num_servers", "devices", "lost_deadline_s")}
 STEPS = {"reward__weights": {CHECKED: 1.0}, "reward__supervision": "process"}
 ADAPTERS = {"synchronise": "adapters"}
+ADAPTED = {"reference": "adapters", "engine__lora": {"rank": 2}}
 WEIGHT = {"sampler__correction__weight": {"level": "token", "max": 2.0}}
 STALE = {"sampler__max_staleness": 2, **WEIGHT}
 
@@ -95,6 +96,8 @@ def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
         ({"sampler__correction__mask": {}}, r"correction\.mask needs vllm, servers or max_staleness above 0"),
         ({"sampler__correction__weight": {"max": None}}, r"weight needs max, such as 2\.0, or mask"),
         ({"limits__max_kl": 1.0, "loss__kl__coefficient": 0.0}, r"limits\.max_kl needs a KL term"),
+        ({"reference": "adapters"}, r"reference: adapters needs engine\.lora"),
+        ({**ADAPTED, "num_iterations": 3}, "reference: adapters needs num_iterations: 1; the reference"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -183,7 +186,7 @@ def test_a_key_that_may_be_null_is_null_by_default() -> None:
         ({**STALE, "sampler__segment_tokens": 5}, [r"truncated at 15 tokens, below sampling\.max_new_tokens: 16"]),
     ],
 )
-def test_settings_that_are_allowed_and_hardly_meant_are_named(changes: dict[str, Any], warnings: list[str]) -> None:
+def test_questionable_settings_are_reported(changes: dict[str, Any], warnings: list[str]) -> None:
     """No update before the last step, or completions that end before their own limit."""
     found = list(config_warnings(grpo_config(**changes)))
     assert len(found) == len(warnings)

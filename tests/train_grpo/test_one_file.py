@@ -16,7 +16,7 @@ from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.train_grpo.reference import Reference
-from components.train_grpo.rewards import Group
+from components.train_grpo.scoring import Group
 from components.train_grpo.update import make_experience, split_minibatches, update
 from tests import tiny
 from tests.policy import plain

@@ -1,8 +1,6 @@
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,13 @@ from components.train_grpo.metrics import Row, staleness_metrics
 from components.train_grpo.monitoring import missing_signal, require_learning
 from components.train_grpo.partial_rollouts import PartialRollouts
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rewards import Group
 from components.train_grpo.rollouts import Rollout
+from components.train_grpo.scoring import Group
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.worker import build_trainer
 from tests import tiny
 from tests.train_grpo.groups import SHORTNESS, graded
+from tests.train_grpo.runs import in_processes
 from tests.train_grpo.settings import SERVERS, grpo_config
 
 WEIGHT = {"level": "token", "max": 2.0}
@@ -179,21 +178,10 @@ def test_several_processes_learn_from_the_groups_that_one_would() -> None:
     """Each samples its shard of the problems, and the oldest of all are taken; resumed, each has the groups it had."""
     config = grpo_config(**{**PARTIAL, "num_steps": 8})
     alone = dict(_steps(config, _Lengths(_varied)))
-    slots: list[Any] = [None] * 3
-    barrier = threading.Barrier(3)
 
-    class Gather(Ranks):
-        def all_gather(self, value: Any, what: str) -> list[Any]:
-            slots[self.rank] = value
-            barrier.wait(10)
-            gathered = list(slots)
-            barrier.wait(10)
-            return gathered
-
-    def run(rank: int) -> list[Rollout]:
-        rollouts, sampler = _partial(config, _Lengths(_varied), Gather(rank, 3)), _Lengths(_varied)
+    def run(ranks: Ranks) -> list[Rollout]:
+        rollouts, sampler = _partial(config, _Lengths(_varied), ranks), _Lengths(_varied)
         before = [rollouts.of_step(step) for step in range(1, 5)]
-        ranks = Gather(rank, 3)
         resumed, states = _partial(config, sampler, ranks), ranks.all_gather(rollouts.state(), "")
         assert [len(state["groups_of_ranks"]) for state in states] == [3, 3, 3]
         resumed.restore(states[0])  # what the main process has written
@@ -201,11 +189,10 @@ def test_several_processes_learn_from_the_groups_that_one_would() -> None:
         assert [group.number for group in resumed._groups] == own
         return before + [resumed.of_step(step) for step in range(5, 9)]
 
-    with ThreadPoolExecutor(3) as pool:
-        for shared in pool.map(run, range(3)):
-            for step, rollout in enumerate(shared, start=1):
-                assert rollout.trained == alone[step].trained
-                assert rollout.groups_in_flight == alone[step].groups_in_flight
+    for shared in in_processes(3, run):
+        for step, rollout in enumerate(shared, start=1):
+            assert rollout.trained == alone[step].trained
+            assert rollout.groups_in_flight == alone[step].groups_in_flight
 
 
 # With a model ---------------------------------------------------------------------------------------------------------

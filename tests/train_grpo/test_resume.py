@@ -3,7 +3,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from components.shared.errors import StoppedError
 from components.shared.problem import Split, write_problems
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.trainer import Trainer
-from components.train_grpo.worker import train_rank
 from tests import tiny
-from tests.train_grpo import acting, killed
+from tests.train_grpo import acting
 from tests.train_grpo.groups import SHORTNESS
+from tests.train_grpo.killed import train_in
+from tests.train_grpo.runs import rows
 from tests.train_grpo.settings import REWARD_MODEL, grpo_config
 
 STRAIGHT, RESUMED = "straight", "resumed"
@@ -74,20 +75,12 @@ def run_both(config: TrainGRPOConfig, *, problems: Path, reference: Path, folder
         each = folder / f"zero_{stage}"
         if each.is_dir():
             changed = config.model_copy(update={"engine": config.engine.model_copy(update={"zero_stage": stage})})
-            _train(changed, problems, reference, each / STRAIGHT)
+            inputs = {"problems": problems, "reference": reference}
+            train_in(each / STRAIGHT, changed, **inputs)
             with _stopped_after_step(2), pytest.raises(StoppedError, match="step 2 of 4 is saved"):
-                _train(changed, problems, reference, each / RESUMED)
-            _train(changed, problems, reference, each / RESUMED)
+                train_in(each / RESUMED, changed, **inputs)
+            train_in(each / RESUMED, changed, **inputs)
     return {}
-
-
-def _train(config: TrainGRPOConfig, problems: Path, reference: Path, folder: Path) -> None:
-    outputs = {name: folder / name for name in ("policy", "training", "timings")}
-    for path in outputs.values():
-        path.mkdir(parents=True, exist_ok=True)
-    work = folder / "work"
-    work.mkdir(exist_ok=True)
-    train_rank(config, problems=problems, reference=reference, work=work, **outputs)
 
 
 @contextmanager
@@ -126,25 +119,21 @@ def _config(**changes: Any) -> TrainGRPOConfig:
     return grpo_config(**{**SETTINGS, "reward__weights": SHORTNESS, **changes})
 
 
-def _rows(folder: Path, name: str = "steps") -> list[dict[str, Any]]:
-    return [row for _, row in jsonl.read_rows(folder / "training" / f"{name}.jsonl")]
-
-
 def assert_equal(folder: Path, *, num_steps: int) -> None:
     """The two runs have the same weights, curves and completions to the last bit, and learned something."""
     straight, resumed = folder / STRAIGHT, folder / RESUMED
     names = ["policy/model.safetensors", "training/steps.jsonl", "training/completions.jsonl"]
-    if "validation_accuracy" in _rows(straight)[0]:
+    if "validation_accuracy" in rows(straight)[0]:
         names += ["training/validation.jsonl", "training/result.json", "training/first_rollout.txt"]
     for name in names:
         assert (straight / name).read_bytes() == (resumed / name).read_bytes(), name
-    rows = _rows(resumed)
-    assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
-    learned = [row for row in rows if row["groups_trained"]]
+    curves = rows(resumed)
+    assert [row["step"] for row in curves] == list(range(1, num_steps + 1))
+    learned = [row for row in curves if row["groups_trained"]]
     assert learned
     assert all(row["gradient_norm"] > 0 for row in learned)
     live = [row for _, row in jsonl.read_rows(resumed / "work" / "live" / "steps.jsonl")]
-    assert [{name: each[name] for name in row} for each, row in zip(live, rows, strict=True)] == rows
+    assert [{name: each[name] for name in row} for each, row in zip(live, curves, strict=True)] == curves
     completions = (resumed / "work" / "live" / "completions.jsonl").read_bytes()
     assert completions == (resumed / "training" / "completions.jsonl").read_bytes()
     timings = [row["step"] for _, row in jsonl.read_rows(resumed / "timings" / "timings.jsonl")]
@@ -165,14 +154,14 @@ def test_a_judge_that_answers_at_random_is_asked_once(tmp_path: Path) -> None:
     """With its answers a run that is stopped and resumed ends where the one does that got them, and no other does."""
     inputs, config = _undecided(tmp_path), _config(reward__weights={"tests.train_grpo.groups:random_judge": 1.0})
     folder = tmp_path / "zero_2"
-    _train(config, **inputs, folder=folder / STRAIGHT)
+    train_in(folder / STRAIGHT, config, **inputs)
     shutil.copytree(folder / STRAIGHT / "work/answers", folder / RESUMED / "work/answers")
     with _stopped_after_step(2), pytest.raises(StoppedError, match="step 2 of 4 is saved"):
-        _train(config, **inputs, folder=folder / RESUMED)
-    _train(config, **inputs, folder=folder / RESUMED)
+        train_in(folder / RESUMED, config, **inputs)
+    train_in(folder / RESUMED, config, **inputs)
     assert_equal(folder, num_steps=4)
-    _train(config, **inputs, folder=tmp_path / "other")
-    assert _rows(tmp_path / "other") != _rows(folder / STRAIGHT)
+    train_in(tmp_path / "other", config, **inputs)
+    assert rows(tmp_path / "other") != rows(folder / STRAIGHT)
 
 
 SEGMENTS = {
@@ -193,9 +182,9 @@ def test_a_resumed_run_with_a_calculator_ends_where_an_uninterrupted_one_does(
     config = _config(learning_rate=1e-3, sampling__max_new_tokens=24, **segments)
     run_both(config, **_calculating(tmp_path), folder=tmp_path)
     assert_equal(tmp_path / "zero_2", num_steps=4)
-    rows = _rows(tmp_path / "zero_2" / RESUMED)
-    assert all(row["tool_use_fraction"] > 0 for row in rows if row["groups_sampled"])
-    assert not segments or rows[1]["groups_in_flight"] > 0
+    curves = rows(tmp_path / "zero_2" / RESUMED)
+    assert all(row["tool_use_fraction"] > 0 for row in curves if row["groups_sampled"])
+    assert not segments or curves[1]["groups_in_flight"] > 0
 
 
 @pytest.mark.slow
@@ -211,17 +200,16 @@ def test_two_processes_resume_where_they_were_stopped(tmp_path: Path) -> None:
     inputs = _undecided(tmp_path)
     folders = {**inputs, "folder": tmp_path}
     run_ranks(run_both, config, folders, num_processes=2, work=tmp_path / "work", grace_s=30)
-    _train(_config(num_steps=2, **VALIDATION), inputs["problems"], inputs["reference"], tmp_path / "alone")
-    measured = _rows(tmp_path / "alone", "validation")
+    train_in(tmp_path / "alone", _config(num_steps=2, **VALIDATION), **inputs)
+    measured = rows(tmp_path / "alone", "validation")
     policies = []
     for stage in (0, 2, 3):
         assert_equal(tmp_path / f"zero_{stage}", num_steps=4)
-        assert (
-            _rows(tmp_path / f"zero_{stage}" / STRAIGHT, "validation")[0] == measured[0]
-        )  # of the reference, which each process answers a part for
+        # That of the reference: each process has answered a part.
+        assert rows(tmp_path / f"zero_{stage}" / STRAIGHT, "validation")[0] == measured[0]
         policies.append(load_file(tmp_path / f"zero_{stage}" / STRAIGHT / "policy" / "model.safetensors"))
-        rows = [row for _, row in jsonl.read_rows(tmp_path / f"zero_{stage}" / STRAIGHT / "timings" / "timings.jsonl")]
-        assert {row["slowest_rank"] for row in rows} <= {0, 1}
+        timings = jsonl.read_rows(tmp_path / f"zero_{stage}" / STRAIGHT / "timings" / "timings.jsonl")
+        assert {row["slowest_rank"] for _, row in timings} <= {0, 1}
     initial = load_file(inputs["reference"] / "model.safetensors")
     for name, weight in policies[0].items():
         # Adam's first step is about as long where a gradient is nearly 0, and then differs with the order of sums.
@@ -234,35 +222,21 @@ def test_two_processes_resume_where_they_were_stopped(tmp_path: Path) -> None:
 OUTPUTS = ("policy/model.safetensors", "training/steps.jsonl", "training/curves.csv", "training/completions.jsonl")
 
 
-def _killed_run(folder: Path, config: TrainGRPOConfig, deaths: Sequence[tuple[int, str]]) -> None:
-    """Train into folder/killed: killed in each of these steps and started again, and then to its end."""
-    (folder / "config.json").write_text(config.model_dump_json())
-    for death in (*deaths, None):
-        arguments = [str(folder), *map(str, death or ())]
-        command = [sys.executable, "-m", "tests.train_grpo.killed", *arguments]
-        run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-        assert run.returncode == (-signal.SIGKILL if death else 0), (death, run.stderr)
-
-
-def _assert_unharmed(folder: Path, config: TrainGRPOConfig, deaths: Sequence[tuple[int, str]]) -> None:
-    _killed_run(folder, config, deaths)
-    killed.train(config, folder, folder / "straight")
-    for name in OUTPUTS:
-        assert (folder / "killed" / name).read_bytes() == (folder / "straight" / name).read_bytes(), name
-    rows = _rows(folder / "killed")
-    assert [row["step"] for row in rows] == list(range(1, config.num_steps + 1))
-    assert any(row["groups_in_flight"] for row in rows)
-    assert max(row["staleness_max"] or 0 for row in rows) == config.sampler.max_staleness
-
-
-def _partial_config(**changes: Any) -> TrainGRPOConfig:
-    """Settings in which most completions take several steps, and a checkpoint is written every third step."""
-    sampler = {"max_staleness": 3, "segment_tokens": 4, "correction": {"weight": {"max": 2.0}}, "max_mismatch": 10.0}
-    return _config(**{"sampler": sampler, "checkpoint__every_steps": 3, "prompts_per_step": 3, **changes})
-
-
 @pytest.mark.slow
 def test_a_killed_run_ends_with_the_bytes_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    """With completions in flight, in the middle of a checkpoint: the last two steps and this one are done again."""
-    _undecided(tmp_path)
-    _assert_unharmed(tmp_path, _partial_config(num_steps=7), [(6, "writing")])
+    """With completions in flight, in the middle of a checkpoint: the last three steps are done again."""
+    inputs = _undecided(tmp_path)
+    sampler = {"max_staleness": 3, "segment_tokens": 4, "correction": {"weight": {"max": 2.0}}, "max_mismatch": 10.0}
+    config = _config(sampler=sampler, checkpoint__every_steps=3, prompts_per_step=3, num_steps=7)
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    for step, code in (("6", -signal.SIGKILL), ("", 0)):
+        command = [sys.executable, "-m", "tests.train_grpo.killed", str(tmp_path), step]
+        run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+        assert run.returncode == code, run.stderr
+    train_in(tmp_path / "straight", config, **inputs)
+    for name in OUTPUTS:
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
+    curves = rows(tmp_path / "killed")
+    assert [row["step"] for row in curves] == list(range(1, config.num_steps + 1))
+    assert any(row["groups_in_flight"] for row in curves)
+    assert max(row["staleness_max"] or 0 for row in curves) == config.sampler.max_staleness

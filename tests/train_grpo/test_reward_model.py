@@ -34,12 +34,7 @@ from components.shared.errors import PipelineError
 from components.train_grpo import reward_examples as module
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.process_supervision import Step
-from components.train_grpo.reward_examples import (
-    LabeledExample,
-    Replay,
-    Row,
-    unpacked,
-)
+from components.train_grpo.reward_examples import LabeledExample, Replay, Row, unpacked
 from components.train_grpo.reward_model import PaddedBatch, RewardModel, load_classifier, padded_batches
 from tests import tiny
 from tests.train_grpo.groups import group, scored
@@ -136,7 +131,7 @@ def _saved(model: RewardModel, folder: Path) -> TrainingCheckpoint:
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 @pytest.mark.parametrize("ends", [[(len(s.completion_ids),) for s in _SEQUENCES], _STEPS], ids=["outcome", "process"])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 16, 10_000])
-def test_a_score_is_the_librarys_own_for_what_stands_before_it(
+def test_a_score_is_that_of_transformers_for_the_text_up_to_there(
     tmp_path: Path, family: str, ends: list[tuple[int, ...]], micro_batch_tokens: int
 ) -> None:
     """An outcome or a step is scored as the library scores the text up to there, alone and without padding."""
@@ -214,7 +209,7 @@ def test_nothing_to_learn_from_changes_nothing(tmp_path: Path) -> None:
     assert math.isnan(figures["reward_model_accuracy"])
 
 
-def test_what_is_not_finite_is_an_error(tmp_path: Path) -> None:
+def test_a_loss_or_score_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
     """A loss before any other weight has changed; a score, as a reward it would pass for an unscorable completion."""
     model = _model(tmp_path)
     before = _flat(model)

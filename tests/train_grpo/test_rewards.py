@@ -28,8 +28,6 @@ from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import (
     BUILT_IN,
-    Scored,
-    Scorer,
     answer_format,
     built_in,
     code_tests,
@@ -39,6 +37,7 @@ from components.train_grpo.rewards import (
     require_rewards,
     step_reward,
 )
+from components.train_grpo.scoring import Scored, Scorer
 from tests import tiny
 from tests.train_grpo.groups import CHECKED, completion, grade, scored
 from tests.train_grpo.settings import REWARD_MODEL, grpo_config, reward_model_config
@@ -234,6 +233,14 @@ def test_a_custom_reward_that_cannot_be_loaded_is_named(
     with pytest.raises(PipelineError, match=message) as error:
         load_reward(name)
     assert str(error.value).startswith(f"train_grpo.reward.weights.{name}: ")
+
+
+def test_a_missing_module_is_named_before_torch_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes seconds; only rewards that can be loaded are tried."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch is imported')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    (line,) = custom_rewards.reward_errors(["no_such_module:half"], trained_here=True)
+    assert line.startswith("train_grpo.reward.weights.no_such_module:half: module no_such_module cannot be imported")
 
 
 def test_a_reward_that_does_not_return_is_named_and_ends_the_run(

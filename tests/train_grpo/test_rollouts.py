@@ -1,8 +1,6 @@
 import math
 import re
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +21,16 @@ from components.shared.problem import Problem, Split
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.monitoring import require_scorable
+from components.train_grpo.prefetched_rollouts import PrefetchedRollouts
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rewards import Group, Scored
 from components.train_grpo.rollouts import Rollout, Rollouts, differs
+from components.train_grpo.scoring import Group, Scored
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.worker import build_trainer
 from tests import tiny
 from tests.train_grpo.groups import CHECKED, SHORTNESS, completion, graded, group, scored
 from tests.train_grpo.own_weights import OwnWeights
+from tests.train_grpo.runs import in_processes
 from tests.train_grpo.settings import SERVERS, grpo_config
 
 NumRight = Callable[[int], int]
@@ -78,7 +78,8 @@ def _rollouts(
     score: Any = _score,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> Rollouts:
-    return Rollouts(config, Prompts(problems, config.prompts, seed=config.seed), sampler, score, ranks)
+    kind = PrefetchedRollouts if config.sampler.max_staleness else Rollouts
+    return kind(config, Prompts(problems, config.prompts, seed=config.seed), sampler, score, ranks)
 
 
 def _number(group: Group) -> int:
@@ -122,23 +123,10 @@ def test_resampling_trains_on_the_same_groups_with_any_number_of_processes() -> 
     config = grpo_config(prompts_per_step=6, prompts__max_resampling_rounds=20)
     alone = _rollouts(config, _Sampler(_sometimes)).sample("1", version=0)
 
-    class Gather(Ranks):
-        def all_gather(self, value: Any, what: str) -> list[Any]:
-            slots[self.rank] = value
-            barrier.wait(10)
-            gathered = list(slots)
-            barrier.wait(10)
-            return gathered
+    def sample(ranks: Ranks) -> Rollout:
+        return _rollouts(config, _Sampler(_sometimes), ranks=ranks).sample("1", version=0)
 
-    slots: list[Any] = [None] * 3
-    barrier = threading.Barrier(3)
-
-    def sample(rank: int) -> Rollout:
-        return _rollouts(config, _Sampler(_sometimes), ranks=Gather(rank, 3)).sample("1", version=0)
-
-    with ThreadPoolExecutor(3) as pool:
-        shared = list(pool.map(sample, range(3)))
-    for each in shared:
+    for each in in_processes(3, sample):
         assert each.trained == alone.trained
         assert each.sampled == alone.sampled
 
@@ -298,7 +286,7 @@ def test_the_sampler_gets_the_weights_of_every_update(make: Make, tmp_path: Path
     assert [path.name for path in (tmp_path / "weights").iterdir()] == (["3"] if weights_by == "folder" else [])
 
 
-def test_completions_that_the_sampler_scores_otherwise_are_masked(make: Make) -> None:
+def test_completions_that_the_sampler_scores_differently_are_masked(make: Make) -> None:
     """Those that differ by rounding where the bound is below it, which changes what is learned; none above it."""
     curves, weights = [], []
     bounds: tuple[dict[str, float] | None, ...]
@@ -356,7 +344,7 @@ def test_a_prefetched_rollout_is_one_update_old(make: Make) -> None:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("servers", [SERVERS, None])
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("broken")])
-def test_whatever_ends_sampling_ahead_ends_the_run(error: BaseException, servers: Any) -> None:
+def test_any_error_while_prefetching_ends_the_run(error: BaseException, servers: Any) -> None:
     """In the thread that samples, too, nobody waits for it forever."""
 
     class Sampler(_Sampler):

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from components.shared import jsonl
 from components.shared.errors import RetryableError
 from components.train_grpo.config import RewardConfig
 from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.judge import JudgeConfig, judge
-from components.train_grpo.rewards import Scorer, group_reward, threaded_reward
-from components.train_grpo.slow_rewards import Answers, Call, RewardCallsConfig, call_totals
+from components.train_grpo.rewards import group_reward, threaded_reward
+from components.train_grpo.scoring import Scorer
+from components.train_grpo.slow_rewards import Answers, Call, RewardCallsConfig, write_totals
 from tests import tiny
 from tests.train_grpo.groups import completion, grade
 from tests.train_grpo.settings import grpo_config
@@ -75,7 +77,7 @@ def test_no_more_calls_are_at_work_than_allowed() -> None:
     assert most == [3]
 
 
-def test_what_passes_is_tried_again_and_what_does_not_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_errors_are_retried_and_others_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the reason; a value that is no number fails as well."""
     monkeypatch.setattr("components.train_grpo.slow_rewards._FIRST_PAUSE_S", 0.0)
     tries: list[str] = []
@@ -121,7 +123,7 @@ def test_a_judge_that_never_answers_costs_its_deadline_once() -> None:
     assert "no answer within 0.05 s" in late.message
 
 
-def test_nobody_is_asked_twice(tmp_path: Path) -> None:
+def test_no_call_is_made_twice(tmp_path: Path) -> None:
     """Neither in a rollout, nor after a restart, of another process as well; half a line counts for nothing."""
     numbers = iter(range(100))
 
@@ -176,7 +178,7 @@ def test_rewards_that_wait_are_scored_with_the_others() -> None:
 
 
 @contextmanager
-def _server(answers: list[tuple[int, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def answering(answers: list[tuple[int, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield the address of a server that gives these answers in turn, and the requests that it gets."""
     requests: list[dict[str, Any]] = []
 
@@ -217,7 +219,7 @@ def test_the_mean_of_the_ratings_is_the_reward(monkeypatch: pytest.MonkeyPatch) 
     """The judge sees question, answer, response and rubric, whatever they hold, and is asked for numbers alone."""
     monkeypatch.setenv("MY_KEY", "secret")
     problem = tiny.problem(3, question="Why {response}?")
-    with _server([_rated({"right": 10, "short": 4})]) as (url, requests):
+    with answering([_rated({"right": 10, "short": 4})]) as (url, requests):
         settings = _settings(url, key_variable="MY_KEY")
         assert asyncio.run(judge(problem, "Because {question}", settings)) == pytest.approx(0.7)
     (request,) = requests
@@ -232,7 +234,7 @@ def test_the_mean_of_the_ratings_is_the_reward(monkeypatch: pytest.MonkeyPatch) 
 def test_the_judge_is_a_reward() -> None:
     """By its name in the weights; thoughts are not shown to it."""
     texts = ["<think>psst</think>5", "6"]
-    with _server([_rated({"right": 10, "short": 10}), _rated({"right": 10, "short": 10})]) as (url, requests):
+    with answering([_rated({"right": 10, "short": 10}), _rated({"right": 10, "short": 10})]) as (url, requests):
         settings = _settings(url).model_dump()
         config = grpo_config(reward__weights={"accuracy": 1.0, "judge": 0.5}, reward__judge=settings)
         score = Scorer(config, tiny.checkpoint(), lambda *_: [grade("right")] * 2)  # type: ignore[arg-type]
@@ -241,18 +243,22 @@ def test_the_judge_is_a_reward() -> None:
     assert "psst" not in json.dumps(requests)
 
 
-def test_what_a_judge_has_cost_is_counted_over_restarts(tmp_path: Path) -> None:
+def test_what_a_judge_has_cost_is_counted_over_restarts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tokens as the server counts them; a text that was asked about before costs nothing."""
     full = {"right": 10, "short": 10}
     answers = [_rated(full, prompt_tokens=100, completion_tokens=7), _rated(full, prompt_tokens=50)]
-    with _server(answers) as (url, requests):
-        calls = [_call(text, partial(judge, tiny.problem(3), text, _settings(url))) for text in ("5", "6")]
+    with answering(answers) as (url, requests):
+        calls = [Call("judge", text, partial(judge, tiny.problem(3), text, _settings(url)), False) for text in "56"]
         assert Answers(tmp_path, rank=0).get(calls[:1], LIMITS) == [1.0]
         assert Answers(tmp_path, rank=1).get(calls, LIMITS) == [1.0, 1.0]
+        settings = _settings(url, prompt_price=2000.0, completion_price=1e6)
     assert len(requests) == 2
-    (totals,) = call_totals(tmp_path).values()
+    write_totals(tmp_path, tmp_path / "totals.json", settings)
+    totals = jsonl.read_json(tmp_path / "totals.json")["judge"]
     assert totals.pop("seconds") > 0
-    assert totals == {"calls": 2, "prompt_tokens": 150, "completion_tokens": 7}
+    assert totals == {"calls": 2, "prompt_tokens": 150, "completion_tokens": 7, "cost": pytest.approx(7.3)}
+    assert "reward judge: 2 answers, " in (line := capsys.readouterr().out)
+    assert line.endswith(" s each, 157 tokens, cost 7.30\n")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +275,7 @@ def test_what_a_judge_has_cost_is_counted_over_restarts(tmp_path: Path) -> None:
 )
 def test_an_answer_without_a_rating_is_an_error(answer: Any, message: str, passes: bool) -> None:
     """One that may pass is told from one that will not."""
-    with _server([answer]) as (url, _), pytest.raises(Exception, match=message) as error:
+    with answering([answer]) as (url, _), pytest.raises(Exception, match=message) as error:
         asyncio.run(judge(tiny.problem(3), "5", _settings(url)))
     assert isinstance(error.value, RetryableError) == passes
 

@@ -1,26 +1,40 @@
-"""A teacher: what its student learns from it, and which models can be one."""
+"""A teacher: what its student learns from it, here or behind a server, and which models can be one."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from components.grading.verifier import Verifier
 from components.policy import logprobs
 from components.policy.checkpoint import Checkpoint, save
-from components.policy.logprobs import LogprobModel, TeacherTerm
+from components.policy.logprobs import LogprobModel, TeacherTerm, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.policy.padded import use_padded_rows
 from components.rollout.transformers_sampler import TransformersSampler
-from components.shared.errors import PipelineError
+from components.shared.errors import PipelineError, RetryableError
+from components.train_grpo import teacher as module
+from components.train_grpo.metrics import UpdateMetrics
+from components.train_grpo.teacher import TeacherServer
+from components.train_grpo.update import Experience, _loss
 from components.train_grpo.worker import build_trainer
 from tests import chat_model, tiny
+from tests.fake_cluster.processes import free_port
+from tests.pipelines.test_use import wait_for
 from tests.policy import plain
+from tests.rollout.vllm_policies import policy, trainer_logprobs
 from tests.train_grpo.settings import grpo_config
+from tests.train_grpo.test_slow_rewards import answering
 
 
 @pytest.fixture
@@ -31,7 +45,7 @@ def teacher(tmp_path: Path) -> Path:
     return tmp_path / "teacher"
 
 
-def _distilled(teacher: Path, student: Checkpoint, num_steps: int) -> list[float]:
+def _distilled(teacher: Path, student: Checkpoint, num_steps: int, **settings: str) -> list[float]:
     """Learn from the teacher alone; return the divergence from it at each step."""
     config = grpo_config(
         num_steps=num_steps,
@@ -42,13 +56,22 @@ def _distilled(teacher: Path, student: Checkpoint, num_steps: int) -> list[float
         learning_rate=3e-3,
         reward__weights={"accuracy": 0.0},
         loss__kl__coefficient=0.0,
-        teacher={"base": str(teacher), "coefficient": 1.0},
+        teacher={"base": str(teacher), "coefficient": 1.0, **settings},
     )
     with Verifier() as verify:
         sampler = TransformersSampler(student, config.sampling.max_batch_size)
         trainer = build_trainer(config, student, tiny.PROBLEMS, verify, sampler)
         trainer.run(steps_done=0, after_step=lambda step: None)
     return [float(row["teacher_kl"] or 0.0) for row in trainer.history.curves]
+
+
+def _pair() -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Return a student and its teacher, in float64."""
+    student, teacher = plain.gpt2(), plain.gpt2()
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return student, teacher
 
 
 @pytest.mark.parametrize("chunk_tokens", [3, 1000])
@@ -59,10 +82,7 @@ def test_the_divergence_and_its_gradient_are_those_of_whole_distributions(
     """In float64, beside a loss of the tokens, at the temperature of sampling; the teacher has no gradient."""
     monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)
     monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", chunk_tokens)
-    student, teacher = plain.gpt2(), plain.gpt2()
-    with torch.no_grad():
-        for parameter in teacher.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
+    student, teacher = _pair()
     given, written_out = plain.sequences(), copy.deepcopy(student)
     weights_M = torch.rand(sum(each.num_sampled for each in given), dtype=torch.float64)
     expected = _written_out(written_out, teacher, given, weights_M)
@@ -85,8 +105,8 @@ def test_the_divergence_and_its_gradient_are_those_of_whole_distributions(
 
 
 def _written_out(
-    student: PreTrainedModel, teacher: PreTrainedModel, given: Sequence[TokenSequence], weights_M: torch.Tensor
-) -> torch.Tensor:
+    student: PreTrainedModel, teacher: PreTrainedModel, given: Sequence[TokenSequence], weights_M: Tensor
+) -> Tensor:
     """Half the sum of the log-probabilities, and the weighted sum of the divergences."""
     parts, start = torch.zeros(2, dtype=torch.float64), 0
     for each in given:
@@ -118,3 +138,104 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     other = chat_model.write(tmp_path / "other")
     with pytest.raises(PipelineError, match=r"train_grpo\.teacher\.base: \S+ has another tokenizer than the policy"):
         _distilled(other, tiny.checkpoint(), num_steps=1)
+
+
+# Behind a server ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_mean_gradient_with_a_server_is_that_of_the_divergence(padded: bool) -> None:
+    """In float64: every token after a prompt, each as likely as the student finds it."""
+    student, teacher = _pair()
+    written_out = copy.deepcopy(student)
+    given = [TokenSequence((3, 1, 4), (token,)) for token in range(plain.VOCABULARY_SIZE)]
+    prompt = torch.tensor([[3, 1, 4]])
+    own_V, other_V = (model(prompt).logits[0, -1].log_softmax(-1) for model in (written_out, teacher))
+    (own_V.exp() * (own_V - other_V.detach())).sum().backward()
+    if padded:
+        student = use_padded_rows(student, "tried")
+    model, batches = LogprobModel(student, temperature=1.0), tiny.batches(given, 40, padded=padded)
+    config = grpo_config(teacher={"base": "t", "server": "http://t/v1"}, loss__kl__coefficient=0.0)
+    old_M = completion_logprobs(model, batches, len(given))
+    experience = Experience(
+        given, torch.ones(len(given)), torch.zeros_like(old_M), old_M, old_M, teacher_logprobs_M=other_V.detach()
+    )
+    for batch in batches:
+        loss = partial(_loss, config, batch, old_M.exp(), experience, UpdateMetrics(), is_first=False)
+        model(batch, loss).backward()
+    for ours, theirs in zip(student.parameters(), written_out.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-11)
+
+
+def _scored(*logprobs: float | None) -> tuple[int, Any]:
+    """Return a server's answer about tokens 7, 8, 9 ...; it says nothing of the first."""
+    places = [each and {str(7 + place): {"logprob": each, "rank": 1}} for place, each in enumerate(logprobs)]
+    return 200, {"choices": [{"prompt_logprobs": places}]}
+
+
+def test_a_server_is_asked_about_the_sampled_tokens_of_some_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment's tokens are read and not counted; a passing failure is tried again."""
+    monkeypatch.setenv("MY_KEY", "secret")
+    acted = TokenSequence((7, 8), (9, 10, 11, 12), ((1, 3),))
+    answers = [(503, {}), _scored(None, -0.5, -1.0, -2.0, -3.0, -4.0)]
+    monkeypatch.setattr(module, "_RETRIES", module._RETRIES.new(backoff_factor=0.0))
+    with answering(answers) as (url, requests):
+        scored_M = TeacherServer(url, "MY_KEY").logprobs([TokenSequence((1,), (2,)), acted], [1])
+    assert scored_M[1:].tolist() == [-1.0, -4.0]
+    assert scored_M.isnan().tolist() == [True, False, False]
+    assert (requests[-1]["path"], requests[-1]["key"]) == ("/v1/completions", "Bearer secret")
+    assert requests[-1]["prompt"] == [7, 8, 9, 10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message", "error"),
+    [
+        ((503, {}), "answers 503", RetryableError),
+        ((400, {"error": "too long"}), r"answers 400 \(.*too long", PipelineError),
+        ((200, {"choices": [{"prompt_logprobs": None}]}), "returns no log-probabilities of the prompt", PipelineError),
+    ],
+)
+def test_a_server_that_does_not_score_is_named(
+    monkeypatch: pytest.MonkeyPatch, answer: Any, message: str, error: type[PipelineError]
+) -> None:
+    """One that may do so later is told from one that will not."""
+    monkeypatch.setattr(module, "_RETRIES", module._RETRIES.new(total=0))
+    with (
+        answering([answer]) as (url, _),
+        pytest.raises(error, match=rf"teacher\.server: {url}/completions {message}") as it,
+    ):
+        TeacherServer(url).logprobs([TokenSequence((7,), (8,))], [0])
+    assert type(it.value) is error
+
+
+def test_a_server_that_cannot_be_asked_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens there, its key is not there, or it would score at another temperature."""
+    monkeypatch.setattr(module, "_RETRIES", module._RETRIES.new(total=0))
+    with pytest.raises(RetryableError, match=r"127\.0\.0\.1:9"):
+        TeacherServer("http://127.0.0.1:9/v1").logprobs([TokenSequence((7,), (8,))], [0])
+    with pytest.raises(PipelineError, match="the environment has no NOT_SET"):
+        TeacherServer("http://127.0.0.1:9/v1", "NOT_SET")
+    with pytest.raises(ValidationError, match=r"teacher\.server needs sampling\.temperature: 1"):
+        grpo_config(teacher={"base": "t", "server": "http://t/v1"}, sampling__temperature=0.9)
+
+
+@pytest.mark.long(minutes=2)
+def test_a_student_learns_from_a_teacher_behind_vllm(tmp_path: Path) -> None:
+    """A real server scores as the trainer does, and the student comes closer to it without any reward."""
+    teacher, student = policy(7), policy(1)
+    save(teacher, tmp_path)
+    port = free_port()
+    program = str(Path(sys.executable).with_name("grpo-pipeline"))
+    command = [program, "serve", str(tmp_path), f"--port={port}", "--", "--dtype=float32"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
+        try:
+            wait_for(port, server)
+            url = f"http://127.0.0.1:{port}/v1"
+            examples = student.examples(tiny.PROBLEMS[:6])
+            exact_M = torch.tensor([x for each in trainer_logprobs(teacher, examples, 1.0) for x in each])
+            scored_M = TeacherServer(url).logprobs(examples, range(6)).float()
+            torch.testing.assert_close(scored_M, exact_M, rtol=0, atol=1e-3)
+            divergence = _distilled(tmp_path, student, num_steps=12, server=url)
+        finally:
+            server.kill()
+    assert fmean(divergence[-3:]) < 0.8 * fmean(divergence[:2])

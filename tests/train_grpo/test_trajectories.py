@@ -28,11 +28,10 @@ from components.policy.packing import TokenSequence
 from components.policy.parallel import SINGLE_PROCESS, init_ranks
 from components.rollout.sampler import Completion, Sampling, Turn, grade_completions
 from components.rollout.transformers_sampler import TransformersSampler
-from components.shared import jsonl
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
-from components.shared.problem import Problem, Split, write_problems
+from components.shared.problem import Split
 from components.shared.tools import ToolsConfig
 from components.train_grpo import monitoring
 from components.train_grpo.config import TrainGRPOConfig
@@ -41,9 +40,9 @@ from components.train_grpo.monitoring import require_scorable
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_examples import LabeledExample, examples_of
 from components.train_grpo.reward_model import RewardModel
-from components.train_grpo.rewards import Group, Scored, Scorer, answer_format, length, overlong
+from components.train_grpo.rewards import answer_format, length, overlong
 from components.train_grpo.rollouts import Rollout, with_version
-from components.train_grpo.train import train
+from components.train_grpo.scoring import Group, Scored, Scorer
 from components.train_grpo.update import Experience, make_experience, rollout_advantages, split_minibatches, update
 from components.train_grpo.validation import Validator
 from components.train_grpo.worker import build_trainer
@@ -52,20 +51,13 @@ from tests.policy import plain
 from tests.rollout import acting as words
 from tests.train_grpo import acting
 from tests.train_grpo.groups import CHECKED, completion, grade, trajectory
+from tests.train_grpo.runs import rows, run
 from tests.train_grpo.settings import grpo_config, reward_model_config
-from tests.train_grpo.written_out import is_sampled, plain_loss, plain_scores
+from tests.train_grpo.test_update import TRAJECTORIES, exact_experience, exact_model, gradients_of
+from tests.train_grpo.written_out import plain_loss, plain_scores
 
 # The gradient, in one process and in two ------------------------------------------------------------------------------
 
-SEQUENCES = [
-    TokenSequence((1, 2, 3), (4, 5, 6, 7, 1, 12), ((2, 4),)),
-    TokenSequence((1, 2, 3), (8, 17, 3), ((0, 2),)),
-    TokenSequence((1, 2, 3), (9, 10, 11, 12, 13, 14, 4, 2, 5), ((1, 3), (3, 4), (6, 6), (6, 8))),
-    TokenSequence((15, 16), (17, 18)),
-    TokenSequence((15, 16), (5, 0, 3, 9), ((1, 1), (3, 4))),
-    TokenSequence((15, 16), (2, 6, 1, 1, 0, 30, 31, 32, 33, 34), ((2, 4), (6, 9))),
-]
-ADVANTAGES_B = (0.6, 0.6, -1.7, 1.0, -1.0, 0.3)
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "sequence_mean": {},
     "token_mean": {"loss__aggregation": "token_mean"},
@@ -84,19 +76,11 @@ def _config(name: str, num_processes: int, zero_stage: int = 0) -> TrainGRPOConf
     return grpo_config(**fixed, engine__micro_batch_tokens=12, engine__zero_stage=zero_stage, **changes)
 
 
-@functools.cache
 def _experience() -> Experience:
-    """Return what the sampler and a reference said, each at some distance from the model."""
-    with torch.no_grad():
-        own_M = torch.cat([plain_scores(plain.gpt2(), sequence)[0] for sequence in SEQUENCES])
-    generator = torch.Generator().manual_seed(5)
-    sampler_M, reference_M = (
-        own_M + spread * torch.randn(len(own_M), dtype=torch.float64, generator=generator) for spread in (0.2, 0.7)
-    )
-    lengths = torch.tensor([sum(is_sampled(sequence)) for sequence in SEQUENCES])
-    advantages_M = torch.tensor(ADVANTAGES_B, dtype=torch.float64).repeat_interleave(lengths)
-    unknown_M = torch.full_like(own_M, torch.nan)
-    return Experience(SEQUENCES, torch.ones(6, dtype=torch.bool), advantages_M, sampler_M, unknown_M, reference_M)
+    """Return what the sampler and a reference said of trajectories, before the policy has scored them."""
+    experience = exact_experience("the paper's", TRAJECTORIES)
+    experience.old_logprobs_M = torch.full_like(experience.old_logprobs_M, torch.nan)
+    return experience
 
 
 def take_steps(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
@@ -105,7 +89,7 @@ def take_steps(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
     results = {}
     for stage, name in ((stage, name) for stage, names in ZERO_STAGES.items() for name in names):
         settings = _config(name, config.engine.num_processes, stage)
-        model = LogprobModel(plain.gpt2().float(), temperature=1.0)
+        model = LogprobModel(copy.deepcopy(exact_model()).float(), temperature=1.0)
         policy, experience = Policy(model, settings.engine), _experience()
         minibatches = split_minibatches(settings, experience, ranks=ranks)
         figures = update(settings, policy, minibatches, experience, learning_rate=1e-3)
@@ -113,21 +97,18 @@ def take_steps(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
         moments = {key.removesuffix("/exp_avg"): each for key, each in policy.state().items() if "/exp_avg" in key}
         gradients = {key.removeprefix("model."): 10 * each for key, each in moments.items() if "/" not in key}
         results[stage, name] = {"loss": figures["loss"], "gradients": gradients}
-        _experience.cache_clear()
     torch.save(results, folder / f"{get_rank()}.pt")
     return {}
 
 
 def _expected(name: str) -> tuple[float, dict[str, Tensor]]:
     """Return the written out loss of the policy that has just sampled, in float64, and its gradient."""
-    model, experience = plain.gpt2(), _experience()
+    model, experience = copy.deepcopy(exact_model()), _experience()
     with torch.no_grad():
-        experience.old_logprobs_M = torch.cat([plain_scores(model, sequence)[0] for sequence in SEQUENCES])
+        experience.old_logprobs_M = torch.cat([plain_scores(model, sequence)[0] for sequence in TRAJECTORIES])
     loss = plain_loss(_config(name, 1), experience, model)
     loss.backward()
-    _experience.cache_clear()
-    gradients = {key: weight.grad for key, weight in model.named_parameters() if weight.grad is not None}
-    return float(loss.detach()), gradients
+    return float(loss.detach()), gradients_of(model)
 
 
 @pytest.mark.slow
@@ -487,18 +468,6 @@ def test_completions_without_tokens_are_masked(
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def _run(folder: Path, reference: Path, problems: list[Problem], **changes: Any) -> list[dict[str, Any]]:
-    """Train into a folder; return the rows of the curves."""
-    outputs = {name: folder / name for name in ("policy", "training", "timings")}
-    for path in (folder / "problems", *outputs.values()):
-        path.mkdir(parents=True)
-    write_problems(folder / "problems", Split.TRAIN, problems)
-    held_out = [each.model_copy(update={"split": Split.DEV, "id": f"dev/{each.id}"}) for each in problems[:4]]
-    write_problems(folder / "problems", Split.DEV, held_out)
-    train(grpo_config(**changes), problems=folder / "problems", reference=reference, **outputs, work=folder / "work")
-    return [row for _, row in jsonl.read_rows(folder / "training" / "steps.jsonl")]
-
-
 def _processes() -> list[int]:
     """Return the processes of environments that this process has started."""
     parent = str(os.getpid()).encode()
@@ -521,10 +490,12 @@ def _processes() -> list[int]:
 def test_environments_that_crash_and_hang_cost_their_own_trajectories_alone(tmp_path: Path, num_steps: int) -> None:
     """Every step is recorded with how many failed, the others are learned from, and no process is left."""
     reference = acting.write_reference(tmp_path / "reference", acting.FLAKY, acting.QUESTIONED, steps=25)
-    rows = _run(
+    held_out = [each.model_copy(update={"split": Split.DEV, "id": f"dev/{each.id}"}) for each in acting.QUESTIONED[:4]]
+    run(
         tmp_path,
-        reference,
         acting.QUESTIONED,
+        reference,
+        held_out,
         num_steps=num_steps,
         prompts_per_step=4,
         group_size=8,
@@ -536,13 +507,13 @@ def test_environments_that_crash_and_hang_cost_their_own_trajectories_alone(tmp_
         validation={"every_steps": 2},
     )
     assert _processes() == []
-    assert [row["step"] for row in rows] == list(range(1, num_steps + 1))
-    assert all(row["gradient_norm"] > 0 for row in rows)
-    records = [row for _, row in jsonl.read_rows(tmp_path / "training" / "completions.jsonl")]
+    curves, records = rows(tmp_path), rows(tmp_path, "completions")
+    assert [row["step"] for row in curves] == list(range(1, num_steps + 1))
+    assert all(row["gradient_norm"] > 0 for row in curves)
     assert len(records) == 32 * num_steps
     failed = [each for each in records if each["environment_failure"]]
-    assert sum(row["environment_failures"] for row in rows) == len(failed)
-    assert all(row["unscorable_fraction"] == row["environment_failures"] / 32 for row in rows)
+    assert sum(row["environment_failures"] for row in curves) == len(failed)
+    assert all(row["unscorable_fraction"] == row["environment_failures"] / 32 for row in curves)
     for cause in ("exit code 3", "within 0.5 s", "nine"):
         assert any(cause in each["environment_failure"] for each in failed), cause
     assert all((each["reward"], each["advantage"]) == (None, 0.0) for each in failed)

@@ -1,6 +1,6 @@
 """Validation beside the training: it changes nothing that is learned, and decides which policy is the result."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,42 +17,34 @@ from components.policy.checkpoint import save
 from components.policy.lora import merged_state_dict
 from components.shared import jsonl
 from components.shared.errors import PipelineError
-from components.shared.problem import Split, write_problems
-from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.train import train
+from components.shared.problem import Problem, Split
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.validation import best, early_stop
 from tests import tiny
 from tests.train_grpo.groups import SHORTNESS
+from tests.train_grpo.runs import rows, run
 from tests.train_grpo.settings import grpo_config
 
 EVERY_STEP = {"validation": {"every_steps": 1}, "checkpoint__keep_best": True}
 DEV = [tiny.problem(number, split=Split.DEV) for number in range(30, 42)]
+Run = Callable[..., dict[str, float]]
 
 
 def _measured(*accuracies: float, every_steps: int = 1) -> list[dict[str, Any]]:
     return [{"step": number * every_steps, "accuracy": accuracy} for number, accuracy in enumerate(accuracies)]
 
 
-def _run(folder: Path, **changes: Any) -> dict[str, float]:
-    """Train a tiny model, which is rewarded for short answers, and return the metrics."""
-    outputs = {name: folder / name for name in ("policy", "training", "timings")}
-    for path in (folder / "problems", folder / "reference", *outputs.values()):
-        path.mkdir(parents=True, exist_ok=True)
-    write_problems(folder / "problems", Split.TRAIN, tiny.PROBLEMS)
-    write_problems(folder / "problems", Split.DEV, DEV)
-    save(tiny.checkpoint(), folder / "reference")
-    inputs = {name: folder / name for name in ("problems", "reference", "work")}
-    return train(_config(**changes), **inputs, **outputs)
+@pytest.fixture
+def validated(tmp_path: Path) -> Run:
+    """Return a function that trains a tiny model into a folder, with a reward for short answers; returns metrics."""
+    (tmp_path / "reference").mkdir()
+    save(tiny.checkpoint(), tmp_path / "reference")
 
+    def train(folder: Path, held_out: Sequence[Problem] = DEV, **changes: Any) -> dict[str, float]:
+        settings = {"num_steps": 4, "learning_rate": 1e-2, "reward__weights": SHORTNESS, **changes}
+        return run(folder, tiny.PROBLEMS, tmp_path / "reference", held_out, **settings)
 
-def _config(**changes: Any) -> TrainGRPOConfig:
-    settings = {"num_steps": 4, "learning_rate": 1e-2, "reward__weights": SHORTNESS}
-    return grpo_config(**{**settings, **changes})
-
-
-def _rows(folder: Path, name: str = "steps") -> list[dict[str, Any]]:
-    return [row for _, row in jsonl.read_rows(folder / "training" / f"{name}.jsonl")]
+    return train
 
 
 # What is decided on the measurements ----------------------------------------------------------------------------------
@@ -79,7 +71,7 @@ def test_training_stops_when_patience_is_exhausted(
     accuracies: tuple[float, ...], patience: int | None, stops: bool
 ) -> None:
     """An equal accuracy is no better one; the reference does not count."""
-    config = _config(validation={"every_steps": 1, "patience": patience})
+    config = grpo_config(validation={"every_steps": 1, "patience": patience})
     stop = early_stop(config, [], _measured(*accuracies))
     assert (stop is not None) == stops
     if stop:
@@ -103,17 +95,17 @@ def test_training_stops_at_a_limit_on_the_mean_of_the_last_steps(
     limit: str, value: float, column: str, measured: list[float], reason: str
 ) -> None:
     """With the best policy before as the result; without one it fails. One step beyond a limit is not enough."""
-    config = _config(**EVERY_STEP, limits={limit: value, "over_steps": 2})
-    rows = [{**FIGURES, column: each} for each in measured]
-    assert early_stop(config, rows[:2], _measured(0.0, 0.1)) is None
-    assert early_stop(config, rows[2:], _measured(0.0, 0.1)) is None
-    stop = early_stop(config, rows, _measured(0.0, 0.1))
+    config = grpo_config(**EVERY_STEP, limits={limit: value, "over_steps": 2})
+    curves = [{**FIGURES, column: each} for each in measured]
+    assert early_stop(config, curves[:2], _measured(0.0, 0.1)) is None
+    assert early_stop(config, curves[2:], _measured(0.0, 0.1)) is None
+    stop = early_stop(config, curves, _measured(0.0, 0.1))
     assert stop
     assert not stop.fails
     assert stop.reason.startswith(reason)
     assert stop.reason.endswith(f"train_grpo.limits.{limit}: {value:g}")
     for without in (_measured(0.0), []):
-        stop = early_stop(config, rows, without)
+        stop = early_stop(config, curves, without)
         assert stop
         assert stop.fails
 
@@ -121,16 +113,16 @@ def test_training_stops_at_a_limit_on_the_mean_of_the_last_steps(
 # The run --------------------------------------------------------------------------------------------------------------
 
 
-def test_validation_changes_nothing_that_is_learned(tmp_path: Path) -> None:
+def test_validation_changes_nothing_that_is_learned(validated: Run, tmp_path: Path) -> None:
     """Weights and records are the same bytes without it, but for its columns; it finds what evaluation finds."""
-    _run(tmp_path / "without")
-    metrics = _run(tmp_path / "with", validation={"every_steps": 2, "num_problems": 8})
+    validated(tmp_path / "without")
+    metrics = validated(tmp_path / "with", validation={"every_steps": 2, "num_problems": 8})
     for name in ("policy/model.safetensors", "training/completions.jsonl"):
         assert (tmp_path / "without" / name).read_bytes() == (tmp_path / "with" / name).read_bytes(), name
-    rows = _rows(tmp_path / "with")
-    accuracies = [row.pop("validation_accuracy") for row in rows]
-    assert rows == _rows(tmp_path / "without")
-    measured = _rows(tmp_path / "with", "validation")
+    curves = rows(tmp_path / "with")
+    accuracies = [row.pop("validation_accuracy") for row in curves]
+    assert curves == rows(tmp_path / "without")
+    measured = rows(tmp_path / "with", "validation")
     assert [row["step"] for row in measured] == [0, 2, 4]
     assert accuracies == [None, measured[1]["accuracy"], None, measured[2]["accuracy"]]
     assert metrics["policy_step"] == 4
@@ -179,12 +171,12 @@ def _weights_of_steps() -> Iterator[list[dict[str, Tensor]]]:
         ),
     ],
 )
-def test_the_best_policy_is_the_result(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_the_best_policy_is_the_result(validated: Run, tmp_path: Path, changes: dict[str, Any]) -> None:
     """All validations find the same accuracy here, so that it is the first, after whose step three others were done."""
     with _weights_of_steps() as weights:
-        metrics = _run(tmp_path, **EVERY_STEP, **changes)
+        metrics = validated(tmp_path, **EVERY_STEP, **changes)
     saved = load_file(tmp_path / "policy" / "model.safetensors")
-    assert {row["accuracy"] for row in _rows(tmp_path, "validation")} == {0.0}
+    assert {row["accuracy"] for row in rows(tmp_path, "validation")} == {0.0}
     assert metrics["policy_step"] == 1
     assert jsonl.read_json(tmp_path / "training" / "result.json") == {
         "policy_step": 1,
@@ -195,11 +187,13 @@ def test_the_best_policy_is_the_result(tmp_path: Path, changes: dict[str, Any]) 
     assert any(not torch.equal(saved[name], tensor) for name, tensor in weights[-1].items() if name in saved)
 
 
-def test_an_exhausted_patience_ends_the_run_in_good_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exhausted_patience_ends_the_run_and_is_recorded(
+    validated: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The step, the reason and the policy of the best step are in the records, and in the log."""
-    metrics = _run(tmp_path, num_steps=20, **EVERY_STEP, validation__patience=2)
+    metrics = validated(tmp_path, num_steps=20, **EVERY_STEP, validation__patience=2)
     assert metrics["policy_step"] == 1
-    assert [row["step"] for row in _rows(tmp_path)] == [1, 2, 3]
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3]
     result = jsonl.read_json(tmp_path / "training" / "result.json")
     assert (result["policy_step"], result["num_steps"]) == (1, 3)
     assert result["stopped"].startswith("2 validations without a better accuracy than the 0.0% of step 1")
@@ -208,22 +202,21 @@ def test_an_exhausted_patience_ends_the_run_in_good_order(tmp_path: Path, capsys
     assert "the policy is that of step 1 of 3" in output
 
 
-def test_a_limit_without_a_validated_policy_fails_the_run(tmp_path: Path) -> None:
+def test_a_limit_without_a_validated_policy_fails_the_run(validated: Run, tmp_path: Path) -> None:
     """There is nothing to fall back on."""
     with pytest.raises(PipelineError, match=r"above train_grpo\.limits\.max_completion_tokens: 1; no policy was"):
-        _run(tmp_path, limits={"max_completion_tokens": 1.0, "over_steps": 1})
+        validated(tmp_path, limits={"max_completion_tokens": 1.0, "over_steps": 1})
     assert not (tmp_path / "policy" / "model.safetensors").exists()
 
 
-def test_accuracies_by_source_have_columns_where_there_are_several(tmp_path: Path) -> None:
+def test_accuracies_by_source_have_columns_where_there_are_several(validated: Run, tmp_path: Path) -> None:
     """And their intervals are in validation.jsonl."""
     others = [tiny.problem(number, id=f"other/{number}", source="other", split=Split.DEV) for number in range(2)]
-    with patch.dict(globals(), DEV=[*DEV[:3], *others]):
-        _run(tmp_path, num_steps=2, validation={"every_steps": 2})
-    first, last = _rows(tmp_path)
+    validated(tmp_path, [*DEV[:3], *others], num_steps=2, validation={"every_steps": 2})
+    first, last = rows(tmp_path)
     names = ["validation_accuracy", "validation_accuracy_other", "validation_accuracy_sums"]
     assert [first[name] for name in names] == [None] * 3
     assert [last[name] for name in names] == [0.0] * 3
-    by_source = _rows(tmp_path, "validation")[-1]["by_source"]
+    by_source = rows(tmp_path, "validation")[-1]["by_source"]
     assert {source: each["total"] for source, each in by_source.items()} == {"other": 2, "sums": 3}
     assert by_source["other"]["interval"][1] == pytest.approx(0.658, abs=1e-3)

@@ -31,13 +31,17 @@ def plain_loss(config: TrainGRPOConfig, experience: Experience, model: PreTraine
     """Return minus the objective of all completions in the loss."""
     assert experience.reference_logprobs_M is not None
     lengths = [sum(is_sampled(sequence)) for sequence in experience.sequences_B]
+    advantages_M = experience.advantages_M
+    if config.teacher is not None and experience.teacher_logprobs_M is not None:
+        to_teacher_M = experience.teacher_logprobs_M - experience.old_logprobs_M
+        advantages_M = advantages_M + config.teacher.coefficient * to_teacher_M
     parts = [
         values_M.split(lengths)
         for values_M in (
             experience.old_logprobs_M,
             experience.sampler_logprobs_M,
             experience.reference_logprobs_M,
-            experience.advantages_M,
+            advantages_M,
         )
     ]
     total = torch.zeros((), dtype=torch.float64)

@@ -1,0 +1,257 @@
+"""The rewards of a rollout's completions: grading, each reward with a weight, and their combination.
+
+Shape suffixes: P prompts, G completions per prompt (see objective.py)
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, update_wrapper
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from components.grading.verifier import Grade, Verdict
+from components.rollout.sampler import Completion
+from components.shared.answer_policy import AnswerPolicy
+from components.shared.problem import Problem
+from components.shared.progress import say
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.custom_rewards import (
+    Failure,
+    RewardFunction,
+    ask,
+    in_order,
+    is_custom,
+    load_reward,
+    numbers_of,
+)
+from components.train_grpo.process_supervision import Step, line_steps, outcome, turn_steps
+from components.train_grpo.rewards import BUILT_IN, BuiltIn
+from components.train_grpo.slow_rewards import Answers, Call, is_slow
+
+if TYPE_CHECKING:  # transformers, and what learns from the scores
+    from components.policy.checkpoint import Checkpoint
+    from components.train_grpo.reward_model import RewardModel
+
+
+@dataclass
+class Scored:
+    """A completion with its grade and rewards."""
+
+    completion: Completion
+    grade: Grade
+    steps: tuple[Step, ...]
+    """One step for outcome supervision."""
+    rewards: dict[str, tuple[float, ...]]
+    """Of its source, by name: a value for each step, or one for the completion, added to that of its last step."""
+    failure: Failure | None = None
+    """The first reward that failed, which leaves the completion without any."""
+
+    @property
+    def unscorable(self) -> Failure | None:
+        """Why the completion cannot be scored; None where it can."""
+        if self.grade.verdict is Verdict.UNSCORABLE:
+            if self.completion.failure is not None:
+                return Failure(self.grade.reason, f"its environment failed: {self.completion.failure}")
+            return Failure(self.grade.reason, f"the grader says: {self.grade.why}")
+        return self.failure
+
+    def combined(self, weights: Mapping[str, float]) -> tuple[float, ...]:
+        """Return the weighted sum of the rewards for each step; a missing reward makes it NaN."""
+        total = [0.0] * len(self.steps)
+        for name, weight in weights.items():
+            values = self.rewards[name]
+            for place, value in enumerate(values, start=len(total) - len(values)):
+                total[place] += weight * value
+        return tuple(total)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A problem with the completions that are each other's baseline."""
+
+    problem: Problem
+    scored_G: list[Scored]
+
+    @property
+    def num_right(self) -> int:
+        """Completions with the right answer."""
+        return sum(scored.grade.verdict is Verdict.RIGHT for scored in self.scored_G)
+
+    @property
+    def num_scorable(self) -> int:
+        """Completions whose answer could be graded."""
+        return sum(scored.grade.verdict is not Verdict.UNSCORABLE for scored in self.scored_G)
+
+
+class Scorer:
+    """Grades completions and computes their rewards."""
+
+    def __init__(
+        self,
+        config: TrainGRPOConfig,
+        checkpoint: "Checkpoint",
+        grade: Callable[[list[Problem], list[Completion], AnswerPolicy], list[Grade]],
+        reward_model: "RewardModel | None" = None,
+    ) -> None:
+        self.config = config
+        self.checkpoint = checkpoint
+        self.reward_model = reward_model
+        self._grade = grade
+        self._functions: dict[str, RewardFunction] = {}
+        for name in config.reward.names:
+            reward = BuiltIn(load_reward(name)) if is_custom(name) else BUILT_IN[name]
+            if reward.function is not None:
+                settings = reward.settings(config, checkpoint.config)
+                self._functions[name] = update_wrapper(partial(reward.function, **settings), reward.function)
+        self.answers = Answers()
+        """What rewards that wait have answered before; new answers are kept there."""
+        self._failures_shown: set[str] = set()
+
+    def __call__(self, problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[Group]:
+        """Return the completions of each problem with their rewards; a masked or failed one has none.
+
+        They are graded in one call, which keeps every grader busy.
+        """
+        problems_B = [problem for problem, group in zip(problems_P, completions_PG, strict=True) for _ in group]
+        grades_B = iter(self._grade(problems_B, list(chain(*completions_PG)), self.checkpoint.config.answer))
+        groups = [
+            Group(problem, [self._without_reward(problem, completion, next(grades_B)) for completion in completions_G])
+            for problem, completions_G in zip(problems_P, completions_PG, strict=True)
+        ]
+        rewarded = []
+        for group in groups:
+            self._show_masked(group)
+            if scored_G := [each for each in group.scored_G if not is_masked(self.config, each.completion)]:
+                rewarded.append(Group(group.problem, scored_G))
+        self._reward(rewarded)
+        return groups
+
+    def _reward(self, groups: Sequence[Group]) -> None:
+        """Set the rewards of completions, or their first failure; print each kind of failure once."""
+        answers = self._slow_answers(groups)
+        for name in self.config.reward.names:
+            asked = self._asked(name, groups)
+            for group, values_G in zip(asked, self._values(name, asked, answers), strict=True):
+                for scored, value in zip(group.scored_G, values_G, strict=True):
+                    if isinstance(value, Failure):
+                        scored.failure = scored.failure or value
+                    else:
+                        scored.rewards[name] = value
+        for group in groups:
+            for scored in group.scored_G:
+                if scored.failure is not None:
+                    scored.rewards = dict.fromkeys(scored.rewards, (math.nan,) * len(scored.steps))
+                    self._show_once(group.problem, scored.failure)
+
+    def _asked(self, name: str, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups whose source has a reward."""
+        return [group for group in groups if name in self.config.reward.weights_of(group.problem.source)]
+
+    def _slow_answers(self, groups: Sequence[Group]) -> Iterator[Any]:
+        """Return the answers of all rewards that wait to a whole rollout, reward by reward and group by group."""
+        calls = [
+            call
+            for name, function in self._functions.items()
+            if is_slow(function)
+            for group in self._asked(name, groups)
+            for call in calls_about(name, function, group)
+        ]
+        return iter(self.answers.get(calls, self.config.reward.calls))
+
+    def _values(
+        self, name: str, groups: Sequence[Group], answers: Iterator[Any]
+    ) -> Sequence[Sequence[tuple[float, ...] | Failure]]:
+        """Return one reward of each completion of some groups: a value for every step, or one for the last."""
+        if name == "reward_model":
+            # All in one call, which the processes make together: the model may be sharded.
+            assert self.reward_model is not None
+            every = [each for group in groups for each in group.scored_G]
+            ends = [tuple(each.completion.tokens.length_to(step.end) for step in each.steps) for each in every]
+            scores = map(tuple, self.reward_model.score([each.completion.tokens for each in every], ends))
+            return [list(islice(scores, len(group.scored_G))) for group in groups]
+        if name == "environment":
+            by_turn = self.config.reward.supervision == "turn"
+            return [
+                [environment_rewards(each.completion, by_turn=by_turn) for each in group.scored_G] for group in groups
+            ]
+        function, deadline_s = self._functions[name], self.config.engine.deadline_s
+        weights = [self.config.reward.weights_of(group.problem.source)[name] for group in groups]
+        return [
+            values_of(name, weight, function, group, answers, deadline_s=deadline_s)
+            for weight, group in zip(weights, groups, strict=True)
+        ]
+
+    def _without_reward(self, problem: Problem, completion: Completion, grade: Grade) -> Scored:
+        steps: tuple[Step, ...] = (Step(completion.num_tokens, outcome(grade)),)
+        if self.config.reward.supervision == "process":
+            steps = tuple(line_steps(completion, grade, self.checkpoint.decode))
+        elif self.config.reward.supervision == "turn":
+            steps = tuple(turn_steps(completion, grade))
+        names = self.config.reward.weights_of(problem.source)
+        return Scored(completion, grade, steps, dict.fromkeys(names, (math.nan,) * len(steps)))
+
+    def _show_masked(self, group: Group) -> None:
+        """Print why completions of a group are masked that no setting masks."""
+        for scored in group.scored_G:
+            if scored.completion.failure is not None and scored.unscorable is not None:
+                self._show_once(group.problem, scored.unscorable)
+            elif not scored.completion.num_tokens:
+                reason = "its prompt fills the context of the model: lower validate_data.max_prompt_tokens"
+                self._show_once(group.problem, Failure("no tokens", reason))
+
+    def _show_once(self, problem: Problem, failure: Failure) -> None:
+        """Print why a completion has no reward, the first time that there is this kind of reason."""
+        if failure.kind not in self._failures_shown:
+            self._failures_shown.add(failure.kind)
+            say("train_grpo", f"warning: no reward for a completion of {problem.id}: {failure.message}")
+
+
+def values_of(
+    name: str, weight: float, function: RewardFunction, group: Group, answers: Iterator[Any], *, deadline_s: float
+) -> Sequence[tuple[float, ...] | Failure]:
+    """Return what a function says of each completion: a value for every step, or one for the last.
+
+    One that waits has been called before, and its answers are next.
+    """
+    grades_G = [scored.grade for scored in group.scored_G]
+    if is_slow(function):
+        of_group = getattr(function, "compares_group", False)
+        values = next(answers) if of_group else list(islice(answers, len(grades_G)))
+        pairs = zip(in_order(name, values, len(grades_G)), grades_G, strict=True)
+        return [numbers_of(name, weight, each, grade) for each, grade in pairs]
+    asked_G: list[Any] = [scored.completion for scored in group.scored_G]
+    if getattr(function, "judges_steps", False):
+        asked_G = [[step.text for step in scored.steps] for scored in group.scored_G]
+    return ask(name, weight, function, group.problem, asked_G, grades_G, deadline_s=deadline_s)
+
+
+def calls_about(name: str, function: RewardFunction, group: Group) -> list[Call]:
+    """Return the calls of a reward that waits: one for each completion, or one for the group."""
+    in_thread, problem = getattr(function, "runs_in_thread", False), group.problem
+    completions_G, grades_G = ([getattr(each, key) for each in group.scored_G] for key in ("completion", "grade"))
+    texts_G = [each.text for each in completions_G]
+    if getattr(function, "compares_group", False):
+        whole = partial(function, problem, completions_G, grades_G)
+        return [Call(name, json.dumps([problem.id, *texts_G]), whole, in_thread)]
+    return [
+        Call(name, json.dumps([problem.id, text]), partial(function, problem, completion, grade), in_thread)
+        for text, completion, grade in zip(texts_G, completions_G, grades_G, strict=True)
+    ]
+
+
+def environment_rewards(completion: Completion, *, by_turn: bool) -> tuple[float, ...]:
+    """Return the sums of the parts of the reward that the environment gave: one for each turn, or one for all."""
+    turns = tuple(sum(turn.rewards.values()) for turn in completion.turns)
+    return turns if by_turn and turns else (sum(turns, 0.0),)
+
+
+def is_masked(config: TrainGRPOConfig, completion: Completion) -> bool:
+    """Return whether a completion is without reward and out of the loss.
+
+    That is a truncated one with `sampling.truncated: mask`, one whose environment failed, as the model may have
+    answered well without the failure, and one without a single token, as its prompt fills the context.
+    """
+    is_excluded = config.sampling.truncated == "mask" and completion.truncated
+    return is_excluded or completion.failure is not None or completion.num_tokens == 0
