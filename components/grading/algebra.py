@@ -195,9 +195,10 @@ def _points(first: Any, second: Any) -> list[dict[Any, Any]]:
     def wholes(lowest: int, highest: int) -> dict[Any, Any]:
         return {symbol: sympy.Integer(generator.randint(lowest, highest)) for symbol in symbols}
 
-    # So many fractions, since floors may agree at some of them.
-    near = [fractions(*scales) for scales in ((1,), (1, -1), (-1,), (1,), (1, -1), (-1,), (1,), (1, -1))]
-    return [*near, wholes(2, 9), wholes(2, 40), wholes(2, 40), wholes(100, 1000), wholes(-1000, -100)]
+    return [
+        *(fractions(1), wholes(2, 9), fractions(1, -1), wholes(2, 40), fractions(-1), wholes(2, 40)),
+        *(fractions(1), wholes(2, 40), wholes(100, 1000), wholes(-1000, -100)),
+    ]
 
 
 def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False) -> bool | None:
