@@ -6,10 +6,11 @@ Nothing here has a time limit: compare what a model wrote in a process that can 
 
 import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache, reduce
+from itertools import pairwise
 from typing import Any
 
 import sympy
@@ -17,10 +18,16 @@ from sympy.core.function import AppliedUndef
 
 from components.grading.expression import Node, UnreadableError, parse_expression
 from components.grading.quantities import Number
+from components.grading.regions import Interval
 
 _MIN_IRRATIONAL_DIGITS = 5
 _MAX_DIGITS = 400
+_NUM_POINTS = 8
 _MIN_POINTS = 3
+_MAX_BITS = 300
+_MAX_DEGREE = 6
+_FAR_DIGITS = 90
+_SAME_DIGITS = 25
 _ZERO = sympy.Integer(0)
 
 
@@ -143,15 +150,91 @@ def _equal(first: Any, second: Any) -> bool:
         return False
     if _has_unknown_functions(first, second):
         return bool(sympy.expand(first - second) == 0)
+    if _is_extreme(first) != _is_extreme(second):
+        return False
     symbols = first.free_symbols | second.free_symbols
     if not symbols:
         return _agree(first, second, {}) is True
+    first, second = (_with_steps(each) for each in (first, second))
+    steps = [each.atoms(sympy.floor, sympy.sign, sympy.Mod) | _powers_of_zero(each) for each in (first, second)]
+    if steps[0] != steps[1]:  # a step is nowhere to be seen but where it is
+        return False
+    names = {step: sympy.Dummy() for step in steps[0]}
+    first, second = (each.xreplace(names) for each in (first, second))
+    symbols = first.free_symbols | second.free_symbols
+    points = _points(symbols, f"{sorted(map(str, (first, second)))}")
     is_real = not (first.has(sympy.I) or second.has(sympy.I))
-    return _agree_at(_points(first, second), first, second, real=is_real)
+    return _agree_at(points, first, second, real=is_real) and _agree_around_kinks(first, second, points[0])
+
+
+def _is_extreme(expression: Any) -> bool:
+    """Whether a constant part is so large or small that the digits that are compared cannot show it."""
+    for part in sympy.preorder_traversal(expression):
+        if isinstance(part, sympy.Rational):
+            if max(int(part.p).bit_length(), int(part.q).bit_length()) > _MAX_BITS:
+                return True
+        elif (
+            isinstance(part, sympy.Expr) and not part.free_symbols and (part.is_Pow or part.is_Function or part.is_Mul)
+        ):
+            size = sympy.Abs(part).evalf(3)
+            if size.is_number and size.is_finite and size != 0 and abs(sympy.log(size, 2).evalf(5)) > _MAX_BITS:
+                return True
+    return False
+
+
+def _with_steps(expression: Any) -> Any:
+    """The expression with floors and absolute values in place of ceilings, maxima and minima."""
+    expression = expression.replace(sympy.ceiling, lambda value: -sympy.floor(-value))
+    expression = expression.replace(sympy.floor, lambda value: sympy.floor(sympy.expand(value)))
+    return expression.rewrite((sympy.Max, sympy.Min), sympy.Abs)
+
+
+def _powers_of_zero(expression: Any) -> set[Any]:
+    return {power for power in expression.atoms(sympy.Pow) if power.base == 0}
+
+
+def _agree_around_kinks(first: Any, second: Any, point: dict[Any, Any]) -> bool:
+    """Whether two expressions are equal on all sides of where an absolute value or a root in them is zero."""
+    expressions = (first, second)
+    kinks = {part.args[0] for each in expressions for part in each.atoms(sympy.Abs)}
+    kinks |= {part.base for each in expressions for part in each.atoms(sympy.Pow) if not part.exp.is_integer}
+    difference = sympy.expand(first - second)
+    terms = sympy.Add.make_args(difference)
+    for symbol in first.free_symbols | second.free_symbols:
+        others = {name: value for name, value in point.items() if name != symbol}
+        roots = sorted(root for kink in kinks for root in _real_roots(kink.subs(others), symbol))
+        for value in _between(roots):
+            values = [term.subs(others).subs(symbol, value).evalf(_FAR_DIGITS) for term in terms]
+            if not all(each.is_real and each.is_finite for each in values):
+                continue
+            if abs(sum(values)) > sympy.Float(10) ** -_SAME_DIGITS * max(map(abs, values)):
+                return False
+    return True
+
+
+def _real_roots(expression: Any, symbol: Any) -> list[Any]:
+    """Where a product of polynomials of low degree is zero; none for any other expression."""
+    while expression.is_Pow:
+        expression = expression.base
+    if expression.is_Mul:
+        return [root for factor in expression.args for root in _real_roots(factor, symbol)]
+    if not expression.is_polynomial(symbol) or not 0 < sympy.degree(expression, symbol) <= _MAX_DEGREE:
+        return []
+    roots = sympy.Poly(expression, symbol).nroots(n=20)
+    return [sympy.Float(sympy.re(root), _FAR_DIGITS) for root in roots if abs(sympy.im(root)) <= abs(root) / 10**6]
+
+
+def _between(roots: Sequence[Any]) -> list[Any]:
+    """A value between each two neighbours, and one beyond each end."""
+    if not roots:
+        return []
+    low, high = (1 + abs(roots[0])) * sympy.Rational(3, 7), (1 + abs(roots[-1])) * sympy.Rational(4, 9)
+    middle = [one + (other - one) * sympy.Rational(5, 11) for one, other in pairwise(roots)]
+    return [sympy.Float(value, _FAR_DIGITS) for value in (roots[0] - low, *middle, roots[-1] + high)]
 
 
 def _are_multiples(first: Any, second: Any) -> bool:
-    start, *points = _points(first, second)
+    start, *points = _points(first.free_symbols, f"{sorted(map(str, (first, second)))}")
     ours, theirs = first.subs(start), second.subs(start)
     if 0 in {_evaluate(ours, {}), _evaluate(theirs, {})}:
         return False
@@ -160,13 +243,8 @@ def _are_multiples(first: Any, second: Any) -> bool:
 
 def _agree_at(points: list[dict[Any, Any]], first: Any, second: Any, *, real: bool = False) -> bool:
     """Whether two expressions are equal at all points where they have values, and those are not too few."""
-    num_known = 0
-    for point in points:  # the last ones take longest
-        agrees = _agree(first, second, point, real=real)
-        if agrees is False:
-            return False
-        num_known += agrees is not None
-    return num_known >= _MIN_POINTS
+    known = [agrees for point in points if (agrees := _agree(first, second, point, real=real)) is not None]
+    return len(known) >= _MIN_POINTS and all(known)
 
 
 def _describes(solved: Any, other: Any) -> bool:
@@ -183,22 +261,18 @@ def _describes(solved: Any, other: Any) -> bool:
     return False
 
 
-def _points(first: Any, second: Any) -> list[dict[Any, Any]]:
-    """Values for the variables of two expressions, drawn from a seed that depends on both."""
-    generator = random.Random(f"{sorted(map(str, (first, second)))}")
-    symbols = sorted(first.free_symbols | second.free_symbols, key=str)
+def _points(symbols: Any, seed: str) -> list[dict[Any, Any]]:
+    """Values of the variables, always the same for a seed: positive and negative fractions, and whole numbers."""
+    generator = random.Random(seed)
+    ordered = sorted(symbols, key=lambda symbol: (str(symbol), isinstance(symbol, sympy.Dummy)))
 
-    def fractions(*scales: int) -> dict[Any, Any]:
-        values = (sympy.Rational(generator.randint(101, 499), 200) * generator.choice(scales) for _ in symbols)
-        return dict(zip(symbols, values, strict=True))
+    def value(index: int) -> Any:
+        if index % 2:
+            return sympy.Integer(generator.randint(2, 40 if index > 1 else 9))
+        size = sympy.Rational(generator.randint(101, 499), 200)
+        return size * (1, generator.choice((1, -1)), -1, 1)[index // 2]
 
-    def wholes(lowest: int, highest: int) -> dict[Any, Any]:
-        return {symbol: sympy.Integer(generator.randint(lowest, highest)) for symbol in symbols}
-
-    return [
-        *(fractions(1), wholes(2, 9), fractions(1, -1), wholes(2, 40), fractions(-1), wholes(2, 40)),
-        *(fractions(1), wholes(2, 40), wholes(100, 1000), wholes(-1000, -100)),
-    ]
+    return [{symbol: value(index) for symbol in ordered} for index in range(_NUM_POINTS)]
 
 
 def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False) -> bool | None:
@@ -227,3 +301,52 @@ def _evaluate(expression: Any, point: dict[Any, Any]) -> Any:
     """The value at a point, computed to hundreds of digits where necessary; None where it is undefined."""
     value = expression.subs(point).doit().evalf(15, maxn=_MAX_DIGITS)
     return value if value.is_number and value.is_finite and not value.free_symbols else None
+
+
+def same_region(first: Sequence[Interval], second: Sequence[Interval]) -> bool:
+    """Tell whether two unions of intervals with constant ends are the same part of the real line."""
+    ours, theirs = _merged(first), _merged(second)
+    return len(ours) == len(theirs) and all(
+        one[2:] == other[2:] and all(_same_end(*ends) for ends in zip(one[:2], other[:2], strict=True))
+        for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+def _same_end(first: Any, second: Any) -> bool:
+    return bool(first == second) or (first.is_finite and second.is_finite and _equal(first, second))
+
+
+def _merged(intervals: Sequence[Interval]) -> list[tuple[Any, Any, bool, bool]]:
+    """The intervals in order, as ends and whether those belong to them, with those that touch put together."""
+    read = [(_parse(each.low), _parse(each.high), each.has_low, each.has_high) for each in intervals]
+    if not all(map(_is_interval, read)):
+        raise UnreadableError
+    merged: list[tuple[Any, Any, bool, bool]] = []
+    for each in sorted(read, key=lambda each: (float(each[0]), not each[2])):
+        both = _joined(merged[-1], each) if merged else None
+        merged[-1:] = [both] if both else [*merged[-1:], each]
+    return merged
+
+
+def _is_interval(interval: tuple[Any, Any, bool, bool]) -> bool:
+    """Whether the ends are real and in order, and both belong to it where they are the same."""
+    low, high, has_low, has_high = interval
+    if not (low.is_extended_real and high.is_extended_real):
+        return False
+    if (low.is_infinite and has_low) or (high.is_infinite and has_high):
+        return False
+    return (has_low and has_high) if _same_end(low, high) else bool(low < high)
+
+
+def _joined(
+    first: tuple[Any, Any, bool, bool], second: tuple[Any, Any, bool, bool]
+) -> tuple[Any, Any, bool, bool] | None:
+    """The union of two intervals of which the second does not begin before the first; None if a gap is between them."""
+    low, end, has_low, has_end = first
+    start, high, has_start, has_high = second
+    meet = _same_end(end, start)
+    if not (has_end or has_start if meet else bool(start < end)):
+        return None
+    if _same_end(end, high):
+        return low, end, has_low, has_end or has_high
+    return first if bool(high < end) else (low, high, has_low, has_high)

@@ -16,20 +16,16 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
-from components.grading.expression import UnreadableError, exact_value, parse_expression, variables
-from components.grading.parsing import (
-    Answer,
-    Kind,
-    Structure,
-    exact_parts,
-    in_digits,
-    is_integer,
-    is_name,
-    parse,
-    parse_structure,
+from components.grading.expression import (
+    UnreadableError,
+    exact_value,
+    parse_expression,
+    same_rational_function,
+    variables,
 )
+from components.grading.parsing import Answer, Kind, Structure, exact_parts, is_integer, is_name, parse, parse_structure
 from components.grading.quantities import Number
-from components.grading.regions import Interval, ascending, parse_region
+from components.grading.regions import ascending, parse_region
 from components.grading.text_rules import (
     Decision,
     RejectedError,
@@ -172,9 +168,10 @@ def _equals_decimal(latex: str, decimal: Number) -> bool:
 
 
 def _same_value(latex: str, other: str) -> bool:
-    numbers = _exact_number(latex), _exact_number(other)
-    if all(numbers):
-        return numbers[0] == numbers[1]
+    with suppress(UnreadableError):
+        same = same_rational_function(parse_expression(latex), parse_expression(other))
+        if same is not None:
+            return same
     from components.grading.algebra import same_value
 
     return same_value(latex, other)
@@ -226,10 +223,11 @@ def _times(answer: Answer, factor: Fraction, *, places: int = 0) -> Answer:
     """A value in another unit, where a decimal then has `places` more digits behind its point."""
     number = answer.number
     if not number:
-        return parse(rf"({answer.latex})\cdot {in_digits(factor)}")
+        return parse(rf"({answer.latex})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}")
     value = number.value * factor
-    decimal = Number(value, number.places + places if number.places and places else None)
-    return replace(parse(in_digits(value)), number=decimal)
+    sign = "-" if value < 0 else ""
+    exact = parse(rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}")
+    return replace(exact, number=Number(value, number.places + places if number.places and places else None))
 
 
 # Lists, sets, tuples and matrices.
@@ -483,11 +481,11 @@ def _compare_regions(expected: Answer, actual: Answer) -> Decision:
     if len({_letter(region.name) for region in regions if region and region.name}) > 1:
         return Decision(False, Reason.OTHER_RELATION)
     first, second = (region.intervals for region in regions if region)
-    is_in_second = [any(_same_interval(one, other) for other in second) for one in first]
-    return Decision.on("relation", len(first) == len(second) and all(is_in_second))
+    if len(first) == len(second) == 1:
+        (one,), (other,) = first, second
+        ends = zip((one.low, one.high), (other.low, other.high), strict=True)
+        has_same_ends = (one.has_low, one.has_high) == (other.has_low, other.has_high)
+        return Decision.on("relation", has_same_ends and all(_same_part(*pair) for pair in ends))
+    from components.grading.algebra import same_region
 
-
-def _same_interval(one: Interval, other: Interval) -> bool:
-    if (one.has_low, one.has_high) != (other.has_low, other.has_high):
-        return False
-    return _same_part(one.low, other.low) and _same_part(one.high, other.high)
+    return _by_algebra("relation", lambda: same_region(first, second))

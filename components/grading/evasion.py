@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
 
-from components.grading.expression import Node, UnreadableError, exact_value, parse_expression, variables, within
+from components.grading.expression import Node, UnreadableError, exact_value, parse_expression
 from components.grading.parsing import Answer, Kind, Structure, exact_parts, is_name, parse, parse_structure
 from components.grading.quantities import parse_number
 from components.grading.text_rules import approximates
@@ -88,7 +88,7 @@ def _reason(question: str, expected: "list[_Value]", latex: str, node: Node | No
         if forms == {"integer"} and _form(latex) in {"fraction", "expression"}:
             return Reason.SETUP if _is_setup(question, node) else None  # a division
         return Reason.ECHO if _is_unconverted(question, forms, latex, node) else None
-    parts = [each for each in within(node) if each.operands and not _is_number(each) and not variables(each)]
+    parts = [each for each in _within(node) if each.operands and not _is_number(each) and not _names(each)]
     if _stands_in(node, asked) or (wants_numbers and any(_stands_in(part, asked) for part in parts)):
         return Reason.ECHO
     to_do = wants_numbers or (_is_open(latex) and not any(_is_open(each) for each, _ in expected))
@@ -114,9 +114,9 @@ def _is_unconverted(question: str, forms: set[str], latex: str, node: Node) -> b
 
 def _is_setup(question: str, node: Node) -> bool:
     """Whether an expression does nothing but put numbers of the question together."""
-    numbers = {abs(Fraction(each.value)) for each in within(node) if each.operation == "number"} - {Fraction(1)}
+    numbers = {abs(Fraction(each.value)) for each in _within(node) if each.operation == "number"} - {Fraction(1)}
     asked = _numbers(question)
-    if any(each.operation == "factorial" for each in within(node)):  # `n` over `k` has the factorial of n - k
+    if any(each.operation == "factorial" for each in _within(node)):  # `n` over `k` has the factorial of n - k
         asked |= {one - other for one in asked for other in numbers}
     copied, strange = numbers & asked, numbers - asked
     return bool(copied) and strange <= _FREE and (not strange or len(copied - _FREE) > 1)
@@ -155,7 +155,7 @@ def _has_open_part(node: Node) -> bool:
 def _is_known(node: Node) -> bool:
     """Whether an expression, or an angle in degrees, is a rational number without roots and factorials."""
     node = node.operands[0] if node.operation == "degree" else node
-    return exact_value(node) is not None and not any(each.operation in {"root", "factorial"} for each in within(node))
+    return exact_value(node) is not None and not any(each.operation in {"root", "factorial"} for each in _within(node))
 
 
 def _is_closed_form(node: Node) -> bool:
@@ -211,7 +211,7 @@ def _values(latex: str) -> list[_Value]:
         return [(latex, _canonical(latex))]
     if structure.kind in {Kind.EQUATION, Kind.INEQUALITY}:
         sides = [_canonical(part) for part in structure.parts]
-        is_constant = all(side and not variables(side) for side in sides) or "~" in structure.signs
+        is_constant = all(side and not _names(side) for side in sides) or "~" in structure.signs
         if is_name(structure.parts[0]) or is_constant:
             return _values(exact_parts(structure)[-1])
         known = [side for side in sides if side]
@@ -253,6 +253,13 @@ def _numbers(question: str) -> frozenset[Fraction]:
     return frozenset([*written, *(each.value for each in words if each)])
 
 
+def _within(node: Node) -> Iterator[Node]:
+    """An expression and all in it."""
+    yield node
+    for operand in node.operands:
+        yield from _within(operand)
+
+
 def _standing(node: Node) -> Iterator[Node]:
     """An expression and all in it, but no single factors: a half does not stand in `x/2`."""
     yield node
@@ -269,13 +276,13 @@ def _stands_in(node: Node, asked: tuple[Node, ...]) -> bool:
 
 def _contains(whole: Node, part: Node) -> bool:
     if part.operation not in {"+", "*"}:
-        return part in within(whole)
+        return part in _within(whole)
     wanted = [Counter(part.operands)]
     if part.operation == "+":
         wanted.append(Counter(map(_negative, part.operands)))
     return any(
         each.operation == part.operation and any(need <= Counter(each.operands) for need in wanted)
-        for each in within(whole)
+        for each in _within(whole)
     )
 
 
@@ -291,6 +298,10 @@ def _is_number(node: Node) -> bool:
     if node.operation == "^":
         return node.operands[1] == _MINUS_ONE and node.operands[0].operation == "number"
     return node.operation in {"number", "mixed"}
+
+
+def _names(node: Node) -> bool:
+    return any(each.operation in {"name", "apply"} for each in _within(node))
 
 
 # The same expression for trivially different notation: nothing is evaluated or expanded.

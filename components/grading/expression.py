@@ -9,20 +9,23 @@ leaves a choice:
 - `f(x+1)` is a value of f, as are g and h; for other letters `n(n+1)` is a product and `P(2)` or `C(5,2)` is not.
 """
 
-import operator
+import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import factorial, isqrt, prod
+from math import factorial, gcd, isqrt, prod
+from typing import Any
 
 from components.grading.vocabulary import FUNCTION_NAMES, LETTER_STYLES, TEXT_STYLES
 
 _MAX_DEPTH = 60
 _MAX_BITS = 20_000
 _MAX_FACTORIAL = 200
+_NUM_POINTS = 3
+_NUM_TRIES = 12
 
 
 class UnreadableError(Exception):
@@ -91,13 +94,6 @@ def parse_expression(latex: str) -> Node:
     return _Parser(latex).parse()
 
 
-def within(node: Node) -> Iterator[Node]:
-    """Yield an expression and all in it."""
-    yield node
-    for operand in node.operands:
-        yield from within(operand)
-
-
 def variables(node: Node) -> set[str]:
     """Return the names of the variables of an expression, and its values of unknown functions such as `f(2)`."""
     if node.operation == "name":
@@ -121,7 +117,7 @@ class _Parser:
     def parse(self) -> Node:
         node = self._sum()
         infinite = node.operands[0] if node.operation == "-" else node
-        if self._peek() or (infinite != _INFINITY and _INFINITY in within(node)):
+        if self._peek() or (infinite != _INFINITY and _holds(node, _INFINITY)):
             raise UnreadableError
         return node
 
@@ -541,6 +537,10 @@ class _Parser:
         return elements
 
 
+def _holds(node: Node, part: Node) -> bool:
+    return node == part or any(_holds(operand, part) for operand in node.operands)
+
+
 def _renamed(node: Node, name: str, new: str) -> Node:
     if node.operation in ("name", "constant") and node.value == name:  # `i` may be an index, too
         return Node("name", value=new)
@@ -563,36 +563,62 @@ class _NotRationalError(Exception):
     """An expression has an irrational part, or one that is too large."""
 
 
+class _UndefinedError(Exception):
+    """A division by zero."""
+
+
 @lru_cache(maxsize=4096)
 def exact_value(node: Node) -> Fraction | None:
     """Return the value of a constant expression; None where it is irrational, undefined or huge."""
     try:
-        return _evaluate(node)
-    except (_NotRationalError, ZeroDivisionError):
+        return Fraction(_evaluate(node, _Exact()))
+    except (_NotRationalError, _UndefinedError):
         return None
 
 
-def _evaluate(node: Node) -> Fraction:
-    if node.operation == "number":
-        return Fraction(node.value)
+def same_rational_function(first: Node, second: Node) -> bool | None:
+    """Tell whether two rational functions are the same; None where either expression is no rational function.
+
+    They are compared modulo large random numbers at random points, both of which depend on the two expressions: nobody
+    can aim at them, and a difference stays hidden with a probability below one in 10^20.
+    """
+    names = sorted(variables(first) | variables(second))
+    generator = random.Random("|".join(sorted(map(repr, (first, second)))))
+    num_defined = 0
+    for _ in range(_NUM_TRIES):
+        modulus = generator.getrandbits(128) | 1
+        residues = _Residues(modulus, {name: generator.randrange(modulus) for name in names})
+        try:
+            if _evaluate(first, residues) != _evaluate(second, residues):
+                return False
+        except _UndefinedError:
+            continue
+        except _NotRationalError:
+            return None
+        num_defined += 1
+        if num_defined == _NUM_POINTS:
+            return True
+    return False
+
+
+def _evaluate(node: Node, numbers: "_Exact | _Residues") -> Any:
+    match node.operation:
+        case "number":
+            return numbers.number(Fraction(node.value))
+        case "name":
+            return numbers.variable(str(node.value))
+        case "^":
+            base, power = node.operands
+            exponent = _evaluate(power, _Exact())
+            if exponent.denominator != 1:
+                raise _NotRationalError
+            return numbers.power(_evaluate(base, numbers), int(exponent))
+        case "root" | "factorial":
+            constants = [_evaluate(operand, _Exact()) for operand in node.operands]
+            return numbers.number((_root if node.operation == "root" else _factorial)(*constants))
     if node.operation not in _ARITHMETIC:
         raise _NotRationalError
-    value = _ARITHMETIC[node.operation](*map(_evaluate, node.operands))
-    if _num_bits(value) > _MAX_BITS:
-        raise _NotRationalError
-    return value
-
-
-def _num_bits(value: Fraction) -> int:
-    return max(value.numerator.bit_length(), value.denominator.bit_length())
-
-
-def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    if base == 0 and exponent <= 0:
-        raise ZeroDivisionError
-    if exponent.denominator != 1 or (abs(base) not in {0, 1} and _num_bits(base) * abs(exponent) > _MAX_BITS):
-        raise _NotRationalError
-    return Fraction(base ** int(exponent))
+    return _ARITHMETIC[node.operation](numbers, [_evaluate(operand, numbers) for operand in node.operands])
 
 
 def _root(value: Fraction, index: Fraction) -> Fraction:
@@ -609,13 +635,76 @@ def _factorial(value: Fraction) -> Fraction:
     return Fraction(factorial(int(value)))
 
 
-_ARITHMETIC: dict[str, Callable[..., Fraction]] = {
-    "+": lambda *values: sum(values, Fraction(0)),
-    "-": operator.neg,
-    "*": lambda *values: prod(values, start=Fraction(1)),
-    "/": operator.truediv,
-    "^": _power,
-    "root": _root,
-    "factorial": _factorial,
-    "group": lambda value: value,
+class _Exact:
+    """Fractions of limited size."""
+
+    def number(self, value: Fraction) -> Fraction:
+        return value
+
+    def variable(self, name: str) -> Fraction:
+        raise _NotRationalError(name)
+
+    def add(self, values: Sequence[Fraction]) -> Fraction:
+        return self._limited(sum(values, Fraction(0)))
+
+    def multiply(self, values: Sequence[Fraction]) -> Fraction:
+        return self._limited(prod(values, start=Fraction(1)))
+
+    def divide(self, numerator: Fraction, denominator: Fraction) -> Fraction:
+        if denominator == 0:
+            raise _UndefinedError
+        return self._limited(numerator / denominator)
+
+    def power(self, base: Fraction, exponent: int) -> Fraction:
+        if base == 0 and exponent <= 0:
+            raise _UndefinedError
+        if abs(base) in {0, 1}:
+            return base if exponent % 2 else abs(base)
+        if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > _MAX_BITS:
+            raise _NotRationalError
+        return base**exponent
+
+    def _limited(self, value: Fraction) -> Fraction:
+        if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
+            raise _NotRationalError
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Residues:
+    """Whole numbers modulo another one, at a point."""
+
+    modulus: int
+    point: Mapping[str, int]
+
+    def number(self, value: Fraction) -> int:
+        return self.divide(value.numerator, value.denominator)
+
+    def variable(self, name: str) -> int:
+        return self.point[name]
+
+    def add(self, values: Sequence[int]) -> int:
+        return sum(values) % self.modulus
+
+    def multiply(self, values: Sequence[int]) -> int:
+        return prod(values) % self.modulus
+
+    def divide(self, numerator: int, denominator: int) -> int:
+        if gcd(denominator, self.modulus) != 1:
+            raise _UndefinedError
+        return numerator * pow(denominator, -1, self.modulus) % self.modulus
+
+    def power(self, base: int, exponent: int) -> int:
+        if base == 0 and exponent <= 0:
+            raise _UndefinedError
+        power = pow(base, abs(exponent), self.modulus)
+        return power if exponent >= 0 else self.divide(1, power)
+
+
+_ARITHMETIC: dict[str, Callable[[Any, list[Any]], Any]] = {
+    "+": lambda numbers, values: numbers.add(values),
+    "-": lambda numbers, values: numbers.multiply([*values, -1]),
+    "*": lambda numbers, values: numbers.multiply(values),
+    "/": lambda numbers, values: numbers.divide(*values),
+    "group": lambda numbers, values: values[0],
 }

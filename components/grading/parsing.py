@@ -195,7 +195,7 @@ def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
     latex = with_symbols_apart(_normalized(written), context.symbols)
     value, unit = split_unit(latex, context)
     if in_words := parse_number_in_words(unstyled(value)):
-        digits = in_digits(in_words.value)
+        digits = _in_digits(in_words.value)
         return Answer(text=digits, number=in_words, unit=unit, latex=digits)
     # Each member of a list has its own unit.
     if _MAY_BE_LIST.search(latex) and parse_structure(latex).kind is Kind.LIST:
@@ -207,11 +207,10 @@ def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
     return Answer(text=text, number=number, unit=unit, latex=latex)
 
 
-def in_digits(value: Fraction) -> str:
-    """Return a whole number or a fraction in LaTeX."""
-    if value.denominator == 1:
-        return str(value)
-    return rf"{'-' if value < 0 else ''}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
+def _in_digits(value: Fraction) -> str:
+    sign = "-" if value < 0 else ""
+    whole = value.denominator == 1
+    return f"{value}" if whole else rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
 
 
 def unstyled(latex: str) -> str:
