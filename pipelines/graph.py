@@ -138,7 +138,7 @@ def cluster_graph(params: Params) -> GraphComponent:
         sections = {stage: checked.outputs[f"{stage}_config"] for stage in STAGES}
         run_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
         launch = {"cluster": checked.outputs["cluster_config"], "run_id": run_id, "run_name": run_name}
-        place = {"volume": MOUNT, "run_id": run_id}
+        place = {"volume": MOUNT, "run_id": run_id, "run_name": run_name}
         tasks = stages(sections, launch=launch, place=place, run_name=run_name)
         for name, task in {"preflight": checked, **tasks}.items():
             _ask_for(RESOURCES[name], name, task, params, checked.outputs)

@@ -64,7 +64,7 @@ def _left_undone(snapshot: Snapshot, names: Sequence[str]) -> Iterator[str]:
     """Yield a line for each unfinished part of a registration, if the catalogue can be reached."""
     for name in names:
         with suppress(PipelineError):  # the catalogue of a cluster is often out of reach
-            yield from left_undone(snapshot, name, announced_to(snapshot, name))
+            yield from left_undone(snapshot, name, announced_to(snapshot, name, withdrawn=False))
 
 
 def checkpoints(run: str, registry: str, *, remove: bool, as_json: bool) -> None:

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from textwrap import indent
 
+import transformers
+
 from components.environments.pool import Environments
 from components.grading.verifier import Verdict, Verifier
 from components.policy.checkpoint import Checkpoint, create, load
@@ -119,6 +121,7 @@ def _asked_model(params: Params, model: str | None) -> str | Path:
 
 
 def _checkpoint(params: Params, problems: Sequence[Problem], model: str | Path) -> Checkpoint:
+    transformers.logging.disable_progress_bar()
     dtype = torch_dtype(params.train_grpo.engine)
     if isinstance(model, Path):
         return load(model, dtype=dtype)

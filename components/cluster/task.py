@@ -1,6 +1,5 @@
 """Runs a stage of several processes as a Kubeflow task: here, or as a TrainJob."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 from components.cluster.config import ClusterConfig, ClusterStage, on_cluster
 from components.shared import task
 from components.shared.config import validate
-from components.shared.environment import RUN_NAME_VARIABLE
 from components.shared.stage import Stage, exit_on_error
 from components.shared.task import StageFolders, TaskResult
 
@@ -27,11 +25,11 @@ def run_task(
 
     With an empty `cluster`, its ranks run here. Otherwise they are a TrainJob, with everything on the shared volume.
     """
-    os.environ[RUN_NAME_VARIABLE] = run_name
     if not cluster:
-        return task.run_task(stage, config, artifact, **inputs)
+        return task.run_task(stage, config, artifact, run_name=run_name, **inputs)
     with exit_on_error(stage.name):
         settings = validate(ClusterConfig, dict(cluster), name="cluster")
         job = StageFolders(Path(settings.mount), run_id, stage).own / "job"
         with on_cluster(ClusterStage(settings, run_id, stage.name, job, run_name)):
-            return task.run_task(stage, config, artifact, volume=settings.mount, run_id=run_id, **inputs)
+            place = {"volume": settings.mount, "run_id": run_id, "run_name": run_name}
+            return task.run_task(stage, config, artifact, **place, **inputs)

@@ -16,6 +16,7 @@ def evaluate(
     evaluation: dsl.Output[dsl.Artifact],
     volume: str = "",
     run_id: str = "",
+    run_name: str = "",
 ) -> NamedTuple("Outputs", [("folder", str)]):  # type: ignore[valid-type]
     """Measure the base, SFT and GRPO models on the held-out problems.
 
@@ -27,6 +28,7 @@ def evaluate(
         evaluation: For each model one record per problem and sample, and scores with confidence intervals; accuracies.
         volume: Where the tasks of a run on a cluster have their shared volume; empty where they share everything.
         run_id: Of the run, whose folders on the volume are its own.
+        run_name: Name of the run on Kubeflow's page, for its log.
 
     Returns:
         The folder with the outputs, as the tasks that follow read them.
@@ -40,6 +42,7 @@ def evaluate(
         evaluation.path,
         volume=volume,
         run_id=run_id,
+        run_name=run_name,
         base_model=f"{sft}/base_model",
         reference=f"{sft}/reference",
         policy=f"{grpo}/policy",

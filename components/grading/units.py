@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import takewhile
+from string import ascii_lowercase
 
 from components.grading.quantities import NUMBER_WORDS, parse_number_in_words
 from components.grading.vocabulary import FUNCTION_WORDS, TEXT_STYLES
@@ -284,12 +285,12 @@ _SYMBOL = re.compile(_STYLES + r"\{[^{}]*\}|(?<=[0-9})])(\s*)([a-zA-Z]{1,3})(?![
 
 
 def _gold_symbols(gold: str, question: str) -> frozenset[str]:
-    """The letters behind the numbers of an expected answer that name nothing the question has: `6s^2`, `2 xyz`."""
+    """The letters behind the numbers of an expected answer that are variables: `6s^2`, or a run as in `2 xyz`."""
     symbols = set[str]()
     for space, letters in _SYMBOL.findall(gold):
         is_factor = len(letters) == 1 and not space and not question
         word = letters.lower()
-        is_product = _may_be_thing(word) and word not in _ALIASES and word not in question.lower()
+        is_product = _may_be_thing(word) and word in ascii_lowercase and word not in question.lower()
         symbols.update(letters if is_factor or is_product else "")
     return frozenset(symbols)
 

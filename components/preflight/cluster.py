@@ -110,7 +110,10 @@ def local_queue(api: client.ApiClient, namespace: str, name: str, *, unchecked: 
     """Check that the queue of Kueue exists, and admits jobs; where it is unchecked, that there is a Kueue at all."""
     custom, version = client.CustomObjectsApi(api), kube.KUEUE_VERSION
     if read("Kueue", custom.get_api_resources, kube.KUEUE, version) is None:
-        yield f"cluster_queue: this cluster has no Kueue and thus no queue {name}; install Kueue, or leave it empty"
+        yield (
+            f"cluster_queue: this cluster has no Kueue with {kube.KUEUE}/{version}, and thus no queue {name}; install "
+            "Kueue 0.17 or newer, or leave it empty"
+        )
         return
     if unchecked:
         return

@@ -205,10 +205,11 @@ def _readable(path: str | Path, content: str) -> Path:
     return Path(path)
 
 
-def announced_to(snapshot: Snapshot, name: str) -> str | None:
+def announced_to(snapshot: Snapshot, name: str, *, withdrawn: bool = True) -> str | None:
     """Return the address of the catalogue to which the newest version of a model was to be announced, if any."""
-    newest = snapshot.versions(name, withdrawn=True)[-1]
-    address: str | None = json.loads(snapshot.read(newest.tag, VERSION_FILE)).get("model_registry")
+    newest = snapshot.versions(name, withdrawn=withdrawn)[-1:]
+    (content,) = next(snapshot.read_each(newest, VERSION_FILE), [None])
+    address: str | None = json.loads(content or b"{}").get("model_registry")
     return address
 
 

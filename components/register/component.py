@@ -32,19 +32,17 @@ def register(  # noqa: PLR0917 - a task has as many parameters as inputs and out
         registration_page: What was registered, where it is and what it cost, where Kubeflow shows it.
         run_name: Of the run, for the registry.
     """
-    import os
     from pathlib import Path
 
     from components.register.register import STAGE
     from components.register.registration_page import registration_page as render
-    from components.shared.environment import RUN_NAME_VARIABLE
     from components.shared.task import run_task
 
-    os.environ[RUN_NAME_VARIABLE] = run_name
     result = run_task(
         STAGE,
         config,
         registration.path,
+        run_name=run_name,
         policy=f"{grpo}/policy",
         reference=f"{sft}/reference",
         base_model=f"{sft}/base_model",

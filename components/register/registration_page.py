@@ -25,8 +25,8 @@ def registration_page(config: Mapping[str, Any], registration: Path) -> str:
     facts = {
         "Version": version["tag"],
         "Registry": version["registry"],
-        "Weights": addresses["storage"] or settings.storage or f"next to the registry, under {version['path']}",
-        "Weights to serve": addresses["served"],
+        "Weights": addresses.get("storage") or settings.storage or f"next to the registry, under {version['path']}",
+        "Weights to serve": addresses.get("served"),
         "Model registry": version["model_registry"],
         "Digest of the weights": version["policy_digest"],
         **{f"Data: {name}": _place(material) for name, material in materials},

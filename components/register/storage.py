@@ -60,7 +60,8 @@ def write_dvc_config(folder: Path, config: str, url: str) -> None:
     """Let DVC read and write the storage of a registry, at `url`, in a folder."""
     (folder / CONFIG).parent.mkdir(exist_ok=True)
     (folder / CONFIG).write_text(config, encoding="utf-8")
-    (folder / CONFIG).with_name(".gitignore").write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
+    if not (ignored := (folder / CONFIG).with_name(".gitignore")).exists():
+        ignored.write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
     # DVC prefers config.local, and git ignores it.
     (folder / ".dvc" / "config.local").write_text(f"{_section()}\n    url = {url}\n", encoding="utf-8")
 

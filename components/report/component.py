@@ -19,6 +19,7 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
     metrics: dsl.Output[dsl.Metrics],
     volume: str = "",
     run_id: str = "",
+    run_name: str = "",
 ) -> NamedTuple("Outputs", [("folder", str)]):  # type: ignore[valid-type]
     """Compare base, SFT and GRPO and decide the promotion gate.
 
@@ -33,6 +34,7 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
         metrics: Accuracies, gain and verdict, where Kubeflow compares runs.
         volume: Where the tasks of a run on a cluster have their shared volume; empty where they share everything.
         run_id: Of the run, whose folders on the volume are its own.
+        run_name: Name of the run on Kubeflow's page, for its log.
 
     Returns:
         The folder with the outputs, as the tasks that follow read them.
@@ -48,7 +50,7 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
         "grpo_training": f"{grpo}/training",
         "validation": f"{validation.path}/validation",
     }
-    result = run_task(STAGE, config, report.path, volume=volume, run_id=run_id, **folders)
+    result = run_task(STAGE, config, report.path, volume=volume, run_id=run_id, run_name=run_name, **folders)
     metrics.metadata.update(result.metrics)
     page = page_of_run(config, folders, Path(report.path) / "report", timings=Path(grpo) / "timings")
     Path(report_page.path).parent.mkdir(parents=True, exist_ok=True)

@@ -169,7 +169,7 @@ class Trajectory:
         return True
 
     def _rewritten_prompt(self, turns: Sequence[Turn]) -> tuple[int, ...] | None:
-        """Return the prompt of the turn after `turns`; None where it begins with the tokens so far."""
+        """Return the prompt of the turn after `turns`; None where it begins with the text so far."""
         if not self._ended or not self._checkpoint.format.rewrites_history:
             return None
         sampled_ids, problem = self._tokens.sampled_ids, self._problem
@@ -178,8 +178,8 @@ class Trajectory:
             for turn in turns
         ]
         prompt_ids = self._checkpoint.prompt_ids(problem.question, problem.source, problem.earlier, history)
-        so_far = (*self.prompt_ids, *self.ids)
-        return None if prompt_ids[: len(so_far)] == so_far else prompt_ids
+        so_far, rewritten = map(self._checkpoint.tokenizer.decode, ((*self.prompt_ids, *self.ids), prompt_ids))
+        return None if rewritten.startswith(so_far) else prompt_ids
 
     def completion(self) -> Completion:
         """Return the completion, once nothing more is sampled in this call."""

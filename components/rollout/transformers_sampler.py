@@ -92,7 +92,9 @@ class TransformersSampler:
                 uniform_RT = uniform_PGT[batch].flatten(0, 1)
                 self._decode([prompts[index] for index in batch], rows, sampling.temperature, uniform_RT)
             while forked := sampled():
-                for keys in self._batches({key: each.prompt_ids for key, each in forked.items()}, 1):
+                # As many prompts at once as before: each is now a whole conversation.
+                prompts_now = {key: each.prompt_ids for key, each in forked.items()}
+                for keys in self._batches(prompts_now, sampling.num_samples):
                     own = [forked[key] for key in keys]
                     uniform_RT = torch.stack([uniform_PGT[key] for key in keys])
                     self._decode([each.prompt_ids for each in own], own, sampling.temperature, uniform_RT)

@@ -252,17 +252,21 @@ class PromptFormat:
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Whether the template changes what a model wrote, such as its thought, once a reply follows it."""
+        """Whether the template drops the thought from what a model wrote, and nothing else, once a reply follows it.
+
+        A template that reads thoughts from other fields of a message, or marks them by special tokens, is not followed:
+        the text of a turn does not hold what it needs.
+        """
         if self.template is None or self.config.tools is None:
             return False
-        prompt, thought = self.prompt(_ANY_QUESTION), f"Is it?\n</think>\n\n{_ANY_ANSWER}"
-        texts = [_ANY_ANSWER, f"<think>\n{thought}"]
+        prompt = self.prompt(_ANY_QUESTION)
         if opens_thought(prompt):
-            prompt, texts = prompt.rpartition("<think>")[0], [f"<think>\n{thought}"]
-        return not all(
-            self.prompt(_ANY_QUESTION, turns=[AnsweredTurn(text, "No.")]).startswith(prompt + text + self.end.strip())
-            for text in texts
+            prompt = prompt.rpartition("<think>")[0]
+        keeps_answer, keeps_thought = (
+            self.prompt(_ANY_QUESTION, turns=[AnsweredTurn(text, "No.")]).startswith(prompt + text)
+            for text in (_ANY_ANSWER, f"<think>\nIs it?\n</think>\n\n{_ANY_ANSWER}")
         )
+        return keeps_answer and not keeps_thought
 
     def _history(self, turns: Sequence[AnsweredTurn]) -> Iterator[Message]:
         content = ""

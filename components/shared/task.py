@@ -40,6 +40,7 @@ def run_task(
     *,
     volume: str = "",
     run_id: str = "",
+    run_name: str = "",
     **inputs: str,
 ) -> TaskResult:
     """Run a stage as a Kubeflow task: plain values in and out, exit codes as on the command line.
@@ -51,8 +52,10 @@ def run_task(
         volume: Mount point of the shared volume, where outputs are made; empty if the tasks share the file system of
             `artifact`.
         run_id: Id of the run, for its folders on the volume.
+        run_name: Name of the run on Kubeflow's page, for logs, trackers and the registry.
         inputs: The folder of each input of the stage.
     """
+    os.environ[RUN_NAME_VARIABLE] = run_name
     with exit_on_error(stage.name):
         settings = validate(stage.config, dict(config), name=stage.name)
         if volume or POD_VARIABLE in os.environ:

@@ -19,6 +19,7 @@ from typing import Any
 
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError, raise_if_disk_is_full
+from components.shared.journal import run_name
 from components.shared.lineage import Fingerprint
 from components.shared.live import LIVE, base_name, name_in
 from components.shared.progress import say
@@ -162,13 +163,15 @@ def fingerprint_in(folder: Path) -> Fingerprint | None:
 def _describe_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None:
     """Write which unfinished work of the same name and data is not resumed, and how it differs.
 
-    Work of runs with other names, or in use, does not concern this run.
+    Work that is in use, or of local runs with other names, does not concern this run. Kubeflow gives each run its own
+    name, also a clone of the same work.
     """
-    lines = []
+    is_local, lines = bool(run_name()), list[str]()
     for other in sorted(folder.parent.glob("[!.]*/")):
         with suppress(PipelineError):  # a file of another run may be half written
             step, known = last_step(other), fingerprint_in(other)
-            is_like = known is not None and known["inputs"] == fingerprint["inputs"] and base_name(other) == base_name()
+            is_like = known is not None and known["inputs"] == fingerprint["inputs"]
+            is_like &= not is_local or base_name(other) == base_name()
             if step is not None and is_like and not is_in_use(other):
                 run = f" (run {name})" if (name := name_in(other)) else ""
                 lines.append(f"{other}{run}: step {step}: {lineage.differences(stage, known, fingerprint)}")

@@ -4,7 +4,7 @@ import shutil
 import statistics
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -35,6 +35,8 @@ _FEW = 0.25
 """Share of groups whose rewards differ below which the first rollout prints advice."""
 _MOST = 0.5
 """Share of completions from which one cause is the only one named."""
+_HARDLY = 0.1
+"""Share of right answers among the completions that end, below which a higher limit of tokens does not help."""
 _SHOWN = {
     "mean reward": "reward",
     "accuracy": "accuracy",
@@ -113,8 +115,7 @@ def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str
     shown = ", ".join(f"{share:.0%} {what}" for what, share in shares.items())
     yield f"the first {len(scored)} completions: {shown}; rewards differ in {mixed} of {len(groups)} groups"
     if mixed < _FEW * len(groups) and shares.get("right", 0.0) < 1 and not config.teacher:
-        advice = _what_to_change(config, shares.get("truncated", 0.0), shares.get("without an answer", 0.0))
-        yield f"warning: only groups whose rewards differ are learned from. {advice}"
+        yield f"warning: only groups whose rewards differ are learned from. {_what_to_change(config, shares)}"
 
 
 def require_first_signal(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
@@ -135,13 +136,18 @@ def _outcome(scored: Scored) -> str:
     return "right" if scored.grade.verdict is Verdict.RIGHT else "wrong"
 
 
-def _what_to_change(config: TrainGRPOConfig, truncated: float, unanswered: float) -> str:
+def _what_to_change(config: TrainGRPOConfig, shares: Mapping[str, float]) -> str:
     """Return what may give a run a learning signal, from the shares of its completions."""
+    right, truncated, unanswered = (shares.get(what, 0.0) for what in ("right", "truncated", "without an answer"))
     if truncated >= _MOST:
-        limit = config.sampling.max_new_tokens
-        return (
-            f"Most completions are truncated at {limit} tokens: raise train_grpo.sampling.max_new_tokens to {2 * limit}"
-        )
+        limit, ended = config.sampling.max_new_tokens, 1 - truncated
+        cause = f"Most completions are truncated at {limit} tokens"
+        if ended >= _HARDLY and right < _HARDLY * ended:
+            return (
+                f"{cause}, and those that end are hardly ever right: fine-tune the model first (train_sft.num_steps), "
+                "on solutions that end as its prompt asks; a higher limit alone would not help"
+            )
+        return f"{cause}: raise train_grpo.sampling.max_new_tokens to {2 * limit}"
     if unanswered >= _MOST:
         return (
             "Most completions have no answer where train_sft.model.answer looks for it: ask for that form in the "
@@ -168,7 +174,7 @@ def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None
         if (values := [value for row in rows if (value := row.get(column)) is not None])
     }
     figures = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
-    advice = _what_to_change(config, means.get("truncated", 0.0), means.get("without an answer", 0.0))
+    advice = _what_to_change(config, {**means, "right": means.get("accuracy", 0.0)})
     what = f"no learning signal in the last {len(rows)} steps: the rewards of each group were all equal ({figures})"
     if 0 < config.reward.max_steps_without_signal <= len(rows):
         return f"{what}. {advice}. To continue anyway, set {_SIGNAL_KEY}: 0"

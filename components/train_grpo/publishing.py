@@ -60,7 +60,7 @@ def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]
 def _remove_abandoned(work: Path) -> None:
     """Remove the staging folders of runs that ended together with their watchdog, as when a pod is killed."""
     for staging in work.glob(f"{_STAGING}*"):
-        with suppress(durable.InUseError):
+        with suppress(durable.InUseError, OSError):  # in use, or of another user
             lock = durable.lock_folder(staging / _LOCK)
             durable.remove(staging)
             lock.release()

@@ -85,6 +85,7 @@ def group_reward(function: _FunctionT) -> _FunctionT:
     reward.
 
     >>> from components.grading.verifier import grade
+    >>> from components.shared.answer_policy import AnswerPolicy
     >>> @group_reward
     ... def rare(problem, completions, grades):
     ...     num_right = sum(grade.verdict == "right" for grade in grades)

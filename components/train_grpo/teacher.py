@@ -68,14 +68,17 @@ class TeacherServer:
             PipelineError: It refuses a request, or returns no log-probabilities of prompts.
         """
         with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
-            known = dict(zip(indices, threads.map(self._score, [sequences_B[b] for b in indices]), strict=True))
+            branches = [(b, branch) for b in indices for branch in sequences_B[b].branches]
+            known: dict[int, list[float]] = {}
+            for (b, _), scores in zip(branches, threads.map(self._score, [each for _, each in branches]), strict=True):
+                known.setdefault(b, []).extend(scores)
         return torch.tensor(
             [x for b, each in enumerate(sequences_B) for x in known.get(b, [torch.nan] * each.num_sampled)],
             dtype=torch.float64,
         )
 
     def _score(self, sequence: TokenSequence) -> list[float]:
-        """Return the log-probability of each sampled token of a sequence."""
+        """Return the log-probability of each sampled token of a sequence without forks."""
         ids = [*sequence.prompt_ids, *sequence.completion_ids]
         answer = self._post({"prompt": ids, "prompt_logprobs": 0, "max_tokens": 1})
         start = len(sequence.prompt_ids)

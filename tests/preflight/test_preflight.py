@@ -272,7 +272,9 @@ def test_a_queue_that_may_not_be_read_is_no_queue(server: ApiServer, form: Form)
     form = with_overrides(form, cluster={"queue_unchecked": True})
     ready(form)
     server.cluster.uninstalled |= {kinds.LOCAL_QUEUES, kinds.WORKLOADS}
-    assert _line(form).startswith("cluster_queue: this cluster has no Kueue and thus no queue works; install Kueue")
+    assert _line(form).startswith(
+        "cluster_queue: this cluster has no Kueue with kueue.x-k8s.io/v1beta2, and thus no queue works; install"
+    )
 
 
 def test_a_training_job_that_the_cluster_refuses_is_reported(server: ApiServer, form: Form) -> None:

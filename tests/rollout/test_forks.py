@@ -124,6 +124,10 @@ QWEN3 = """\
 """
 """Leaves out the thoughts before the last message of the user, and keeps those before answers of tools."""
 
+_FIELD = "('<think>' + (message['thought'] or '') + '</think>' if message['role'] == 'assistant' else '')"
+FIELDS = CHATML.replace("message['content']", f"{_FIELD} + message['content']")
+"""Reads thoughts from a field of a message, and writes an empty one without it."""
+
 
 def _checkpoint(folder: Path, template: str, environment: str = "feedback", **settings: object) -> Checkpoint:
     values = {"base": str(chat_model.write(folder, template)), "chat": {}, "tools": {"environment": environment}}
@@ -141,13 +145,14 @@ def _checkpoint(folder: Path, template: str, environment: str = "feedback", **se
         (REASONING, {}, True),
         (QWEN3, {}, True),
         (QWEN3, {"environment": "calculator"}, False),
-        (QWEN3, {"environment": "calculator", "thinking": False}, True),
+        (QWEN3, {"environment": "calculator", "thinking": False}, False),
+        (FIELDS, {}, False),
     ],
 )
 def test_whether_a_template_rewrites_the_history(
     tmp_path: Path, template: str, settings: dict[str, object], rewrites: bool
 ) -> None:
-    """Of a turn with a thought, or with the empty one that the prompt itself writes, after a reply."""
+    """Only where it drops thoughts that are part of the text; the empty one of the prompt stays as well."""
     assert _checkpoint(tmp_path, template, **settings).format.rewrites_history is rewrites  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from components.shared import durable, lineage, work
 from components.shared.config import Config, Operational
-from components.shared.environment import JOURNAL_VARIABLE, WORK_VARIABLE
+from components.shared.environment import JOURNAL_VARIABLE, RUN_NAME_VARIABLE, WORK_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.execution import Revision
 from components.shared.lineage import Material
@@ -270,6 +270,18 @@ def test_unfinished_work_of_runs_with_another_name_is_not_mentioned(
         assert capsys.readouterr().out == (_not_resumed(folder) if is_printed else ""), name
         if is_printed:
             assert "(run 20261126T014055Z-smoke): step 40: " in (folder / NOT_RESUMED).read_text()
+
+
+def test_unfinished_work_of_a_cloned_run_on_a_cluster_is_described(
+    training: _Training, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubeflow gives every run another name."""
+    monkeypatch.setenv(RUN_NAME_VARIABLE, "Run of grpo (1a2b3)")
+    training.fail()
+    monkeypatch.setenv(RUN_NAME_VARIABLE, "Clone of Run of grpo (1a2b3)")
+    folder = training.fail(seed=1)
+    assert capsys.readouterr().out == _not_resumed(folder)
+    assert "(run Run of grpo (1a2b3)): step 40: " in (folder / NOT_RESUMED).read_text()
 
 
 def test_work_that_is_in_use_or_resumed_is_not_listed(training: _Training, capsys: pytest.CaptureFixture[str]) -> None:

@@ -310,6 +310,7 @@ def test_the_error_names_the_figures_and_what_to_do() -> None:
     [
         (["#### 0", "#### 1", "no idea", "#### 4"], "25% right, 25% wrong, 25% truncated, 25% without an answer", None),
         (["#### 4"] * 4, "100% truncated", "raise train_grpo.sampling.max_new_tokens"),
+        (["#### 4"] * 3 + ["#### 1"], "25% wrong, 75% truncated", "fine-tune the model first (train_sft.num_steps)"),
         (["no idea", "none", "#### 4", "?"], "25% truncated, 75% without an answer", "set answer: last_sentence"),
         (["#### 1"] * 4, "100% wrong", "problems that the reference sometimes solves"),
         (["#### 0"] * 4, "100% right", None),
