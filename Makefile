@@ -54,6 +54,7 @@ ifneq ($(TORCH_BACKEND),$(INSTALLED_BACKEND))
 .PHONY: $(VENV)/.ready
 endif
 $(VENV)/.ready: requirements.lock requirements-cuda.lock pyproject.toml
+	@test ! -L $(VENV) || { echo "error: $(VENV) is a link, and setting it up would change another folder; remove the link" >&2; exit 2; }
 	@echo "setting up $(VENV) (a few minutes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	@# A .venv with another build of torch, or an unfinished one, is made anew.

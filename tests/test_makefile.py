@@ -67,6 +67,15 @@ def test_set_up_is_done_when_it_has_proven_itself(clone: Path) -> None:
     assert _calls(clone) == []
 
 
+def test_an_environment_behind_a_link_is_left_alone(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Such as that of another work tree, which `venv --clear` would empty."""
+    (clone / ".venv").symlink_to(tmp_path_factory.mktemp("shared"))
+    refused = _make(clone, "setup")
+    assert refused.returncode == 2
+    assert ".venv is a link" in refused.stderr
+    assert _calls(clone) == []
+
+
 def test_another_build_of_torch_makes_the_environment_anew(clone: Path) -> None:
     """TORCH_BACKEND counts after a set-up as well, and need not be said again afterwards."""
     _make(clone, "setup")
