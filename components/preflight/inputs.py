@@ -52,10 +52,11 @@ def _policy_context(config: TrainSFTConfig) -> int | None:
 
 
 def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each reward of the user's own, and for a judge, that cannot be used."""
-    reward = params.train_grpo.reward
-    if reward.judge and reward.judge.key_variable and reward.judge.key_variable not in os.environ:
-        return [f"train_grpo.reward.judge.key_variable: the environment has no {reward.judge.key_variable}"]
+    """Return a line for each reward of the user's own, and for a judge or teacher, that cannot be used."""
+    reward, teacher = params.train_grpo.reward, params.train_grpo.teacher
+    for name, asked in {"reward.judge": reward.judge, "teacher": teacher}.items():
+        if asked and asked.key_variable and asked.key_variable not in os.environ:
+            return [f"train_grpo.{name}.key_variable: the environment has no {asked.key_variable}"]
     judge = reward.judge.model_dump(mode="json") if reward.judge else None
     custom = list(filter(is_custom, reward.names))
     problem = next(first_problems(params.prepare_data), None) if trained_here and (custom or judge) else None

@@ -166,6 +166,8 @@ def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None
     """
     if config.teacher:
         return None
+    if curves and not _with_groups(curves[-1:]):
+        return None
     curves = _with_groups(curves)
     rows = list(takewhile(_teaches_nothing, reversed(curves)))
     means = {

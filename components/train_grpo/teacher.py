@@ -23,7 +23,12 @@ _MAX_REQUESTS = 64
 _REQUEST_S = 600.0
 """Time for one request, which may wait in the server for others."""
 _RETRIES = urllib3.Retry(
-    4, backoff_factor=1.0, status_forcelist=(429, 500, 502, 503, 504), allowed_methods=None, raise_on_status=False
+    4,
+    read=1,
+    backoff_factor=1.0,
+    status_forcelist=(429, 500, 502, 503, 504),
+    allowed_methods=None,
+    raise_on_status=False,
 )
 _SHOWN_CHARACTERS = 300
 

@@ -157,14 +157,16 @@ def _ranks(problem: Any, completions: Any, grades: Any) -> list[float]:
 
 
 def test_rewards_that_wait_are_scored_with_the_others() -> None:
-    """Of a rollout of two problems, beside one that does not wait; a failure leaves its completion without any."""
+    """For two problems after one whose source has no such reward; a failure leaves its completion without any."""
     weights = {f"{__name__}:{name}": 1.0 for name in ("_half", "_ranks")}
-    config = grpo_config(reward__weights={"accuracy": 1.0, **weights})
-    texts_PG = [["0.5", "0.25"], ["lost", "1.0"]]
+    config = grpo_config(reward__weights={"accuracy": 1.0, **weights}, reward__by_source={"other": {"accuracy": 1.0}})
+    texts_PG = [["0.125", "0.75"], ["0.5", "0.25"], ["lost", "1.0"]]
     completions_PG = [[completion(text=text) for text in texts] for texts in texts_PG]
-    grades = [grade("right") for _ in range(4)]  # type: ignore[arg-type]
+    grades = [grade("right") for _ in range(6)]  # type: ignore[arg-type]
     score = Scorer(config, tiny.checkpoint(), lambda *_: grades)
-    groups = score(tiny.PROBLEMS[:2], completions_PG)
+    other = tiny.PROBLEMS[2].model_copy(update={"source": "other"})
+    first, *groups = score([other, *tiny.PROBLEMS[:2]], completions_PG)
+    assert [scored.rewards for scored in first.scored_G] == [{"accuracy": (1.0,)}] * 2
     half, ranks = weights
     assert [scored.rewards[half] for scored in groups[0].scored_G] == [(0.5,), (0.25,)]
     assert [scored.rewards[ranks] for scored in groups[0].scored_G] == [(1.0,), (0.0,)]

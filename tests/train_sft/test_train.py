@@ -77,7 +77,7 @@ def test_what_an_environment_wrote_is_read_and_not_learned() -> None:
         predicted = torch.log_softmax(logits_TV, dim=-1)[len(sequence.prompt_ids) - 1 : -1]
         nll_T = -predicted.gather(1, torch.tensor(sequence.completion_ids)[:, None]).squeeze(1).detach()
         nlls.append(torch.cat([nll_T[:start], nll_T[stop:]]) if sequence is acting else nll_T)
-    engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config())
+    engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config(micro_batch_tokens=50))
     loss = _step(_config(), checkpoint, engine, [acting, plain], step=1)["loss"]
     assert loss == pytest.approx(float(torch.cat(nlls).mean()), rel=1e-5)
 
