@@ -255,8 +255,8 @@ def test_rewards_are_called_once_before_the_first_stage(
     assert "127.0.0.1:9" in asked
     assert unusable_rewards(params, trained_here=False) == []
     teacher = {"base": "teacher", "server": "http://teacher:8000/v1"}
-    for key, asked in {"teacher": teacher, "reward.judge": judge}.items():
-        params = _put(values, {f"train_grpo.{key}": {**asked, "key_variable": "NOT_SET"}})
+    for key, section in {"teacher": teacher, "reward.judge": judge}.items():
+        params = _put(values, {f"train_grpo.{key}": {**section, "key_variable": "NOT_SET"}})
         (line,) = unusable_rewards(params, trained_here=False)
         assert line == f"train_grpo.{key}.key_variable: the environment has no NOT_SET"
 
