@@ -61,6 +61,11 @@ class ForkServer:
                 start_new_session=True,  # Ctrl-C is for this process, which then ends its workers
             )
 
+    @property
+    def exit_code(self) -> int:
+        """How it has ended; 0 where it has not."""
+        return self._process.poll() or 0
+
     def wait_until_ready(self) -> str | None:
         """Wait until the service is made; return why it was not."""
         why = f"was not ready within {MAX_START_S:g} s"

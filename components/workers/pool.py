@@ -365,15 +365,16 @@ class _Dispatcher:
         if self._fork_server and self._fork_server.is_ended:
             self._end_fork_server()
         try:
-            if self._fork_server is None:
+            while self._fork_server is None:
                 if self._num_failed_starts == _MAX_FAILED_STARTS:
-                    return f"{_MAX_FAILED_STARTS} ended before they were ready"
+                    return f"ended {_MAX_FAILED_STARTS} times before it was ready"
                 self._num_failed_starts += 1
                 fork_server = ForkServer(self._config)
-                if (wrong := fork_server.wait_until_ready()) is not None:
+                if (wrong := fork_server.wait_until_ready()) is None:
+                    self._fork_server = fork_server
+                    self._selector.register(fork_server.control, selectors.EVENT_READ, fork_server)
+                elif -fork_server.exit_code not in _FROM_OUTSIDE:
                     return wrong
-                self._fork_server = fork_server
-                self._selector.register(fork_server.control, selectors.EVENT_READ, fork_server)
             worker = _Worker(self._fork_server)
         except OSError as error:  # no more processes or files
             return str(error)

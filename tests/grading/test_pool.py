@@ -263,6 +263,28 @@ def test_a_worker_that_cannot_start_is_an_error() -> None:
         pool([fine(1), fine(2)])
 
 
+def test_a_start_that_is_killed_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as by the kernel for lack of memory; a grader that is killed each time is an error."""
+    (tmp_path / "killed.py").write_text(
+        "import os, pathlib, signal\n"
+        "left = pathlib.Path(__file__).with_name('left')\n"
+        "left.write_text(left.read_text()[1:])\n"
+        "if left.read_text():\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from tests.grading.fake_grader import grade\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for starts in (3, 4):
+        (tmp_path / "left").write_text("x" * starts, encoding="utf-8")
+        with pool_of(1, function="killed:grade") as pool:
+            if starts == 3:
+                assert pool([fine(1)]) == [right(1)]
+            else:
+                with pytest.raises(PipelineError, match=r"the process that grades ended 3 times before it was ready"):
+                    pool([fine(1)])
+
+
 def test_a_program_needs_no_precautions(tmp_path: Path) -> None:
     """No main guard, no need to close, and any folder with any modules in it."""
     (tmp_path / "json.py").write_text("raise RuntimeError('not this one')", encoding="utf-8")
