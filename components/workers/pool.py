@@ -30,7 +30,8 @@ _MAX_LOSSES = 3
 has written into its socket."""
 _MAX_RESTARTS = 10
 """Fork servers that may end during a request, which is hardly ever to blame for it."""
-_MAX_FAILED_STARTS = 3
+_MAX_FAILED_STARTS = 10
+"""Starts of fork servers in a row that may be killed, or end before a worker reports."""
 _MAX_LINE_BYTES = 1 << 26
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 

@@ -227,7 +227,8 @@ def test_a_student_learns_from_a_teacher_behind_vllm(tmp_path: Path) -> None:
     port = free_port()
     program = str(Path(sys.executable).with_name("grpo-pipeline"))
     command = [program, "serve", str(tmp_path), f"--port={port}", "--", "--dtype=float32"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
+    log = (tmp_path / "server.log").open("wb")  # a pipe that nobody reads would stop the server
+    with log, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as server:
         try:
             wait_for(port, server)
             url = f"http://127.0.0.1:{port}/v1"
