@@ -6,7 +6,7 @@ tokens of the observation are then part of `ids`, and the engine reads them befo
 tokens are never tokenised again; each observation is tokenised by itself.
 
 A chat template may rewrite the history, such as leave out the thoughts of earlier turns. Where the prompt of the next
-turn does not begin with the tokens so far, the trajectory forks: it has a new prompt, and no `ids` until more are
+turn does not begin with the text so far, the trajectory forks: it has a new prompt, and no `ids` until more are
 sampled.
 """
 

@@ -174,10 +174,10 @@ class TeacherConfig(Config):
     """Where its weights are, as for `reference`; of no effect with `server`."""
     server: str | None = Field(None, pattern=r"^https?://")
     """API of a vLLM server with this model, such as `http://teacher:8000/v1`, whose context has room for a token
-    more than the longest prompt and completion; only the tokenizer of `base` is then read here. A server returns
-    log-probabilities of sampled tokens, not whole distributions: the advantage of a token grows by coefficient *
-    log(pi_teacher / pi), a policy gradient whose mean is that of the divergence. Needs a `sampling.temperature` of
-    1. Null loads the model here, with the exact divergence."""
+    more than the longest prompt and completion; `base`, still a model folder, is then read for its tokenizer alone.
+    A server returns log-probabilities of sampled tokens, not whole distributions: the advantage of a token grows by
+    coefficient * log(pi_teacher / pi), a policy gradient whose mean is that of the divergence. Needs a
+    `sampling.temperature` of 1. Null loads the model here, with the exact divergence."""
     key_variable: str | None = None
     """Environment variable that holds the server's API key, as for `reward.judge`; null sends none."""
 

@@ -211,9 +211,9 @@ class Scorer:
 def values_of(
     name: str, weight: float, function: RewardFunction, group: Group, answers: Iterator[Any], *, deadline_s: float
 ) -> Sequence[tuple[float, ...] | Failure]:
-    """Return what a function says of each completion: a value for every step, or one for the last.
+    """Return the values of a reward function for each completion: one for every step, or one for the last step.
 
-    One that waits has been called before, and its answers are next.
+    A reward that waits has been called already, and its answers are next.
     """
     grades_G = [scored.grade for scored in group.scored_G]
     if is_slow(function):

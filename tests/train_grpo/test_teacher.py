@@ -198,7 +198,7 @@ def test_a_server_is_asked_about_the_sampled_tokens_of_some_completions(monkeypa
 def test_a_server_that_does_not_score_is_named(
     monkeypatch: pytest.MonkeyPatch, answer: Any, message: str, error: type[PipelineError]
 ) -> None:
-    """One that may do so later is told from one that will not."""
+    """A server that may answer later raises RetryableError, any other PipelineError."""
     monkeypatch.setattr(module, "_RETRIES", module._RETRIES.new(total=0))
     with (
         answering([answer]) as (url, _),
