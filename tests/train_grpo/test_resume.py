@@ -1,8 +1,11 @@
 import os
+import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -240,3 +243,34 @@ def test_a_killed_run_ends_with_the_bytes_of_an_uninterrupted_one(tmp_path: Path
     assert [row["step"] for row in curves] == list(range(1, config.num_steps + 1))
     assert any(row["groups_in_flight"] for row in curves)
     assert max(row["staleness_max"] or 0 for row in curves) == config.sampler.max_staleness
+
+
+NUM_KILLS = 8
+
+
+@pytest.mark.long(minutes=3)
+def test_kills_and_a_judge_that_answers_at_random_leave_200_steps_as_they_were(tmp_path: Path) -> None:
+    """What the judge has answered before a kill counts: an uninterrupted run with these answers ends the same."""
+    inputs = _undecided(tmp_path)
+    judge = {"tests.train_grpo.groups:random_judge": 1.0}
+    config = _config(num_steps=200, checkpoint__every_steps=5, reward__weights=judge)
+    (tmp_path / "config.json").write_text(config.model_dump_json())
+    command = [sys.executable, "-m", "tests.train_grpo.killed", str(tmp_path)]
+    live = tmp_path / "killed/work/live/steps.jsonl"
+    chance = random.Random(8)
+    for number in range(NUM_KILLS):
+        with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as run:
+            while not live.exists() or live.read_text().count("\n") < number * config.num_steps // NUM_KILLS:
+                assert run.poll() is None
+                time.sleep(0.05)
+            time.sleep(chance.uniform(0, 1))
+            run.kill()
+        assert run.returncode == -signal.SIGKILL
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
+    shutil.copytree(tmp_path / "killed/work/answers", tmp_path / "straight/work/answers")
+    train_in(tmp_path / "straight", config, **inputs)
+    for name in OUTPUTS:
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
+    assert len(rows(tmp_path / "straight")) == config.num_steps
+    calls = re.findall('{"call": "(.+?)", ', (tmp_path / "killed/work/answers/rank-0.jsonl").read_text())
+    assert len(calls) == len(set(calls)) >= config.num_steps
