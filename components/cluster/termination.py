@@ -112,7 +112,11 @@ class Termination:
         return False
 
     def _delete(self) -> bool:
-        """Delete the job, repeatedly where that fails; return whether it is gone or going."""
+        """Delete the job; return whether it is gone or going.
+
+        Again where that fails, or where a call under way may still create the job. Other requests of this step are
+        stopped after the first try, which nothing may delay.
+        """
         for attempt in range(_TRIES):
             is_deleted = False
             with suppress(client.ApiException, HTTPError):

@@ -242,6 +242,7 @@ class Watch:
         self._log = LogStream(self._jobs, pod, self._clock, say_line)
 
     def _check_time(self, phase: Phase) -> None:
+        """Raise where a phase lasts longer than it may, or a running job prints nothing for too long."""
         config, now = self._stage.config, self._clock.monotonic()
         spent_s = now - self._phase_began_s
         if phase is Phase.QUEUED:
@@ -250,8 +251,9 @@ class Watch:
             self._check_waiting_containers()
             self._check_wait("not all pods run", "start_timeout_s", config.start_timeout_s)
         elif phase is Phase.RUNNING:
-            silent_s = now - (self._log.last_sign_s if self._log else self._phase_began_s)
-            if min(silent_s, spent_s) > config.stall_timeout_s:
+            # The log may be older than the phase, as after the queue suspended the job: the later of the two counts.
+            heard_s = max(self._log.last_sign_s, self._phase_began_s) if self._log else self._phase_began_s
+            if now - heard_s > config.stall_timeout_s:
                 limit = f"{config.stall_timeout_s:g} s (cluster.stall_timeout_s)"
                 raise RetryableError(f"{self._name}: nothing was printed for {limit}")
             if spent_s > config.training_timeout_s + _MARGIN_S:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from components.environments.environment import ToolEnvironment
 from components.shared.tools import CalculatorArguments, CallError, ToolsConfig
 
-_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?|\.\d+)|(\*\*|//|[-+*/%()]))")
+_TOKEN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+|\*\*|//|[-+*/%()])")
 _MAX_CHARACTERS = 500
 _MAX_LINES = 20
 _MAX_BITS = 10_000
@@ -66,7 +66,7 @@ def _tokens(expression: str) -> list[str]:
         if match is None:
             rest = expression[place:].strip()[:20]
             raise CallError(f'"{rest}" cannot be read; {_ACCEPTED}')
-        tokens.append(match[1] or match[2])
+        tokens.append(match[1])
         place = match.end()
     return tokens
 
@@ -155,10 +155,8 @@ def _computed(operator: str, left: Fraction, right: Fraction) -> Fraction:
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         raise CallError("an exponent has to be a whole number")
-    if _bits(base) > 1 and abs(exponent) * (_bits(base) - 1) > _MAX_BITS:  # too large to compute
+    if abs(exponent) * (_bits(base) - 1) > _MAX_BITS:  # never so for 0, 1 and -1
         raise _too_large()
-    if abs(base) in (0, 1):  # the exponent may be huge: keep its sign and parity
-        exponent = Fraction((exponent > 0) - (exponent < 0)) * (2 - exponent % 2)
     return Fraction(base**exponent.numerator)
 
 

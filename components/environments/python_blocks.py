@@ -22,8 +22,11 @@ class _Output(io.StringIO):
 
 
 def run_blocks(blocks: list[str]) -> str:
-    """Return what the last block prints, the value of its last line if it is an expression, and how it failed."""
-    random.seed(0)  # a program that is run again goes on as it did
+    """Run blocks as one program; return what the last prints, the value of its last line, and how it failed.
+
+    The blocks before it have run in an earlier call. They run again for the names they define; their output is dropped.
+    """
+    random.seed(0)  # so that they do what they did
     names: dict[str, object] = {"__name__": "__main__"}
     output, failure = _Output(), ""
     for block in blocks:
@@ -35,6 +38,7 @@ def run_blocks(blocks: list[str]) -> str:
 
 
 def _run(block: str, names: dict[str, object]) -> str:
+    """Run a block and print the value of its last line if it is an expression; return how it failed, or nothing."""
     try:
         program = ast.parse(block, _FILE)
         last = program.body.pop() if program.body and isinstance(program.body[-1], ast.Expr) else None
@@ -45,15 +49,17 @@ def _run(block: str, names: dict[str, object]) -> str:
                 print(repr(value))
     except BaseException as error:  # SystemExit included
         message = f"{type(error).__name__}: {error}".removesuffix(": ")[:_MAX_MESSAGE_CHARACTERS]
-        line = error.lineno if isinstance(error, SyntaxError) else _line(error.__traceback__)
+        line = error.lineno if isinstance(error, SyntaxError) else _line_of(error.__traceback__)
+        # The text of a SyntaxError names the line already.
         return f"{message} (line {line})" if line and "line " not in message else message
     return ""
 
 
-def _line(place: TracebackType | None) -> int | None:
-    """The line of the code in which an error arose."""
+def _line_of(traceback: TracebackType | None) -> int | None:
+    """Return the line where an error arose: the innermost in the code itself, not in a library."""
     line = None
-    while place:
-        line = place.tb_lineno if place.tb_frame.f_code.co_filename == _FILE else line
-        place = place.tb_next
+    while traceback:
+        if traceback.tb_frame.f_code.co_filename == _FILE:
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
     return line

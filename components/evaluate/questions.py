@@ -105,7 +105,10 @@ def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Ch
 
 
 def own_tools(model: Path, config: EvaluateConfig) -> ToolsConfig | None:
-    """Return the environment that a model brings with it; None where it has none, or is asked with another or none."""
+    """Return the environment in a model's own pipeline.json, or None where the model is not asked with that.
+
+    It is not where the config names tools, or where the protocol has its own prompt, which comes with its own tools.
+    """
     path = model / PIPELINE_FILE
     if config.tools or PROTOCOLS[config.protocol].prompt is not None or not path.is_file():
         return None

@@ -109,7 +109,7 @@ class Evaluator:
         ]
         asked, completions = [problem for problem, _, _ in answered], [each for _, _, each in answered]
         grades = grade_completions(self.verify, asked, completions, self.policy)
-        submissions = [  # a response that nobody finished, as its environment failed, is right by no reading
+        submissions = [  # where the environment failed, the response has no answer
             Submission(problem.answer, "" if completion.failure else completion.response, self.policy, problem.question)
             for problem, _, completion in answered
         ]

@@ -300,13 +300,14 @@ def _useful_zero_stage(config: EngineConfig, num_processes: int) -> int:
 
 
 def _deepspeed_config(model: nn.Module, config: EngineConfig, zero_stage: int) -> dict[str, Any]:
-    # Buffers no larger than the model: by default a gigabyte is set aside for each, whatever its size.
+    # Buffers no larger than the model: by default a gigabyte is set aside for each, however small the model.
     bucket_size = min(sum(parameter.numel() for _, parameter in _trained(model)), _MAX_BUCKET_SIZE)
     offloaded = {"none": (), "optimizer": ("offload_optimizer",), "all": ("offload_optimizer", "offload_param")}
     return {
         # DeepSpeed insists on a batch size; micro-batches here are counted in tokens.
         "train_micro_batch_size_per_gpu": 1,
         "managed_gradient_accumulation": False,
+        # Without ZeRO, Engine clips the gradient.
         "gradient_clipping": config.max_gradient_norm if zero_stage else 0.0,
         "zero_optimization": {
             "stage": zero_stage,
@@ -321,7 +322,7 @@ def _deepspeed_config(model: nn.Module, config: EngineConfig, zero_stage: int) -
         "optimizer": {
             "type": "AdamW",
             "params": {
-                "lr": 0.0,
+                "lr": 0.0,  # set by each step
                 "betas": list(config.betas),
                 "eps": config.epsilon,
                 "torch_adam": True,

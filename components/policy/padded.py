@@ -41,6 +41,7 @@ def token_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     row_N, place_N = batch.source_N // batch.width, batch.source_N % batch.width
     kept: dict[str, Any] = {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        # Logits at these places alone, in every row: a place becomes its number among those that are kept.
         kept["logits_to_keep"], place_N = torch.unique(place_N, return_inverse=True)
     logits_RKV = model(input_ids=ids_RS, use_cache=False, **kept).logits
     logits_NV: Tensor = logits_RKV[row_N, place_N]

@@ -12,7 +12,7 @@ from components.shared.errors import RetryableError
 from components.shared.progress import say_line
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_SAME_S = 1.0
+_ONE_REQUEST_S = 1.0
 """Time in which signals count as one request: `timeout` sends its signal twice, and a terminal to every process."""
 
 
@@ -67,7 +67,7 @@ def on_stop_signal(first: Callable[[], object], again: Callable[[], object]) -> 
         if first_at is None:
             first_at = time.monotonic()
             first()
-        elif time.monotonic() - first_at > _SAME_S:
+        elif time.monotonic() - first_at > _ONE_REQUEST_S:
             again()
 
     previous = {number: signal.signal(number, handle) for number in _SIGNALS}

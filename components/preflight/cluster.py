@@ -82,14 +82,14 @@ def runtime(api: client.ApiClient, namespace: str, name: str, grace_s: float | N
     existing = read(name, request, kube.GROUP, kube.VERSION, namespace, "trainingruntimes", name)
     if existing is None:
         yield f"namespace {namespace} has no TrainingRuntime {name}; apply an overlay of k8s/"
-    if not existing or grace_s is None:
+    if not existing or grace_s is None:  # False where it may not be read
         return
     (job,) = (each for each in existing["spec"]["template"]["spec"]["replicatedJobs"] if each["name"] == NODE)
-    limit_s = job["template"]["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S)
-    if grace_s + _MARGIN_S > limit_s:
+    killed_s = job["template"]["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S)
+    if grace_s + _MARGIN_S > killed_s:
         yield (
             f"checkpoint.grace_s: ranks have {grace_s:g} s to write a checkpoint, but the TrainingRuntime {name} has "
-            f"their pods killed after {limit_s} s; set terminationGracePeriodSeconds there to {grace_s + _MARGIN_S:g} "
+            f"their pods killed after {killed_s} s; set terminationGracePeriodSeconds there to {grace_s + _MARGIN_S:g} "
             "or more"
         )
 

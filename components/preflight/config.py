@@ -355,10 +355,10 @@ def _of_training(params: Params) -> Iterator[str]:
 
 
 def _of_environment_rewards(params: Params) -> Iterator[str]:
-    """What rewards turns in an environment, where the model has none."""
+    """Name the keys of the reward that need an environment, where the model has none."""
     reward = params.train_grpo.reward
-    needing = {"weights.environment": "environment" in reward.names, "supervision": reward.supervision == "turn"}
-    keys = [f"train_grpo.reward.{key}" for key, is_set in needing.items() if is_set]
+    needs = {"weights.environment": "environment" in reward.names, "supervision": reward.supervision == "turn"}
+    keys = [f"train_grpo.reward.{key}" for key, is_needed in needs.items() if is_needed]
     if keys and params.train_sft.model.tools is None:
-        others, these = "".join(f", as {key} does" for key in keys[1:]), "this key" if len(keys) == 1 else "both keys"
-        yield f"{keys[0]}: needs an environment{others}: set {TOOLS}, or remove {these}"
+        too, these = (f", as {keys[1]} does", "both keys") if len(keys) > 1 else ("", "this key")
+        yield f"{keys[0]}: needs an environment{too}: set {TOOLS}, or remove {these}"

@@ -158,10 +158,14 @@ def _evaluation_gpus(cluster: ClusterConfig, evaluate: EvaluateConfig) -> int:
 
 
 def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) -> None:
-    """Raise all that is wrong, which checks answer with, and what waits for it; or else that some did not answer."""
+    """Raise all that is wrong, what the checks have found included, and name what was not checked because of it.
+
+    RetryableError where nothing is wrong, but a check has no answer.
+    """
     not_checked = [] if params else ["models", "data sets", "rewards", "tools", "storage", "training job", "capacity"]
-    if isinstance(answers.get(_BASE_MODEL), PipelineError) and answers.pop("capacity", None) is not None:
-        not_checked = ["capacity"]  # what a run takes depends on the size of the model
+    if isinstance(answers.get(_BASE_MODEL), PipelineError) and "capacity" in answers:
+        del answers["capacity"]  # what a run takes depends on the size of the model
+        not_checked = ["capacity"]
     unanswered = []
     for name, answer in answers.items():
         if isinstance(answer, UnavailableError):
@@ -172,8 +176,8 @@ def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) ->
             wrong += answer
         elif params and isinstance(answer, int):
             wrong += map(in_the_form, exceeded_limits(params, answer))
-    note = "not checked until this is right: " + ", ".join(not_checked)
-    raise_all(wrong + unanswered if wrong else [], note if not_checked else "")
+    note = "not checked until this is right: " + ", ".join(not_checked) if not_checked else ""
+    raise_all(wrong + unanswered if wrong else [], note)  # which raises nothing where nothing is wrong
     if unanswered:
         trouble = "the cluster does not answer, so this run could not be checked; start it again later"
         raise RetryableError("\n".join([trouble, *unanswered]))

@@ -111,9 +111,9 @@ def _numbers(chance: random.Random, subject: str) -> tuple[int, int]:
 
 
 def _details(chance: random.Random) -> dict[str, str | int]:
-    """Return names, things, a place, days, and the distractor `z`."""
+    """Return names a and b, things t and u, days d and e, place p and distractor z: all of a story but x and y."""
     a, b = chance.sample(_NAMES, 2)
     t, u = chance.sample(_THINGS, 2)
     d, e = chance.sample(_DAYS, 2)
-    number = chance.randint(2, chance.choice(_LARGEST))
-    return {"a": a, "b": b, "t": t, "u": u, "d": d, "e": e, "p": chance.choice(_PLACES), "z": number}
+    z = chance.randint(2, chance.choice(_LARGEST))
+    return {"a": a, "b": b, "t": t, "u": u, "d": d, "e": e, "p": chance.choice(_PLACES), "z": z}

@@ -140,8 +140,9 @@ def _choose_by_difficulty(
 
 
 def _material(config: PrepareConfig, raw: RawFolder, source: FileSource, split: Split) -> tuple[str, Material]:
-    """Name what a split was read from: a file or folder by its path, a dataset of the hub as `id@revision`."""
-    path = source.path(split) or Path()
+    """Return what a split was read from, and its name: a file's or folder's path, or `id@revision` on the hub."""
+    path = source.path(split)
+    assert path is not None, "only a split that was read has a material"
     if isinstance(source, Dataset) and (dataset := source.on_hub(split, raw.path)):
         return f"{path}@{source.revision}", Material(repository=f"{HUB_PREFIX}{path}", commit=dataset.commit)
     return path.as_posix(), _file_material(config, raw, path)

@@ -76,9 +76,12 @@ class ReasoningGym(BuiltIn):
     """Problems of the dev split; none of their questions occurs in another split."""
 
     def problems(self, seed: int) -> Iterator[Problem]:
-        """Yield the test split, then the others, which do not change it; tasks take turns within each."""
+        """Yield the test split first, so that the sizes of the others do not change it; tasks take turns in each."""
+        # Of each task more than its share: questions recur.
         size = _NUM_SPARE + 4 * (self.num_train + self.num_test + self.num_dev) // len(self.tasks)
-        entries = {task: _entries(task, {**own, "seed": seed, "size": size}) for task, own in self.tasks.items()}
+        entries = {
+            task: _entries(task, {**arguments, "seed": seed, "size": size}) for task, arguments in self.tasks.items()
+        }
         for split in (Split.TEST, Split.DEV, Split.TRAIN):
             for index in range(self.max_problems(split)):
                 task = list(self.tasks)[index % len(self.tasks)]

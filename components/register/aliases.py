@@ -33,7 +33,7 @@ class Change:
     alias: str | None
     """None for a registration that gave none."""
     count: int
-    """Number of this change among the changes of the alias, from 1."""
+    """Number of this change among the changes of the alias, from 1; 0 without an alias."""
     at: datetime
     by: str
     reason: str
@@ -42,15 +42,27 @@ class Change:
 
 
 def history(snapshot: Snapshot, name: str) -> list[Change]:
-    """Return all registrations and changes of aliases of a model, the oldest first."""
+    """Return all registrations and changes of aliases of a model, the oldest first.
+
+    A registration that gave an alias is among the changes; the others are made from their versions.
+    """
     changes = changes_of(snapshot, name)
     recorded = {change.version for change in changes if change.action == "register"}
-    others = [
-        Change("register", version.tag, None, 0, datetime.fromisoformat(version.at), version.by, "")
+    without_alias = [
+        Change(
+            "register",
+            version.tag,
+            alias=None,
+            count=0,
+            at=datetime.fromisoformat(version.at),
+            by=version.by,
+            reason="",
+        )
         for version in snapshot.versions(name, withdrawn=True)
         if version.tag not in recorded
     ]
-    return sorted([*others, *changes], key=lambda change: (change.at, change.alias is not None, change.count))
+    # At the same moment, a registration without an alias comes first.
+    return sorted([*without_alias, *changes], key=lambda change: (change.at, change.alias is not None, change.count))
 
 
 def changes_of(snapshot: Snapshot, name: str, alias: str | None = None) -> list[Change]:

@@ -108,7 +108,8 @@ class Registry:
         """
         with error_prefix(f"{self.storage_url()}: cannot store the version there"):
             stored = self.clone.dvc_json("store", {name: str(folder.resolve()) for name, folder in folders.items()})
-        for fault in stored["faults"]:
+        if stored["faults"]:
+            fault = next(iter(stored["faults"]))
             raise PipelineError(f"{self.storage_url()}: does not return what is written there: {fault}")
         return Stored({name: pointer_file(name, each) for name, each in stored["pointers"].items()}, stored["files"])
 

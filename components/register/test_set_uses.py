@@ -35,7 +35,7 @@ def count_test_set_use(location: str, name: str, policy_digest: str, verdict: Ma
 
     A registry that does not accept the record is only warned about. RetryableError if it cannot be reached.
     """
-    if verdict["looks"] is None:
+    if verdict["looks"] is None:  # it was judged on another split, which may be used any number of times
         return
     at = datetime.now(UTC).isoformat(timespec="seconds")
     facts = {"test_set": verdict["looks"]["test_set"], "policy_digest": policy_digest}

@@ -42,7 +42,8 @@ def read_registry_facts(registry: str, name: str, test_set: str) -> tuple[Champi
         return None, set()
     with read_registry(registry) as snapshot:
         tag = snapshot.aliases().get(f"{name}@{_ALIAS}")
-        return _champion(snapshot, tag) if tag else None, policies_seen(snapshot, test_set)
+        champion = _champion(snapshot, tag) if tag else None
+        return champion, policies_seen(snapshot, test_set)
 
 
 def same_protocol(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -69,7 +69,7 @@ def power(gate: GateConfig, sizes: Mapping[str, int]) -> float:
 
 
 def enough_problems(gate: GateConfig, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the smallest multiple of the sizes with which the power suffices; nothing where none does."""
+    """Return the sizes times the smallest factor above 1, within 2 %, whose power suffices; nothing where none does."""
 
     def scaled(factor: float) -> dict[str, int]:
         return {source: max(1, round(factor * size)) for source, size in sizes.items()}

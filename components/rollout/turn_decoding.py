@@ -253,11 +253,12 @@ class TurnCache(GroupCache):
 
     def _past(self, layer: int, chunk: _Reading) -> tuple[Tensor, Tensor]:
         """Return the keys and values of a row's prompt and of its completion before the chunk, (S, K, D) each."""
-        slot = int(self._slot_R[chunk.row]) // self.group_size
+        # Where its prompt is among those still stored, of which `drop` makes fewer.
+        place = int(self._slot_R[chunk.row]) // self.group_size
         length = self._prompt_length(self.numbers[chunk.row])
-        prompt_keys, prompt_values = self._prompt_keys[layer][slot], self._prompt_values[layer][slot]
-        keys, values = self._keys[layer][chunk.row], self._values[layer][chunk.row]
-        return (
-            torch.cat([prompt_keys[:, :length], keys[:, : chunk.num_past]], dim=1).transpose(0, 1),
-            torch.cat([prompt_values[:, :length], values[:, : chunk.num_past]], dim=1).transpose(0, 1),
-        )
+
+        def past(prompts_PKSD: Tensor, own_RKTD: Tensor) -> Tensor:
+            parts = (prompts_PKSD[place, :, :length], own_RKTD[chunk.row, :, : chunk.num_past])
+            return torch.cat(parts, dim=1).transpose(0, 1)
+
+        return past(self._prompt_keys[layer], self._keys[layer]), past(self._prompt_values[layer], self._values[layer])

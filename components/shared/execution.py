@@ -150,6 +150,7 @@ class Place(_Record):
 
 def current_place() -> Place:
     """Return environment and threads of this process."""
+    # Only where this process has imported torch: importing it takes seconds.
     environment, torch = current_environment(), sys.modules.get("torch")
     if torch and torch.cuda.is_available() and not environment.gpus:  # a driver without files in /proc
         names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))

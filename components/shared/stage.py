@@ -136,7 +136,7 @@ def run(
     """
     limit_spin()
     outputs = {name: folders[name] for name in stage.outputs}
-    inputs = _resolved_inputs(stage, folders)
+    inputs = _checked_inputs(stage, folders)
     started, started_at = time.monotonic(), datetime.now(UTC)
     current_environment()
     log_event(stage.name, "started", outputs=outputs)
@@ -236,10 +236,11 @@ def _describe_taken(outputs: Mapping[str, Path], described: Lineage) -> None:
             lineage.write(folder, taken)
 
 
-def _resolved_inputs(stage: Stage, folders: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the inputs, with references to models resolved.
+def _checked_inputs(stage: Stage, folders: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the inputs, with references to models resolved, once inputs and outputs can be used.
 
-    PipelineError for an output that cannot be replaced, or that no stage made.
+    PipelineError for an input that is missing, and for an output that is no folder, overlaps with an input, or has
+    files that no stage made.
     """
     for key in stage.inputs:
         if not folders[key].is_dir():

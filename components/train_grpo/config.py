@@ -478,12 +478,19 @@ class TrainGRPOConfig(Config):
             if sampler is not None and sampler.synchronise == "adapters":
                 name = f"sampler.{key}.synchronise: adapters"
                 _require(self.engine.lora is not None, f"{name} needs engine.lora")
-                fits = self.engine.lora is None or self.engine.lora.rank <= MAX_LORA_RANK
-                _require(fits, f"{name} needs an engine.lora.rank of at most {MAX_LORA_RANK}, the largest of vLLM")
-                rounded = "vLLM has the base weights in full; set synchronise: weights"
-                _require(not self.engine.quantise, f"{name} does not go with engine.quantise: {rounded}")
-        copied = self.engine.quantise and self.loss.kl.coefficient > 0 and self.reference_placement != "adapters"
-        _require(not copied, "engine.quantise needs reference: adapters, or a loss.kl.coefficient of 0")
+                rank = self.engine.lora.rank if self.engine.lora else 0
+                _require(
+                    rank <= MAX_LORA_RANK,
+                    f"{name} needs an engine.lora.rank of at most {MAX_LORA_RANK}, the largest of vLLM",
+                )
+                remedy = "vLLM has the base weights in full; set synchronise: weights"
+                _require(not self.engine.quantise, f"{name} does not go with engine.quantise: {remedy}")
+        # There is no copy of weights in 4 bits: their reference can only be the policy with its adapters disabled.
+        copies_reference = self.loss.kl.coefficient > 0 and self.reference_placement != "adapters"
+        _require(
+            not (self.engine.quantise and copies_reference),
+            "engine.quantise needs reference: adapters, or a loss.kl.coefficient of 0",
+        )
         return self
 
     @model_validator(mode="after")

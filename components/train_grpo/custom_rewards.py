@@ -120,26 +120,27 @@ def ask(
     with _watched(name, problem, deadline_s):
         if getattr(function, "compares_group", False):
             whole = _attempt(name, problem, lambda: list(function(problem, asked_G, grades_G)))
-            values_G = in_order(name, whole, len(asked_G))
+            values_G = per_completion(name, whole, len(asked_G))
         else:
             pairs = list(zip(asked_G, grades_G, strict=True))
             values_G = [_attempt(name, problem, partial(listed, *pair)) for pair in pairs]
         if has_steps:
             pairs_G = zip(values_G, asked_G, strict=True)
-            values_G = [_of_number(name, values, len(texts), "steps") for values, texts in pairs_G]
+            values_G = [_with_count(name, values, len(texts), "steps") for values, texts in pairs_G]
     os.chdir(here)  # paths of a run may be relative
     return [numbers_of(name, weight, values, grade) for values, grade in zip(values_G, grades_G, strict=True)]
 
 
-def in_order(name: str, values: Any, count: int) -> list[Any]:
-    """Return the value of each completion of a group as a list of one, or the failure that left it without one."""
-    values = _of_number(name, values, count, "completions")
+def per_completion(name: str, values: Any, count: int) -> list[Any]:
+    """Return for each completion of a group a list with its value, or the failure because of which it has none."""
+    values = _with_count(name, values, count, "completions")
     if isinstance(values, Failure):
         return [values] * count
     return [value if isinstance(value, Failure) else [value] for value in values]
 
 
-def _of_number(name: str, values: Any, count: int, things: str) -> Any:
+def _with_count(name: str, values: Any, count: int, things: str) -> Any:
+    """Return the values if there are `count` of them, or else a Failure."""
     num_values = len(values) if isinstance(values, list) else 1
     if isinstance(values, Failure) or num_values == count:
         return values

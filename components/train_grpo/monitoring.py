@@ -50,13 +50,14 @@ def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
     """Raise PipelineError where more completions cannot be scored than the config allows.
 
     That is a defect of grader, data, reward or environment, not of the policy. A truncated completion has a verdict,
-    masked or not: it does not count.
+    masked or not: it can be scored.
     """
     scored = [(group.problem.id, each.unscorable) for group in groups for each in group.scored_G]
     failed = [(problem, failure) for problem, failure in scored if failure is not None]
     fraction, limit = len(failed) / max(1, len(scored)), config.reward.max_unscorable_fraction
     if fraction <= limit:
         return
+    # Reversed, so that the first failure of each kind is the one that stays.
     first = {failure.kind: (problem, failure.message) for problem, failure in reversed(failed)}
     counts = Counter(failure.kind for _, failure in failed)
     reasons = [

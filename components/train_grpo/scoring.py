@@ -21,10 +21,10 @@ from components.train_grpo.custom_rewards import (
     Failure,
     RewardFunction,
     ask,
-    in_order,
     is_custom,
     load_reward,
     numbers_of,
+    per_completion,
 )
 from components.train_grpo.process_supervision import Step, line_steps, outcome, turn_steps
 from components.train_grpo.rewards import BUILT_IN, BuiltIn
@@ -219,7 +219,7 @@ def values_of(
     if is_slow(function):
         of_group = getattr(function, "compares_group", False)
         values = next(answers) if of_group else list(islice(answers, len(grades_G)))
-        pairs = zip(in_order(name, values, len(grades_G)), grades_G, strict=True)
+        pairs = zip(per_completion(name, values, len(grades_G)), grades_G, strict=True)
         return [numbers_of(name, weight, each, grade) for each, grade in pairs]
     asked_G: list[Any] = [scored.completion for scored in group.scored_G]
     if getattr(function, "judges_steps", False):

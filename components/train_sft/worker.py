@@ -36,7 +36,7 @@ _COLUMNS = ("step", "loss", "gradient_norm", "learning_rate", "epoch")
 def train_rank(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path, work: Path
 ) -> dict[str, float]:
-    """Take this process's part in the training; the first process writes the outputs. Return metrics of the end."""
+    """Take this process's part in the training; the first process writes the outputs. Return the final metrics."""
     prepare_process(config.seed)
     training_problems = read_problems(problems, Split.TRAIN)
     ranks = init_ranks(config.engine)
@@ -52,15 +52,17 @@ def train_rank(
         with memory_for_loading(_STAGE, config.engine):
             policy, curves = _policy_and_curves(config, checkpoint, resumption)
         with training_log(_STAGE, config, ranks, work, curves) as log, progress(_STAGE, config.num_steps) as bar:
-            bar.skip(len(curves))
+            num_done = len(curves)  # a resumed run skips the batches of the steps before
+            bar.skip(num_done)
             batches = _batches(examples, config.examples_per_step, seed=config.seed)
-            for step, batch in enumerate(islice(batches, len(curves), config.num_steps), start=len(curves) + 1):
+            for step, batch in enumerate(islice(batches, num_done, config.num_steps), start=num_done + 1):
                 with memory_for_update(_STAGE, config.engine):
                     figures = _step(config, checkpoint, policy, batch, step)
                 curves.append({"step": step, **figures, "epoch": step * config.examples_per_step / len(examples)})
-                speed = bar.rate(num_tokens := sum(map(len, batch)))
-                bar.advance(loss=figures["loss"], tokens_per_s=speed)
-                log.step({**curves[-1], "step_s": num_tokens / speed, "tokens_per_s": speed})
+                num_tokens = sum(map(len, batch))
+                tokens_per_s = bar.rate(num_tokens)
+                bar.advance(loss=figures["loss"], tokens_per_s=tokens_per_s)
+                log.step({**curves[-1], "step_s": num_tokens / tokens_per_s, "tokens_per_s": tokens_per_s})
                 resumption.after_step(step, policy, lambda: {"curves": curves}, stop=stop)
         with policy.gather_full_parameters():
             if ranks.is_main:
@@ -73,7 +75,10 @@ def train_rank(
 def keep_base(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path
 ) -> dict[str, float]:
-    """Write the base model as the reference too, an existing one without its weights, and curves without a step."""
+    """Stand in for a fine-tuning of no steps: the reference is the base model, and the curves have no rows.
+
+    Of a base model that exists already only the location is written, not the weights.
+    """
     if config.model.scratch:
         training_problems = read_problems(problems, Split.TRAIN)
         checkpoint = create(config.model, training_problems, seed=config.seed, dtype=torch_dtype(config.engine))

@@ -44,13 +44,14 @@ def check(frame: pd.DataFrame, expectations: Sequence[dict[str, Any]]) -> list[O
     """
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
-    # It computes a hash of all that it is given, more than once.
+    # Great Expectations hashes all data that it is given, more than once: it gets only the columns that are needed.
     columns = dict.fromkeys([LABEL, *(each["kwargs"]["column"] for each in expectations)])
     validation = context.data_sources.pandas_default.read_dataframe(frame[list(columns)]).validate(
         gx.ExpectationSuite(name="problems", expectations=list(expectations)),
         result_format={"result_format": "COMPLETE", "unexpected_index_column_names": [LABEL]},
     )
     outcomes = [_outcome(result.to_json_dict(), frame) for result in validation.results]
+    # The results may come in another order.
     order = [each["meta"]["name"] for each in expectations]
     return sorted(outcomes, key=lambda outcome: order.index(outcome.name))
 

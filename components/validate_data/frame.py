@@ -45,6 +45,7 @@ def build_frame(folder: Path, config: ValidateConfig) -> pd.DataFrame:
 
 
 def _read_split(path: Path, split: Split) -> Iterator[dict[str, Any]]:
+    """Yield a row of the frame for each row of a split's file, without the columns that only valid problems have."""
     required = {key for key, field in Problem.model_fields.items() if field.is_required()}
     for number, values in jsonl.read_rows(path):
         name, place = values.get("id"), f"{path.name}:{number}"

@@ -26,26 +26,26 @@ def ungradable(problems: Sequence[Problem], policy: AnswerPolicy) -> str:
 def grades(problems: Sequence[Problem], policy: AnswerPolicy) -> list[str]:
     """Return the verdict on each problem's own solution, or on its boxed answer if it has none.
 
-    An answer that cannot be read is "unscorable", though it equals itself, and a sentence that the number in it does
-    not answer is "wrong": no other answer would be right.
+    An answer that only its own repetition would match cannot be graded: it is "unscorable" where it cannot be read, and
+    "wrong" where it is a sentence and the number in it, given alone, is not right.
     """
-    submissions = [
+    solutions = [
         Submission(problem.answer, problem.solution, policy, problem.question)
         if problem.solution.strip()
         else Submission(problem.answer, rf"\boxed{{{problem.answer}}}", AnswerPolicy.BOXED, problem.question)
         for problem in problems
     ]
-    others = [
+    numbers = [
         Submission(problem.answer, rf"\boxed{{{_number_in(problem.answer)}}}", AnswerPolicy.BOXED, problem.question)
         for problem in problems
     ]
     with Verifier() as verify:
-        own, other = (verify(each) for each in (submissions, others))
+        on_solutions, on_numbers = verify(solutions), verify(numbers)
     verdicts = []
-    for problem, first, second in zip(problems, own, other, strict=True):
-        is_sentence = _SENTENCE.search(problem.answer) is not None and second.verdict is Verdict.WRONG
-        is_itself_alone = is_sentence or second.verdict is Verdict.UNSCORABLE
-        verdicts.append(str(second.verdict if is_itself_alone else first.verdict))
+    for problem, on_solution, on_number in zip(problems, on_solutions, on_numbers, strict=True):
+        is_sentence = _SENTENCE.search(problem.answer) is not None and on_number.verdict is Verdict.WRONG
+        matches_only_itself = is_sentence or on_number.verdict is Verdict.UNSCORABLE
+        verdicts.append(str(on_number.verdict if matches_only_itself else on_solution.verdict))
     return verdicts
 
 

@@ -44,11 +44,12 @@ class ForkServer:
     def __init__(self, config: PoolConfig) -> None:
         self.is_ended = False
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # As the kernel's timeval: seconds and microseconds.
         for option, limit_s in ((socket.SO_SNDTIMEO, MAX_SEND_S), (socket.SO_RCVTIMEO, int(MAX_START_S))):
             self.control.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", limit_s, 0))
         command = (sys.executable, "-P", "-W", "ignore", "-m", "components.workers.server")
         arguments = (config.service, json.dumps(config.arguments), str(config.memory_bytes))
-        # It finds the modules that this process finds.
+        # The fork server finds the modules that this process finds.
         path = os.pathsep.join([str(_ROOT), *config.path])
         with theirs:
             self._process = subprocess.Popen(
@@ -81,7 +82,10 @@ class ForkServer:
         self._ask(FORK, [channel.fileno()])
 
     def end_worker(self, process: int) -> int | None:
-        """Kill a worker with what it has started, and return its exit code; None where this process has ended."""
+        """Kill a worker with what it has started, and return its exit code; None where the fork server has ended.
+
+        A fork server that does not answer is killed.
+        """
         if self.is_ended:
             return None
         self._ask(b"%s %d" % (END, process))

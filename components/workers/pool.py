@@ -431,9 +431,9 @@ class _Worker:
         return [*([self.request] if self.request else []), *self.queue]
 
     def send(self, request: _Request | None, timeout_s: float) -> None:
-        """Send a request, with what it takes to replay its session; None has ended sessions freed.
+        """Send a request, with what it takes to replay its session, or with None only the sessions to be freed.
 
-        They are never sent together: a session that cannot be freed must not cost another one its answer.
+        No caller sends a request while sessions are to be freed: one that cannot be must not cost another its answer.
         """
         self.request, self.busy_since = request, time.monotonic()
         self.deadline = self.busy_since + (timeout_s if self.process else MAX_START_S)

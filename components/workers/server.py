@@ -196,9 +196,12 @@ def _work(service: Service, memory_bytes: int, channel: socket.socket) -> None:
 
 
 def _answer(service: Service, states: dict[int, Any], message: dict[str, Any], beat: Callable[[], None]) -> list[Any]:
-    """Return the reply, a failure, and whether memory is used up and this process is to end."""
+    """Answer a request, after its session's past where this process does not have the state; a failure ends the state.
+
+    Return the reply, the failure, whether memory is used up, and whether this process is to end.
+    """
     session = message["session"]
-    state = states.pop(session, None)
+    state = states.pop(session, None)  # put back unless the answer fails
     try:
         if state is None and session is not None:
             state = service.begin(message["start"])

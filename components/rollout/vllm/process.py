@@ -65,9 +65,9 @@ def vllm_servers(
 ) -> Iterator[list[str]]:
     """Run servers of the policy in `checkpoint` while the block runs; yield their URLs.
 
-    `devices` has the number of each, which names its log in `logs` and is its seed, with its GPUs ("4,5"; None on a
-    machine without). One that ends or fails meanwhile is restarted, at the same URL and with the weights of
-    `checkpoint`. Only servers with a tokenizer can stop at texts, and only those that may can be put to sleep.
+    `devices` maps the number of each server to its GPUs ("4,5"; None on a machine without). The number names its log in
+    `logs` and, on GPUs, is its seed. A server that ends or fails meanwhile is restarted, at the same URL and with the
+    weights of `checkpoint`. To stop at texts, servers need `has_tokenizer`; to be put to sleep, `sleeps`.
 
     Raises:
         NotEnoughMemoryError: A server does not fit; with the keys that make it smaller.

@@ -88,7 +88,7 @@ class _Turns:
     """
 
     def __init__(self, submit: Submit, checkpoint: Checkpoint, sampling: Sampling, seeds: Sequence[int | None]) -> None:
-        """`seeds` are those of the problems."""
+        """`seeds` has one for each problem; None where its requests have none."""
         self._submit, self._sampling, self._seeds = submit, sampling, seeds
         turn_stops = checkpoint.format.turn_stops if sampling.environments is not None else ()
         self._params = _params(checkpoint, sampling, (*sampling.stop, *turn_stops))
@@ -97,6 +97,7 @@ class _Turns:
         self._places: dict[Trajectory, tuple[int, int]] = {}
         """The problem of each trajectory, and its number in the group."""
         self._num_open = 0
+        """Trajectories that are not done."""
 
     def run_to_completion(self, groups: Sequence[Sequence[Trajectory | Completion]]) -> None:
         """Return once all trajectories are done."""

@@ -239,17 +239,16 @@ class VllmClient:
         if answer.status == 404 and isinstance(body, dict) and "model" in body:
             raise ServerLostError(f"it does not have the adapters {body['model']}")  # it was started again
         if 400 <= answer.status < 500:
-            raise PipelineError(f"vLLM server {self.url} refuses {path}: {_message(content)}")
+            raise PipelineError(f"vLLM server {self.url} refuses {path}: {_reported_error(content)}")
         if answer.status != 200:
-            raise ServerLostError(f"{path} failed ({answer.status}): {_message(content)}")
+            raise ServerLostError(f"{path} failed ({answer.status}): {_reported_error(content)}")
         return content
 
 
-def _message(content: Any) -> str:
-    """Return the first line of an error that a server reports, in any of its forms."""
-    if isinstance(content, dict):
-        content = content.get("error", content)
-        content = content.get("message", content) if isinstance(content, dict) else content
+def _reported_error(content: Any) -> str:
+    """Return the first line of an error: a text, {"message": ...}, {"error": ...} or {"error": {"message": ...}}."""
+    for key in ("error", "message"):
+        content = content.get(key, content) if isinstance(content, dict) else content
     return str(content).strip().split("\n", 1)[0][:500]
 
 
