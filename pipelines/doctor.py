@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from components.shared.environment import ENDPOINT_VARIABLES, available_cores
+from components.shared.environment import available_cores
 from components.shared.errors import PipelineError
 from components.shared.libraries import missing_libraries
 from pipelines.tables import print_json
@@ -29,7 +29,6 @@ _ROOT = Path(__file__).parents[1]
 _DEADLINE_S, _IMPORT_DEADLINE_S = 10.0, 120.0
 _GIB = 2**30
 _MIN_DISK_GIB, _SPARE_DISK_GIB, _MIN_MEMORY_GIB = 2, 20, 4
-_MIN_PYTHON = (3, 11)
 _BUSY_FRACTION = 0.3
 """Share of the cores that other processes may use before training on CPUs slows down."""
 _SMI = "name,memory.total,memory.used,driver_version"
@@ -64,8 +63,7 @@ class Finding:
 
 def diagnose(params: Path | None = None) -> Iterator[Finding]:
     """Yield the findings about this machine, and about a run with a params file on it."""
-    machine = (_python, _cores, _memory, _disk, _gpu_and_torch, _imports, _libraries, _lock, _tools, _sandbox)
-    for examine in (*machine, _hub, _cluster):
+    for examine in (_machine, _disk, _gpu_and_torch, _imports, _libraries, _lock, _tools, _sandbox, _hub):
         yield from examine()
     if params is not None:
         yield from _run(params)
@@ -114,8 +112,7 @@ def doctor(params: Path | None, *, as_json: bool) -> int:
     for finding in diagnose(params):
         findings.append(finding)
         if not as_json:
-            mark = {"ok": "ok     ", "warning": "warning", "error": "error  "}[finding.state]
-            print(f"{mark}  {finding.name:<12}  {finding.text}", flush=True)
+            print(f"{finding.state:<7}  {finding.name:<12}  {finding.text}", flush=True)
             if finding.remedy:
                 print(f"{'':<23}{finding.remedy}", flush=True)
     if as_json:
@@ -124,66 +121,36 @@ def doctor(params: Path | None, *, as_json: bool) -> int:
     return PipelineError.exit_code if failed else 0
 
 
-def _judged(name: str, text: str, *faults: tuple[bool, State, str]) -> Finding:
-    """Return a finding with state and remedy of the first fault whose condition is true."""
-    state, remedy = next(((state, remedy) for is_there, state, remedy in faults if is_there), ("ok", ""))
-    return Finding(name, state, text, remedy)
+def _judged(name: str, text: str, is_wrong: bool, remedy: str, state: State = "warning") -> Finding:
+    """Return a finding, with this state and the remedy if something is wrong."""
+    return Finding(name, state, text, remedy) if is_wrong else Finding(name, "ok", text)
 
 
-def _python() -> Iterator[Finding]:
-    version = f"{platform.python_version()} on {sys.platform}"
-    yield _judged(
-        "python",
-        version,
-        (sys.version_info < _MIN_PYTHON, "error", "3.11 or newer is needed: make setup PYTHON=python3.11"),
-        (sys.platform != "linux", "warning", "Linux is what this is tested on"),
-    )
-
-
-def _cores() -> Iterator[Finding]:
+def _machine() -> Iterator[Finding]:
+    yield Finding("python", "ok", f"{platform.python_version()} on {sys.platform}")
     cores, busy = available_cores(), os.getloadavg()[0]
     bf16 = "with" if _has_fast_bf16() else "without"
     text = f"{cores} cores {bf16} instructions for bf16, {busy:.1f} of them busy in the last minute"
     remedy = "training on CPUs takes about twice as long beside other work"
-    yield _judged("cores", text, (busy > _BUSY_FRACTION * cores, "warning", remedy))
-
-
-def _memory() -> Iterator[Finding]:
+    yield _judged("cores", text, busy > _BUSY_FRACTION * cores, remedy)
     path = Path("/proc/meminfo")
-    if not path.is_file():
-        return
-    values = {line.split(":")[0]: int(line.split()[1]) / 2**20 for line in path.read_text().splitlines()}
-    available = values["MemAvailable"]
-    text = f"{values['MemTotal']:.0f} GiB, {available:.0f} GiB of them available"
-    remedy = f"the default job needs about {_MIN_MEMORY_GIB} GiB"
-    yield _judged("memory", text, (available < _MIN_MEMORY_GIB, "warning", remedy))
+    if path.is_file():
+        values = {line.split(":")[0]: int(line.split()[1]) / 2**20 for line in path.read_text().splitlines()}
+        available = values["MemAvailable"]
+        text = f"{values['MemTotal']:.0f} GiB, {available:.0f} GiB of them available"
+        remedy = f"the default job needs about {_MIN_MEMORY_GIB} GiB"
+        yield _judged("memory", text, available < _MIN_MEMORY_GIB, remedy)
 
 
 def _disk() -> Iterator[Finding]:
-    """Yield the free space of each disk that a run writes to."""
+    """Yield the free space where a run writes."""
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
-    places = {"outputs/": Path("outputs"), "the hub's cache": cache, "/dev/shm": Path("/dev/shm")}
-    names_by_disk: dict[int, list[str]] = {}
-    free: dict[int, float] = {}
-    for name, place in places.items():
-        existing = next((each for each in (place, *place.absolute().parents) if each.exists()), None)
-        if existing is not None:
-            device = existing.stat().st_dev
-            names_by_disk.setdefault(device, []).append(name)
-            free[device] = shutil.disk_usage(existing).free / _GIB
-    for device, names in names_by_disk.items():
-        is_written = names != ["/dev/shm"]  # if it is too small, weights go to a disk
-        large = "a run of a 1.5B model writes about 20 GiB; `grpo-pipeline gc` removes old runs"
-        yield _judged(
-            "disk",
-            f"{free[device]:.0f} GiB free for {' and '.join(names)}",
-            (
-                is_written and free[device] < _MIN_DISK_GIB,
-                "error",
-                "`grpo-pipeline gc` removes unfinished work and old runs",
-            ),
-            (is_written and free[device] < _SPARE_DISK_GIB, "warning", large),
-        )
+    for name, place in {"outputs/": Path("outputs"), "the hub's cache": cache}.items():
+        existing = next(each for each in (place, *place.absolute().parents) if each.exists())
+        free = shutil.disk_usage(existing).free / _GIB
+        remedy = "a run of a 1.5B model writes about 20 GiB; `grpo-pipeline gc` removes unfinished work and old runs"
+        state: State = "error" if free < _MIN_DISK_GIB else "warning"
+        yield _judged("disk", f"{free:.0f} GiB free for {name}", free < _SPARE_DISK_GIB, remedy, state)
 
 
 def _gpu_and_torch() -> Iterator[Finding]:
@@ -192,7 +159,7 @@ def _gpu_and_torch() -> Iterator[Finding]:
         name, total, used, driver = (part.strip() for part in gpu.split(","))
         text = f"{name}, {int(total) / 1024:.0f} GiB, {int(used) / 1024:.1f} GiB in use, driver {driver}"
         remedy = "another process holds its memory: `nvidia-smi` names it"
-        yield _judged("gpu", text, (int(used) >= 0.1 * int(total), "warning", remedy))
+        yield _judged("gpu", text, int(used) >= 0.1 * int(total), remedy)
     if not gpus:
         yield Finding("gpu", "ok", "none (nvidia-smi finds no GPU): models of a few million parameters can be trained")
     torch = _ask_python(_TORCH)
@@ -225,23 +192,16 @@ def _nvidia() -> tuple[list[str], str | None]:
 
 def _imports() -> Iterator[Finding]:
     for name in ("transformers", "deepspeed", "vllm"):
-        answer = _ask_python(f"import json, {name}; print(json.dumps({name}.__version__))")
-        if isinstance(answer, str) and " " in answer:
-            state: State = "warning" if name == "vllm" else "error"
-            needed = "`sampler.vllm`, `serve` and `promote` need it: " if name == "vllm" else ""
-            yield Finding(name, state, answer, f"{needed}`make setup`")
-        else:
-            yield Finding(name, "ok", str(answer))
+        answer = str(_ask_python(f"import json, {name}; print(json.dumps({name}.__version__))"))
+        state: State = "warning" if name == "vllm" else "error"
+        needed = "`sampler.vllm`, `serve` and `promote` need it: " if name == "vllm" else ""
+        yield _judged(name, answer, " " in answer, f"{needed}`make setup`", state)
 
 
 def _libraries() -> Iterator[Finding]:
-    missing = missing_libraries() if shutil.which("ldd") else {}
-    for name, file in missing.items():
-        package = _DEBIAN.get(name)
-        remedy = f"apt-get install {package}" if package else "install the system package that contains it"
-        yield Finding("libraries", "warning", f"{file} needs {name}, which is missing", remedy)
-    if not missing:
-        yield Finding("libraries", "ok", "all libraries that installed packages load are there")
+    for name, file in (missing_libraries() if shutil.which("ldd") else {}).items():
+        package = _DEBIAN.get(name, "the system package that contains it")
+        yield Finding("libraries", "warning", f"{file} needs {name}, which is missing", f"apt-get install {package}")
 
 
 def _lock() -> Iterator[Finding]:
@@ -256,14 +216,14 @@ def _lock() -> Iterator[Finding]:
         for name, version in current_environment().packages.items()
         if name in pinned and version.partition("+")[0] not in pinned[name]  # a build of torch has a suffix
     ]
-    more = f" and {len(others) - _NUM_NAMED} more" if len(others) > _NUM_NAMED else ""
-    text = f"{', '.join(others[:_NUM_NAMED])}{more}" or "all as in requirements.lock"
-    yield _judged("packages", text, (bool(others), "warning", "`make setup` installs what requirements.lock names"))
+    text = ", ".join(others[:_NUM_NAMED]) + (", ..." if len(others) > _NUM_NAMED else "")
+    remedy = "`make setup` installs what requirements.lock names"
+    yield _judged("packages", text or "all as in requirements.lock", bool(others), remedy)
 
 
 def _tools() -> Iterator[Finding]:
     git = _output(["git", "--version"])
-    yield _judged("git", git or "not found", (not git, "error", "versions are git tags: install git"))
+    yield _judged("git", git or "not found", not git, "versions are git tags: install git", "error")
     engines = [name for name in ("podman", "docker") if shutil.which(name)]
     missing = "neither podman nor docker, which only `run --containers` and `make images` need"
     yield Finding("containers", "ok", " and ".join(engines) or missing)
@@ -291,14 +251,7 @@ def _hub() -> Iterator[Finding]:
     answers = _ask_python(script, _DEADLINE_S) is True
     remedy = "use models and datasets in folders, or set HTTPS_PROXY, SSL_CERT_FILE or HF_ENDPOINT"
     text = f"{constants.ENDPOINT} {f'answers, {token}' if answers else 'cannot be reached'}"
-    yield _judged("hub", text, (not answers, "warning", remedy))
-
-
-def _cluster() -> Iterator[Finding]:
-    address = next(filter(None, map(os.environ.get, ENDPOINT_VARIABLES)), None)
-    yield Finding(
-        "kubeflow", "ok", address or f"no address in {ENDPOINT_VARIABLES[0]}, which only runs on a cluster need"
-    )
+    yield _judged("hub", text, not answers, remedy)
 
 
 def _run(path: Path) -> Iterator[Finding]:
