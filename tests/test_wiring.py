@@ -128,15 +128,6 @@ def test_help_answers_at_once() -> None:
     assert {name: found for name in modules if (found := modules[name] & {*heavy, "pydantic", "yaml"})} == {}
 
 
-def test_the_readme_names_only_what_exists() -> None:
-    """Every path in the README's code, tables and inline code is there."""
-    text = (ROOT / "README.md").read_text()
-    missing = [
-        path for path in _paths_in(text) if not any((ROOT / base / path).exists() for base in ("", "components"))
-    ]
-    assert not missing
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_link_leads_nowhere(page: Path) -> None:
     """To a file that exists, and to a heading that it has."""
@@ -171,15 +162,6 @@ def _imports(path: Path) -> set[str]:
             modules = {f"{module}.{alias.name}" for alias in node.names}
             names |= {name if (ROOT / f"{name.replace('.', '/')}.py").exists() else module for name in modules}
     return names
-
-
-def _paths_in(markdown: str) -> set[str]:
-    """What looks like a path of the project in code of a Markdown text: it has a slash or a well-known ending."""
-    code = re.findall(r"^```.*?^```|`[^`\n]+`", markdown, flags=re.MULTILINE | re.DOTALL)
-    words = {word.strip("`,;:()\"'") for block in code for word in block.split()}
-    paths = {word for word in words if re.fullmatch(r"\.?[\w-][\w./-]*(/|/[\w.-]+|\.(py|ya?ml|toml|md|lock))", word)}
-    made_by_runs = ("outputs/", "dvc_plots/", ".venv/", "mine.yaml")  # or by the reader
-    return {path for path in paths if not path.startswith(made_by_runs) and "//" not in path}
 
 
 def _literals(kind: Any) -> set[str]:

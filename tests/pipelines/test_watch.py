@@ -1,21 +1,16 @@
 """The live view of a training: what it shows, that it fits, and that it follows files as they grow."""
 
 import json
-import os
-import pty
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
-from rich.text import Text
 
 from components.shared import durable
 from components.shared.live import LIVE
-from pipelines.run.screen import Screen
 from pipelines.run.watch import Training, completion_lines, sparkline, view, watch
 
 NUM_STEPS = 8
@@ -114,81 +109,6 @@ def test_files_are_followed_as_they_grow(work: Path) -> None:
     durable.remove(work)
     training.refresh()
     assert training.rows == ROWS[:2]
-
-
-# The screen -----------------------------------------------------------------------------------------------------------
-
-
-class _Terminal:
-    """A terminal, and what stands on it when it is closed."""
-
-    def __init__(self) -> None:
-        self._master, slave = pty.openpty()
-        self.stream = os.fdopen(slave, "w", encoding="utf-8")
-
-    def close(self) -> str:
-        """Return all that was written to it."""
-        self.stream.close()
-        written = bytearray()
-        with suppress(OSError):  # the end
-            while content := os.read(self._master, 4096):
-                written += content
-        os.close(self._master)
-        return written.decode()
-
-
-def _shown(written: str) -> list[str]:
-    """The lines on a terminal that is wide enough, after what was written to it."""
-    lines, row, column = [""], 0, 0
-    for number, command, control, char in re.findall(r"\x1b\[([\d;?]*)(\w)|([\r\n])|(.)", written):
-        if command == "A":
-            row = max(0, row - int(number))
-        elif command in {"J", "K"}:
-            lines[row] = lines[row][:column]
-            lines = lines[: row + 1] if command == "J" else lines
-        elif control == "\r":
-            column = 0
-        elif control == "\n":
-            row += 1
-            lines += [""] * (row + 1 - len(lines))
-        elif char:
-            lines[row] = lines[row][:column].ljust(column) + char + lines[row][column + 1 :]
-            column += 1
-    return [line.rstrip() for line in lines]
-
-
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
-    """A terminal of 80 columns with colours."""
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLUMNS", "80")
-    for name in ("NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    return _Terminal()
-
-
-def test_changing_lines_are_replaced_in_their_place(terminal: _Terminal) -> None:
-    """Below all messages, whatever was longer before; an error takes their place."""
-    screen = Screen(terminal.stream, terminal.stream)
-    screen.show("begun")
-    screen.draw([Text("step 1, which is long"), Text("curve of reward"), Text("curve of KL")])
-    screen.show("a message")
-    screen.draw([Text("step 2"), Text("curve")])
-    screen.error("it failed")
-    assert list(filter(None, _shown(terminal.close()))) == ["begun", "a message", "      error: it failed"]
-
-
-def test_what_is_no_terminal_has_no_changing_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a file nor a terminal that cannot move its cursor."""
-    monkeypatch.setenv("TERM", "dumb")
-    terminal = _Terminal()
-    with (tmp_path / "log").open("w") as log:
-        for stream in (terminal.stream, log):
-            screen = Screen(stream, stream)
-            screen.draw([Text("step 1")])
-            screen.show("a message")
-    assert terminal.close() == "a message\r\n"
-    assert (tmp_path / "log").read_text() == "a message\n"
 
 
 # The command ----------------------------------------------------------------------------------------------------------
