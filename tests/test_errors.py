@@ -28,9 +28,7 @@ FOLDERS = {
     "validate_data": ["problems", "out/validation"],
     "train_sft": ["problems", "out/base_model", "out/reference", "out/training"],
     "train_grpo": ["problems", "reference", "out/policy", "out/training", "out/timings"],
-    "report": [
-        *("run/evaluation", "run/sft_training", "run/grpo_training", "run/validation", "out/report"),
-    ],
+    "report": ["run/evaluation", "run/sft_training", "run/grpo_training", "run/validation", "out/report"],
     "register": [
         *("policy", *(f"policy-{name}:{name}" for name in ARTIFACTS), "made_report:report", "out/registration"),
     ],
@@ -138,7 +136,6 @@ def mounting(project: Project) -> Project:
     ("stage", "key", "value", "message"),
     [
         ("prepare_data", "sources.0.num_train", "many", "input should be a valid integer"),
-        ("register", "name", 7, "input should be a valid string"),
         pytest.param("train_grpo", "num_step", 3, "unknown key; did you mean `num_steps`?", marks=SLOW),
     ],
 )
@@ -160,11 +157,8 @@ def test_a_wrong_key_or_value(project: Project, stage: str, key: str, value: Any
     [
         ("prepare_data", "train.jsonl", "train.jsonl: no such file; `make data` fetches GSM8K, MATH-500 and SVAMP"),
         ("validate_data", "problems/test.jsonl", "problems/test.jsonl: no such file"),
-        ("validate_data", "problems", "input `problems`: problems is not a folder; run the stage that makes it first"),
-        ("report", "run/evaluation/sft/records.jsonl", "run/evaluation/sft/records.jsonl: no such file"),
         ("report", "run/grpo_training", "input `grpo_training`: run/grpo_training is not a folder"),
         ("register", "made_report/verdict.json", "made_report/verdict.json: no such file"),
-        pytest.param("train_sft", "problems/train.jsonl", "problems/train.jsonl: no such", marks=SLOW),
         pytest.param("train_grpo", "reference/x", "reference/pipeline.json: no such file", marks=SLOW),
     ],
 )
@@ -182,10 +176,7 @@ def test_a_missing_file_or_folder(project: Project, stage: str, gone: str, messa
     ("stage", "kilobytes"),
     [
         ("prepare_data", 64),
-        ("prepare_data", 4),
-        ("validate_data", 12),
         ("report", 40),
-        ("train_sft", 200),
         ("train_sft", 900),
     ],
 )
@@ -198,11 +189,9 @@ def test_a_full_disk(mounting: Project, stage: str, kilobytes: int) -> None:
 
 
 @SLOW
-@pytest.mark.parametrize("stage", ["prepare_data", "validate_data", "report"])
-def test_a_file_system_that_is_read_only(mounting: Project, stage: str) -> None:
+def test_a_file_system_that_is_read_only(mounting: Project) -> None:
     """The place is named."""
-    output = Path(FOLDERS[stage][-1]).name
-    assert mounting.refusal_on("ro", stage) == f"out/.{output}.partial: read-only file system"
+    assert mounting.refusal_on("ro", "prepare_data") == "out/.problems.partial: read-only file system"
 
 
 def test_a_file_where_the_folder_of_the_output_goes(project: Project) -> None:

@@ -72,24 +72,15 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     return make
 
 
-def test_what_the_environment_answers_is_shown_and_read(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each line set apart; the model goes on until it calls nothing."""
-    end = chat_model.TEXT_END
-    model = ask([CALL, CALL, f"#### 1776{end}"])
-    capsys.readouterr()
-    model.answer("37*48?")
-    assert capsys.readouterr().out == "  | 1776\n  | exactly\n" * 2
-
-
 def test_nothing_is_printed_that_a_terminal_takes_for_a_command(
     ask: Ask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither of what the model writes nor of what its environment answers."""
+    """Neither of what the model writes nor of what its environment answers, of which each line is set apart."""
     monkeypatch.setattr(_Episode, "text", "1776\n\x1bexactly")
-    model = ask([CALL, f"#### 1776{chat_model.TEXT_END}"])
+    model = ask([CALL, CALL, f"#### 1776{chat_model.TEXT_END}"])
     capsys.readouterr()
     model.answer("37*48?")
-    assert capsys.readouterr().out == "  | 1776\n  |  exactly\n"
+    assert capsys.readouterr().out == "  | 1776\n  |  exactly\n" * 2
     model._streamer().on_finalized_text("#### \x1b]0;1776\x07\n", stream_end=True)
     assert capsys.readouterr().out == "####  ]0;1776 \n\n"
 

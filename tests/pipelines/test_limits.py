@@ -8,7 +8,7 @@ import pytest
 from components.preflight.config import Params, contradictions, load_params
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
-from pipelines.limits import Lengths, first_prompt, measure, overlay, proposals, quantile, table
+from pipelines.limits import Lengths, first_prompt, measure, overlay, proposals, table
 from pipelines.requirements import missing_here
 from tests import chat_model, tiny
 from tests.presets import preset, write_params
@@ -21,13 +21,6 @@ def _params(*, model: dict[str, Any] | None = None, **sections: dict[str, Any]) 
     for section, changes in sections.items():
         values[section] |= changes
     return Params.model_validate(values)
-
-
-def test_quantiles_are_lengths_that_occur() -> None:
-    """That many texts are no longer."""
-    tokens = list(range(100, 0, -1))
-    assert [quantile(tokens, each) for each in (0.5, 0.95, 0.99, 1.0)] == [50, 95, 99, 100]
-    assert quantile([7], 0.5) == 7
 
 
 def test_lengths_are_measured_by_source_with_the_chat_template(tmp_path: Path) -> None:
@@ -47,12 +40,11 @@ def test_lengths_are_measured_by_source_with_the_chat_template(tmp_path: Path) -
     assert solution == len(encode(problems[0].solution))
     assert lengths["sums"].examples == [lengths["sums"].prompts[0] + solution + 1]
     assert len(lengths["sums"].prompts) == 2
-    shown = table(lengths)
-    assert [line.split()[:3] for line in shown.splitlines()[1:]] == [
-        ["code", "prompts", "1"],
-        ["sums", "prompts", "2"],
-        ["sums", "solutions", "1"],
-        ["sums", "both", "1"],
+    assert [line.split()[:4] for line in table(lengths).splitlines()[1:]] == [
+        ["code", "prompts", "1", str(lengths["code"].prompts[0])],
+        ["sums", "prompts", "2", str(min(lengths["sums"].prompts))],
+        ["sums", "solutions", "1", str(solution)],
+        ["sums", "both", "1", str(lengths["sums"].examples[0])],
     ]
 
 
@@ -85,7 +77,6 @@ def _lengths(*, solutions: bool = True) -> dict[str, Lengths]:
     [
         ({}, True, 2048, (160, 112, 256, 224)),
         ({}, True, 300, (160, 112, 256, 140)),  # what the model leaves
-        ({}, True, None, (160, 112, 256, 224)),
         ({}, False, 2048, (160, None, None, 1024)),
         ({"train_sft": {"num_steps": 0}}, True, 2048, (160, 112, None, 224)),
     ],
@@ -100,19 +91,13 @@ def test_limits_fit_every_problem_and_the_model(
     assert values["evaluate.max_new_tokens"] == values["train_grpo.sampling.max_new_tokens"]
 
 
-@pytest.mark.parametrize(("thinking", "expected"), [(None, 1024), (True, 4096)])
-def test_conversations_and_thoughts_have_more_room(tmp_path: Path, thinking: bool | None, expected: int) -> None:
-    """Who was trained to chat explains more than a textbook, and thinks at length."""
-    model: dict[str, Any] = {"base": str(tmp_path), "chat": {}, "thinking": thinking}
-    assert proposals(_params(model=model), _lengths(), 100_000)["evaluate.max_new_tokens"] == expected
-
-
-def test_an_engine_reads_prompt_and_completion() -> None:
-    """Its own limit is proposed where there is one."""
-    values = preset()
-    values["train_grpo"]["sampler"]["vllm"] = {}
-    found = proposals(Params.model_validate(values), _lengths(), 2048)
-    assert found["train_grpo.sampler.vllm.max_tokens"] == 160 + 224
+def test_conversations_and_thoughts_have_more_room(tmp_path: Path) -> None:
+    """Who was trained to chat explains more than a textbook, and thinks at length; an engine reads both together."""
+    for thinking, expected in ((None, 1024), (True, 4096)):
+        model: dict[str, Any] = {"base": str(tmp_path), "chat": {}, "thinking": thinking}
+        values = proposals(_params(model=model, train_grpo={"sampler": {"vllm": {}}}), _lengths(), 100_000)
+        assert values["evaluate.max_new_tokens"] == expected
+        assert values["train_grpo.sampler.vllm.max_tokens"] == 160 + expected
 
 
 def test_a_prompt_that_the_model_cannot_read_is_an_error() -> None:

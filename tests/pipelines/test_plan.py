@@ -3,11 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from components.preflight.config import load_params
+from components.preflight.config import Params, load_params
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
@@ -18,7 +17,7 @@ from pipelines.plan.hardware import GIB, GPUS, gpu
 from pipelines.plan.memory import fits, memory_of, peak
 from pipelines.plan.run import run_of
 from pipelines.plan.step_time import step_time
-from tests.presets import FILES, ROOT, preset, write_params
+from tests.presets import FILES, ROOT, preset
 
 DEEPSEEK, DAPO = ROOT / "params/deepseekmath-7b.yaml", ROOT / "params/dapo.yaml"
 
@@ -31,20 +30,11 @@ def model(base: str | Path) -> ModelConfig:
 @pytest.mark.parametrize(
     ("base", "num_parameters"),
     [
-        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
-        ("Qwen/Qwen2.5-Math-1.5B", 1_543_714_304),
         ("Qwen/Qwen2.5-7B", 7_615_616_512),
-        ("Qwen/Qwen2.5-14B", 14_770_033_664),
-        ("Qwen/Qwen2.5-32B", 32_763_876_352),
         ("Qwen/Qwen2.5-72B-Instruct", 72_706_203_648),
         ("meta-llama/Meta-Llama-3-8B-Instruct", 8_030_261_248),
-        ("meta-llama/Llama-3.1-70B", 70_553_706_496),
-        ("meta-llama/Llama-3.2-1B", 1_235_814_400),
         ("deepseek-ai/deepseek-math-7b-base", 6_910_365_696),
-        ("Qwen/Qwen3-0.6B", 596_049_920),
         ("Qwen/Qwen3-4B-Base", 4_022_468_096),
-        ("Qwen/Qwen3-8B", 8_190_735_360),
-        ("Qwen/Qwen3-32B", 32_762_123_264),
     ],
 )
 def test_known_models_have_their_published_size(base: str, num_parameters: int) -> None:
@@ -84,23 +74,19 @@ def test_parameters_are_those_of_transformers(tmp_path: Path, family: str) -> No
         ({"model_type": "llama"}, "has no 'num_attention_heads'"),
     ],
 )
-def test_an_incomplete_folder_is_refused(tmp_path: Path, config: dict[str, str] | None, problem: str) -> None:
-    """With what is missing."""
+def test_a_model_without_a_known_shape_is_refused(tmp_path: Path, config: dict[str, str] | None, problem: str) -> None:
+    """With what is missing; a similar name is no help."""
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(PipelineError, match=problem):
         shape_of(model(tmp_path))
-
-
-def test_an_unknown_model_is_refused() -> None:
-    """Even if a similar one is known."""
     with pytest.raises(PipelineError, match=r"model Qwen/Qwen2\.5-8B: unknown architecture; give a folder"):
         shape_of(model("Qwen/Qwen2.5-8B"))
 
 
 @pytest.mark.parametrize(
     ("family", "billions", "active"),
-    [("mixtral", 46.7, 12.9), ("deepseek_v3", 671, 37), ("qwen3_next", 80, 3), ("gpt_oss", 117, 5.1)],
+    [("mixtral", 46.7, 12.9), ("qwen3_next", 80, 3), ("gpt_oss", 117, 5.1)],
 )
 def test_any_model_is_counted_as_published(tmp_path: Path, family: str, billions: float, active: float) -> None:
     """From transformers' default config: all weights, and those that compute a token, within 3 % or 1 billion."""
@@ -152,14 +138,6 @@ def test_every_shipped_file_can_be_planned(path: Path, capsys: pytest.CaptureFix
     assert [step[-1] for step in steps] == [f"{figures['step_s']:.1f}"]
 
 
-def _changed(folder: Path, section: str, **keys: Any) -> Path:
-    """The params file with other keys in a part of train_grpo."""
-    params = preset("deepseekmath-7b")
-    params["train_grpo"][section] |= keys
-    write_params(folder / "changed.yaml", params)
-    return folder / "changed.yaml"
-
-
 def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Heading, memory by stage, verdict, and the hours of all steps; the change that it names is enough."""
     assert _plan(gpu="H100") == 0
@@ -175,7 +153,9 @@ def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "72.7 usable GiB; the smallest change that makes it fit: sampling.max_batch_size: 64." in text
     assert " completion tokens per second; 900 steps take " in text
     assert "This is 40% of the roofline of arithmetic and memory." in text
-    assert _plan(params=_changed(tmp_path, "sampling", max_batch_size=64)) == 0
+    overlay = tmp_path / "changed.yaml"
+    overlay.write_text(f"extends: {DEEPSEEK}\ntrain_grpo: {{sampling: {{max_batch_size: 64}}}}\n")
+    assert _plan(params=overlay) == 0
     assert "\nFits: " in capsys.readouterr().out
 
 
@@ -188,10 +168,12 @@ def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_vllm_is_planned_as_configured(
-    tmp_path: Path, key: str, values: dict[str, object], num_servers: int, tensor_parallel: int
+    key: str, values: dict[str, object], num_servers: int, tensor_parallel: int
 ) -> None:
     """Beside the trainer or on GPUs of its own, with its cache."""
-    params = load_params(_changed(tmp_path, "sampler", **{key: {"max_tokens": 2048, "cache_gib": 20.0, **values}}))
+    changed = preset("deepseekmath-7b")
+    changed["train_grpo"]["sampler"] |= {key: {"max_tokens": 2048, "cache_gib": 20.0, **values}}
+    params = Params.model_validate(changed)
     run = run_of(params, 8, None)
     assert run.sampler == ("vllm_server" if num_servers else "vllm")
     assert (run.num_servers, run.tensor_parallel) == (num_servers, tensor_parallel)
@@ -219,11 +201,11 @@ def test_settings_are_those_of_the_file() -> None:
     [
         (["--gpu", "h1000"], f"--gpu h1000: unknown GPU; accepted: {', '.join(GPUS)}"),
         (["--gpus", "0"], "--gpus 0: from 1 to 16,384 is accepted"),
-        (["--params", "nope.yaml"], "nope.yaml: no such params file"),
         (
             ["--completion-tokens", "2000"],
             "--completion-tokens 2000: from 1 to sampling.max_new_tokens, 1024, is accepted",
         ),
+        (["--gpu", "v100"], "--gpu v100: it has no bfloat16; set train_grpo.engine.precision: fp32"),
     ],
 )
 def test_bad_input_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,26 +221,10 @@ def test_every_gpu_is_listed_and_plausible() -> None:
     assert [name for name in GPUS if f"`{name}`" not in page] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "known"),
-    [
-        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-        ("RTX 6000 Ada", "rtx-6000-ada"),
-        ("H100-PCIe", "h100-pcie"),
-        ("AMD Instinct MI300X", "mi300x"),
-    ],
-)
-def test_a_gpu_is_known_by_its_usual_names(name: str, known: str) -> None:
+@pytest.mark.parametrize("name", ["NVIDIA GeForce RTX 4090", "rtx 4090"])
+def test_a_gpu_is_known_by_its_usual_names(name: str) -> None:
     """In any case, with or without the maker's words."""
-    assert gpu(name).name == known
-
-
-def test_a_gpu_without_bfloat16_is_refused_for_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the key to change; a run in fp32 is planned."""
-    assert _plan(gpu="v100") == 2
-    error = "error: --gpu v100: it has no bfloat16; set train_grpo.engine.precision: fp32\n"
-    assert capsys.readouterr().err == error
-    assert _plan(params=ROOT / "params.yaml", gpu="v100") == 0
+    assert gpu(name).name == "rtx-4090"
 
 
 @pytest.mark.parametrize(
