@@ -130,7 +130,6 @@ def parser() -> argparse.ArgumentParser:
     option("--from", dest="start", default="", metavar="STAGE", help="recompute this stage and those after it")
     option("--fresh", action="store_true", help="recompute every stage; reuse nothing from earlier runs")
     option("--dry-run", action="store_true", help="check everything, say which stages would run and why, run nothing")
-    option("--containers", action="store_true", help="run each stage in its image (podman or docker)")
     option("--name", default="", help="name of the run, after its start time (default: the name of its params file)")
     option("--note", default="", metavar="TEXT", help="purpose of the run, shown by `runs list` and the index")
     tag = "word by which `runs list` finds the run; may be given several times"

@@ -224,9 +224,6 @@ def _lock() -> Iterator[Finding]:
 def _tools() -> Iterator[Finding]:
     git = _output(["git", "--version"])
     yield _judged("git", git or "not found", not git, "versions are git tags: install git", "error")
-    engines = [name for name in ("podman", "docker") if shutil.which(name)]
-    missing = "neither podman nor docker, which only `run --containers` and `make images` need"
-    yield Finding("containers", "ok", " and ".join(engines) or missing)
 
 
 def _sandbox() -> Iterator[Finding]:

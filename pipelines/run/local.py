@@ -6,13 +6,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
-from types import ModuleType
 from typing import Any
 
 from components.preflight.config import (
@@ -72,8 +71,6 @@ class Request:
     """Whether every stage is computed."""
     dry_run: bool
     """Whether everything is checked and nothing is run."""
-    containers: bool
-    """Whether each stage runs in a container of its image."""
     name: str
     """Name of the run's folder, after the time; empty for the name of the params file."""
     note: str
@@ -109,7 +106,7 @@ def run(**options: Any) -> int:
     name = before.params if before else path.stem
     params = settings.load(path, request.settings)
     data = None if params.prepare_data.repository else Path()
-    wrong = missing_here(params, containers=request.containers) + contradictions(params, data)
+    wrong = missing_here(params) + contradictions(params, data)
     if any(map(is_about_limits, wrong)):
         wrong.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
     wrong = [f"{path}: {line}" for line in wrong]
@@ -120,7 +117,6 @@ def run(**options: Any) -> int:
     patch = current_revision().patch or ""
     found = "seems to contain a key or a password; remove it: uncommitted changes are recorded in every lineage"
     raise_all([f"{place}: {found}" for place in keys_in(patch)])
-    engine = _containers() if request.containers else None
     screen = Screen(sys.stdout, sys.stderr)
     if request.dry_run or before:
         like = [before] if before else [run for run in every_run(OUTPUTS) if run.params == name]
@@ -139,10 +135,9 @@ def run(**options: Any) -> int:
     if files := uncommitted_files(patch):
         shown = ", ".join(files[:_FILES_SHOWN]) + (" ..." if len(files) > _FILES_SHOWN else "")
         screen.show(f"uncommitted changes are recorded in every lineage: {shown}", Style.DIM)
-    idle = "" if request.containers else unused_gpu()
-    for line in filter(None, [*advisories(params, data), slow_here(params), full, idle]):
+    for line in filter(None, [*advisories(params, data), slow_here(params), full, unused_gpu()]):
         screen.show(f"warning: {line}")
-    exit_code = _run(folder, params, screen, engine, request)
+    exit_code = _run(folder, params, screen, request)
     lock.release()
     return exit_code
 
@@ -153,7 +148,7 @@ def _purpose(path: Path) -> str:
     return " ".join(line.lstrip("# ") for line in comment).partition(". ")[0]
 
 
-def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None, request: Request) -> int:
+def _run(folder: Path, params: Params, screen: Screen, request: Request) -> int:
     """Run all stages in the folder of a new run, and return the exit code."""
     started = time.monotonic()
     # The longest time that a stage may need to write a checkpoint.
@@ -161,7 +156,7 @@ def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None
     with (folder / JOURNAL).open("a+", encoding="utf-8") as journal:
         tracker = Tracker(screen, journal, STAGES)
         try:
-            _execute(folder, tracker, screen, grace_s, engine, request)
+            _execute(folder, tracker, screen, grace_s, request)
         except SystemExit:
             screen.end(f"{_end_of(folder, params)}; log: {folder / LOG}")
             raise
@@ -206,16 +201,6 @@ def _end_of(folder: Path, params: Params) -> str:
     return f"{end}{saved}; resume with: grpo-pipeline run --resume {folder.name}"
 
 
-def _containers() -> ModuleType:
-    """Import the module that runs stages in containers, which needs another package, and check that they can run."""
-    try:
-        from pipelines.run import containers
-    except ModuleNotFoundError as error:
-        raise PipelineError(f"--containers needs the Python package {error.name}: pip install docker") from None
-    containers.check()
-    return containers
-
-
 def _new_folder(about: About, name: str) -> Path:
     """Make the folder of a run; runs started in the same second get different folders."""
     first = folder = OUTPUTS / "runs" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{name}"
@@ -231,15 +216,12 @@ def _new_folder(about: About, name: str) -> Path:
             return folder
 
 
-def _execute(
-    folder: Path, tracker: Tracker, screen: Screen, grace_s: float, engine: ModuleType | None, request: Request
-) -> None:
+def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, request: Request) -> None:
     """Run all stages in another process until it ends, and show their messages."""
-    command = [sys.executable, "-m", "pipelines.run.stages", str(folder.resolve())]
-    command += [f"--fresh-from={request.fresh_from}", *(["--containers"] if engine else [])]
+    fresh = f"--fresh-from={request.fresh_from}"
+    command = [sys.executable, "-m", "pipelines.run.stages", str(folder.resolve()), fresh]
     environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / JOURNAL)}
     with (
-        engine.no_containers_left(folder.resolve()) if engine else nullcontext(),
         # The temporary folders of killed stages are removed with this one.
         tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as scratch,
         (folder / LOG).open("wb") as log,
