@@ -10,15 +10,14 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from components.shared.environment import available_cores
 from components.shared.errors import PipelineError
-from components.shared.libraries import missing_libraries
-from pipelines.tables import print_json
 
 if TYPE_CHECKING:
     from components.preflight.config import Params
@@ -32,14 +31,11 @@ _MIN_DISK_GIB, _SPARE_DISK_GIB, _MIN_MEMORY_GIB = 2, 20, 4
 _BUSY_FRACTION = 0.3
 """Share of the cores that other processes may use before training on CPUs slows down."""
 _SMI = "name,memory.total,memory.used,driver_version"
-_CUDA_VERSION = re.compile(r"CUDA Version: (\d+\.\d+)")
 _PINNED = re.compile(r"^([a-z0-9-]+)==([^\s;]+)", re.MULTILINE)
 _NUM_NAMED = 5
 _LARGE = 100_000_000
 _FAST_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 """Flags of x86 and ARM processors with instructions for bfloat16 products."""
-_DEBIAN = {"libnuma.so.1": "libnuma1", "libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1"}
-"""Packages of Debian and Ubuntu by the libraries that vLLM and NVIDIA's packages load."""
 _TORCH = """
 import json, torch
 has_gpu = torch.cuda.is_available()
@@ -63,7 +59,7 @@ class Finding:
 
 def diagnose(params: Path | None = None) -> Iterator[Finding]:
     """Yield the findings about this machine, and about a run with a params file on it."""
-    for examine in (_machine, _disk, _gpu_and_torch, _imports, _libraries, _lock, _tools, _sandbox, _hub):
+    for examine in (_machine, _disk, _gpu_and_torch, _imports, _lock, _tools, _sandbox, _hub):
         yield from examine()
     if params is not None:
         yield from _run(params)
@@ -71,13 +67,10 @@ def diagnose(params: Path | None = None) -> Iterator[Finding]:
 
 def unused_gpu() -> str:
     """Return why this machine's GPU would not be used, and a remedy; empty if it is used or there is no GPU."""
-    gpus, driver_cuda = _nvidia()
+    gpus = _nvidia()
     if not gpus or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return ""
-    torch = _ask_python(_TORCH)
-    if isinstance(torch, str):
-        return torch
-    finding = _torch_for(torch, gpus, driver_cuda)
+    finding = _torch(gpus)
     return f"torch {finding.text}; {finding.remedy}" if finding.state == "error" else ""
 
 
@@ -85,7 +78,7 @@ def slow_here(params: "Params") -> str:
     """Return a warning if training without a GPU takes long, with the faster precision; empty otherwise."""
     from components.preflight.resources import shape_of_base
 
-    if _nvidia()[0]:
+    if _nvidia():
         return ""
     precision, fast = params.train_grpo.engine.precision, _has_fast_bf16()
     if precision == "bf16" and not fast:
@@ -101,23 +94,18 @@ def slow_here(params: "Params") -> str:
 
 
 def _has_fast_bf16() -> bool:
-    """Whether /proc/cpuinfo lists instructions for bfloat16 products."""
     words = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").is_file() else []
     return not _FAST_BF16.isdisjoint(words)
 
 
-def doctor(params: Path | None, *, as_json: bool) -> int:
+def doctor(params: Path | None) -> int:
     """Print the findings about this machine and a run on it; return 2 if one of them is an error."""
-    findings = []
+    failed = False
     for finding in diagnose(params):
-        findings.append(finding)
-        if not as_json:
-            print(f"{finding.state:<7}  {finding.name:<12}  {finding.text}", flush=True)
-            if finding.remedy:
-                print(f"{'':<23}{finding.remedy}", flush=True)
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    failed = any(finding.state == "error" for finding in findings)
+        print(f"{finding.state:<7}  {finding.name:<12}  {finding.text}", flush=True)
+        if finding.remedy:
+            print(f"{'':<23}{finding.remedy}", flush=True)
+        failed = failed or finding.state == "error"
     return PipelineError.exit_code if failed else 0
 
 
@@ -154,7 +142,7 @@ def _disk() -> Iterator[Finding]:
 
 
 def _gpu_and_torch() -> Iterator[Finding]:
-    gpus, driver_cuda = _nvidia()
+    gpus = _nvidia()
     for gpu in gpus:
         name, total, used, driver = (part.strip() for part in gpu.split(","))
         text = f"{name}, {int(total) / 1024:.0f} GiB, {int(used) / 1024:.1f} GiB in use, driver {driver}"
@@ -162,32 +150,27 @@ def _gpu_and_torch() -> Iterator[Finding]:
         yield _judged("gpu", text, int(used) >= 0.1 * int(total), remedy)
     if not gpus:
         yield Finding("gpu", "ok", "none (nvidia-smi finds no GPU): models of a few million parameters can be trained")
+    yield _torch(gpus)
+
+
+def _torch(gpus: list[str]) -> Finding:
+    """Return whether torch works, and uses the GPUs that are there."""
     torch = _ask_python(_TORCH)
     if isinstance(torch, str):
-        yield Finding("torch", "error", torch, "`make setup` in a fresh clone, or `make distclean setup` here")
-    else:
-        yield _torch_for(torch, gpus, driver_cuda)
-
-
-def _torch_for(torch: dict[str, Any], gpus: list[str], driver_cuda: str | None) -> Finding:
-    """Return whether a torch that works uses the GPUs that are there."""
+        return Finding("torch", "error", torch, "`make setup` in a fresh clone, or `make distclean setup` here")
     text = f"{torch['version']}, computes on {'the GPU' if torch['gpu'] else 'CPUs'}"
     if gpus and torch["cuda"] is None:
         return Finding("torch", "error", f"{text}, though there is a GPU", "make setup TORCH_BACKEND=auto")
     if gpus and not torch["gpu"]:
-        remedy = f"its CUDA {torch['cuda']} needs a newer driver than one for CUDA {driver_cuda}: update the driver"
+        remedy = f"its CUDA {torch['cuda']} needs a newer driver: update the driver"
         return Finding("torch", "error", f"{text}: it does not find the GPU", remedy)
-    if not torch["bf16"]:
-        remedy = "set engine.precision: fp32, and evaluate.dtype: float32"
-        return Finding("torch", "warning", f"{text}, which has no bfloat16", remedy)
-    return Finding("torch", "ok", text)
+    remedy = "set engine.precision: fp32, and evaluate.dtype: float32"
+    return _judged("torch", f"{text}{'' if torch['bf16'] else ', which has no bfloat16'}", not torch["bf16"], remedy)
 
 
-def _nvidia() -> tuple[list[str], str | None]:
-    """Return nvidia-smi's line for each GPU, and the newest CUDA version that the driver supports."""
-    listed = _output(["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader,nounits"])
-    version = _CUDA_VERSION.search(_output(["nvidia-smi"]) or "") if listed else None
-    return (listed or "").splitlines(), version[1] if version else None
+def _nvidia() -> list[str]:
+    """Return nvidia-smi's line for each GPU."""
+    return (_output(["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader,nounits"]) or "").splitlines()
 
 
 def _imports() -> Iterator[Finding]:
@@ -196,12 +179,6 @@ def _imports() -> Iterator[Finding]:
         state: State = "warning" if name == "vllm" else "error"
         needed = "`sampler.vllm`, `serve` and `promote` need it: " if name == "vllm" else ""
         yield _judged(name, answer, " " in answer, f"{needed}`make setup`", state)
-
-
-def _libraries() -> Iterator[Finding]:
-    for name, file in (missing_libraries() if shutil.which("ldd") else {}).items():
-        package = _DEBIAN.get(name, "the system package that contains it")
-        yield Finding("libraries", "warning", f"{file} needs {name}, which is missing", f"apt-get install {package}")
 
 
 def _lock() -> Iterator[Finding]:
@@ -231,10 +208,9 @@ def _sandbox() -> Iterator[Finding]:
 
     try:
         require_sandbox()
+        yield Finding("sandbox", "ok", "code of answers can be run in it")
     except PipelineError as error:
         yield Finding("sandbox", "warning", str(error), "only data sources with code to run (mbpp) need it")
-    else:
-        yield Finding("sandbox", "ok", "code of answers can be run in it")
 
 
 def _hub() -> Iterator[Finding]:
@@ -244,8 +220,11 @@ def _hub() -> Iterator[Finding]:
     if constants.HF_HUB_OFFLINE:
         yield Finding("hub", "ok", "HF_HUB_OFFLINE is set: models and datasets come from folders or the cache")
         return
-    script = f"import urllib.request; urllib.request.urlopen({constants.ENDPOINT!r}, timeout=5); print('true')"
-    answers = _ask_python(script, _DEADLINE_S) is True
+    try:
+        urllib.request.urlopen(constants.ENDPOINT, timeout=_DEADLINE_S).close()
+        answers = True
+    except OSError:
+        answers = False
     remedy = "use models and datasets in folders, or set HTTPS_PROXY, SSL_CERT_FILE or HF_ENDPOINT"
     text = f"{constants.ENDPOINT} {f'answers, {token}' if answers else 'cannot be reached'}"
     yield _judged("hub", text, not answers, remedy)
@@ -281,13 +260,13 @@ def _output(command: list[str]) -> str | None:
     return done.stdout.strip()
 
 
-def _ask_python(script: str, deadline_s: float = _IMPORT_DEADLINE_S) -> Any:
+def _ask_python(script: str) -> Any:
     """Return the last line that a script prints, parsed as JSON; if it fails, the last line of its error."""
     command = [sys.executable, "-W", "ignore", "-c", script]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:
-        return f"no answer within {deadline_s:g} s"
+        return f"no answer within {_IMPORT_DEADLINE_S:g} s"
     if done.returncode:
         return (done.stderr.strip() or f"ended with exit code {done.returncode}").splitlines()[-1]
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -90,7 +90,10 @@ def roll_back(location: str, name: str | None, *, reason: str, show: Callable[[s
     PipelineError if there is no previous champion, or it is damaged.
     """
     with read_registry(location) as snapshot:
-        name = _only_name(snapshot, name)
+        names = snapshot.names(name)
+        if len(names) != 1:
+            raise PipelineError(f"{location}: has versions of {', '.join(names) or 'no model'}; name one of them")
+        (name,) = names
         current = snapshot.aliases().get(f"{name}@{CHAMPION}")
         tag = before(snapshot, name, CHAMPION)
         if current is None or tag is None:
@@ -108,13 +111,6 @@ def _change(
     change = Change(action, version.tag, alias, count, datetime.now(UTC), person(), reason, facts)
     change_alias(location, version, change)
     return change
-
-
-def _only_name(snapshot: Snapshot, name: str | None) -> str:
-    names = snapshot.names(name)
-    if len(names) != 1:
-        raise PipelineError(f"{snapshot.location}: has versions of {', '.join(names) or 'no model'}; name one of them")
-    return names[0]
 
 
 def _verified(snapshot: Snapshot, version: Version) -> str:

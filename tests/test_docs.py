@@ -100,24 +100,19 @@ _QUOTED = re.compile(
 """Lines that a page has of a run; `...` at their end stands for the rest."""
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-to/gate.md", "docs/how-to/steer.md"])
-def test_quoted_lines_of_a_run_are_recorded(page: str) -> None:
-    """A new run has to print them as well (tests/pipelines/test_end_to_end.py)."""
-    lines = [re.sub(r"\s+", " ", line.strip()) for line in _QUOTED.findall((ROOT / page).read_text("utf-8"))]
-    assert lines
-    recorded = read_json(recorded_runs.RECORD)["laptop"]["results"]
-    unknown = [line for line in lines if not any(each.startswith(line.removesuffix(" ...")) for each in recorded)]
-    assert unknown == []
-
-
-@pytest.mark.parametrize("preset", recorded_runs.PRESETS)
-def test_quoted_accuracies_of_a_run_are_recorded(preset: str) -> None:
-    """As the table of results in the README has them."""
-    printed = "\n".join(read_json(recorded_runs.RECORD)[preset]["results"])
-    base, sft, grpo = re.findall(r"([\d.]+ %) \(", next(re.finditer(r"^\w+ accuracy .*", printed, re.M))[0])
-    (p_value,) = re.findall(r"p = (.*?) \(", printed)[:1]
+def test_quoted_results_of_runs_are_recorded() -> None:
+    """Lines on pages, and the README's table; a new run has to print them too (tests/pipelines/test_end_to_end.py)."""
+    recorded = {preset: read_json(recorded_runs.RECORD)[preset]["results"] for preset in recorded_runs.PRESETS}
+    for page in ("README.md", "docs/how-to/gate.md", "docs/how-to/steer.md"):
+        lines = [re.sub(r"\s+", " ", line.strip()) for line in _QUOTED.findall((ROOT / page).read_text("utf-8"))]
+        assert lines
+        for line in lines:
+            assert any(each.startswith(line.removesuffix(" ...")) for each in recorded["laptop"]), line
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"| {base} → {sft} (SFT) → {grpo} (GRPO), p = {p_value} |" in readme
+    for printed in map("\n".join, recorded.values()):
+        base, sft, grpo = re.findall(r"([\d.]+ %) \(", next(re.finditer(r"^\w+ accuracy .*", printed, re.M))[0])
+        p_value = re.findall(r"p = (.*?) \(", printed)[0]
+        assert f"| {base} → {sft} (SFT) → {grpo} (GRPO), p = {p_value} |" in readme
 
 
 def test_measured_steps_on_pages_are_recorded() -> None:
@@ -181,7 +176,7 @@ def test_tables_of_presets_are_planned(page: str) -> None:
     for num_gpus, preset, most, usable, hours in rows:
         params = load_params(ROOT / f"params/{preset}.yaml")
         for name, shown in re.findall(r"([\w ]+) ([\d.]+)", hours):
-            device = gpu(name)
+            device = gpu(name.strip())
             run = run_of(params, int(num_gpus or 1), None, engine_sequences=device.engine_sequences)
             assert abs(peak(memory_of(run)) / GIB - int(most)) < 0.6, (preset, name)
             bounds = [int(each) for each in usable.split(" to ")]
@@ -202,9 +197,8 @@ def test_examples_in_docstrings_work(module: str) -> None:
 
 
 def test_docs_stay_short_enough_to_be_read() -> None:
-    """All of docs/ on 4,500 lines, the README on 150, in lines that fit a window."""
-    pages = {page: page.read_text(encoding="utf-8").splitlines() for page in ROOT.glob("docs/**/*.md")}
-    assert sum(map(len, pages.values())) <= 4500
+    """All of docs/ on 4,500 lines, the README on 150."""
+    assert sum(len(page.read_text(encoding="utf-8").splitlines()) for page in ROOT.glob("docs/**/*.md")) <= 4500
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 

@@ -18,7 +18,7 @@ from components.preflight.config import STAGES
 from components.shared.images import GPU
 from components.shared.stage import Stage, main
 from components.workers.limits import end_with_parent
-from pipelines.run.history import ARTIFACTS, PARAMS
+from pipelines.run.history import ARTIFACTS, JOURNAL, PARAMS
 
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Devices that libraries initialise while they are imported; a fork cannot use them afterwards."""
@@ -44,14 +44,14 @@ def arguments(stage: Stage, folder: Path, *, fresh: bool) -> list[str]:
     return ["--params", str(folder / PARAMS), *options, *(["--fresh"] if fresh else [])]
 
 
-def run_stages(folder: Path, *, fresh_from: str) -> int:
+def run_stages(folder: Path, *, fresh_from: str, containers: bool) -> int:
     """Run all stages of a run in its folder until one fails; return the exit code of the last one.
 
     Ctrl-C also reaches the running stage, which shuts down gracefully. A stage that is starting or ending may miss it,
     so no other stage is started after that.
     """
     signal.signal(signal.SIGINT, lambda number, _: _stops.append(number))
-    if sys.platform == "linux":
+    if sys.platform == "linux" and not containers:
         forkserver.set_forkserver_preload(["pipelines.run.preloaded"])
         if not _has_accelerator():
             forkserver.ensure_running()
@@ -61,12 +61,19 @@ def run_stages(folder: Path, *, fresh_from: str) -> int:
             return 128 + _stops[0]
         print(header(name), flush=True)
         stage = declared(name)
-        exit_code = _in_process(stage, arguments(stage, folder, fresh=name in fresh))
+        options = arguments(stage, folder, fresh=name in fresh)
+        exit_code = _in_container(stage, options, folder) if containers else _in_process(stage, options)
         if exit_code < 0:
             print(signal.strsignal(-exit_code), flush=True)  # as a shell does
         if exit_code:
             return exit_code
     return 0
+
+
+def _in_container(stage: Stage, options: list[str], folder: Path) -> int:
+    from pipelines.run import containers
+
+    return containers.run(stage.image, ["python", "-m", f"components.{stage.name}", *options], folder, folder / JOURNAL)
 
 
 def _in_process(stage: Stage, options: list[str]) -> int:
@@ -91,7 +98,6 @@ def _has_accelerator() -> bool:
 
 
 def _run_stage(name: str, options: list[str]) -> None:
-    """Run a stage in its process."""
     if sys.platform == "linux":
         end_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -109,4 +115,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fresh-from", default="", choices=["", *STAGES])
+    parser.add_argument("--containers", action="store_true")
     sys.exit(run_stages(**vars(parser.parse_args())))

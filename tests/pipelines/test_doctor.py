@@ -1,6 +1,5 @@
 """Findings of the doctor, on this machine and on simulated ones with other programs and packages."""
 
-import json
 import shutil
 import sys
 from collections import namedtuple
@@ -16,8 +15,7 @@ from pipelines.doctor import unused_gpu
 from tests.presets import preset
 
 _SMI = """#!/bin/sh
-if [ $# -eq 0 ]; then echo "| NVIDIA-SMI 550.54  Driver Version: 550.54  CUDA Version: 12.4 |"
-else echo "NVIDIA GeForce RTX 4090, 24564, 20000, 550.54"; fi
+echo "NVIDIA GeForce RTX 4090, 24564, 20000, 550.54"
 """
 _TORCH = """
 __version__ = "2.13.0"
@@ -49,7 +47,7 @@ def _torch(folder: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
             "13.0",
             False,
             True,
-            ("error", "does not find the GPU", "CUDA 13.0 needs a newer driver than one for CUDA 12"),
+            ("error", "does not find the GPU", "CUDA 13.0 needs a newer driver"),
         ),
         ("12.4", True, False, ("warning", "which has no bfloat16", "engine.precision: fp32")),
         ("12.4", True, True, ("ok", "computes on the GPU", "")),
@@ -91,33 +89,13 @@ def test_a_torch_that_cannot_be_imported_is_an_error_and_not_the_end(
     assert "make setup" in found.remedy
 
 
-@pytest.mark.parametrize(("free_gib", "state"), [(1, "error"), (10, "warning"), (100, "ok")])
-def test_a_full_disk_is_reported(free_gib: int, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where outputs and the cache of models go."""
     monkeypatch.chdir(tmp_path)
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, free_gib << 30))
-    states = {finding.state for finding in doctor._disk() if "outputs/" in finding.text}
-    assert states == {state}
-
-
-def test_a_library_that_a_package_loads_and_that_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the file that needs it and Debian's package; what another package brings, and plugins, are not missing."""
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    for name in ("_C.abi3.so", "libtorch.so"):
-        (tmp_path / name).touch()
-    needed = [f"  {name} => not found" for name in ("libnuma.so.1", "libtorch.so", "libcuda.so.1")]
-    loader = tmp_path / "bin/ldd"
-    loader.parent.mkdir()
-    loader.write_text("#!/bin/sh\n" + "\n".join(f"echo '{line}'" for line in needed))
-    loader.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{loader.parent}:/usr/bin:/bin")
-    (finding,) = doctor._libraries()
-    assert finding.state == "warning"
-    assert finding.text == "_C.abi3.so needs libnuma.so.1, which is missing"
-    assert finding.remedy == "apt-get install libnuma1"
+    usage = namedtuple("usage", "free")
+    for free_gib, state in ((1, "error"), (10, "warning"), (100, "ok")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free_gib: usage(free << 30))
+        assert [finding.state for finding in doctor._disk()] == [state] * 2
 
 
 @pytest.mark.parametrize(
@@ -133,7 +111,7 @@ def test_the_precision_that_a_processor_is_fast_in_is_named(
     precision: str, is_fast: bool, warning: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a large model would be trained without a GPU in the other one."""
-    monkeypatch.setattr(doctor, "_nvidia", lambda: ([], None))
+    monkeypatch.setattr(doctor, "_nvidia", list)
     monkeypatch.setattr(doctor, "_has_fast_bf16", lambda: is_fast)
     monkeypatch.setattr(
         "components.preflight.resources.shape_of_base",
@@ -160,16 +138,16 @@ def test_what_a_run_would_miss_is_part_of_the_diagnosis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the exit code says that something is wrong."""
-    for name in ("_imports", "_hub", "_libraries"):
+    for name in ("_imports", "_hub"):
         monkeypatch.setattr(doctor, name, lambda: iter(()))
-    monkeypatch.setattr(doctor, "_nvidia", lambda: ([], None))
+    monkeypatch.setattr(doctor, "_nvidia", list)
     _torch(tmp_path, monkeypatch, _TORCH.format(cuda=None, available=False, bf16=True))
     params = tmp_path / "params.yaml"
     root = Path(doctor.__file__).parents[1]
     params.write_text(f"extends: {root / 'params/smoke.yaml'}\nreport: {{gate: {{target: [gsm8k]}}}}\n")
-    assert main(["doctor", "--json", "--params", str(params)]) == 2
-    findings = json.loads(capsys.readouterr().out)
-    assert [each["state"] for each in findings if "report.gate.target" in each["text"]] == ["error"]
-    named = {each["name"] for each in findings}
+    assert main(["doctor", "--params", str(params)]) == 2
+    findings = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines() if line[0] != " "]
+    assert [state for state, _, text in findings if "report.gate.target" in text] == ["error"]
+    named = {name for _, name, _ in findings}
     assert {"python", "cores", "memory", "disk", "gpu", "torch", "packages", "git"} <= named
-    assert f"{sys.version_info.major}.{sys.version_info.minor}" in findings[0]["text"]
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in findings[0][2]

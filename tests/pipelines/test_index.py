@@ -60,7 +60,7 @@ def test_every_run_and_version_is_listed(made_runs: Path) -> None:
     ):
         assert status in by_name[name]
         assert ("<svg" in by_name[name]) == (name[:8] in {"20260102", "20260103"})
-    assert text.count("<polyline") == 2 * 2 + 2  # two curves of each of two runs, and one of each in the common plot
+    assert text.count("<polyline") == 2 * 2  # two curves of each of two runs
     finished = by_name["20260102T030405Z-params"]
     assert '<a href="runs/20260102T030405Z-params/report.html">params</a>' in finished
     assert accuracies in finished

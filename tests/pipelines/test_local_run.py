@@ -92,23 +92,11 @@ def test_no_stage_starts_after_a_stop(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(stages, "_has_accelerator", lambda: True)
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert stages.run_stages(tmp_path, fresh_from="") == 128 + signal.SIGINT
+        assert stages.run_stages(tmp_path, fresh_from="", containers=False) == 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGINT, before)
         stages._stops.clear()
     assert started == ["prepare_data"]
-
-
-def test_a_stage_runs_with_the_folders_of_those_before_it(tmp_path: Path) -> None:
-    """As a command: each input is where the stage that it comes from leaves it."""
-    folder = tmp_path / "artifacts"
-    assert stages.arguments(stages.declared("train_grpo"), tmp_path, fresh=True) == [
-        *("--params", str(tmp_path / "params.yaml")),
-        *("--problems", str(folder / "prepare_data/problems")),
-        *("--reference", str(folder / "train_sft/reference")),
-        *(word for name in ("policy", "training", "timings") for word in (f"--{name}", f"{folder}/train_grpo/{name}")),
-        "--fresh",
-    ]
 
 
 _STUBBORN = """

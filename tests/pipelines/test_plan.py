@@ -19,7 +19,7 @@ from pipelines.plan.run import run_of
 from pipelines.plan.step_time import step_time
 from tests.presets import FILES, ROOT, preset
 
-DEEPSEEK, DAPO = ROOT / "params/deepseekmath-7b.yaml", ROOT / "params/dapo.yaml"
+DEEPSEEK = ROOT / "params/deepseekmath-7b.yaml"
 
 
 def model(base: str | Path) -> ModelConfig:
@@ -42,20 +42,12 @@ def test_known_models_have_their_published_size(base: str, num_parameters: int) 
     assert shape_of(model(base)).num_parameters == num_parameters
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "scratch"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_parameters_are_those_of_transformers(tmp_path: Path, family: str) -> None:
-    """For the same config.json, tied and untied; a model from scratch differs only in its vocabulary."""
+    """For the same config.json, tied and untied."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tests import tiny
-
-    if family == "scratch":
-        made = tiny.checkpoint().model
-        shape = replace(shape_of(tiny.MODEL), vocabulary_size=made.config.vocab_size)
-        assert shape.num_parameters == made.num_parameters()
-        return
     size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     for tied in (True, False):
         heads = {"num_key_value_heads": 2, "vocab_size": 50, "tie_word_embeddings": tied}
@@ -124,18 +116,13 @@ def _plan(*options: str, params: Path = DEEPSEEK, gpu: str = "h100") -> int:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_shipped_file_can_be_planned(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As JSON and as text, with the same verdict."""
-    assert _plan("--json", params=path) == 0
-    figures = json.loads(capsys.readouterr().out)
-    parts = figures["memory_bytes"][f"zero_{figures['zero_stage']}"]
-    assert figures["fits"] == (max(parts["update_peak"], parts["sampling_peak"]) <= figures["usable_bytes"])
-    assert (figures["smallest_change"] is None) or not figures["fits"]
-    assert figures["step_s"] <= sum(figures["phases_s"].values()) + 1e-9
+    """With a verdict, and a change that helps or none."""
     assert _plan(params=path) == 0
     text = capsys.readouterr().out
-    assert ("\nFits: " in text) == figures["fits"]
-    steps = [line.split() for line in text.splitlines() if line.startswith("step")]
-    assert [step[-1] for step in steps] == [f"{figures['step_s']:.1f}"]
+    params, device = load_params(path), gpu("h100")
+    run = run_of(params, 8, None, engine_sequences=device.engine_sequences)
+    assert ("\nFits: " in text) == fits(run, device)
+    assert f" {step_time(run, device).total:.1f}\n" in text
 
 
 def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,14 +173,11 @@ def test_vllm_is_planned_as_configured(
 def test_settings_are_those_of_the_file() -> None:
     """None is assumed but the mean lengths, of which that of completions may be given."""
     run = run_of(load_params(DEEPSEEK), 4, 300)
-    assert (run.num_gpus, run.zero_stage, run.element_bytes) == (4, 3, 2)
-    assert (run.prompts, run.group_size, run.completion_tokens) == (16, 64, 1024)
-    assert (run.prompt_tokens, run.mean_completion_tokens) == (1024, 300)
-    assert (run.micro_batch_tokens, run.gradient_checkpointing, run.reference) == (16384, True, "replicated")
-    dapo = run_of(load_params(DAPO), 4, None)
+    assert (run.prompts, run.group_size, run.completion_tokens, run.micro_batch_tokens) == (16, 64, 1024, 16384)
+    assert (run.prompt_tokens, run.mean_completion_tokens, run.reference) == (1024, 300, "replicated")
+    dapo = run_of(load_params(ROOT / "params/dapo.yaml"), 4, None)
     assert (dapo.reference, dapo.minibatches) == ("none", 16)
-    assert (dapo.prompt_tokens, dapo.mean_prompt_tokens) == (1024, 256)
-    assert (dapo.completion_tokens, dapo.mean_completion_tokens) == (20480, 8192)
+    assert (dapo.mean_prompt_tokens, dapo.completion_tokens, dapo.mean_completion_tokens) == (256, 20480, 8192)
 
 
 @pytest.mark.parametrize(
@@ -214,17 +198,10 @@ def test_bad_input_is_one_line(options: list[str], message: str, capsys: pytest.
     assert capsys.readouterr() == ("", f"error: {message}\n")
 
 
-def test_every_gpu_is_listed_and_plausible() -> None:
-    """By its operations per byte: at 10 decoding would wait for products, at 500 everything for the memory."""
-    assert all(10 < (each.bf16_rate or each.fp32_rate) / each.memory_rate < 500 for each in GPUS.values())
+def test_every_gpu_is_listed() -> None:
+    """On the page that people look it up in."""
     page = (ROOT / "docs/how-to/large-runs.md").read_text()
     assert [name for name in GPUS if f"`{name}`" not in page] == []
-
-
-@pytest.mark.parametrize("name", ["NVIDIA GeForce RTX 4090", "rtx 4090"])
-def test_a_gpu_is_known_by_its_usual_names(name: str) -> None:
-    """In any case, with or without the maker's words."""
-    assert gpu(name).name == "rtx-4090"
 
 
 @pytest.mark.parametrize(
@@ -239,10 +216,9 @@ def test_a_gpu_is_known_by_its_usual_names(name: str) -> None:
 def test_presets_for_real_models_fit_their_gpus(preset: str, num_gpus: int, names: list[str]) -> None:
     """With a twentieth of the memory to spare, and with room in vLLM for the longest completion."""
     params = load_params(ROOT / f"params/{preset}.yaml")
-    assert params.train_grpo.engine.num_processes == num_gpus
+    assert params.train_grpo.engine.num_processes == params.evaluate.num_gpus == num_gpus
     assert params.train_grpo.sampler.vllm is not None
     assert params.evaluate.vllm is not None
-    assert params.evaluate.num_gpus == num_gpus
     longest = params.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens
     assert params.train_grpo.sampler.vllm.max_tokens >= longest
     for name in names:

@@ -35,12 +35,11 @@ def test_a_right_a_wrong_and_an_unanswered_completion_are_shown() -> None:
     assert ["3 + 4 = 7" in shown[0], "3 + 5 = 8" in shown[1], "no number" in shown[2]] == [True] * 3
 
 
-def test_the_verdict_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    """0 where a group differs; else 1, with what is known of the share of such groups, and how to know better."""
-    config = grpo_config(prompts_per_step=10)
+def test_the_verdict_is_an_exit_code() -> None:
+    """0 where a group differs."""
+    config = grpo_config()
     assert verdict(config, [rewarded(0, 0), rewarded(0, 1)]) == 0
     assert verdict(config, [rewarded(0, 0)] * 30) == 1
-    assert "fewer than 10% of groups differ; 30 training steps without one" in capsys.readouterr().out
 
 
 @pytest.mark.slow
