@@ -1,11 +1,8 @@
 """Benchmarks run by hand only: that they can be imported, what they have computed and graded, and what they count."""
 
 import importlib
-import json
 import subprocess
 import sys
-from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,16 +61,6 @@ def test_operations_are_those_counted_by_hand() -> None:
     assert limit.step_operations(forward) == 5 * by_hand
 
 
-def test_a_range_spreads_lengths_evenly_in_a_fixed_order() -> None:
-    """Every step between neighbouring lengths is the same but for rounding, and both ends are there."""
-    lengths = row("4x8:117/16-256").lengths_B()
-    ordered = sorted(lengths)
-    steps = [after - before for before, after in pairwise(ordered)]
-    assert (len(lengths), ordered[0], ordered[-1]) == (32, 16, 256)
-    assert max(steps) - min(steps) <= 1
-    assert ordered != lengths == row("4x8:117/16-256").lengths_B()
-
-
 @pytest.mark.slow
 def test_the_expected_verdicts_are_true() -> None:
     """The cases are right and wrong as they say."""
@@ -83,34 +70,6 @@ def test_the_expected_verdicts_are_true() -> None:
             submissions = [Submission(case["gold"], case["response"], AnswerPolicy.STATED) for case in batches[name]]
             verdicts = [grade.verdict for grade in verify(submissions)]
             assert verdicts == [Verdict.RIGHT if case["right"] else Verdict.WRONG for case in batches[name]]
-
-
-XEON = {"processor": "Intel(R) Xeon(R) CPU @ 2.20GHz", "threads": 4, "gpu": None}
-
-
-def step(name: str, *trainers: str) -> dict[str, Any]:
-    """What tells a row of a step from others."""
-    return {"row": name, "model": "13m", "trainers": list(trainers)}
-
-
-def test_a_row_replaces_only_its_predecessor(tmp_path: Path) -> None:
-    """Rows that were not measured again stay as they are and where they are, also those of fewer trainers."""
-    record = importlib.import_module("results").record
-    for identity, seconds in (
-        (step("a", "trl", "own"), 1),
-        (step("b", "trl", "own"), 2),
-        (step("a", "own"), 3),
-        (step("a", "trl", "own"), 4),
-    ):
-        path = record(tmp_path, "grpo_step", XEON, identity, {"own": {"seconds": seconds}})
-    record(tmp_path, "grpo_step", XEON | {"threads": 2}, step("b", "trl", "own"), {"own": {"seconds": 5}})
-    written = json.loads(path.read_text())
-    assert written["machine"] == XEON
-    assert [(row["row"], row["trainers"], row["own"]["seconds"]) for row in written["rows"]] == [
-        ("a", ["trl", "own"], 4),
-        ("b", ["trl", "own"], 2),
-        ("a", ["own"], 3),
-    ]
 
 
 def test_the_table_can_be_made_of_the_recorded_results() -> None:

@@ -68,16 +68,6 @@ def test_job_set_accepts_what_trainer_makes_of_them(job_set: str, manifest: dict
 
 
 @needs_upstream
-@each_trainer
-def test_unknown_field_is_found(trainer: str, manifest: dict[str, Any]) -> None:
-    """The grace period in a patch is new in 2.3, and the check tells the releases apart."""
-    job = manifest["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
-    job["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 60
-    found = refused(f"trainer-{trainer}", manifest)
-    assert any("terminationGracePeriodSeconds" in problem for problem in found) == trainer.startswith("2.2.")
-
-
-@needs_upstream
 @each_kueue
 def test_kueue_accepts_our_queues(kueue: str) -> None:
     """Strictly, as Trainer."""
