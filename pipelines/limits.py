@@ -44,7 +44,7 @@ class Lengths:
     solutions: list[int]
     """Solutions of the train problems that have one."""
     examples: list[int]
-    """Prompt, solution and end token of these problems together."""
+    """Prompt, solution and end token together."""
 
 
 def limits(params: Path) -> None:

@@ -42,17 +42,8 @@ def promote(
 ) -> Change | None:
     """Give an alias to a version of a registry; return the change, or None where the version has the alias already.
 
-    The version has to be undamaged. A champion must have passed the gate, be no worse than the previous champion, and
-    answer through vLLM as in its evaluation; with `force` failed checks are recorded with the change.
-
-    Args:
-        location: Folder or URL of the registry.
-        spec: The version.
-        alias: Such as `champion`.
-        reason: For the audit trail.
-        force: Whether to promote although a check fails.
-        evaluation: Folder with an evaluation of the champion on the version's problems; None for the champion's own.
-        show: Takes the name and the outcome of each check as soon as it is known.
+    `evaluation` has an evaluation of the champion on the version's problems; None for the champion's own. `show` takes
+    the name and the outcome of each check as soon as it is known.
 
     Raises:
         PipelineError: The version is damaged or fails a check, or the alias is invalid or was given to another version

