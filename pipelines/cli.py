@@ -27,10 +27,9 @@ _RUN = "`latest` (the one started last), its name, or a part of that"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; errors meant for people are one line, with the exit code that says what to do next."""
     if not (_CHECKOUT / "params.yaml").is_file():
-        return _say(
+        return _refuse(
             f"{_CHECKOUT} is not a checkout of grpo-pipeline; this is a repository to clone and own: run "
-            "`git clone`, then `make setup` in the clone, and use its .venv/bin/grpo-pipeline",
-            PipelineError.exit_code,
+            "`git clone`, then `make setup` in the clone, and use its .venv/bin/grpo-pipeline"
         )
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if words[:1] == ["serve"] and "--" in words else len(words)  # the rest is vLLM's
@@ -41,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.command(options)
         sys.stdout.flush()
     except PipelineError as error:
-        return _say(str(error), error.exit_code)
+        return _refuse(str(error), error.exit_code)
     except KeyboardInterrupt:  # before any stage has started
         print("stopped", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -52,11 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.strerror is None:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        return _say(f"{where}{error.strerror.lower()}", PipelineError.exit_code)
+        return _refuse(f"{where}{error.strerror.lower()}")
     return code
 
 
-def _say(message: str, exit_code: int) -> int:
+def _refuse(message: str, exit_code: int = PipelineError.exit_code) -> int:
     from pipelines.run.screen import printable
 
     print(f"error: {printable(message)}", file=sys.stderr)
@@ -71,15 +70,6 @@ class _Command(argparse.ArgumentParser):
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return known, unknown
-
-
-class _Version(argparse.Action):
-    """Prints the version, which is looked up only then, as that is slow."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib import metadata
-
-        parser.exit(message=f"{parser.prog} {metadata.version('grpo-pipeline')}\n")
 
 
 def _add(commands: Any, name: str, function: str, summary: str, *shared: argparse.ArgumentParser, **more: Any) -> Any:
@@ -119,32 +109,27 @@ _ONE_MODEL = _option("model", metavar="MODEL", help=_MODEL)
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="grpo-pipeline", description="Post-train a language model with GRPO.")
-    what = "show program's version number and exit"
-    parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=what)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Command)
 
     option = _add(commands, "run", "pipelines.run.local:run", "run the whole pipeline on this machine", _SETTINGS)
     option("--params", type=Path, help="params file (default: params.yaml)")
-    what = "resume a stopped or failed run with its params (`latest`, a name or a part of it)"
-    option("--resume", metavar="RUN", help=what)
+    option("--resume", metavar="RUN", help=f"resume a stopped or failed run with its params: {_RUN}")
     option("--from", dest="start", default="", metavar="STAGE", help="recompute this stage and those after it")
     option("--fresh", action="store_true", help="recompute every stage; reuse nothing from earlier runs")
     option("--dry-run", action="store_true", help="check everything, say which stages would run and why, run nothing")
     option("--containers", action="store_true", help="run each stage in its image (podman or docker)")
     option("--name", default="", help="name of the run, after its start time (default: the name of its params file)")
     option("--note", default="", metavar="TEXT", help="purpose of the run, shown by `runs list` and the index")
-    tag = "word by which `runs list` finds the run; may be given several times"
-    option("--tag", dest="tags", action="append", default=[], help=tag)
+    option("--tag", dest="tags", action="append", default=[], help="word to find the run by; may be repeated")
 
     _add_runs(commands)
     _add(commands, "index", "pipelines.run.index:write_index", "write outputs/index.html, a page over all runs")
-
     _add_files(commands)
     _add_evaluate(commands)
     _add_models(commands)
     _add_use(commands)
     what = "check this machine, and say what is wrong and what helps"
-    option = _add(commands, "doctor", "pipelines.doctor:doctor", what, _JSON)
+    option = _add(commands, "doctor", "pipelines.doctor:doctor", what)
     option("--params", type=Path, metavar="FILE", help="check what a run with this params file needs as well")
     _add_foresight(commands)
     add_commands(commands)
@@ -152,14 +137,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_files(commands: Any) -> None:
-    """Add the commands that write params, the graph, data and models to files."""
-    option = _add(
-        commands,
-        "config",
-        "pipelines.run.settings:show",
-        "print a params file in full, with all defaults",
-        *(_PARAMS, _SETTINGS),
-    )
+    what = "print a params file in full, with all defaults"
+    option = _add(commands, "config", "pipelines.run.settings:show", what, _PARAMS, _SETTINGS)
     per_stage = "write the section of each stage to DIR/<stage>.yaml instead, as dvc.yaml does"
     option("--sections", type=Path, metavar="DIR", help=per_stage)
     option = _add(commands, "compile", "pipelines.graph:compile_graph", "write the graph that Kubeflow runs")
@@ -221,7 +200,7 @@ def _add_models(commands: Any) -> None:
     _add(actions, "list", f"{models}:list_versions", "versions, aliases, accuracies, verdicts", name, _REGISTRY, _JSON)
     what = "data, code, settings, environment, gate and weights of a version"
     _add(actions, "show", f"{models}:show", what, _VERSION, _REGISTRY, _JSON)
-    what = "compare two versions: differences, and accuracies on the same problems"
+    what = "differences of two versions, and their accuracies on the same problems"
     option = _add(actions, "compare", f"{models}:compare", what, _REGISTRY, _JSON)
     option("versions", metavar="VERSION", nargs=2)
     what = "read every byte of versions, and compare it with what was registered"
@@ -249,20 +228,17 @@ def _add_models(commands: Any) -> None:
 def _add_evaluate(commands: Any) -> None:
     what = "measure any model with named protocols, without a run"
     option = _add(commands, "evaluate", "pipelines.evaluate:evaluate", what, _REGISTRY)
-    option("model", metavar="MODEL", nargs="?", help="folder, run, registered version, or hub model")
+    option("model", metavar="MODEL", nargs="?", help=_MODEL)
     option("--list", dest="listed", action="store_true", help="print the names of the protocols and exit")
-    protocol = "protocol to use, see --list; may be repeated"
-    option("--protocol", dest="protocols", action="append", default=[], metavar="NAME", help=protocol)
-    data = "raw files or problems (default: those of MODEL if it is a run, else data/raw)"
-    option("--data", type=Path, metavar="DIR", help=data)
-    examples = "solved examples in place of those of the training split"
-    option("--examples", type=Path, metavar="FILE", help=examples)
+    option("--protocol", dest="protocols", action="append", default=[], metavar="NAME", help="may be repeated")
+    what = "raw files or problems (default: those of MODEL if it is a run, else data/raw)"
+    option("--data", type=Path, metavar="DIR", help=what)
+    option("--examples", type=Path, metavar="FILE", help="solved examples in place of those of the training split")
     option("--output", type=Path, metavar="DIR", help="(default: outputs/evaluations/NAME-OF-MODEL)")
     # The others are keys of the section `evaluate`, as they are named there.
     option("--limit", type=int, metavar="N", help="number of problems to draw (default: all)")
     option("--seed", type=int, metavar="S", help="seed for drawing problems and for sampling (default: 1)")
-    samples = "sampled answers per problem (default: 0)"
-    option("--samples", type=int, default=0, metavar="K", dest="num_samples", help=samples)
+    option("--samples", type=int, default=0, metavar="K", dest="num_samples", help="sampled answers per problem")
     option("--temperature", type=float, metavar="T", help="temperature of the samples (default: 0.7)")
     option("--max-new-tokens", type=int, metavar="N", help="token limit of an answer (default: the protocol's)")
     option("--max-batch-size", type=int, metavar="N", help="answers generated at once (default: 256)")
@@ -273,18 +249,10 @@ def _add_evaluate(commands: Any) -> None:
     option("--max-turns", type=int, metavar="N", help="turns of the model, with --tools (default: 4)")
     option("--sampler", choices=["transformers", "vllm"], default="transformers", help="(default: %(default)s)")
     option("--engines", type=int, default=1, metavar="N", help="vLLM engines that share the problems (default: 1)")
-    option(
-        "--gpus-per-engine",
-        type=int,
-        default=1,
-        metavar="N",
-        help="GPUs of each engine, which split the model (default: 1)",
-    )
-    option("--cache-gib", type=float, metavar="GIB", help="KV cache of each engine (default: 16)")
+    option("--gpus-per-engine", type=int, default=1, metavar="N", help="GPUs that share an engine's model (default: 1)")
 
 
 def _add_use(commands: Any) -> None:
-    """Add the commands that use, push or grade a model outside of a run."""
     what = "chat with a model on the terminal"
     option = _add(commands, "chat", "pipelines.chat:chat", what, _ONE_MODEL, _REGISTRY)
     option("--question", metavar="TEXT", help="answer this question and exit (default: read a question per line)")
@@ -300,29 +268,17 @@ def _add_use(commands: Any) -> None:
     option("repository", metavar="USER/NAME", help="repository on the hub; made if there is none")
     option("--public", action="store_true", help="make a new repository public (default: private)")
     option = _add(commands, "grade", "pipelines.grade:grade", "grade responses of any model, without a run")
-    option(
-        "file",
-        metavar="FILE",
-        help="JSON lines with `gold`, `response` and optionally `question`; - for standard input",
-    )
-    where = "where a response has to state its answer (default: %(default)s)"
-    option("--answer", choices=list(map(str, AnswerPolicy)), default=str(AnswerPolicy.STATED), help=where)
-    option(
-        "--explain",
-        action="store_true",
-        help="print the answer that was read and the rule that decided, instead of JSON",
-    )
+    what = "JSON lines with `gold`, `response` and optionally `question`; - for standard input"
+    option("file", metavar="FILE", help=what)
+    what = "where a response has to state its answer (default: %(default)s)"
+    option("--answer", choices=[*map(str, AnswerPolicy)], default=str(AnswerPolicy.STATED), help=what)
+    what = "print the answer that was read and the rule that decided, instead of JSON"
+    option("--explain", action="store_true", help=what)
 
 
 def _add_foresight(commands: Any) -> None:
-    """Add the commands that look ahead at a run before it is started."""
-    _add(
-        commands,
-        "limits",
-        "pipelines.limits:limits",
-        "propose limits in tokens that fit the data and the model",
-        _PARAMS,
-    )
+    what = "propose limits in tokens that fit the data and the model"
+    _add(commands, "limits", "pipelines.limits:limits", what, _PARAMS)
     what = "sample as GRPO would: pass rates, truncated and unanswered completions, and the learning signal"
     option = _add(commands, "preview", "pipelines.preview:preview", what, _PARAMS, _SETTINGS)
     model = "run whose reference answers, or model folder that a stage has saved (default: the base model)"
@@ -330,14 +286,8 @@ def _add_foresight(commands: Any) -> None:
     option("--problems", type=int, help="number of problems to ask (default: 32; all with --pass-rates)")
     rates = "write the pass rate of each problem, for prepare_data.difficulty; problems in FILE are not asked again"
     option("--pass-rates", type=Path, metavar="FILE", help=rates)
-    option = _add(
-        commands,
-        "plan",
-        "pipelines.plan.plan:plan",
-        "predict memory and time of training on given GPUs",
-        _PARAMS,
-        _JSON,
-    )
+    what = "predict memory and time of training on given GPUs"
+    option = _add(commands, "plan", "pipelines.plan.plan:plan", what, _PARAMS)
     option("--gpus", type=int, default=1, metavar="N", help="number of GPUs (default: %(default)s)")
     option("--gpu", required=True, metavar="NAME", help="h100, a100, l40s, rtx-4090 ...")
     option("--completion-tokens", type=float, metavar="N", help="mean length of a completion, if known")

@@ -36,11 +36,10 @@ class Facts:
     summary: dict[str, Any]
     lineage_file: Any
     storage: str
-    """Address of the storage with the weights."""
 
     @cached_property
     def made_by(self) -> Lineage:
-        """The lineage of the version; PipelineError if an older release registered it."""
+        """The lineage of the version."""
         return parse(self.lineage_file, name=f"{self.version.tag}: {FILE_NAME}")
 
     @property
@@ -70,18 +69,15 @@ def facts_of(snapshot: Snapshot, *versions: Version) -> list[Facts]:
     paths = (*(f"{name}.json" for name in ("version", "verdict", "summary", "lineage")), ".dvc/config")
     facts = []
     for version, contents in zip(versions, snapshot.read_each(versions, *paths), strict=True):
-        *described, config = (_required(version, *pair) for pair in zip(paths, contents, strict=True))
+        missing = [path for path, content in zip(paths, contents, strict=True) if content is None]
+        if missing:
+            raise PipelineError(f"{version.tag}: has no {missing[0]}")
+        *described, config = (str(content, "utf-8") for content in contents if content is not None)
         storage = storage_url(config, snapshot.location, snapshot.origin)
         registration, verdict, summary, made_by = map(json.loads, described)
         names = tuple(aliases.get(version.tag, ()))
         facts.append(Facts(version, names, registration, verdict, summary, made_by, storage))
     return facts
-
-
-def _required(version: Version, path: str, content: bytes | None) -> str:
-    if content is None:
-        raise PipelineError(f"{version.tag}: has no {path}")
-    return content.decode("utf-8")
 
 
 def evaluations_of(snapshot: Snapshot, *versions: Version) -> list[Evaluation]:
@@ -122,36 +118,26 @@ def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """How two versions differ: lines for people by subject, empty if they are equal, and figures by source."""
+def compare(snapshot: Snapshot, first: Facts, second: Facts) -> dict[str, Any]:
+    """Return how two versions differ: lines for people by subject, empty if they are equal, and figures by source.
 
-    settings: list[str]
-    data: list[str]
-    code: list[str]
-    environment: list[str]
-    accuracies: list[dict[str, Any]]
-    """Per source: both scores, the gain of the second, its 95 % interval and one-sided p-value."""
-    incomparable: str | None
-    """Why there are no accuracies to compare; None if there are."""
-
-
-def compare(snapshot: Snapshot, first: Facts, second: Facts) -> Comparison:
-    """Return how two versions differ."""
+    `incomparable` says why there are no accuracies to compare; None if there are.
+    """
     accuracies, incomparable = [], None
     one, other = evaluations_of(snapshot, first.version, second.version)
     try:
         accuracies = [_accuracy(*each) for each in outcomes(one, other).items()]
     except PipelineError as error:
         incomparable = f"{error}; to compare them, run `{how_to_compare(first, second, snapshot.location)}`"
-    return Comparison(
-        settings=list(_changes(first.settings, second.settings)),
-        data=list(_changes(first.data, second.data)),
-        code=list(_code(first.made_by, second.made_by)),
-        environment=_environments(first.made_by, second.made_by),
-        accuracies=accuracies,
-        incomparable=incomparable,
-    )
+    before, after = (each.made_by.environment("train_grpo") for each in (first, second))
+    return {
+        "settings": list(_changes(first.settings, second.settings)),
+        "data": list(_changes(first.data, second.data)),
+        "code": list(_changes(_code(first.made_by), _code(second.made_by))),
+        "environment": environment_differences(before, after) if before and after else [],
+        "accuracies": accuracies,
+        "incomparable": incomparable,
+    }
 
 
 def _accuracy(source: str, outcome: Outcome) -> dict[str, Any]:
@@ -175,14 +161,5 @@ def _changes(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[st
             yield f"{key}: {before} -> {after}"
 
 
-def _code(first: Lineage, second: Lineage) -> Iterator[str]:
-    one, other = (made_by.revision("train_grpo") for made_by in (first, second))
-    if one != other:
-        yield f"commit: {one} -> {other}"
-    if first.work.code != second.work.code:
-        yield f"digest: {first.work.code[:12]} -> {second.work.code[:12]}"
-
-
-def _environments(first: Lineage, second: Lineage) -> list[str]:
-    one, other = (made_by.environment("train_grpo") for made_by in (first, second))
-    return environment_differences(one, other) if one and other else []
+def _code(made_by: Lineage) -> dict[str, str]:
+    return {"commit": str(made_by.revision("train_grpo")), "digest": made_by.work.code[:12]}

@@ -10,15 +10,15 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from components.shared.environment import ENDPOINT_VARIABLES, available_cores
+from components.shared.environment import available_cores
 from components.shared.errors import PipelineError
-from components.shared.libraries import missing_libraries
-from pipelines.tables import print_json
 
 if TYPE_CHECKING:
     from components.preflight.config import Params
@@ -29,18 +29,14 @@ _ROOT = Path(__file__).parents[1]
 _DEADLINE_S, _IMPORT_DEADLINE_S = 10.0, 120.0
 _GIB = 2**30
 _MIN_DISK_GIB, _SPARE_DISK_GIB, _MIN_MEMORY_GIB = 2, 20, 4
-_MIN_PYTHON = (3, 11)
 _BUSY_FRACTION = 0.3
 """Share of the cores that other processes may use before training on CPUs slows down."""
 _SMI = "name,memory.total,memory.used,driver_version"
-_CUDA_VERSION = re.compile(r"CUDA Version: (\d+\.\d+)")
 _PINNED = re.compile(r"^([a-z0-9-]+)==([^\s;]+)", re.MULTILINE)
 _NUM_NAMED = 5
 _LARGE = 100_000_000
 _FAST_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 """Flags of x86 and ARM processors with instructions for bfloat16 products."""
-_DEBIAN = {"libnuma.so.1": "libnuma1", "libibverbs.so.1": "libibverbs1", "librdmacm.so.1": "librdmacm1"}
-"""Packages of Debian and Ubuntu by the libraries that vLLM and NVIDIA's packages load."""
 _TORCH = """
 import json, torch
 has_gpu = torch.cuda.is_available()
@@ -62,24 +58,12 @@ class Finding:
     remedy: str = ""
 
 
-def diagnose(params: Path | None = None) -> Iterator[Finding]:
-    """Yield the findings about this machine, and about a run with a params file on it."""
-    machine = (_python, _cores, _memory, _disk, _gpu_and_torch, _imports, _libraries, _lock, _tools, _sandbox)
-    for examine in (*machine, _hub, _cluster):
-        yield from examine()
-    if params is not None:
-        yield from _run(params)
-
-
 def unused_gpu() -> str:
     """Return why this machine's GPU would not be used, and a remedy; empty if it is used or there is no GPU."""
-    gpus, driver_cuda = _nvidia()
+    gpus = _nvidia()
     if not gpus or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return ""
-    torch = _ask_python(_TORCH)
-    if isinstance(torch, str):
-        return torch
-    finding = _torch_for(torch, gpus, driver_cuda)
+    finding = _torch(gpus)
     return f"torch {finding.text}; {finding.remedy}" if finding.state == "error" else ""
 
 
@@ -87,7 +71,7 @@ def slow_here(params: "Params") -> str:
     """Return a warning if training without a GPU takes long, with the faster precision; empty otherwise."""
     from components.preflight.resources import shape_of_base
 
-    if _nvidia()[0]:
+    if _nvidia():
         return ""
     precision, fast = params.train_grpo.engine.precision, _has_fast_bf16()
     if precision == "bf16" and not fast:
@@ -103,145 +87,93 @@ def slow_here(params: "Params") -> str:
 
 
 def _has_fast_bf16() -> bool:
-    """Whether /proc/cpuinfo lists instructions for bfloat16 products."""
     words = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").is_file() else []
     return not _FAST_BF16.isdisjoint(words)
 
 
-def doctor(params: Path | None, *, as_json: bool) -> int:
+def doctor(params: Path | None) -> int:
     """Print the findings about this machine and a run on it; return 2 if one of them is an error."""
-    findings = []
-    for finding in diagnose(params):
-        findings.append(finding)
-        if not as_json:
-            mark = {"ok": "ok     ", "warning": "warning", "error": "error  "}[finding.state]
-            print(f"{mark}  {finding.name:<12}  {finding.text}", flush=True)
-            if finding.remedy:
-                print(f"{'':<23}{finding.remedy}", flush=True)
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    failed = any(finding.state == "error" for finding in findings)
+    checks = [_machine, _disk, _gpu_and_torch, _imports, _lock, _tools, _sandbox, _hub]
+    checks += [partial(_run, params)] if params else []
+    failed = False
+    for finding in (finding for check in checks for finding in check()):
+        print(f"{finding.state:<7}  {finding.name:<12}  {finding.text}", flush=True)
+        if finding.remedy:
+            print(f"{'':<23}{finding.remedy}", flush=True)
+        failed = failed or finding.state == "error"
     return PipelineError.exit_code if failed else 0
 
 
-def _judged(name: str, text: str, *faults: tuple[bool, State, str]) -> Finding:
-    """Return a finding with state and remedy of the first fault whose condition is true."""
-    state, remedy = next(((state, remedy) for is_there, state, remedy in faults if is_there), ("ok", ""))
-    return Finding(name, state, text, remedy)
+def _judged(name: str, text: str, is_wrong: bool, remedy: str, state: State = "warning") -> Finding:
+    """Return a finding, with this state and the remedy if something is wrong."""
+    return Finding(name, state, text, remedy) if is_wrong else Finding(name, "ok", text)
 
 
-def _python() -> Iterator[Finding]:
-    version = f"{platform.python_version()} on {sys.platform}"
-    yield _judged(
-        "python",
-        version,
-        (sys.version_info < _MIN_PYTHON, "error", "3.11 or newer is needed: make setup PYTHON=python3.11"),
-        (sys.platform != "linux", "warning", "Linux is what this is tested on"),
-    )
-
-
-def _cores() -> Iterator[Finding]:
+def _machine() -> Iterator[Finding]:
+    yield Finding("python", "ok", f"{platform.python_version()} on {sys.platform}")
     cores, busy = available_cores(), os.getloadavg()[0]
     bf16 = "with" if _has_fast_bf16() else "without"
     text = f"{cores} cores {bf16} instructions for bf16, {busy:.1f} of them busy in the last minute"
     remedy = "training on CPUs takes about twice as long beside other work"
-    yield _judged("cores", text, (busy > _BUSY_FRACTION * cores, "warning", remedy))
-
-
-def _memory() -> Iterator[Finding]:
+    yield _judged("cores", text, busy > _BUSY_FRACTION * cores, remedy)
     path = Path("/proc/meminfo")
-    if not path.is_file():
-        return
-    values = {line.split(":")[0]: int(line.split()[1]) / 2**20 for line in path.read_text().splitlines()}
-    available = values["MemAvailable"]
-    text = f"{values['MemTotal']:.0f} GiB, {available:.0f} GiB of them available"
-    remedy = f"the default job needs about {_MIN_MEMORY_GIB} GiB"
-    yield _judged("memory", text, (available < _MIN_MEMORY_GIB, "warning", remedy))
+    if path.is_file():
+        values = {line.split(":")[0]: int(line.split()[1]) / 2**20 for line in path.read_text().splitlines()}
+        available = values["MemAvailable"]
+        text = f"{values['MemTotal']:.0f} GiB, {available:.0f} GiB of them available"
+        remedy = f"the default job needs about {_MIN_MEMORY_GIB} GiB"
+        yield _judged("memory", text, available < _MIN_MEMORY_GIB, remedy)
 
 
 def _disk() -> Iterator[Finding]:
-    """Yield the free space of each disk that a run writes to."""
+    """Yield the free space where a run writes."""
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
-    places = {"outputs/": Path("outputs"), "the hub's cache": cache, "/dev/shm": Path("/dev/shm")}
-    names_by_disk: dict[int, list[str]] = {}
-    free: dict[int, float] = {}
-    for name, place in places.items():
-        existing = next((each for each in (place, *place.absolute().parents) if each.exists()), None)
-        if existing is not None:
-            device = existing.stat().st_dev
-            names_by_disk.setdefault(device, []).append(name)
-            free[device] = shutil.disk_usage(existing).free / _GIB
-    for device, names in names_by_disk.items():
-        is_written = names != ["/dev/shm"]  # if it is too small, weights go to a disk
-        large = "a run of a 1.5B model writes about 20 GiB; `grpo-pipeline gc` removes old runs"
-        yield _judged(
-            "disk",
-            f"{free[device]:.0f} GiB free for {' and '.join(names)}",
-            (
-                is_written and free[device] < _MIN_DISK_GIB,
-                "error",
-                "`grpo-pipeline gc` removes unfinished work and old runs",
-            ),
-            (is_written and free[device] < _SPARE_DISK_GIB, "warning", large),
-        )
+    for name, place in {"outputs/": Path("outputs"), "the hub's cache": cache}.items():
+        existing = next(each for each in (place, *place.absolute().parents) if each.exists())
+        free = shutil.disk_usage(existing).free / _GIB
+        remedy = "a run of a 1.5B model writes about 20 GiB; `grpo-pipeline gc` removes unfinished work and old runs"
+        state: State = "error" if free < _MIN_DISK_GIB else "warning"
+        yield _judged("disk", f"{free:.0f} GiB free for {name}", free < _SPARE_DISK_GIB, remedy, state)
 
 
 def _gpu_and_torch() -> Iterator[Finding]:
-    gpus, driver_cuda = _nvidia()
+    gpus = _nvidia()
     for gpu in gpus:
         name, total, used, driver = (part.strip() for part in gpu.split(","))
         text = f"{name}, {int(total) / 1024:.0f} GiB, {int(used) / 1024:.1f} GiB in use, driver {driver}"
         remedy = "another process holds its memory: `nvidia-smi` names it"
-        yield _judged("gpu", text, (int(used) >= 0.1 * int(total), "warning", remedy))
+        yield _judged("gpu", text, int(used) >= 0.1 * int(total), remedy)
     if not gpus:
         yield Finding("gpu", "ok", "none (nvidia-smi finds no GPU): models of a few million parameters can be trained")
+    yield _torch(gpus)
+
+
+def _torch(gpus: list[str]) -> Finding:
+    """Return whether torch works, and uses the GPUs that are there."""
     torch = _ask_python(_TORCH)
     if isinstance(torch, str):
-        yield Finding("torch", "error", torch, "`make setup` in a fresh clone, or `make distclean setup` here")
-    else:
-        yield _torch_for(torch, gpus, driver_cuda)
-
-
-def _torch_for(torch: dict[str, Any], gpus: list[str], driver_cuda: str | None) -> Finding:
-    """Return whether a torch that works uses the GPUs that are there."""
+        return Finding("torch", "error", torch, "`make setup` in a fresh clone, or `make distclean setup` here")
     text = f"{torch['version']}, computes on {'the GPU' if torch['gpu'] else 'CPUs'}"
     if gpus and torch["cuda"] is None:
         return Finding("torch", "error", f"{text}, though there is a GPU", "make setup TORCH_BACKEND=auto")
     if gpus and not torch["gpu"]:
-        remedy = f"its CUDA {torch['cuda']} needs a newer driver than one for CUDA {driver_cuda}: update the driver"
+        remedy = f"its CUDA {torch['cuda']} needs a newer driver: update the driver"
         return Finding("torch", "error", f"{text}: it does not find the GPU", remedy)
-    if not torch["bf16"]:
-        remedy = "set engine.precision: fp32, and evaluate.dtype: float32"
-        return Finding("torch", "warning", f"{text}, which has no bfloat16", remedy)
-    return Finding("torch", "ok", text)
+    remedy = "set engine.precision: fp32, and evaluate.dtype: float32"
+    return _judged("torch", f"{text}{'' if torch['bf16'] else ', which has no bfloat16'}", not torch["bf16"], remedy)
 
 
-def _nvidia() -> tuple[list[str], str | None]:
-    """Return nvidia-smi's line for each GPU, and the newest CUDA version that the driver supports."""
-    listed = _output(["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader,nounits"])
-    version = _CUDA_VERSION.search(_output(["nvidia-smi"]) or "") if listed else None
-    return (listed or "").splitlines(), version[1] if version else None
+def _nvidia() -> list[str]:
+    """Return nvidia-smi's line for each GPU."""
+    return (_output(["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader,nounits"]) or "").splitlines()
 
 
 def _imports() -> Iterator[Finding]:
     for name in ("transformers", "deepspeed", "vllm"):
-        answer = _ask_python(f"import json, {name}; print(json.dumps({name}.__version__))")
-        if isinstance(answer, str) and " " in answer:
-            state: State = "warning" if name == "vllm" else "error"
-            needed = "`sampler.vllm`, `serve` and `promote` need it: " if name == "vllm" else ""
-            yield Finding(name, state, answer, f"{needed}`make setup`")
-        else:
-            yield Finding(name, "ok", str(answer))
-
-
-def _libraries() -> Iterator[Finding]:
-    missing = missing_libraries() if shutil.which("ldd") else {}
-    for name, file in missing.items():
-        package = _DEBIAN.get(name)
-        remedy = f"apt-get install {package}" if package else "install the system package that contains it"
-        yield Finding("libraries", "warning", f"{file} needs {name}, which is missing", remedy)
-    if not missing:
-        yield Finding("libraries", "ok", "all libraries that installed packages load are there")
+        answer = str(_ask_python(f"import json, {name}; print(json.dumps({name}.__version__))"))
+        state: State = "warning" if name == "vllm" else "error"
+        needed = "`sampler.vllm`, `serve` and `promote` need it: " if name == "vllm" else ""
+        yield _judged(name, answer, " " in answer, f"{needed}`make setup`", state)
 
 
 def _lock() -> Iterator[Finding]:
@@ -256,17 +188,14 @@ def _lock() -> Iterator[Finding]:
         for name, version in current_environment().packages.items()
         if name in pinned and version.partition("+")[0] not in pinned[name]  # a build of torch has a suffix
     ]
-    more = f" and {len(others) - _NUM_NAMED} more" if len(others) > _NUM_NAMED else ""
-    text = f"{', '.join(others[:_NUM_NAMED])}{more}" or "all as in requirements.lock"
-    yield _judged("packages", text, (bool(others), "warning", "`make setup` installs what requirements.lock names"))
+    text = ", ".join(others[:_NUM_NAMED]) + (", ..." if len(others) > _NUM_NAMED else "")
+    remedy = "`make setup` installs what requirements.lock names"
+    yield _judged("packages", text or "all as in requirements.lock", bool(others), remedy)
 
 
 def _tools() -> Iterator[Finding]:
     git = _output(["git", "--version"])
-    yield _judged("git", git or "not found", (not git, "error", "versions are git tags: install git"))
-    engines = [name for name in ("podman", "docker") if shutil.which(name)]
-    missing = "neither podman nor docker, which only `run --containers` and `make images` need"
-    yield Finding("containers", "ok", " and ".join(engines) or missing)
+    yield _judged("git", git or "not found", not git, "versions are git tags: install git", "error")
 
 
 def _sandbox() -> Iterator[Finding]:
@@ -274,10 +203,9 @@ def _sandbox() -> Iterator[Finding]:
 
     try:
         require_sandbox()
+        yield Finding("sandbox", "ok", "code of answers can be run in it")
     except PipelineError as error:
         yield Finding("sandbox", "warning", str(error), "only data sources with code to run (mbpp) need it")
-    else:
-        yield Finding("sandbox", "ok", "code of answers can be run in it")
 
 
 def _hub() -> Iterator[Finding]:
@@ -287,18 +215,14 @@ def _hub() -> Iterator[Finding]:
     if constants.HF_HUB_OFFLINE:
         yield Finding("hub", "ok", "HF_HUB_OFFLINE is set: models and datasets come from folders or the cache")
         return
-    script = f"import urllib.request; urllib.request.urlopen({constants.ENDPOINT!r}, timeout=5); print('true')"
-    answers = _ask_python(script, _DEADLINE_S) is True
+    try:
+        urllib.request.urlopen(constants.ENDPOINT, timeout=_DEADLINE_S).close()
+        answers = True
+    except OSError:
+        answers = False
     remedy = "use models and datasets in folders, or set HTTPS_PROXY, SSL_CERT_FILE or HF_ENDPOINT"
     text = f"{constants.ENDPOINT} {f'answers, {token}' if answers else 'cannot be reached'}"
-    yield _judged("hub", text, (not answers, "warning", remedy))
-
-
-def _cluster() -> Iterator[Finding]:
-    address = next(filter(None, map(os.environ.get, ENDPOINT_VARIABLES)), None)
-    yield Finding(
-        "kubeflow", "ok", address or f"no address in {ENDPOINT_VARIABLES[0]}, which only runs on a cluster need"
-    )
+    yield _judged("hub", text, not answers, remedy)
 
 
 def _run(path: Path) -> Iterator[Finding]:
@@ -331,13 +255,13 @@ def _output(command: list[str]) -> str | None:
     return done.stdout.strip()
 
 
-def _ask_python(script: str, deadline_s: float = _IMPORT_DEADLINE_S) -> Any:
+def _ask_python(script: str) -> Any:
     """Return the last line that a script prints, parsed as JSON; if it fails, the last line of its error."""
     command = [sys.executable, "-W", "ignore", "-c", script]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:
-        return f"no answer within {deadline_s:g} s"
+        return f"no answer within {_IMPORT_DEADLINE_S:g} s"
     if done.returncode:
         return (done.stderr.strip() or f"ended with exit code {done.returncode}").splitlines()[-1]
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -57,8 +57,7 @@ def evaluate(
         output: Folder for the results; None for one below outputs/evaluations.
         examples: File with solved examples that replace those drawn from the training split.
         registry: Folder or URL.
-        options: Keys of the section `evaluate`, of its vLLM and its tools; None if not set. Without `max_new_tokens`
-            the protocol's limit holds.
+        options: Keys of the section `evaluate`, of its vLLM and its tools; None if not set.
     """
     if listed:
         print(aligned([(name, protocol.summary) for name, protocol in PROTOCOLS.items()]))
@@ -96,7 +95,6 @@ def _settings(
     sampler: str,
     engines: int,
     gpus_per_engine: int,
-    cache_gib: float | None,
     tools: str | None,
     max_turns: int | None,
     **keys: Any,
@@ -105,14 +103,10 @@ def _settings(
     if max_turns is not None and not tools:
         raise PipelineError("--max-turns: is for --tools ENVIRONMENT; name one, or leave the option out")
     if tools:
-        keys["tools"] = _given(environment=tools, max_turns=max_turns)
+        keys["tools"] = {"environment": tools} | ({} if max_turns is None else {"max_turns": max_turns})
     if sampler == "vllm":
-        keys["vllm"] = _given(num_engines=engines, gpus_per_engine=gpus_per_engine, cache_gib=cache_gib)
-    return _given(**keys)
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
+        keys["vllm"] = {"num_engines": engines, "gpus_per_engine": gpus_per_engine}
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 @contextmanager

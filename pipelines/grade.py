@@ -41,7 +41,9 @@ def grade(file: str, answer: str, *, explain: bool) -> None:
         for submissions in _batches(opened, where, policy):
             grades = verify(submissions)
             for each in grades:
-                print(f"{_account(each)}\n" if explain else json.dumps(_row(each)))
+                rule = f"verdict   {each.verdict}: {each.why}\nrule      {each.reason.rule}"
+                account = each.detail if "\n" in each.detail else rule  # the latter where the grader was ended
+                print(f"{account}\n" if explain else json.dumps(_row(each)))
             sys.stdout.flush()
             counts.update(each.verdict for each in grades)
             bar.update(len(grades))
@@ -51,21 +53,8 @@ def grade(file: str, answer: str, *, explain: bool) -> None:
 
 
 def _row(grade: Grade) -> dict[str, str | None]:
-    return {
-        "verdict": grade.verdict,
-        "extracted": grade.extracted,
-        "reason": grade.reason,
-        **({"detail": grade.detail} if grade.detail else {}),
-    }
-
-
-def _account(grade: Grade) -> str:
-    """Return the answer that was read and the rule that decided, or why the grader was ended."""
-    return (
-        grade.detail
-        if "\n" in grade.detail
-        else f"verdict   {grade.verdict}: {grade.why}\nrule      {grade.reason.rule}"
-    )
+    values = {"verdict": grade.verdict, "extracted": grade.extracted, "reason": grade.reason}
+    return {**values, **({"detail": grade.detail} if grade.detail else {})}
 
 
 def _batches(file: BinaryIO, where: str, policy: AnswerPolicy) -> Iterator[list[Submission]]:

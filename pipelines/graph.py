@@ -40,9 +40,8 @@ def stages(
 ) -> Tasks:
     """Return the task of each stage by its name, in the order in which they run.
 
-    Each has one artifact, a folder with the stage's outputs; its other artifacts are pages and figures for Kubeflow's
-    page. An artifact that another task reads takes a row of the graph there, and the graph has to fit on a screen: only
-    the data, which may come from a cache, are passed on as an artifact, everything else as a path.
+    An artifact that another task reads takes a row of Kubeflow's graph, which has to fit on a screen: only the data,
+    which may come from a cache, are passed on as an artifact, everything else as a path.
 
     Args:
         sections: The section of each stage.
@@ -165,10 +164,7 @@ def compile_graph(params: Path, output: Path) -> None:
 
 
 def write(path: Path, params: Params) -> None:
-    """Write the compiled graph for a cluster: equal code, params and images give equal bytes.
-
-    There are two documents in the file, the second with settings of Kubernetes; Kubeflow needs both.
-    """
+    """Write the compiled graph for a cluster: equal code, params and images give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("kfp").setLevel(logging.ERROR)
     compiler.Compiler().compile(cluster_graph(params), str(path))

@@ -44,12 +44,7 @@ class Lengths:
     solutions: list[int]
     """Solutions of the train problems that have one."""
     examples: list[int]
-    """Prompt, solution and end token of these problems together."""
-
-    @property
-    def rows(self) -> dict[str, list[int]]:
-        """The rows of the table, by name."""
-        return {"prompts": self.prompts, "solutions": self.solutions, "both": self.examples}
+    """Prompt, solution and end token together."""
 
 
 def limits(params: Path) -> None:
@@ -129,7 +124,7 @@ def wanted_completion(params: Params, lengths: Mapping[str, Lengths]) -> int:
     if any(model.asks_for_thoughts(source) for source in lengths):
         return _THOUGHT
     solutions = [tokens for each in lengths.values() for tokens in each.solutions]
-    terse = _SPARE * _up(quantile(solutions, 0.99)) if solutions else _DEFAULT_ANSWER
+    terse = _SPARE * _up(_quantile(solutions, 0.99)) if solutions else _DEFAULT_ANSWER
     return max(terse, _DEFAULT_ANSWER) if model.chat else terse  # who was trained to chat explains
 
 
@@ -137,9 +132,10 @@ def table(lengths: Mapping[str, Lengths]) -> str:
     """Return the quantiles of prompts, of solutions and of both together, by source."""
     lines = [["source", "tokens of", "texts", *(f"{100 * each:g} %" for each in _QUANTILES)]]
     for source, of_source in sorted(lengths.items()):
-        for name, tokens in of_source.rows.items():
+        rows = {"prompts": of_source.prompts, "solutions": of_source.solutions, "both": of_source.examples}
+        for name, tokens in rows.items():
             if tokens:
-                shown = (f"{quantile(tokens, each):,}" for each in _QUANTILES)
+                shown = (f"{_quantile(tokens, each):,}" for each in _QUANTILES)
                 lines.append([source, name, f"{len(tokens):,}", *shown])
     return aligned(lines, left=2)
 
@@ -161,8 +157,7 @@ def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
     return "\n".join([f"# Limits that no problem exceeds, by `grpo-pipeline limits --params {path}`", *lines]) + "\n"
 
 
-def quantile(tokens: Sequence[int], fraction: float) -> int:
-    """Return the smallest length that at least this fraction of the texts does not exceed."""
+def _quantile(tokens: Sequence[int], fraction: float) -> int:
     return sorted(tokens)[math.ceil(fraction * len(tokens)) - 1]
 
 

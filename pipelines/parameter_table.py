@@ -46,12 +46,9 @@ _SECTION = """
 def page() -> str:
     """Return the page: the form, then a table for each section of a params file."""
     form = parameters().items()
-    rows = [f"| `{name}` | {_key_of(name)} | {_KINDS[each.type]} | {each.description} |\n" for name, each in form]
+    keys = {name: f"`{'.'.join(key)}`" for name, key in TYPED_KEYS.items()}
+    rows = [f"| `{name}` | {keys.get(name, '')} | {_KINDS[each.type]} | {each.description} |\n" for name, each in form]
     return "".join([_HEADER, *rows, *(_section(name, field) for name, field in Params.model_fields.items())])
-
-
-def _key_of(name: str) -> str:
-    return f"`{'.'.join(TYPED_KEYS[name])}`" if name in TYPED_KEYS else ""
 
 
 def _section(name: str, field: FieldInfo) -> str:

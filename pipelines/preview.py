@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from textwrap import indent
 
@@ -41,9 +42,6 @@ from pipelines.run.settings import load as load_params
 
 _BAR = 40
 _SHOWN_CHARACTERS = 600
-_RULE_OF_THREE = 3
-"""After n trials without an event, its probability is below 3 / n with 95 % confidence."""
-_RARE = 0.01
 _NUM_ASKED, _PORTION, _ENOUGH_S = 32, 8, 45.0
 """Problems to ask in all and at once, and the time after which no more are asked: a preview takes two minutes."""
 _SHARE_LEARNED = 8
@@ -73,12 +71,10 @@ def preview(
     name = _asked_model(every_section, model)
     checkpoint = _checkpoint(every_section, train, name)
     if pass_rates:
-        measured = Measured(
-            model=str(name),
-            digest=_digest(name),
-            temperature=config.sampling.temperature,
-            max_new_tokens=config.sampling.max_new_tokens,
-        )
+        local = Path(local_model(str(name)))  # of a model of the hub its commit
+        digest = lineage.digest(local) if local.exists() else model_file(str(name), "config.json").parent.name
+        sampling = {key: getattr(config.sampling, key) for key in ("temperature", "max_new_tokens")}
+        measured = Measured(model=str(name), digest=digest, **sampling)
         measure_pass_rates(config, checkpoint, asked, measured, pass_rates)
         return 0
     started, groups = time.monotonic(), list[Group]()
@@ -128,12 +124,6 @@ def _checkpoint(params: Params, problems: Sequence[Problem], model: str | Path) 
     return create(params.train_sft.model, problems, seed=params.train_sft.seed, dtype=dtype)
 
 
-def _digest(model: str | Path) -> str:
-    """Return the digest of a model in a folder or a file, or the commit of one of the hub."""
-    local = Path(local_model(str(model)))
-    return lineage.digest(local) if local.exists() else model_file(str(model), "config.json").parent.name
-
-
 def measure_pass_rates(
     config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem], measured: Measured, path: Path
 ) -> None:
@@ -152,17 +142,14 @@ def measure_pass_rates(
     with path.open("a", encoding="utf-8") as file, progress("preview", len(missing)) as bar:
         for groups in _sampled(config, checkpoint, missing):
             for group in groups:
-                rate = PassRate(
-                    question=question_digest(group.problem), right=group.num_right, samples=config.group_size
-                )
-                file.write(f"{rate.model_dump_json()}\n")
+                digest, size = question_digest(group.problem), config.group_size
+                file.write(PassRate(question=digest, right=group.num_right, samples=size).model_dump_json() + "\n")
             file.flush()
-            bar.advance(len(groups), right=statistics.fmean(group.num_right / config.group_size for group in groups))
+            bar.advance(len(groups))
     _, known = read_pass_rates(path)
-    of_asked = [known[question_digest(each)] for each in problems]
-    between = sum(0 < rate < 1 for rate in of_asked)
+    between = sum(0 < known[question_digest(each)] < 1 for each in problems)
     print(
-        f"{path}: {between} of {len(of_asked)} problems are answered right now and then; to train on those alone, set"
+        f"{path}: {between} of {len(problems)} problems are answered right now and then; to train on those alone, set"
     )
     print(f"prepare_data: {{difficulty: {{pass_rates: {path}}}}}")
 
@@ -208,12 +195,8 @@ def _times(config: TrainGRPOConfig, checkpoint: Checkpoint, groups: Sequence[Gro
     """Return how long a step and the run would take, from the measured sampling and a part of an update."""
     sequences = [each.completion.tokens for group in groups for each in group.scored_G]
     tried = sequences[: max(1, len(sequences) // _SHARE_LEARNED)]
-    batches = pack(
-        tried,
-        max_tokens=config.engine.micro_batch_tokens,
-        device=checkpoint.device,
-        padded=checkpoint.is_padded,
-    )
+    limit = config.engine.micro_batch_tokens
+    batches = pack(tried, max_tokens=limit, device=checkpoint.device, padded=checkpoint.is_padded)
     model = LogprobModel(checkpoint.model, temperature=config.sampling.temperature)
     started = time.monotonic()
     for batch in batches:
@@ -230,25 +213,19 @@ def _times(config: TrainGRPOConfig, checkpoint: Checkpoint, groups: Sequence[Gro
 
 def examples(groups: Sequence[Group]) -> Iterator[str]:
     """Yield the first right completion, the first wrong one, and the first truncated or unanswered one, if any."""
-    scored = [(group.problem, each) for group in groups for each in group.scored_G]
     kinds: tuple[Callable[[Scored], bool], ...] = (
         lambda each: each.grade.verdict is Verdict.RIGHT,
         lambda each: each.grade.verdict is Verdict.WRONG and each.completion.finished and not is_unanswered(each),
         lambda each: not each.completion.finished or is_unanswered(each),
     )
     for is_kind in kinds:
-        for problem, each in scored:
-            if is_kind(each):
-                yield _example(problem, each)
-                break
-
-
-def _example(problem: Problem, scored: Scored) -> str:
-    text = printable(scored.completion.text)
-    shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} [...]"
-    end = "truncated" if scored.completion.truncated else scored.grade.why
-    heading = f"{problem.id}, expected {problem.answer}: {scored.grade.verdict} ({end})"
-    return f"{heading}\n{indent(shown, '    ', lambda _: True)}"
+        of_kind = ((group.problem, each) for group in groups for each in group.scored_G if is_kind(each))
+        for problem, each in islice(of_kind, 1):
+            text = printable(each.completion.text)
+            shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} [...]"
+            end = "truncated" if each.completion.truncated else each.grade.why
+            heading = f"{problem.id}, expected {problem.answer}: {each.grade.verdict} ({end})"
+            yield f"{heading}\n{indent(shown, '    ', lambda _: True)}"
 
 
 def verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
@@ -257,10 +234,5 @@ def verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
     if mixed:
         print(f"\n{mixed} of {len(groups)} groups have a learning signal: rewards that differ")
         return 0
-    steps = math.ceil(_RULE_OF_THREE / _RARE / config.prompts_per_step)
-    bound = min(1.0, _RULE_OF_THREE / len(groups))
-    print(
-        f"\nnothing to learn from: the rewards of each of the {len(groups)} groups are equal. With 95 % confidence "
-        f"fewer than {bound:.0%} of groups differ; {steps} training steps without one would lower that to {_RARE:.0%}"
-    )
+    print(f"\nnothing to learn from: the rewards of each of the {len(groups)} groups are equal")
     return 1

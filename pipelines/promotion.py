@@ -42,17 +42,8 @@ def promote(
 ) -> Change | None:
     """Give an alias to a version of a registry; return the change, or None where the version has the alias already.
 
-    The version has to be undamaged. A champion must have passed the gate, be no worse than the previous champion, and
-    answer through vLLM as in its evaluation; with `force` failed checks are recorded with the change.
-
-    Args:
-        location: Folder or URL of the registry.
-        spec: The version.
-        alias: Such as `champion`.
-        reason: For the audit trail.
-        force: Whether to promote although a check fails.
-        evaluation: Folder with an evaluation of the champion on the version's problems; None for the champion's own.
-        show: Takes the name and the outcome of each check as soon as it is known.
+    `evaluation` has an evaluation of the champion on the version's problems; None for the champion's own. `show` takes
+    the name and the outcome of each check as soon as it is known.
 
     Raises:
         PipelineError: The version is damaged or fails a check, or the alias is invalid or was given to another version
@@ -90,7 +81,10 @@ def roll_back(location: str, name: str | None, *, reason: str, show: Callable[[s
     PipelineError if there is no previous champion, or it is damaged.
     """
     with read_registry(location) as snapshot:
-        name = _only_name(snapshot, name)
+        names = snapshot.names(name)
+        if len(names) != 1:
+            raise PipelineError(f"{location}: has versions of {', '.join(names) or 'no model'}; name one of them")
+        (name,) = names
         current = snapshot.aliases().get(f"{name}@{CHAMPION}")
         tag = before(snapshot, name, CHAMPION)
         if current is None or tag is None:
@@ -108,13 +102,6 @@ def _change(
     change = Change(action, version.tag, alias, count, datetime.now(UTC), person(), reason, facts)
     change_alias(location, version, change)
     return change
-
-
-def _only_name(snapshot: Snapshot, name: str | None) -> str:
-    names = snapshot.names(name)
-    if len(names) != 1:
-        raise PipelineError(f"{snapshot.location}: has versions of {', '.join(names) or 'no model'}; name one of them")
-    return names[0]
 
 
 def _verified(snapshot: Snapshot, version: Version) -> str:

@@ -7,7 +7,6 @@ raw files and models, the settings of every stage, and the environment variables
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,6 @@ DIFFERENT = 5
 """Exit code if an artifact differs."""
 
 
-@dataclass(frozen=True)
-class Artifact:
-    """An output of a stage that another stage read."""
-
-    stage: str
-    name: str
-    digest: str
-
-
 def reproduce(version: str, registry: str, into: Path | None) -> int:
     """Make a version again in the folder `into`, print how each artifact compares, and return the exit code.
 
@@ -61,7 +51,8 @@ def reproduce(version: str, registry: str, into: Path | None) -> int:
     made_by = facts.made_by
     code = check_out_code(made_by, folder / "code")
     variables = {**_variables(made_by.environment("train_grpo")), "PYTHONPATH": f"{run}{os.pathsep}{code}"}
-    for name, material in sorted(_materials(made_by).items()):
+    materials = {name: material for work in made_by.works for name, material in work.materials.items()}
+    for name, material in sorted(materials.items()):
         variables |= provide(name, material, made_by, folder)
     write_params(made_by, run / "params.yaml", folder)
     print(f"running the graph of {facts.version.tag} in {run}", flush=True)
@@ -113,10 +104,6 @@ def _variables(environment: Environment | None) -> dict[str, str]:
     here = {name: value for name, value in os.environ.items() if name.startswith(_MACHINE_VARIABLES)}
     recorded = environment.variables if environment else {}
     return {**recorded, **others, **here}
-
-
-def _materials(made_by: Lineage) -> dict[str, Material]:
-    return {name: material for work in made_by.works for name, material in work.materials.items()}
 
 
 def provide(name: str, material: Material, made_by: Lineage, folder: Path) -> dict[str, str]:
@@ -199,34 +186,29 @@ def write_params(made_by: Lineage, path: Path, folder: Path) -> None:
     path.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
-def artifacts(made_by: Lineage) -> list[Artifact]:
-    """Return the outputs that stages read, each once, in the order in which they were made."""
-    found: dict[Artifact, None] = {}
+def artifacts(made_by: Lineage) -> dict[str, str]:
+    """Return the digest of each output that stages read, by `stage/output`, in the order in which they were made."""
+    digests: dict[str, str] = {}
     for maker in made_by.works:
         for reader in made_by.works:
             for name, each in sorted(reader.inputs.items()):
                 if made_by.maker(each) is maker:
-                    found[Artifact(maker.stage, _OUTPUTS.get((reader.stage, name), name), each.digest)] = None
-    return list(found)
-
-
-_OUTPUTS = {("report", "sft_training"): "training", ("report", "grpo_training"): "training"}
-"""Output names that differ from the reading stage's input names."""
+                    digests[f"{maker.stage}/{'training' if name.endswith('_training') else name}"] = each.digest
+    return digests
 
 
 def show(tag: str, recorded: Lineage, again: Lineage) -> int:
     """Compare the artifacts of a version with those of its reproduction, print the result, return the exit code."""
-    digests = {(each.stage, each.name): each.digest for each in artifacts(again)}
-    compared = [(each, digests.get((each.stage, each.name))) for each in artifacts(recorded)]
-    for each, digest in compared:
-        word = "equal" if digest == each.digest else f"DIFFERENT: {str(digest)[:12]}"
-        print(f"{each.stage}/{each.name}: {each.digest[:12]} {word}")
-    first = next((each for each, digest in compared if digest != each.digest), None)
+    before, after = artifacts(recorded), artifacts(again)
+    for name, digest in before.items():
+        print(f"{name}: {digest[:12]} {'equal' if after.get(name) == digest else f'DIFFERENT: {after.get(name)}'}")
+    first = next((name for name, digest in before.items() if after.get(name) != digest), None)
     if first is None:
-        print(f"reproduced: all {len(compared)} artifacts of {tag} have equal bytes")
+        print(f"reproduced: all {len(before)} artifacts of {tag} have equal bytes")
         return 0
-    print(f"not reproduced: {first.stage} is the first stage of {tag} with other bytes, in {first.name}")
-    print(_cause(first.stage, recorded, again))
+    stage, _, name = first.partition("/")
+    print(f"not reproduced: {stage} is the first stage of {tag} with other bytes, in {name}")
+    print(_cause(stage, recorded, again))
     return DIFFERENT
 
 

@@ -4,12 +4,12 @@ import importlib.util
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 from components.grading.verifier import require_sandbox
-from components.policy.config import CheckpointConfig, EngineConfig, TrackingConfig
+from components.policy.config import TrackingConfig
 from components.preflight.config import Params, exceeded_limits
 from components.preflight.inputs import (
     BASE_MODEL,
@@ -45,6 +45,7 @@ def missing_here(params: Params, *, containers: bool = False) -> list[str]:
     """
     lookups = {key: check for key, (_, check) in base_models(params).items()}
     register, repository = params.register, params.prepare_data.repository
+    trackings = {"train_sft": params.train_sft.tracking, "train_grpo": params.train_grpo.tracking}
     if repository:
         lookups["prepare_data.repository.url"] = partial(references, repository.url)
     if is_url(register.registry):
@@ -52,7 +53,7 @@ def missing_here(params: Params, *, containers: bool = False) -> list[str]:
     lookups |= hub_datasets(params.prepare_data)
     lookups |= {
         f"{stage}.tracking.mlflow.uri": partial(_require_server, tracking.mlflow.uri)
-        for stage, tracking in _trackings(params).items()
+        for stage, tracking in trackings.items()
         if tracking.mlflow and tracking.mlflow.uri.startswith("http")
     }
     if register.model_registry:
@@ -63,13 +64,13 @@ def missing_here(params: Params, *, containers: bool = False) -> list[str]:
     context = answers[BASE_MODEL]
     lines = [
         *unusable_files(params.prepare_data, imitated=params.train_sft.num_steps > 0),
-        *_ungradable(params),
         *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
         *(exceeded_limits(params, context) if isinstance(context, int) else []),
         *([] if isinstance(context, PipelineError) else list(unusable_tools(params)) or _exceeded_by_data(params)),
         *unusable_rewards(params, trained_here=not containers),
         *unusable_environment(params, trained_here=not containers),
-        *([] if containers else _missing_trackers(params)),
+        *([] if containers else _missing_trackers(trackings)),
+        *_ungradable(params),
     ]
     if not containers and any(source.kind == "mbpp" for source in params.prepare_data.sources):
         try:
@@ -89,17 +90,12 @@ def _require_server(url: str) -> None:
         raise PipelineError(f"{url} does not answer ({getattr(error, 'reason', error)})") from None
 
 
-def _trackings(params: Params) -> dict[str, TrackingConfig]:
-    return {"train_sft": params.train_sft.tracking, "train_grpo": params.train_grpo.tracking}
-
-
-def _missing_trackers(params: Params) -> Iterator[str]:
-    both = _trackings(params)
+def _missing_trackers(trackings: Mapping[str, TrackingConfig]) -> Iterator[str]:
     # Each tracker has the name of its package. SFT has those of GRPO where nothing else is set.
-    keys = {package: f"{stage}.tracking" for stage, config in both.items() for package, settings in config if settings}
-    for package, key in keys.items():
+    keys = {package: stage for stage, config in trackings.items() for package, settings in config if settings}
+    for package, stage in keys.items():
         if importlib.util.find_spec(package) is None:
-            yield f"{key}.{package}: needs the Python package {package}, which is not installed"
+            yield f"{stage}.tracking.{package}: needs the Python package {package}, which is not installed"
 
 
 def _exceeded_by_data(params: Params) -> Iterator[str]:
@@ -142,9 +138,12 @@ def short_of_disk(params: Params, outputs: Path) -> str | None:
     num_models = 1 + bool(sft.num_steps) + bool(sft.model.scratch)
     element = max(_ELEMENT_BYTES[engine.precision] for engine in (sft.engine, grpo.engine))
     models = num_models * element * shape.num_parameters / _GB
-    trained = [stage for stage in (sft, grpo) if stage.num_steps]
-    per_parameter = max((_checkpoint_bytes(stage.engine, stage.checkpoint) for stage in trained), default=0)
-    checkpoints = per_parameter * shape.num_parameters / _GB
+    per_parameter = [
+        (kept.keep_last + kept.keep_best + 1) * (_OPTIMIZER_BYTES + _ELEMENT_BYTES[engine.precision])
+        for engine, kept in ((stage.engine, stage.checkpoint) for stage in (sft, grpo) if stage.num_steps)
+        if not engine.lora
+    ]
+    checkpoints = max(per_parameter, default=0) * shape.num_parameters / _GB
     folder = next(each for each in (outputs.resolve(), *outputs.resolve().parents) if each.exists())
     free = shutil.disk_usage(folder).free / _GB
     if models + checkpoints <= free:
@@ -153,9 +152,3 @@ def short_of_disk(params: Params, outputs: Path) -> str | None:
         f"{folder}: {free:,.1f} GB are free, and a run takes about {models + checkpoints:,.1f} GB there "
         f"({models:,.1f} for models, {checkpoints:,.1f} for checkpoints); make room, or lower checkpoint.keep_last"
     )
-
-
-def _checkpoint_bytes(engine: EngineConfig, config: CheckpointConfig) -> int:
-    """Bytes of all checkpoints of a stage at once, for each parameter of the model."""
-    number = config.keep_last + config.keep_best + 1
-    return 0 if engine.lora else number * (_OPTIMIZER_BYTES + _ELEMENT_BYTES[engine.precision])

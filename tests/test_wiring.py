@@ -4,8 +4,9 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import yaml
@@ -20,16 +21,10 @@ from pipelines.run.stages import declared
 from tests.pipelines.compiled import graph
 from tests.presets import FILES, PAGES, ROOT
 
-DVC = yaml.safe_load((ROOT / "dvc.yaml").read_text())
 
-
-def test_every_folder_with_a_config_is_a_stage_and_the_other_way_round() -> None:
-    """No stage is missing from the params model, and none is there without a folder."""
+def test_stages_have_their_folders_and_can_run_in_their_order() -> None:
+    """No stage is missing from the params model; what each reads is made by one before it."""
     assert {path.parent.name for path in ROOT.glob("components/*/component.py")} == {*STAGES, "preflight"}
-
-
-def test_stages_can_run_in_their_order() -> None:
-    """What each reads is made by one before it."""
     made: set[str] = set()
     for name in STAGES:
         stage = declared(name)
@@ -68,14 +63,14 @@ def test_nothing_is_trained_measured_or_registered_before_validation() -> None:
         assert "validate-data" in upstream(name), name
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_dvc_reruns_a_stage_when_its_code_changes(stage: str) -> None:
+def test_dvc_reruns_a_stage_when_its_code_changes() -> None:
     """A stage depends on its own folder, on each folder that it imports from, and on its section of the params."""
-    used = {f"components/{name}" for name in _component_folders_used_by(stage)} | {f"components/{stage}"}
-    deps = DVC["stages"][stage]["deps"]
-    assert {dep for dep in deps if dep.startswith("components/")} == used
-    sections = DVC["stages"]["params"]["outs"]
-    assert [dep for dep in deps if dep in sections] == [f"outputs/stages/params/{stage}.yaml"]
+    dvc = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    for stage in STAGES:
+        used = {f"components/{name}" for name in _component_folders_used_by(stage)} | {f"components/{stage}"}
+        deps = dvc[stage]["deps"]
+        assert {dep for dep in deps if dep.startswith("components/")} == used
+        assert [dep for dep in deps if dep in dvc["params"]["outs"]] == [f"outputs/stages/params/{stage}.yaml"]
 
 
 def test_the_makefile_offers_the_presets_that_exist() -> None:
@@ -128,15 +123,6 @@ def test_help_answers_at_once() -> None:
     assert {name: found for name in modules if (found := modules[name] & {*heavy, "pydantic", "yaml"})} == {}
 
 
-def test_the_readme_names_only_what_exists() -> None:
-    """Every path in the README's code, tables and inline code is there."""
-    text = (ROOT / "README.md").read_text()
-    missing = [
-        path for path in _paths_in(text) if not any((ROOT / base / path).exists() for base in ("", "components"))
-    ]
-    assert not missing
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_link_leads_nowhere(page: Path) -> None:
     """To a file that exists, and to a heading that it has."""
@@ -160,6 +146,7 @@ def _component_folders_used_by(stage: str) -> set[str]:
     return reachable
 
 
+@cache
 def _imports(path: Path) -> set[str]:
     """Every module named in the import statements of a file, at any depth."""
     names: set[str] = set()
@@ -173,30 +160,11 @@ def _imports(path: Path) -> set[str]:
     return names
 
 
-def _paths_in(markdown: str) -> set[str]:
-    """What looks like a path of the project in code of a Markdown text: it has a slash or a well-known ending."""
-    code = re.findall(r"^```.*?^```|`[^`\n]+`", markdown, flags=re.MULTILINE | re.DOTALL)
-    words = {word.strip("`,;:()\"'") for block in code for word in block.split()}
-    paths = {word for word in words if re.fullmatch(r"\.?[\w-][\w./-]*(/|/[\w.-]+|\.(py|ya?ml|toml|md|lock))", word)}
-    made_by_runs = ("outputs/", "dvc_plots/", ".venv/", "mine.yaml")  # or by the reader
-    return {path for path in paths if not path.startswith(made_by_runs) and "//" not in path}
-
-
-def _literals(kind: Any) -> set[str]:
-    return set(map(str, get_args(kind)))
-
-
+_CHOICES = (AdvantageEstimator, KLEstimator, Aggregation, PolicyLoss)
+_SOURCES = [source.model_fields["kind"].annotation for source in get_args(get_args(Source)[0])]
 _LISTED: dict[str, set[str]] = {
-    "how-to/objectives-and-rewards.md": {
-        *_literals(AdvantageEstimator),
-        *_literals(KLEstimator),
-        *_literals(Aggregation),
-        *_literals(PolicyLoss),
-        *BUILT_IN,
-    },
-    "how-to/models-and-data.md": {
-        kind for source in get_args(get_args(Source)[0]) for kind in _literals(source.model_fields["kind"].annotation)
-    },
+    "how-to/objectives-and-rewards.md": {*BUILT_IN, *(str(value) for kind in _CHOICES for value in get_args(kind))},
+    "how-to/models-and-data.md": {str(value) for kind in _SOURCES for value in get_args(kind)},
     "reference/grading.md": set(map(str, Reason)),
 }
 """What a page lists by hand."""

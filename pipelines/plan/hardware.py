@@ -1,6 +1,5 @@
 """Rates of GPUs from their datasheets."""
 
-import re
 from dataclasses import dataclass
 
 from components.shared.errors import PipelineError
@@ -10,8 +9,6 @@ _USABLE_FRACTION = 0.92
 """Part of a GPU's memory that a run can use; the rest is CUDA context, NCCL and fragmentation (assumed)."""
 _LARGE_GIB = 70
 """Above this vLLM runs more sequences in a batch, except on an A100."""
-_MAKERS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "sxm"}
-"""Words of a GPU's name that may be left out."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,8 @@ GPUS = {gpu.name: gpu for gpu in _GPUS}
 
 
 def gpu(name: str) -> Gpu:
-    """Return a GPU by its name in any case, with or without maker and series: `NVIDIA GeForce RTX 4090` is `4090`."""
-    matching = [each for each in _GPUS if _plain(each.name) == _plain(name)]
-    if not matching:
+    """Return a GPU by its name, in any case and with spaces or dashes."""
+    found = GPUS.get(name.lower().replace(" ", "-"))
+    if found is None:
         raise PipelineError(f"--gpu {name}: unknown GPU; accepted: {', '.join(GPUS)}")
-    return matching[0]
-
-
-def _plain(name: str) -> str:
-    """Return the letters and digits of a name, without the maker's words."""
-    return "".join(word for word in re.findall("[a-z0-9]+", name.lower()) if word not in _MAKERS)
+    return found

@@ -200,21 +200,22 @@ def smallest_change(run: Run, gpu: Gpu) -> str | None:
 
 def _options(run: Run) -> list[list[_Change]]:
     """Return the changes of each key; at most one per key is applied."""
-    tokens, sizes = _halves(run.micro_batch_tokens, run.longest), _halves(run.max_batch_size, run.group_size)
+    tokens, sizes = (
+        [value >> n for n in range(1, 12) if value >> n >= least]
+        for value, least in ((run.micro_batch_tokens, run.longest), (run.max_batch_size, run.group_size))
+    )
     samplers = [_change("sampling.max_batch_size", size, 2 + i / 10) for i, size in enumerate(sizes)]
     samplers.append(_Change("sampler.vllm", 3.5, {"sampler": "vllm"}))
     if servers := run.num_gpus // 2:
         values = {"sampler": "vllm_server", "num_servers": servers}
         samplers.append(_Change(f"sampler.servers on {servers} of the GPUs", 5, values))
+    stages = range(run.zero_stage + 1, 3 if run.quantised else 4)
     references = [_change("reference", "sharded", 1.5), _change("reference", "offloaded", 3.0)]
     offloads = [_change("engine.offload", "optimizer", 6.0), _change("engine.offload", "all", 9.0)]
     return [
         [_change("engine.micro_batch_tokens", number, 1 + i / 10) for i, number in enumerate(tokens)],
         [] if run.gradient_checkpointing else [_change("engine.gradient_checkpointing", True, 2)],
-        [
-            _change("engine.zero_stage", stage, 1 + stage / 2)
-            for stage in range(run.zero_stage + 1, 3 if run.quantised else 4)
-        ],
+        [_change("engine.zero_stage", stage, 1 + stage / 2) for stage in stages],
         samplers if run.sampler == "transformers" else [],
         references if run.reference == "replicated" else [],
         offloads if run.offload == "none" else [],
@@ -223,7 +224,3 @@ def _options(run: Run) -> list[list[_Change]]:
 
 def _change(key: str, value: object, cost: float) -> _Change:
     return _Change(f"{key}: {str(value).lower()}", cost, {key.rpartition(".")[2]: value})
-
-
-def _halves(value: int, least: int) -> list[int]:
-    return [value >> n for n in range(1, 12) if value >> n >= least]

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from components.preflight.config import load_params
 from components.shared.errors import PipelineError
@@ -12,7 +11,7 @@ from pipelines.plan.hardware import gpu as named
 from pipelines.plan.memory import fits, memory_of, peak, smallest_change
 from pipelines.plan.run import Run, run_of
 from pipelines.plan.step_time import EFFICIENCY, StepTime, step_time
-from pipelines.tables import aligned, print_json
+from pipelines.tables import aligned
 
 _MAX_GPUS = 16_384
 _LABELS = {
@@ -28,53 +27,25 @@ _LABELS = {
 """Names that the table shows for parts."""
 
 
-def plan(params: Path, gpus: int, gpu: str, completion_tokens: float | None, *, as_json: bool) -> None:
-    """Print the plan of a params file for people, or as JSON."""
+def plan(params: Path, gpus: int, gpu: str, completion_tokens: float | None) -> None:
+    """Print the plan of a params file."""
     if not 1 <= gpus <= _MAX_GPUS:
         raise PipelineError(f"--gpus {gpus}: from 1 to {_MAX_GPUS:,} is accepted")
     device, config = named(gpu), load_params(params)
     if config.train_grpo.engine.precision == "bf16" and not device.bf16_rate:
         raise PipelineError(f"--gpu {gpu}: it has no bfloat16; set train_grpo.engine.precision: fp32")
     run = run_of(config, gpus, completion_tokens, engine_sequences=device.engine_sequences)
-    if as_json:
-        print_json(_figures(params, run, device))
-    else:
-        print(_text(params, run, device, config.train_grpo.num_steps))
-
-
-def _figures(path: Path, run: Run, gpu: Gpu) -> dict[str, Any]:
-    time, enough = step_time(run, gpu), fits(run, gpu)
-    return {
-        "params": str(path),
-        "gpu": gpu.name,
-        "num_gpus": run.num_gpus,
-        "num_parameters": run.shape.num_parameters,
-        "zero_stage": run.zero_stage,
-        "usable_bytes": gpu.usable_bytes,
-        "memory_bytes": {f"zero_{stage}": memory for stage, memory in _by_stage(run).items()},
-        "fits": enough,
-        "smallest_change": None if enough else smallest_change(run, gpu),
-        "step_s": time.total,
-        "phases_s": time.phases,
-    }
-
-
-def _by_stage(run: Run) -> dict[int, dict[str, float]]:
-    return {stage: memory_of(replace(run, zero_stage=stage)) for stage in range(4)}
-
-
-def _text(path: Path, run: Run, gpu: Gpu, num_steps: int) -> str:
     parts = [
-        _heading(path, run, gpu),
+        _heading(params, run, device),
         *([_counted(run.shape)] if isinstance(run.shape, CountedShape) else []),
-        _memory(run, gpu),
-        _verdict(run, gpu),
-        _time(run, step_time(run, gpu), num_steps),
+        _memory(run, device),
+        _verdict(run, device),
+        _time(run, step_time(run, device), config.train_grpo.num_steps),
         f"Times are for completions of {run.mean_completion_tokens:,.0f} tokens on average (--completion-tokens), "
         f"the longest of {run.completion_tokens:,},\nand prompts of {run.mean_prompt_tokens:,.0f}. "
         "docs/explanation/planning.md lists the assumptions; docs/scaling.md compares plans with published runs.",
     ]
-    return "\n\n".join(parts)
+    print("\n\n".join(parts))
 
 
 def _heading(path: Path, run: Run, gpu: Gpu) -> str:
@@ -102,7 +73,7 @@ def _counted(shape: CountedShape) -> str:
 
 def _memory(run: Run, gpu: Gpu) -> str:
     """Return a table of a GPU's memory by part; the ZeRO stage of the params file is marked."""
-    by_stage = _by_stage(run)
+    by_stage = {stage: memory_of(replace(run, zero_stage=stage)) for stage in range(4)}
     rows = [["Memory of a GPU, GiB", *(f"ZeRO {stage}" + "*" * (stage == run.zero_stage) for stage in by_stage)]]
     for name in by_stage[0]:
         if name != "gathered" and any(memory[name] for memory in by_stage.values()):  # a moment of the peak
@@ -138,6 +109,5 @@ def _time(run: Run, time: StepTime, num_steps: int) -> str:
 
 
 def _gib(num_bytes: float) -> str:
-    """Bytes as GiB, small amounts with their digits."""
     amount = num_bytes / GIB
     return f"{amount:,.1f}" if amount >= 1 or not amount else f"{amount:.2g}"

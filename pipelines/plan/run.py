@@ -7,7 +7,7 @@ from components.policy.config import ALL_LINEAR
 from components.preflight.config import Params
 from components.shared import jsonl
 from components.shared.errors import PipelineError
-from components.shared.model import ModelConfig, local_model
+from components.shared.model import local_model
 from components.shared.model_shape import FAMILIES, ModelShape, config_file, shape_of
 from pipelines.plan.counted import CountedShape, counted_shape
 from pipelines.plan.hardware import GIB
@@ -34,7 +34,6 @@ class Run:
     mean_prompt_tokens: float
     mean_completion_tokens: float
     minibatches: int = 1
-    """Optimizer steps per rollout."""
     updates: int = 1
     """Passes over a rollout."""
     shared_prompts: bool = True
@@ -44,7 +43,6 @@ class Run:
 
     zero_stage: int
     element_bytes: int
-    """Bytes of a weight or activation: 2 for bf16, 4 for fp32."""
     gradient_checkpointing: bool
     micro_batch_tokens: int
     offload: Literal["none", "optimizer", "all"] = "none"
@@ -63,7 +61,6 @@ class Run:
     num_servers: int = 0
     """GPUs that only sample; 0 if all GPUs sample and train."""
     tensor_parallel: int = 1
-    """GPUs that share one copy of the sampler's weights."""
     cache_bytes: float = 0.0
     """vLLM's KV cache on all GPUs of a copy; 0 for as much as needed."""
     compiled: bool = True
@@ -122,7 +119,10 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
             f"--gpus {num_gpus}: sampler.servers takes {num_servers} of them and leaves none to train on"
         )
     vllm = sampler.servers or sampler.vllm
-    shape = _shape(params.train_sft.model)
+    model = params.train_sft.model
+    file = None if model.scratch else config_file(local_model(model.base))
+    is_known = not file or not file.is_file() or jsonl.read_json(file).get("model_type") in FAMILIES
+    shape = shape_of(model) if is_known or file is None else counted_shape(file)
     padded = isinstance(shape, CountedShape)
     return Run(
         shape=shape,
@@ -155,11 +155,3 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         compiled=vllm.compile if vllm else True,
         overlap=sampler.samples_ahead,
     )
-
-
-def _shape(model: ModelConfig) -> ModelShape:
-    """Return the shape of a base model, counted from its tensors if its family is not in `FAMILIES`."""
-    file = None if model.scratch else config_file(local_model(model.base))
-    if file and file.is_file() and jsonl.read_json(file).get("model_type") not in FAMILIES:
-        return counted_shape(file)
-    return shape_of(model)

@@ -20,6 +20,8 @@ COLORS = ("#e0803a", "#4a8fd4", "#4aa36c", "#b56bc4", "#c9b458", "#8b93a1")
 """One per curve: a plot has no more curves than these."""
 _MAX_POINTS = 80
 _ROWS, _LABEL_WIDTH = 12, 8
+_WIDTH, _HEIGHT = 160, 36
+"""Pixels of a plot in the index."""
 
 Curve = Sequence[tuple[float, float]]
 """(step, value) points; a value is the mean over the steps since the point before."""
@@ -68,16 +70,16 @@ def text_plot(curves: Mapping[str, Curve], width: int) -> list[Text]:
     return [*lines, *(Text.assemble(" " * (_LABEL_WIDTH + 1), (f"{at} {name}", styles[name])) for at, name in legend)]
 
 
-def svg_plot(curves: Mapping[str, Curve], width: int, height: int, label: str) -> Markup:
+def svg_plot(curves: Mapping[str, Curve], label: str) -> Markup:
     """Return a plot of named curves, from 0 to 1 or to their largest value; pointing at a curve shows its name."""
     points = [point for each in curves.values() for point in each]
     last, top = max((step for step, _ in points), default=1.0), max([1.0, *(value for _, value in points)])
     lines = []
     for number, ((name, each), color) in enumerate(zip(curves.items(), COLORS, strict=False)):
-        places = " ".join(f"{width * step / last:.1f},{height * (1 - max(0.0, at) / top):.1f}" for step, at in each)
+        places = " ".join(f"{_WIDTH * step / last:.1f},{_HEIGHT * (1 - max(0.0, at) / top):.1f}" for step, at in each)
         dashes = ' stroke-dasharray="4 3"' if number % 2 else ""  # where two curves coincide both are visible
         line = f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="1.5"{dashes}>'
         lines.append(f"{line}<title>{escape(name)}</title></polyline>")
-    axis = f'<path d="M0,0 V{height} H{width}" fill="none" stroke="currentColor" stroke-opacity="0.3"/>'
-    view = f'viewBox="0 -4 {width} {height + 8}" width="{width}" style="max-width: 100%" role="img"'
+    axis = f'<path d="M0,0 V{_HEIGHT} H{_WIDTH}" fill="none" stroke="currentColor" stroke-opacity="0.3"/>'
+    view = f'viewBox="0 -4 {_WIDTH} {_HEIGHT + 8}" width="{_WIDTH}" style="max-width: 100%" role="img"'
     return Markup(f'<svg {view} aria-label="{escape(label)}">{axis}{"".join(lines)}</svg>')

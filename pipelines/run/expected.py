@@ -30,14 +30,12 @@ class Expectation:
     step: int | None = None
     """Step of unfinished work after which it resumes; None if it starts from the beginning."""
     num_steps: int | None = None
-    """Total steps; None for a stage without steps."""
 
     def __str__(self) -> str:
         if self.reused_from:
             return f"unchanged: from {self.reused_from}"
         before = f"; took {duration(self.seconds)} before" if self.seconds is not None else ""
-        of = f" of {self.num_steps}" if self.num_steps else ""
-        step = f"; goes on after step {self.step}{of}" if self.step is not None else ""
+        step = f"; goes on after step {self.step} of {self.num_steps}" if self.step is not None else ""
         return f"runs: {self.reason}{step}{before}"
 
 
@@ -86,7 +84,9 @@ def _expected(
             taken[stage.name] = found
             return Expectation(stage.name, found.run, "")
         reason = next(iter(wrong), "") or _difference(stage, work, known)
-    return Expectation(stage.name, None, reason, step=None if computed else _saved_step(stage, work))
+    folder = work_folder(WORK, stage.name, work)
+    can_resume = not computed and folder.is_dir() and not is_in_use(folder)
+    return Expectation(stage.name, None, reason, step=last_step(folder) if can_resume else None)
 
 
 def _difference(stage: Stage, work: Fingerprint, known: Collection[str | None], *, unknown: str = "") -> str:
@@ -96,9 +96,3 @@ def _difference(stage: Stage, work: Fingerprint, known: Collection[str | None], 
             inputs = {**before["inputs"], **work["inputs"]}
             return differences(stage.name, before, {**work, "inputs": inputs}) or unknown
     return _NEVER_FINISHED
-
-
-def _saved_step(stage: Stage, work: Fingerprint) -> int | None:
-    """Return the last saved step of the same work, unless a run is doing it."""
-    folder = work_folder(WORK, stage.name, work)
-    return last_step(folder) if folder.is_dir() and not is_in_use(folder) else None

@@ -4,25 +4,26 @@ Registries, their storage, the run started last and everything that a process us
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
+
+from rich.filesize import decimal
 
 from components.shared import durable, lineage
 from components.shared.errors import PipelineError
 from components.shared.stage import WORK
 from components.shared.work import fingerprint_in, last_step, reserved
 from pipelines.run.history import ARTIFACTS, Run, every_run
-from pipelines.run.listing import disk, remove_run, size
+from pipelines.run.listing import disk, remove_run
 
 
-@dataclass(frozen=True)
-class Garbage:
-    """A file or folder that can be removed."""
+class Garbage(NamedTuple):
+    """A file or folder that can be removed, and the run if it is a whole run."""
 
     path: Path
     reason: str
     run: Run | None = None
-    """The run, if it is a whole run; None for a part of one and for unfinished work."""
 
 
 def collect(keep: int | None, *, dry_run: bool) -> None:
@@ -38,8 +39,8 @@ def collect(keep: int | None, *, dry_run: bool) -> None:
         if not dry_run and not _remove(each):
             continue
         freed += number
-        print(f"{'would remove' if dry_run else 'removed'} {each.path} ({size(number)}): {each.reason}")
-    print(f"{size(freed)} {'would be freed' if dry_run else 'freed'}")
+        print(f"{'would remove' if dry_run else 'removed'} {each.path} ({decimal(number)}): {each.reason}")
+    print(f"{decimal(freed)} {'would be freed' if dry_run else 'freed'}")
 
 
 def garbage(every: Sequence[Run], *, keep: int | None) -> Iterator[Garbage]:
@@ -73,11 +74,8 @@ def _remove(each: Garbage) -> bool:
     """Remove something unless a process has started to use it; return whether it was removed."""
     if each.run:
         remove_run(each.run)
-    elif each.path.name == ARTIFACTS:
-        durable.discard(each.path)
-    else:
-        with reserved(each.path) as is_free:
-            if not is_free:
-                return False
+        return True
+    with reserved(each.path) if each.path.name != ARTIFACTS else nullcontext(True) as is_free:
+        if is_free:
             durable.discard(each.path)
-    return True
+        return is_free

@@ -89,11 +89,6 @@ class Run:
         return self.folder.name
 
     @property
-    def params(self) -> str:
-        """Name of its params file."""
-        return self.about.params
-
-    @property
     def verdict(self) -> Mapping[str, Any]:
         """The verdict of the gate; empty without a report."""
         return self.figures.get("verdict") or {}
@@ -159,13 +154,13 @@ def read_run(folder: Path) -> Run | None:
     if match is None:
         return None
     figures: Mapping[str, Any] = {}
-    about = About(params=match[2])
+    about = {"params": match[2]}
     with suppress(PipelineError):  # one that is missing, or half written
         figures = jsonl.read_json(folder / FIGURES)
     with suppress(PipelineError):
-        about = About.model_validate(jsonl.read_json(folder / ABOUT))
+        about = jsonl.read_json(folder / ABOUT)
     started = datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-    return Run(folder, about, started, list(_events(folder / JOURNAL)), figures)
+    return Run(folder, About.model_validate(about), started, list(_events(folder / JOURNAL)), figures)
 
 
 def resolve(name: str, outputs: Path = OUTPUTS) -> Path:
@@ -182,7 +177,7 @@ def resolve(name: str, outputs: Path = OUTPUTS) -> Path:
     matching = matching or [each for each in names if wanted and wanted in each]
     if len(matching) == 1:
         return outputs / "runs" / matching[0]
-    listed = ", ".join([*(matching or names)[:_NUM_NAMED], *(["..."] if len(matching or names) > _NUM_NAMED else [])])
+    listed = ", ".join((matching or names)[:_NUM_NAMED]) + (", ..." if len(matching or names) > _NUM_NAMED else "")
     if matching:
         raise PipelineError(f"{name}: {len(matching)} runs have this in their names: {listed}")
     raise PipelineError(f"{name or repr(name)}: no such run in {outputs / 'runs'}; there are {listed}")

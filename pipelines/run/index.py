@@ -2,9 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +14,8 @@ from components.shared.versioning import is_url
 from pipelines.run.curves import COLORS, curve_of, steps_of, svg_plot
 from pipelines.run.history import LOG, OUTPUTS, PAGE, PARAMS, Run, every_run
 
-INDEX = "index.html"
-_REGISTRY = "registry"
 _CURVES = ("reward", "accuracy")
 """Figures of the GRPO steps with a curve in the row of a run."""
-
-
-@dataclass(frozen=True)
-class Listed:
-    """One registered version."""
-
-    tag: str
-    at: str
-    by: str
-    aliases: Sequence[str]
-    target: Mapping[str, Any] | None
-    run: str | None
-    """Name of the run that registered it, if it is still here."""
 
 
 def write_index() -> None:
@@ -41,10 +24,10 @@ def write_index() -> None:
     print(write(OUTPUTS))
 
 
-def write(outputs: Path, registry: str = _REGISTRY) -> Path:
+def write(outputs: Path, registry: str = "registry") -> Path:
     """Write the index of the runs in `outputs` and of the versions in their registries; return its path."""
     every = every_run(outputs)
-    versions: list[Listed] = []
+    versions: list[dict[str, Any]] = []
     problems: list[str] = []
     # Of other runs, only folders: each URL would be cloned.
     folders = [run.version["registry"] for run in every if run.version and not is_url(run.version["registry"])]
@@ -56,17 +39,11 @@ def write(outputs: Path, registry: str = _REGISTRY) -> Path:
         except PipelineError as error:
             problems.append(str(error))
     rows = [_row(run, outputs) for run in every]
-    compared = [row for row in rows if row["accuracy"]][: len(COLORS)]
-    plot = None
-    if len(compared) > 1:
-        plot = svg_plot({row["name"]: row["accuracy"] for row in compared}, 640, 180, "accuracy of runs by step")
-    values = {"runs": rows, "versions": versions, "problems": problems, "points": points, "plot": plot}
-    values |= {"legend": list(zip(COLORS, compared, strict=False)), "colors": dict(zip(_CURVES, COLORS, strict=False))}
-    text = page.render(Path(__file__).with_name("index.html.jinja"), **values)
-    partial = outputs / f".{INDEX}.{os.getpid()}"
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(outputs / INDEX)
-    return outputs / INDEX
+    values = {"runs": rows, "versions": versions, "problems": problems, "points": points}
+    values["colors"] = dict(zip(_CURVES, COLORS, strict=False))
+    made, partial = outputs / "index.html", outputs / f".index.html.{os.getpid()}"
+    partial.write_text(page.render(Path(__file__).with_name("index.html.jinja"), **values), encoding="utf-8")
+    return partial.replace(made)
 
 
 def _row(run: Run, outputs: Path) -> dict[str, Any]:
@@ -76,9 +53,8 @@ def _row(run: Run, outputs: Path) -> dict[str, Any]:
     ends = ", ".join(f"{name} {curve[0][1]:.2f} to {curve[-1][1]:.2f}" for name, curve in curves.items())
     return {
         "about": run.about,
-        "accuracy": curves.get("accuracy"),
         "name": run.name,
-        "params": run.params,
+        "params": run.about.params,
         "started": run.started,
         "status": _status(run),
         "passed": run.verdict.get("passed"),
@@ -86,37 +62,32 @@ def _row(run: Run, outputs: Path) -> dict[str, Any]:
         "files": {name: f"runs/{run.name}/{name}" for name in (PARAMS, LOG) if (run.folder / name).is_file()},
         "target": run.verdict.get("target"),
         "version": run.version.get("tag"),
-        "curves": svg_plot(curves, 160, 36, ends) if curves else None,
+        "curves": svg_plot(curves, ends) if curves else None,
     }
 
 
 def _status(run: Run) -> str:
-    """What became of a run, in words."""
-    if run.figures.get("exit") == 0:
-        return "finished"
+    """Return the state of a run, with the error if a stage has failed."""
     last = run.events[-1] if run.events else {}
-    if last.get("event") == "failed":
+    if last.get("event") == "failed" and run.state != "finished":
         return f"failed in {last['stage']}: {last['error']}"
     return run.state
 
 
-def _versions(location: str, runs: Sequence[Run]) -> Iterator[Listed]:
-    """The versions in a registry, the newest first."""
+def _versions(location: str, runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """Yield what the page shows of the versions in a registry, the newest first."""
     with read_registry(location) as registry:
         aliases = registry.aliases()
         # The newest first: of several runs with equal weights the first one registered them.
         registered_by = {(run.version.get("tag"), run.version.get("registry")): run.name for run in runs}
         versions = registry.versions()[::-1]
         for version, contents in zip(versions, registry.read_each(versions, "verdict.json", VERSION_FILE), strict=True):
-            target, by = None, version.by
-            with suppress(ValueError, KeyError):
-                verdict, registration = (json.loads(content or "{}") for content in contents)
-                target, by = verdict["target"], registration["registered"]["by"]
-            yield Listed(
-                tag=version.tag,
-                at=version.at,
-                by=by,
-                aliases=[alias.partition("@")[2] for alias, tag in aliases.items() if tag == version.tag],
-                target=target,
-                run=registered_by.get((version.tag, location)),
-            )
+            verdict, registration = (json.loads(content or "{}") for content in contents)
+            yield {
+                "tag": version.tag,
+                "at": version.at,
+                "by": registration.get("registered", {}).get("by", version.by),
+                "aliases": [alias.partition("@")[2] for alias, tag in aliases.items() if tag == version.tag],
+                "target": verdict.get("target"),
+                "run": registered_by.get((version.tag, location)),
+            }

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
+from components.shared.live import LIVE
 from pipelines.run.screen import INDENT, Screen, Style, duration
 from pipelines.run.watch import TRAININGS, Training, view
 
@@ -50,7 +51,7 @@ class Tracker:
         if self._training:
             self._training.refresh()
             width, height = self._screen.size
-            lines = view(self._training, width - len(INDENT), height, unicode=self._screen.is_unicode)
+            lines = view(self._training, width - len(INDENT), height)
         if not lines and self._progress:
             lines = [Text(self._progress)]
         self._screen.draw([Text(INDENT).append_text(line) for line in lines])
@@ -60,22 +61,17 @@ class Tracker:
         assert stage is not None, f"{event['stage']} {kind} although every stage was done"
         if kind == "message":
             self._screen.detail(event["text"] if event["stage"] == stage else f"{event['stage']}: {event['text']}")
+        elif kind == "progress" and self._screen.live and event["done"] != event["total"]:
+            self._progress = event["text"]  # on a terminal only the last line of progress stays
         elif kind == "progress":
-            self._show_progress(event)
+            self._screen.detail(event["text"])
         elif kind == "work" and stage in TRAININGS:
-            self._training = Training.in_work(stage, Path(event["folder"]))
+            self._training = Training(stage, Path(event["folder"]) / LIVE)
         elif kind == "finished":
             self._finish(event.get("reused_from"))
         elif kind == "failed":
             self.exit_code = event["exit_code"]
             self._screen.error(event["error"].removeprefix(f"{stage}: "))
-
-    def _show_progress(self, event: dict[str, Any]) -> None:
-        """Show a line of progress; on a terminal only the last one stays."""
-        if self._screen.live and event["done"] != event["total"]:
-            self._progress = event["text"]
-        else:
-            self._screen.detail(event["text"])
 
     def _finish(self, reused_from: str | None) -> None:
         self._training, self._progress = None, ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.filesize import decimal
 
 from components.shared import durable, jsonl
 from components.shared.errors import PipelineError
@@ -39,7 +40,8 @@ from pipelines.tables import aligned, print_json, print_labelled
 
 def list_runs(text: str, *, as_json: bool) -> None:
     """List the runs, the newest first; with `text`, those that have it in their description."""
-    every = [each for each in map(_summary, every_run()) if text in " ".join(map(str, _said(each)))]
+    keys = ("name", "state", "params", "gate", "version")
+    every = [each for each in map(_summary, every_run()) if text in f"{[each[key] for key in keys]} {_note(each)}"]
     if as_json:
         print_json(every)
     elif not every:
@@ -50,12 +52,12 @@ def list_runs(text: str, *, as_json: bool) -> None:
             (
                 each["name"],
                 each["state"],
-                *(_accuracy(each["accuracy"], model) for model in MODELS),
+                *(percent(each["accuracy"][model]) if model in each["accuracy"] else "-" for model in MODELS),
                 each["gate"] or "-",
                 each["version"] or "-",
-                size(each["bytes"]),
-                size(each["bytes_freed"]),
-                " ".join([*(f"#{tag}" for tag in each["tags"]), each["note"]]),
+                decimal(each["bytes"]),
+                decimal(each["bytes_freed"]),
+                _note(each),
             )
             for each in every
         ]
@@ -67,16 +69,26 @@ def show(run: str, *, as_json: bool) -> None:
     shown = _read(run)
     facts = _summary(shown)
     if as_json:
-        print_json({**facts, "stages": _stages(shown), "settings": _settings(shown), "files": _files(shown)})
+        stages = [
+            {
+                "name": stage.name,
+                "seconds": stage.seconds,
+                "reused_from": stage.reused_from,
+                "error": stage.error and stage.error["error"],
+                "outputs": {name: str(path) for name, path in stage.outputs.items()},
+            }
+            for stage in shown.stages.values()
+        ]
+        print_json({**facts, "stages": stages, "settings": _settings(shown), "files": _files(shown)})
         return
     gate = f", gate {facts['gate']}" if facts["gate"] else ""
     print(f"{shown.name}: {shown.state}{gate}{', ' + facts['version'] if facts['version'] else ''}")
     for stage in shown.stages.values():
         print_labelled(stage.name, _told(stage))
-    print_labelled("note", [" ".join([*(f"#{tag}" for tag in shown.about.tags), shown.about.note])])
+    print_labelled("note", [_note(facts)])
     print_labelled("accuracy", _accuracies(shown))
     print_labelled("set keys", own_keys(shown.folder / PARAMS))
-    print_labelled("disk", [f"{size(facts['bytes'])}, of which rm frees {size(facts['bytes_freed'])}"])
+    print_labelled("disk", [f"{decimal(facts['bytes'])}, of which rm frees {decimal(facts['bytes_freed'])}"])
     print_labelled("files", _files(shown).values())
 
 
@@ -97,7 +109,9 @@ def compare(runs: Sequence[str], *, curve: str, as_json: bool) -> None:
         key: [each.get(key) for each in settings] for key in dict(pair for each in settings for pair in each.items())
     }
     params = {key: values for key, values in params.items() if len(set(values)) > 1}
-    accuracies, seconds = ([read(run) for run in compared] for read in (_scores, _seconds))
+    accuracies = list(map(_scores, compared))
+    stages = [run.stages.values() for run in compared]
+    seconds = [{stage.name: stage.seconds for stage in each if stage.seconds is not None} for each in stages]
     if as_json:
         names = [run.name for run in compared]
         print_json({"runs": names, "params": params, "accuracy": accuracies, "seconds": seconds})
@@ -134,20 +148,17 @@ def remove(runs: Sequence[str], *, yes: bool) -> int:
         if run.is_running:
             raise PipelineError(f"{run.name}: is running; stop it first")
     for run in chosen.values():
-        print(f"{run.name}: {run.state}, frees {size(disk(run.folder)[1])}")
-    if not yes and not _agreed():
+        print(f"{run.name}: {run.state}, frees {decimal(disk(run.folder)[1])}")
+    try:
+        agreed = yes or input("remove? [y/N] ").strip().lower() == "y"
+    except EOFError:
+        raise PipelineError("runs rm: no terminal to ask for confirmation; pass --yes") from None
+    if not agreed:
         print("nothing was removed")
         return 1
     for run in chosen.values():
         remove_run(run)
     return 0
-
-
-def _agreed() -> bool:
-    try:
-        return input("remove? [y/N] ").strip().lower() == "y"
-    except EOFError:
-        raise PipelineError("runs rm: no terminal to ask for confirmation; pass --yes") from None
 
 
 def remove_run(run: Run) -> None:
@@ -174,14 +185,6 @@ def disk(folder: Path) -> tuple[int, int]:
     return sum(status.st_size for status in files.values()), freed
 
 
-def size(number: float) -> str:
-    """Return bytes as people say them: `3.2 MB`."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= factor:
-            return f"{number / factor:.1f} {unit}"
-    return f"{number:.0f} bytes"
-
-
 def _read(name: str) -> Run:
     run = read_run(resolve(name))
     assert run is not None
@@ -194,7 +197,7 @@ def _summary(run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
         "started": run.started.isoformat(),
-        "params": run.params,
+        "params": run.about.params,
         "state": run.state,
         "accuracy": _scores(run),
         "gate": None if passed is None else "passed" if passed else "missed",
@@ -206,10 +209,8 @@ def _summary(run: Run) -> dict[str, Any]:
     }
 
 
-def _said(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the texts of a run that `runs list TEXT` searches."""
-    yield from (summary[key] or "" for key in ("name", "state", "params", "gate", "version", "note"))
-    yield from (f"#{tag}" for tag in summary["tags"])
+def _note(summary: Mapping[str, Any]) -> str:
+    return " ".join([*(f"#{tag}" for tag in summary["tags"]), summary["note"]])
 
 
 def _scores(run: Run) -> dict[str, float]:
@@ -218,23 +219,6 @@ def _scores(run: Run) -> dict[str, float]:
     target = (run.verdict.get("target") or {}).get("source")
     scores = {f"{model}.{source}": each["accuracy"] for model in models for source, each in models[model].items()}
     return {**{model: each[target]["accuracy"] for model, each in models.items() if target in each}, **scores}
-
-
-def _seconds(run: Run) -> dict[str, float]:
-    return {name: stage.seconds for name, stage in run.stages.items() if stage.seconds is not None}
-
-
-def _stages(run: Run) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": stage.name,
-            "seconds": stage.seconds,
-            "reused_from": stage.reused_from,
-            "error": stage.error and stage.error["error"],
-            "outputs": {name: str(path) for name, path in stage.outputs.items()},
-        }
-        for stage in run.stages.values()
-    ]
 
 
 def _told(stage: StageRun) -> Iterator[str]:
@@ -268,10 +252,6 @@ def _accuracies(run: Run) -> Iterator[str]:
         yield f"{source}: " + " -> ".join(
             f"{name} {percent(models[model][source]['accuracy'])}" for model, name in MODELS.items()
         )
-
-
-def _accuracy(scores: Mapping[str, float], model: str) -> str:
-    return percent(scores[model]) if model in scores else "-"
 
 
 def _side_by_side(values: Sequence[Mapping[str, float]], show: Any) -> list[str]:

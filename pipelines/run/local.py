@@ -5,13 +5,12 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import takewhile
+from itertools import count
 from pathlib import Path
-from subprocess import Popen, TimeoutExpired
+from subprocess import TimeoutExpired
 from types import ModuleType
 from typing import Any
 
@@ -30,14 +29,15 @@ from components.shared.execution import current_revision, keys_in, uncommitted_f
 from components.shared.work import last_step
 from pipelines.doctor import slow_here, unused_gpu
 from pipelines.requirements import missing_here, short_of_disk
-from pipelines.run import expected as expectation
-from pipelines.run import index, settings, summary
+from pipelines.run import index, summary
+from pipelines.run.expected import Expectation, expectations, records
 from pipelines.run.history import (
     ABOUT,
     JOURNAL,
     LOCK,
     LOG,
     OUTPUTS,
+    PAGE,
     PARAMS,
     About,
     every_run,
@@ -47,113 +47,88 @@ from pipelines.run.history import (
 from pipelines.run.journal import Tracker
 from pipelines.run.process import process
 from pipelines.run.screen import Screen, Style, duration
+from pipelines.run.settings import heading, load
 from pipelines.run.stages import header
+from pipelines.run.watch import TRAININGS
 
-_LINES_SHOWN = 20
-_FILES_SHOWN = 5
+_LINES_SHOWN, _FILES_SHOWN = 20, 5
 _TAIL_BYTES = 1 << 20
 _MARGIN_S = 5.0
 _POLL_S = 0.2
 
 
-@dataclass(frozen=True)
-class Request:
-    """The options of `grpo-pipeline run`."""
+def run(
+    params: Path | None,
+    settings: Sequence[str],
+    *,
+    resume: str | None,
+    start: str,
+    fresh: bool,
+    dry_run: bool,
+    containers: bool,
+    name: str,
+    **about: Any,
+) -> int:
+    """Run the whole graph with the options of the command line; return 0, or the exit code of the stage that failed.
 
-    params: Path | None
-    """Params file; None for params.yaml, or for the params of the run to resume."""
-    settings: Sequence[str]
-    """Keys with YAML values, `train_grpo.num_steps=10`, which override the file."""
-    resume: str | None
-    """Run whose params replace a file."""
-    start: str
-    """First stage that is computed even if it is unchanged."""
-    fresh: bool
-    """Whether every stage is computed."""
-    dry_run: bool
-    """Whether everything is checked and nothing is run."""
-    containers: bool
-    """Whether each stage runs in a container of its image."""
-    name: str
-    """Name of the run's folder, after the time; empty for the name of the params file."""
-    note: str
-    tags: Sequence[str]
-
-    def __post_init__(self) -> None:
-        if self.start and self.start not in STAGES:
-            raise PipelineError(f"--from {self.start}: no such stage; there are {', '.join(STAGES)}")
-        if self.resume and self.params:
-            raise PipelineError("--resume takes the params of the run; leave out --params, and change keys with --set")
-        if not re.fullmatch(r"[\w.-]*", self.name):
-            accepted = "names a folder; accepted are letters, digits, `_`, `-` and `.`"
-            raise PipelineError(f"--name {self.name}: {accepted}")
-
-    @property
-    def fresh_from(self) -> str:
-        """First stage that is computed even if it is unchanged; empty to reuse any."""
-        return STAGES[0] if self.fresh else self.start
-
-
-def run(**options: Any) -> int:
-    """Run the whole graph with the options of a `Request`; return 0, or the exit code of the stage that failed.
-
-    Stages that an earlier run finished are reused unless the request says otherwise.
+    Stages that an earlier run finished are reused unless `start` or `fresh` says otherwise.
 
     Raises:
         PipelineError: Options or keys contradict one another, or data, a model, a reward or the registry is missing:
             all problems at once, and nothing was run.
     """
-    request = Request(**options)
-    before = read_run(resolve(request.resume)) if request.resume else None
-    path = before.folder / PARAMS if before else request.params or Path("params.yaml")
-    name = before.params if before else path.stem
-    params = settings.load(path, request.settings)
-    data = None if params.prepare_data.repository else Path()
-    wrong = missing_here(params, containers=request.containers) + contradictions(params, data)
-    if any(map(is_about_limits, wrong)):
-        wrong.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
-    wrong = [f"{path}: {line}" for line in wrong]
-    full = None if any("train_sft.model.base" in line for line in wrong) else short_of_disk(params, OUTPUTS)
-    # Outputs that are reused take no space.
-    raise_all(wrong if full is None or expectation.records("train_sft") else [*wrong, full])
-    limit_spin()
+    if start and start not in STAGES:
+        raise PipelineError(f"--from {start}: no such stage; there are {', '.join(STAGES)}")
+    if resume and params:
+        raise PipelineError("--resume takes the params of the run; leave out --params, and change keys with --set")
+    if not re.fullmatch(r"[\w.-]*", name):
+        raise PipelineError(f"--name {name}: accepted are letters, digits, `_`, `-` and `.`")
+    fresh_from = STAGES[0] if fresh else start
+    before = read_run(resolve(resume)) if resume else None
+    path = before.folder / PARAMS if before else params or Path("params.yaml")
+    config = load(path, settings)
     patch = current_revision().patch or ""
-    found = "seems to contain a key or a password; remove it: uncommitted changes are recorded in every lineage"
-    raise_all([f"{place}: {found}" for place in keys_in(patch)])
-    engine = _containers() if request.containers else None
+    advice = _check(path, config, patch, containers=containers)
+    limit_spin()
+    engine = _containers() if containers else None
     screen = Screen(sys.stdout, sys.stderr)
-    if request.dry_run or before:
-        like = [before] if before else [run for run in every_run(OUTPUTS) if run.params == name]
-        _show_expected(
-            expectation.expectations(params, like, fresh_from=request.fresh_from), screen, every=request.dry_run
-        )
-    if request.dry_run:
+    described = About(params=before.about.params if before else path.stem, **about)
+    if dry_run or before:
+        like = [before] if before else [run for run in every_run(OUTPUTS) if run.about.params == described.params]
+        _show_expected(expectations(config, like, fresh_from=fresh_from), screen, every=dry_run)
+    if dry_run:
         return 0
-    folder = _new_folder(About(params=name, note=request.note, tags=tuple(request.tags)), request.name or name)
+    folder = _new_folder(described, name or described.params)
     lock = durable.lock_folder(folder / LOCK)  # until the run ends
-    heading = settings.heading(path, request.settings)
-    (folder / PARAMS).write_text(f"{heading}{as_yaml(params)}", encoding="utf-8")
+    (folder / PARAMS).write_text(f"{heading(path, settings)}{as_yaml(config)}", encoding="utf-8")
     screen.show(f"{path} -> {folder}/", Style.DIM)
-    if not before and (purpose := _purpose(path)):
-        screen.show(purpose, Style.DIM)
     if files := uncommitted_files(patch):
-        shown = ", ".join(files[:_FILES_SHOWN]) + (" ..." if len(files) > _FILES_SHOWN else "")
+        shown = ", ".join(files[:_FILES_SHOWN]) + " ..." * (len(files) > _FILES_SHOWN)
         screen.show(f"uncommitted changes are recorded in every lineage: {shown}", Style.DIM)
-    idle = "" if request.containers else unused_gpu()
-    for line in filter(None, [*advisories(params, data), slow_here(params), full, idle]):
+    for line in advice:
         screen.show(f"warning: {line}")
-    exit_code = _run(folder, params, screen, engine, request)
+    exit_code = _run(folder, config, screen, engine, fresh_from)
     lock.release()
     return exit_code
 
 
-def _purpose(path: Path) -> str:
-    """Return the first sentence of the comment at the top of a params file."""
-    comment = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
-    return " ".join(line.lstrip("# ") for line in comment).partition(". ")[0]
+def _check(path: Path, params: Params, patch: str, *, containers: bool) -> list[str]:
+    """Return warnings about a run; PipelineError with everything that keeps it from being started."""
+    data = None if params.prepare_data.repository else Path()
+    wrong = missing_here(params, containers=containers) + contradictions(params, data)
+    if any(map(is_about_limits, wrong)):
+        wrong.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
+    full = None if any("train_sft.model.base" in line for line in wrong) else short_of_disk(params, OUTPUTS)
+    wrong = [f"{path}: {line}" for line in wrong]
+    # Outputs that are reused take no space.
+    raise_all(wrong if full is None or records("train_sft") else [*wrong, full])
+    found = "seems to contain a key or a password; remove it: uncommitted changes are recorded in every lineage"
+    raise_all([f"{place}: {found}" for place in keys_in(patch)])
+    idle = "" if containers else unused_gpu()
+    return [line for line in (*advisories(params, data), slow_here(params), full, idle) if line]
 
 
-def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None, request: Request) -> int:
+def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None, fresh_from: str) -> int:
     """Run all stages in the folder of a new run, and return the exit code."""
     started = time.monotonic()
     # The longest time that a stage may need to write a checkpoint.
@@ -161,7 +136,7 @@ def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None
     with (folder / JOURNAL).open("a+", encoding="utf-8") as journal:
         tracker = Tracker(screen, journal, STAGES)
         try:
-            _execute(folder, tracker, screen, grace_s, engine, request)
+            _execute(folder, tracker, screen, grace_s, engine, fresh_from)
         except SystemExit:
             screen.end(f"{_end_of(folder, params)}; log: {folder / LOG}")
             raise
@@ -183,7 +158,7 @@ def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None
     return exit_code
 
 
-def _show_expected(expected: Sequence[expectation.Expectation], screen: Screen, *, every: bool) -> None:
+def _show_expected(expected: Sequence[Expectation], screen: Screen, *, every: bool) -> None:
     """Show the expectation of every stage, or only of the first that is computed."""
     computed = [each for each in expected if not each.reused_from]
     for each in expected if every else computed[:1]:
@@ -218,25 +193,22 @@ def _containers() -> ModuleType:
 
 def _new_folder(about: About, name: str) -> Path:
     """Make the folder of a run; runs started in the same second get different folders."""
-    first = folder = OUTPUTS / "runs" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{name}"
-    number = 1
-    while True:
-        try:
+    first = OUTPUTS / "runs" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{name}"
+    for number in count(1):
+        folder = first if number == 1 else first.with_name(f"{first.name}-{number}")
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-            folder = first.with_name(f"{first.name}-{number}")
-        else:
-            jsonl.write_json(folder / ABOUT, about.model_dump(mode="json"))
-            return folder
+            break
+    jsonl.write_json(folder / ABOUT, about.model_dump(mode="json"))
+    return folder
 
 
 def _execute(
-    folder: Path, tracker: Tracker, screen: Screen, grace_s: float, engine: ModuleType | None, request: Request
+    folder: Path, tracker: Tracker, screen: Screen, grace_s: float, engine: ModuleType | None, fresh_from: str
 ) -> None:
     """Run all stages in another process until it ends, and show their messages."""
-    command = [sys.executable, "-m", "pipelines.run.stages", str(folder.resolve())]
-    command += [f"--fresh-from={request.fresh_from}", *(["--containers"] if engine else [])]
+    command = [sys.executable, "-m", "pipelines.run.stages", str(folder.resolve()), f"--fresh-from={fresh_from}"]
+    command += ["--containers"] if engine else []
     environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / JOURNAL)}
     with (
         engine.no_containers_left(folder.resolve()) if engine else nullcontext(),
@@ -246,23 +218,17 @@ def _execute(
         process(command, {**environment, "TMPDIR": scratch}, grace_s=grace_s, log=log) as stages,
     ):
         try:
-            for _ in _moments(stages):
+            while stages.poll() is None:
                 tracker.read()
+                with suppress(TimeoutExpired):
+                    stages.wait(_POLL_S)
+            tracker.read()
         except SystemExit:
             screen.draw([])
-            if tracker.running and tracker.running.startswith("train"):
-                limit = f"at most {grace_s:g} s"
-                screen.show(f"stopping: {tracker.running} ends its step and saves a checkpoint ({limit})", Style.DIM)
+            if tracker.running in TRAININGS:
+                saves = f"ends its step and saves a checkpoint (at most {grace_s:g} s)"
+                screen.show(f"stopping: {tracker.running} {saves}", Style.DIM)
             raise
-
-
-def _moments(process: Popen[bytes]) -> Iterator[None]:
-    """Yield at intervals while a process runs, and once after its end."""
-    while process.poll() is None:
-        yield
-        with suppress(TimeoutExpired):
-            process.wait(_POLL_S)
-    yield
 
 
 def _exit_code(tracker: Tracker, folder: Path, screen: Screen) -> int:
@@ -274,9 +240,8 @@ def _exit_code(tracker: Tracker, folder: Path, screen: Screen) -> int:
         return 0
     if tracker.exit_code is not None:
         outputs = run.stages[name].outputs if run else {}
-        for page in (output / "report.html" for output in outputs.values()):
-            if page.is_file():
-                screen.detail(f"see {os.path.relpath(page)}")
+        for page in filter(Path.is_file, (output / PAGE for output in outputs.values())):
+            screen.detail(f"see {os.path.relpath(page)}")
         return tracker.exit_code
     last = durable.tail(folder / LOG, max_bytes=_TAIL_BYTES).rpartition(f"{header(name)}\n")[2].splitlines()
     what = f"{name} stopped unexpectedly; the last lines of {folder / LOG}:"

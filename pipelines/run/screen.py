@@ -48,11 +48,6 @@ class Screen:
         """Columns and rows for changing lines."""
         return self._out.width - 1, self._out.height - 2
 
-    @property
-    def is_unicode(self) -> bool:
-        """Whether the terminal shows more than ASCII."""
-        return self._out.encoding.startswith("utf")
-
     def draw(self, lines: "Sequence[Text]") -> None:
         """Show these lines below all others, in place of those drawn before; an empty list removes them."""
         from rich.console import Group

@@ -53,8 +53,8 @@ def own_keys(path: Path) -> list[str]:
 
 
 def _is_about(line: str, keys: Sequence[str]) -> bool:
-    name = line.partition(":")[0]
-    return any(name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.") for key in keys)
+    name = f"{line.partition(':')[0]}."
+    return any(f"{key}.".startswith(name) or name.startswith(f"{key}.") for key in keys)
 
 
 def _set(values: Any, setting: str) -> str:

@@ -51,7 +51,7 @@ def run_stages(folder: Path, *, fresh_from: str, containers: bool) -> int:
     so no other stage is started after that.
     """
     signal.signal(signal.SIGINT, lambda number, _: _stops.append(number))
-    if sys.platform == "linux" and not containers:
+    if not containers:
         forkserver.set_forkserver_preload(["pipelines.run.preloaded"])
         if not _has_accelerator():
             forkserver.ensure_running()
@@ -88,7 +88,7 @@ def _in_process(stage: Stage, options: list[str]) -> int:
 
 def _context(stage: Stage) -> ForkContext | ForkServerContext | SpawnContext:
     """Return how to start the process of a stage: libraries that use an accelerator do not survive a fork."""
-    if sys.platform != "linux" or (stage.image == GPU and _has_accelerator()):
+    if stage.image == GPU and _has_accelerator():
         return get_context("spawn")
     return get_context("forkserver") if stage.image == GPU else get_context("fork")
 
@@ -98,9 +98,7 @@ def _has_accelerator() -> bool:
 
 
 def _run_stage(name: str, options: list[str]) -> None:
-    """Run a stage in its process."""
-    if sys.platform == "linux":
-        end_with_parent(os.getppid())
+    end_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if _stops:  # Ctrl-C came before this fork could receive it
         sys.exit(128 + _stops[0])

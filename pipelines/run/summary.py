@@ -13,16 +13,11 @@ from components.shared import jsonl, lineage
 from components.shared.execution import Revision
 from components.shared.page import percent
 from components.shared.problem import problems_file, splits_in
-from pipelines.run.history import FIGURES, MODELS, PAGE, Run
+from pipelines.run.history import ARTIFACTS, FIGURES, JOURNAL, LOG, MODELS, PAGE, PARAMS, Run
 from pipelines.run.screen import Screen, Style
 
-_FILES = {
-    "figures": FIGURES,
-    "params": "params.yaml",
-    "log": "run.log",
-    "journal": "journal.jsonl",
-    "outputs of the stages": "artifacts",
-    "all runs": "../../index.html",
+_FILES = {"figures": FIGURES, "params": PARAMS, "log": LOG, "journal": JOURNAL, "outputs of the stages": ARTIFACTS} | {
+    "all runs": "../../index.html"
 }
 """Links from the report to other files of the run."""
 _COLUMN = 24
@@ -31,7 +26,7 @@ _COLUMN = 24
 def write(run: Run, exit_code: int) -> None:
     """Write report.html and summary.json into the folder of a run whose report stage has finished."""
     folder = run.folder
-    params = load_params(folder / "params.yaml")
+    params = load_params(folder / PARAMS)
     outputs = {name: stage.outputs for name, stage in run.stages.items()}
     inputs = {
         "evaluation": outputs["evaluate"]["evaluation"],
@@ -39,8 +34,8 @@ def write(run: Run, exit_code: int) -> None:
         "validation": outputs["validate_data"]["validation"],
     }
     reused = {name: stage.reused_from for name, stage in run.stages.items() if stage.reused_from}
-    finished = {name: stage.seconds for name, stage in run.stages.items() if stage.seconds is not None}
-    seconds = {name: each for name, each in finished.items() if name not in reused}
+    computed = ((name, each.seconds) for name, each in run.stages.items() if name not in reused)
+    seconds = {name: each for name, each in computed if each is not None}
     version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
     timings = outputs["train_grpo"]["timings"]
     made_by = lineage.read(outputs["report"]["report"])
@@ -66,7 +61,7 @@ def _command(folder: Path, revision: Revision | None, version: Mapping[str, Any]
     lines = [f"git checkout {revision.commit}"] if revision and revision.commit else []
     if revision and revision.patch_digest:
         lines.append("# and apply the uncommitted changes, `revisions` in lineage.json of the report")
-    return "\n".join([*lines, f".venv/bin/grpo-pipeline run --params {folder / 'params.yaml'}"])
+    return "\n".join([*lines, f".venv/bin/grpo-pipeline run --params {folder / PARAMS}"])
 
 
 def show(folder: Path, screen: Screen) -> None:

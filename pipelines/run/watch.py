@@ -39,8 +39,8 @@ _SHOWN = {
     "tokens_per_s": "tokens per s",
 }
 """Figures that have a curve, and their names for people."""
-_BARS, _PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
-_NAME_WIDTH, _VALUE_WIDTH, _RANGE_WIDTH, _LEAST_CURVE = 21, 9, 22, 16
+_BARS = "▁▂▃▄▅▆▇█"
+_NAME_WIDTH, _VALUE_WIDTH, _RANGE_WIDTH, _WIDTH_WITH_RANGE = 21, 9, 22, 68
 _STEPS_FOR_RATE = 20
 """Number of latest steps from which the time left is estimated."""
 _COMPLETION_LINES = 4
@@ -48,49 +48,20 @@ _POLL_S = 0.5
 
 
 class Training:
-    """The steps and completions of a training, running or finished."""
+    """The steps and completions of a training, running or finished, in the folder of its files."""
 
-    def __init__(self, stage: str, rows: "_Lines", completions: "_Lines", num_steps: int | None = None) -> None:
-        self.stage, self._rows, self._completions, self._num_steps = stage, rows, completions, num_steps
-        self._run_file: Path | None = None
-
-    @classmethod
-    def in_work(cls, stage: str, work: Path) -> "Training":
-        """Return the training that runs in a folder of unfinished work."""
-        training = cls(stage, _Lines(work / LIVE / STEPS), _Lines(work / LIVE / COMPLETIONS))
-        training._run_file = work / LIVE / RUN
-        return training
-
-    @classmethod
-    def of_outputs(cls, stage: str, outputs: Mapping[str, Path]) -> "Training":
-        """Return the training that made these outputs."""
-        folder = outputs["training"]
-        training = cls(stage, _Lines(folder / STEPS), _Lines(folder / COMPLETIONS))
-        training.refresh()
-        if "timings" in outputs:
-            for row, (_, timing) in zip(
-                training.rows, jsonl.read_rows(outputs["timings"] / "timings.jsonl"), strict=True
-            ):
-                row.update(timing)
-        training._num_steps = len(training.rows)
-        return training
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The figures of each finished step."""
-        return self._rows.values
-
-    @property
-    def completions(self) -> list[dict[str, Any]]:
-        """The logged completions."""
-        return self._completions.values
+    def __init__(self, stage: str, folder: Path) -> None:
+        self.stage, self._folder = stage, folder
+        self._files = _Lines(folder / STEPS), _Lines(folder / COMPLETIONS)
+        self.rows, self.completions = (each.values for each in self._files)
+        self._num_steps: int | None = None
 
     @property
     def num_steps(self) -> int | None:
-        """Total steps; None before they are known."""
-        if self._num_steps is None and self._run_file:
+        """Total steps; None before they are known, and for a finished training."""
+        if self._num_steps is None:
             with suppress(PipelineError):
-                self._num_steps = jsonl.read_json(self._run_file).get("num_steps")
+                self._num_steps = jsonl.read_json(self._folder / RUN).get("num_steps")
         return self._num_steps
 
     @property
@@ -101,8 +72,8 @@ class Training:
 
     def refresh(self) -> None:
         """Read new steps and completions."""
-        self._completions.read()
-        self._rows.read()
+        for each in self._files:
+            each.read()
 
 
 class _Lines:
@@ -117,7 +88,8 @@ class _Lines:
         with suppress(FileNotFoundError, NotADirectoryError), self._path.open("rb") as file:
             inode = self._path.stat().st_ino
             if inode != self._inode:  # a resumed training has replaced it
-                self.values, self._place, self._inode = [], 0, inode
+                self.values.clear()
+                self._place, self._inode = 0, inode
             file.seek(self._place)
             content = file.read()
             complete = content[: content.rfind(b"\n") + 1]
@@ -128,23 +100,23 @@ class _Lines:
 # Drawing --------------------------------------------------------------------------------------------------------------
 
 
-def view(training: Training, width: int, height: int, *, unicode: bool = True) -> list[Text]:
+def view(training: Training, width: int, height: int) -> list[Text]:
     """Return at most `height` lines about a training, up to `width` columns wide; empty before its first step."""
     rows, width = training.rows, max(width, _NAME_WIDTH + _VALUE_WIDTH)
     if not rows:
         return []
-    lines = [_headline(training, width), *_curves(rows, width, unicode=unicode)]
+    lines = [_headline(training, width), *_curves(rows, width)]
     if training.completions and height - len(lines) > _COMPLETION_LINES:
         lines += [Text(), *completion_lines(training.completions[-1], width, _COMPLETION_LINES)]
     lines = lines[:height]
     for line in lines:
-        line.truncate(width, overflow="ellipsis" if unicode else "crop")
+        line.truncate(width, overflow="ellipsis")
     return lines
 
 
 def _headline(training: Training, width: int) -> Text:
     done, total, left = len(training.rows), training.num_steps, training.seconds_left
-    line = Text(f"step {done}/{total or '?'}", Style.BOLD)
+    line = Text(f"step {done}/{total}" if total else f"step {done}", Style.BOLD)
     if total and width >= 60:
         filled = round(20 * min(1.0, done / total))
         line.append("  ").append("=" * filled, Style.GREEN).append("-" * (20 - filled), Style.DIM)
@@ -155,26 +127,23 @@ def _headline(training: Training, width: int) -> Text:
     return line
 
 
-def _curves(rows: Sequence[Mapping[str, Any]], width: int, *, unicode: bool) -> Iterator[Text]:
+def _curves(rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[Text]:
     """Yield a line for each figure: its name, its latest value, its curve, and its range if there is space."""
-    columns = {name: [row.get(name) for row in rows] for name in _SHOWN if name in rows[-1]}
-    if "reward" in columns:
-        columns.pop("loss", None)  # the value of GRPO's loss says nothing about progress
-    curve_width = width - _NAME_WIDTH - _VALUE_WIDTH - _RANGE_WIDTH
-    has_range = curve_width >= _LEAST_CURVE
-    curve_width += 0 if has_range else _RANGE_WIDTH
-    for name, values in columns.items():
+    has_range = width >= _WIDTH_WITH_RANGE
+    curve_width = max(1, width - _NAME_WIDTH - _VALUE_WIDTH - has_range * _RANGE_WIDTH)
+    for name, shown in _SHOWN.items():
+        values = [row.get(name) for row in rows] if name in rows[-1] else []
         known = [value for value in values if value is not None]
-        if not known:
+        if not known or (name == "loss" and "reward" in rows[-1]):  # GRPO's loss says nothing about progress
             continue
-        line = Text(f"{_SHOWN[name]:<{_NAME_WIDTH}}{brief(known[-1]):<{_VALUE_WIDTH}}")
-        line.append(sparkline(values, max(1, curve_width), _BARS if unicode else _PLAIN_BARS), Style.GREEN)
+        line = Text(f"{shown:<{_NAME_WIDTH}}{brief(known[-1]):<{_VALUE_WIDTH}}")
+        line.append(sparkline(values, curve_width), Style.GREEN)
         if has_range:
             line.append(f"  {brief(min(known))} to {brief(max(known))}", Style.DIM)
         yield line
 
 
-def sparkline(values: Sequence[float | None], width: int, bars: str = _BARS) -> str:
+def sparkline(values: Sequence[float | None], width: int) -> str:
     """Return a curve of at most `width` characters, each the mean of some values, or a space without values."""
     count = min(width, len(values))
     bounds = [len(values) * place // count for place in range(count + 1)]
@@ -182,9 +151,9 @@ def sparkline(values: Sequence[float | None], width: int, bars: str = _BARS) -> 
     means = [fmean(part) if part else None for part in parts]
     known = [mean for mean in means if mean is not None]
     low, span = min(known), max(known) - min(known)
-    steps = len(bars) - 1
+    steps = len(_BARS) - 1
     return "".join(
-        " " if mean is None else bars[round((mean - low) / span * steps) if span else steps // 2] for mean in means
+        " " if mean is None else _BARS[round((mean - low) / span * steps) if span else steps // 2] for mean in means
     )
 
 
@@ -221,10 +190,9 @@ def _conversation(turns: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
 
 def watch(
     run: str, *, plain: bool = False, completions: bool = False, sleep: Callable[[float], None] = time.sleep
-) -> int:
+) -> None:
     """Show the trainings of a run until the run has ended."""
     folder, screen = resolve(run), Screen(sys.stdout, sys.stderr)
-    plain = plain or not screen.live
     shown: dict[str, _Shown] = {}
     try:
         while True:
@@ -234,14 +202,12 @@ def watch(
             for stage in (now.stages[name] for name in TRAININGS if name in now.stages):
                 if stage.name not in shown:
                     screen.show(Text(f"{now.name}  {stage.name}", Style.BOLD))
-                    shown[stage.name] = _Shown(screen, plain=plain, completions=completions)
+                    shown[stage.name] = _Shown(screen, plain=plain or not screen.live, completions=completions)
                 shown[stage.name].update(stage, is_over=stage.finished is not None or not is_running)
             if not is_running:
                 screen.show(f"{now.name}: {now.state}")
-                return 0
+                return
             sleep(_POLL_S)
-    except KeyboardInterrupt:
-        return 130
     finally:
         screen.draw([])
 
@@ -261,15 +227,15 @@ class _Shown:
             return
         self._is_over = is_over
         if stage.finished is not None and stage.outputs:
-            self._training = Training.of_outputs(stage.name, stage.outputs)
+            self._training = Training(stage.name, stage.outputs["training"])
         elif self._training is None and stage.work is not None:
-            self._training = Training.in_work(stage.name, stage.work)
+            self._training = Training(stage.name, stage.work / LIVE)
         if self._training is None:
             return
         self._training.refresh()
         self._show_new(self._training)
         if not self._plain:
-            lines = view(self._training, *self._screen.size, unicode=self._screen.is_unicode)
+            lines = view(self._training, *self._screen.size)
             self._screen.draw([] if is_over else lines)
             for line in lines if is_over else ():
                 self._screen.show(line)
@@ -282,8 +248,8 @@ class _Shown:
                 self._screen.show()
         elif self._plain:
             for row in training.rows[self._num_rows :]:
-                figures = "  ".join(
-                    f"{_SHOWN[name]} {brief(row[name])}" for name in _SHOWN if row.get(name) is not None
-                )
-                self._screen.show(f"{training.stage} {row['step']}/{training.num_steps or '?'}  {figures}")
+                known = ((shown, row.get(name)) for name, shown in _SHOWN.items())
+                figures = "  ".join(f"{shown} {brief(value)}" for shown, value in known if value is not None)
+                of = f"/{training.num_steps}" if training.num_steps else ""
+                self._screen.show(f"{training.stage} {row['step']}{of}  {figures}")
         self._num_completions, self._num_rows = len(training.completions), len(training.rows)

@@ -92,19 +92,8 @@ class Image:
         nobody's.
         `folder` is where the command works, with the same path as outside.
         """
-        options = [
-            "--rm",
-            "--read-only",
-            "--tmpfs",
-            "/tmp",
-            "--shm-size",
-            "1g",
-            "--network",
-            "none",
-            "--cap-drop",
-            "all",
-        ]
-        options += ["--security-opt", "no-new-privileges"]
+        options = ["--rm", "--read-only", "--tmpfs", "/tmp", "--shm-size", "1g", "--network", "none"]
+        options += ["--cap-drop", "all", "--security-opt", "no-new-privileges"]
         options += ["--user", user] if user else []
         options += ["--volume", f"{folder}:{folder}", "--workdir", str(folder)] if folder else []
         return podman("run", *options, self.name, *command)

@@ -1,7 +1,6 @@
 """The light image, built from Debian's packages and the lock, and its stages run in it as a cluster would."""
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -66,11 +65,6 @@ def _stage(name: str, **folders: Path) -> list[str]:
     return ["python3", "-m", f"components.{name}", *options]
 
 
-def test_its_packages_find_their_libraries(light: Image) -> None:
-    """Each shared library that an extension loads is there, by the loader."""
-    assert light.missing_libraries() == "{}"
-
-
 def test_data_are_prepared_and_validated(light: Image, folder: Path) -> None:
     """Both stages run with a read-only root, no network and any user, and make what they make outside."""
     problems, outside, validation = folder / "problems", folder / "outside", folder / "validation"
@@ -109,30 +103,25 @@ def test_it_has_what_light_code_imports_and_nothing_heavy(light: Image) -> None:
 
 
 def test_its_packages_are_compatible(light: Image) -> None:
-    """No package asks for another one, or another version, than what is there, but for what the lock overrules."""
+    """No package asks for another one, or another version, than what is there, and the loader finds all libraries."""
     assert light.unmet_requirements() == []
+    assert light.missing_libraries() == "{}"
 
 
 def test_the_code_is_that_of_the_image(light: Image, folder: Path) -> None:
     """A module of the same name in the working folder is not taken for the image's."""
     (folder / "components").mkdir()
     (folder / "components/__init__.py").write_text("raise SystemExit('the wrong one')\n")
-    code = "import components, os; print(components.__file__, os.getcwd())"
-    assert light.run("python3", "-c", code, folder=folder).split() == [
-        "/opt/grpo-pipeline/components/__init__.py",
-        str(folder),
-    ]
+    code = "import components; print(components.__file__)"
+    assert light.run("python3", "-c", code, folder=folder) == "/opt/grpo-pipeline/components/__init__.py\n"
 
 
 def test_its_labels(light: Image, variables: Mapping[str, str]) -> None:
-    """Labels name revision, time, version and base; the revision is that of the tag."""
+    """Labels name revision, version and base; the revision is that of the tag."""
     labels = json.loads(engine.podman("image", "inspect", "--format", "{{json .Labels}}", light.name))
     values = {key.removeprefix("org.opencontainers.image."): value for key, value in labels.items()}
     revision = variables["IMAGE_TAG"].removesuffix("-cpu")
-    assert values["revision"] == revision
-    assert re.fullmatch(r"[0-9a-f]{40}(-dirty-[0-9a-f]{12})?", revision)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", values["created"])
-    assert values["version"] == "0.1.0"
+    assert (values["revision"], values["version"]) == (revision, "0.1.0")
     assert values["base.name"].removeprefix("sha256:") == engine.base_image().removeprefix("sha256:")
     told = light.run("sh", "-c", "echo $GRPO_PIPELINE_REVISION $GRPO_PIPELINE_LOCK").split()
     assert told == [revision, lineage.file_digest(engine.ROOT / "requirements.lock")]

@@ -139,11 +139,10 @@ def _wait_for(process: subprocess.Popen[bytes], url: str, folder: Path) -> None:
 
 
 def _kubeconfig(server: str) -> dict[str, object]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "clusters": [{"name": "test", "cluster": {"server": server, "insecure-skip-tls-verify": True}}],
+    context, cluster = {"cluster": "test", "user": "test"}, {"server": server, "insecure-skip-tls-verify": True}
+    named = {
+        "contexts": [{"name": "test", "context": context}],
+        "clusters": [{"name": "test", "cluster": cluster}],
         "users": [{"name": "test", "user": {"token": _TOKEN}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
     }
+    return {"apiVersion": "v1", "kind": "Config", "current-context": "test", **named}

@@ -43,7 +43,7 @@ each_kueue = pytest.mark.parametrize("kueue", VERSIONS["Kueue"])
 
 
 @each_kubernetes
-@pytest.mark.parametrize("folder", [*(f"overlays/{name}" for name in OVERLAYS), "one-machine"])
+@pytest.mark.parametrize("folder", ["overlays/multi-user-kueue", "one-machine"])
 def test_kubernetes_accepts_our_objects(kubernetes: str, folder: str) -> None:
     """Strictly: a field that a version does not know is refused."""
     ours = [each for each in render(K8S / folder) if "kueue" not in each["apiVersion"]]
@@ -68,24 +68,12 @@ def test_job_set_accepts_what_trainer_makes_of_them(job_set: str, manifest: dict
 
 
 @needs_upstream
-@each_trainer
-def test_unknown_field_is_found(trainer: str, manifest: dict[str, Any]) -> None:
-    """The grace period in a patch is new in 2.3, and the check tells the releases apart."""
-    job = manifest["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]
-    job["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 60
-    found = refused(f"trainer-{trainer}", manifest)
-    assert any("terminationGracePeriodSeconds" in problem for problem in found) == trainer.startswith("2.2.")
-
-
-@needs_upstream
 @each_kueue
-@pytest.mark.parametrize("name", [name for name in OVERLAYS if name.endswith("-kueue")])
-def test_kueue_accepts_our_queues(kueue: str, name: str) -> None:
+def test_kueue_accepts_our_queues(kueue: str) -> None:
     """Strictly, as Trainer."""
-    documents = [*render(K8S / "cluster"), one(overlay(name), "LocalQueue", "grpo-pipeline")]
-    kinds = ("ClusterQueue", "LocalQueue", "ResourceFlavor")
+    documents = [*render(K8S / "cluster"), one(overlay("multi-user-kueue"), "LocalQueue", "grpo-pipeline")]
     found = {document["kind"]: refused(f"kueue-{kueue}", document) for document in documents}
-    assert found == {kind: [] for kind in kinds}
+    assert found == {kind: [] for kind in ("ClusterQueue", "LocalQueue", "ResourceFlavor")}
 
 
 @needs_upstream

@@ -38,18 +38,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 def _model(dtype: torch.dtype) -> PreTrainedModel:
     torch.manual_seed(0)
-    config = Qwen3Config(
-        hidden_size=SHAPE.hidden_size,
-        intermediate_size=SHAPE.intermediate_size,
-        num_hidden_layers=SHAPE.num_layers,
-        num_attention_heads=SHAPE.num_heads,
-        num_key_value_heads=SHAPE.num_kv_heads,
-        head_dim=SHAPE.head_size,
-        vocab_size=SHAPE.vocabulary_size,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=0,
-    )
+    sizes = {"num_hidden_layers": SHAPE.num_layers, "num_attention_heads": SHAPE.num_heads, "head_dim": SHAPE.head_size}
+    sizes |= {"num_key_value_heads": SHAPE.num_kv_heads, "vocab_size": SHAPE.vocabulary_size, "eos_token_id": 0}
+    sizes |= {"hidden_size": SHAPE.hidden_size, "intermediate_size": SHAPE.intermediate_size}
+    config = Qwen3Config(**sizes, tie_word_embeddings=False, bos_token_id=None)
     model: PreTrainedModel = Qwen3ForCausalLM(config).to(dtype)
     return model
 
@@ -63,7 +55,7 @@ def _one(changes: dict[str, Any]) -> dict[str, float]:
     first, second = _batches()
     activations = _saved(policy, scorer, first)
     policy.step(1e-4)  # the optimizer's state comes with its first step
-    _accumulate(policy, first)
+    policy.backward(-policy(first).logprobs_N.mean())
     # What ZeRO 3 reduces gradients in is there before anything is measured.
     buckets = [each.buffer for each in policy._optimizer.ipg_buckets.values()] if config.zero_stage == 3 else []
     return {
@@ -87,10 +79,6 @@ def _batches() -> list[MicroBatch]:
         )
         sequences += [TokenSequence(prompt, completion) for completion in completions]
     return tiny.batches(sequences, MICRO_BATCH_TOKENS)
-
-
-def _accumulate(policy: Policy, batch: MicroBatch) -> None:
-    policy.backward(-policy(batch).logprobs_N.mean())
 
 
 def _saved(policy: Policy, scorer: LogprobModel, batch: MicroBatch) -> float:
@@ -149,7 +137,7 @@ def _gradients(policy: Policy, scorer: LogprobModel) -> Iterator[Tensor]:
 def _peak_of_pass(policy: Policy, batch: MicroBatch) -> float:
     """The most memory that a forward and backward pass allocates beyond what there was at its start."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        _accumulate(policy, batch)
+        policy.backward(-policy(batch).logprobs_N.mean())
     profiler: Any = profiled.profiler
     events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
     sizes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))

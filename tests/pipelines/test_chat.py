@@ -46,20 +46,13 @@ class _Episode(Episode):
         pass
 
 
-Ask = Callable[..., Model]
-
-
 @pytest.fixture
-def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Model]:
     """Makes a model that writes given turns, one after the other."""
 
     def make(turns: Sequence[str], template: str | None = None, **tools: object) -> Model:
         folder = chat_model.write(tmp_path / "model", template, max_tokens=2048)
-        asked: dict[str, object] = {
-            "prompt": "{question}\n",
-            "answer": "declared",
-            "tools": {"environment": "calculator", **tools},
-        }
+        asked = {"prompt": "{question}\n", "answer": "declared", "tools": {"environment": "calculator", **tools}}
         if template:
             asked["chat"] = {"system": "Be exact."}
         (folder / "pipeline.json").write_text(json.dumps(asked))
@@ -72,24 +65,15 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     return make
 
 
-def test_what_the_environment_answers_is_shown_and_read(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each line set apart; the model goes on until it calls nothing."""
-    end = chat_model.TEXT_END
-    model = ask([CALL, CALL, f"#### 1776{end}"])
-    capsys.readouterr()
-    model.answer("37*48?")
-    assert capsys.readouterr().out == "  | 1776\n  | exactly\n" * 2
-
-
 def test_nothing_is_printed_that_a_terminal_takes_for_a_command(
-    ask: Ask, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ask: Callable[..., Model], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither of what the model writes nor of what its environment answers."""
+    """Neither of what the model writes nor of what its environment answers, of which each line is set apart."""
     monkeypatch.setattr(_Episode, "text", "1776\n\x1bexactly")
-    model = ask([CALL, f"#### 1776{chat_model.TEXT_END}"])
+    model = ask([CALL, CALL, f"#### 1776{chat_model.TEXT_END}"])
     capsys.readouterr()
     model.answer("37*48?")
-    assert capsys.readouterr().out == "  | 1776\n  |  exactly\n"
+    assert capsys.readouterr().out == "  | 1776\n  |  exactly\n" * 2
     model._streamer().on_finalized_text("#### \x1b]0;1776\x07\n", stream_end=True)
     assert capsys.readouterr().out == "####  ]0;1776 \n\n"
 
@@ -103,7 +87,7 @@ def test_nothing_is_printed_that_a_terminal_takes_for_a_command(
     ],
 )
 def test_a_truncated_answer_names_the_limit(
-    ask: Ask, capsys: pytest.CaptureFixture[str], turns: list[str], message: str
+    ask: Callable[..., Model], capsys: pytest.CaptureFixture[str], turns: list[str], message: str
 ) -> None:
     """A limit of training, one of the command, or the environment."""
     ask(turns, max_turns=2).answer("37*48?")
@@ -115,7 +99,9 @@ def _text(model: Model, question: str) -> str:
     return text
 
 
-def test_a_conversation_remembers_calls_and_their_answers_as_the_template_writes_them(ask: Ask) -> None:
+def test_a_conversation_remembers_calls_and_their_answers_as_the_template_writes_them(
+    ask: Callable[..., Model],
+) -> None:
     """The second prompt begins as the first one with its answer; tools are shown in both."""
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "37*48"}}\n</tool_call>'
     model = ask([f"{call}{chat_model.END}", f"#### 1776{chat_model.END}"], chat_model.CALLING)

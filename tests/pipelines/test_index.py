@@ -5,12 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from components.report.report import STAGE
 from components.shared import jsonl, stage
 from components.shared.page import percent
-from pipelines.cli import main
 from pipelines.run.index import write
 from tests.register.registrations import make_config, make_policy, run_register
 from tests.report.synthetic import make_run
@@ -63,7 +60,7 @@ def test_every_run_and_version_is_listed(made_runs: Path) -> None:
     ):
         assert status in by_name[name]
         assert ("<svg" in by_name[name]) == (name[:8] in {"20260102", "20260103"})
-    assert text.count("<polyline") == 2 * 2 + 2  # two curves of each of two runs, and one of each in the common plot
+    assert text.count("<polyline") == 2 * 2  # two curves of each of two runs
     finished = by_name["20260102T030405Z-params"]
     assert '<a href="runs/20260102T030405Z-params/report.html">params</a>' in finished
     assert accuracies in finished
@@ -80,13 +77,3 @@ def test_a_registry_that_cannot_be_read_is_named(made_runs: Path, tmp_path: Path
     text = write(made_runs / "outputs", (tmp_path / "gone").as_uri()).read_text(encoding="utf-8")
     assert "4 runs, 1 registered version" in text
     assert re.search(r'class="banner warning"><p>git: .*gone', text)
-
-
-def test_the_page_is_a_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It prints where the page is, also before the first run."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["index"]) == 0
-    assert capsys.readouterr().out == "outputs/index.html\n"
-    assert "None yet." in (tmp_path / "outputs/index.html").read_text()

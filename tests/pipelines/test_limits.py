@@ -8,7 +8,7 @@ import pytest
 from components.preflight.config import Params, contradictions, load_params
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
-from pipelines.limits import Lengths, first_prompt, measure, overlay, proposals, quantile, table
+from pipelines.limits import Lengths, first_prompt, measure, overlay, proposals, table
 from pipelines.requirements import missing_here
 from tests import chat_model, tiny
 from tests.presets import preset, write_params
@@ -23,22 +23,11 @@ def _params(*, model: dict[str, Any] | None = None, **sections: dict[str, Any]) 
     return Params.model_validate(values)
 
 
-def test_quantiles_are_lengths_that_occur() -> None:
-    """That many texts are no longer."""
-    tokens = list(range(100, 0, -1))
-    assert [quantile(tokens, each) for each in (0.5, 0.95, 0.99, 1.0)] == [50, 95, 99, 100]
-    assert quantile([7], 0.5) == 7
-
-
 def test_lengths_are_measured_by_source_with_the_chat_template(tmp_path: Path) -> None:
     """Solutions and examples are those of training; an example is a prompt, its solution and the end."""
     folder = chat_model.write(tmp_path)
     params = _params(model={"base": str(folder), "chat": {"system": "Add."}, "prompts": {"code": "Code: {question}"}})
-    problems = [
-        tiny.problem(1),
-        tiny.problem(2, source="code", solution=""),
-        tiny.problem(3, split=Split.TEST),
-    ]
+    problems = [tiny.problem(1), tiny.problem(2, source="code", solution=""), tiny.problem(3, split=Split.TEST)]
     lengths = measure(params, problems)
     user = "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
     encode = chat_model.tokenizer().encode
@@ -47,12 +36,11 @@ def test_lengths_are_measured_by_source_with_the_chat_template(tmp_path: Path) -
     assert solution == len(encode(problems[0].solution))
     assert lengths["sums"].examples == [lengths["sums"].prompts[0] + solution + 1]
     assert len(lengths["sums"].prompts) == 2
-    shown = table(lengths)
-    assert [line.split()[:3] for line in shown.splitlines()[1:]] == [
-        ["code", "prompts", "1"],
-        ["sums", "prompts", "2"],
-        ["sums", "solutions", "1"],
-        ["sums", "both", "1"],
+    assert [line.split()[:4] for line in table(lengths).splitlines()[1:]] == [
+        ["code", "prompts", "1", str(lengths["code"].prompts[0])],
+        ["sums", "prompts", "2", str(min(lengths["sums"].prompts))],
+        ["sums", "solutions", "1", str(solution)],
+        ["sums", "both", "1", str(lengths["sums"].examples[0])],
     ]
 
 
@@ -85,7 +73,6 @@ def _lengths(*, solutions: bool = True) -> dict[str, Lengths]:
     [
         ({}, True, 2048, (160, 112, 256, 224)),
         ({}, True, 300, (160, 112, 256, 140)),  # what the model leaves
-        ({}, True, None, (160, 112, 256, 224)),
         ({}, False, 2048, (160, None, None, 1024)),
         ({"train_sft": {"num_steps": 0}}, True, 2048, (160, 112, None, 224)),
     ],
@@ -98,27 +85,17 @@ def test_limits_fit_every_problem_and_the_model(
     keys = ("validate_data.max_prompt_tokens", "validate_data.max_solution_tokens", "train_sft.max_tokens")
     assert tuple(map(values.get, (*keys, "train_grpo.sampling.max_new_tokens"))) == expected
     assert values["evaluate.max_new_tokens"] == values["train_grpo.sampling.max_new_tokens"]
-
-
-@pytest.mark.parametrize(("thinking", "expected"), [(None, 1024), (True, 4096)])
-def test_conversations_and_thoughts_have_more_room(tmp_path: Path, thinking: bool | None, expected: int) -> None:
-    """Who was trained to chat explains more than a textbook, and thinks at length."""
-    model: dict[str, Any] = {"base": str(tmp_path), "chat": {}, "thinking": thinking}
-    assert proposals(_params(model=model), _lengths(), 100_000)["evaluate.max_new_tokens"] == expected
-
-
-def test_an_engine_reads_prompt_and_completion() -> None:
-    """Its own limit is proposed where there is one."""
-    values = preset()
-    values["train_grpo"]["sampler"]["vllm"] = {}
-    found = proposals(Params.model_validate(values), _lengths(), 2048)
-    assert found["train_grpo.sampler.vllm.max_tokens"] == 160 + 224
-
-
-def test_a_prompt_that_the_model_cannot_read_is_an_error() -> None:
-    """No limit would help."""
     with pytest.raises(PipelineError, match=r"reads 170 tokens, and the longest prompt .* it has 160"):
-        proposals(_params(), _lengths(), 170)
+        proposals(_params(**changes), _lengths(), 170)
+
+
+def test_conversations_and_thoughts_have_more_room(tmp_path: Path) -> None:
+    """Who was trained to chat explains more than a textbook, and thinks at length; an engine reads both together."""
+    for thinking, expected in ((None, 1024), (True, 4096)):
+        model: dict[str, Any] = {"base": str(tmp_path), "chat": {}, "thinking": thinking}
+        values = proposals(_params(model=model, train_grpo={"sampler": {"vllm": {}}}), _lengths(), 100_000)
+        assert values["evaluate.max_new_tokens"] == expected
+        assert values["train_grpo.sampler.vllm.max_tokens"] == 160 + expected
 
 
 def test_what_is_printed_is_a_part_of_a_params_file_that_removes_every_complaint(tmp_path: Path) -> None:
@@ -133,12 +110,8 @@ def test_what_is_printed_is_a_part_of_a_params_file_that_removes_every_complaint
     }
     params = _params(model=model, **changes)
     complaints = missing_here(params)
-    assert [line.split(":")[0] for line in complaints] == [
-        "train_grpo.sampling.max_new_tokens",
-        "evaluate.max_new_tokens",
-        "train_sft.max_tokens",
-        "validate_data.max_prompt_tokens",
-    ]
+    limits = ("train_grpo.sampling.max_new_tokens", "evaluate.max_new_tokens", "train_sft.max_tokens")
+    assert [line.split(":")[0] for line in complaints] == [*limits, "validate_data.max_prompt_tokens"]
     assert "is 8, and 20 of the first 20 prompts have up to" in complaints[-1]
     problems = [problem for source in params.prepare_data.sources for problem in source.problems(1)]  # type: ignore[union-attr]
     text = overlay(params, proposals(params, measure(params, problems), 512), tmp_path)
@@ -151,22 +124,11 @@ def test_what_is_printed_is_a_part_of_a_params_file_that_removes_every_complaint
     assert contradictions(fitting) == []
 
 
-@pytest.mark.parametrize(
-    ("template", "chat", "num_steps", "message"),
-    [
-        (None, {}, 3, "has no chat template"),
-        (chat_model.TURNS, {"system": "Add."}, 0, "System role not supported"),
-        (chat_model.REASONING, {}, 3, "shows no answer to learn from"),
-        (chat_model.REASONING, {}, 0, None),
-    ],
-)
-def test_a_chat_template_that_cannot_be_used_is_known_before_the_first_stage(
-    tmp_path: Path, template: str | None, chat: dict[str, str], num_steps: int, message: str | None
-) -> None:
+def test_a_chat_template_that_cannot_be_used_is_known_before_the_first_stage(tmp_path: Path) -> None:
     """In one line; what matters to fine-tuning alone is no error without it."""
-    folder = chat_model.write(tmp_path, template)
-    sft = {"num_steps": num_steps, "warmup_steps": 0}
-    lines = missing_here(_params(model={"base": str(folder), "chat": chat}, train_sft=sft))
-    found = [line for line in lines if line.startswith("train_sft.model.base: ")]
-    assert len(found) == (message is not None)
-    assert all(str(message) in line for line in found)
+    folder = chat_model.write(tmp_path, chat_model.REASONING)
+    for num_steps in (3, 0):
+        sft = {"num_steps": num_steps, "warmup_steps": 0}
+        lines = missing_here(_params(model={"base": str(folder), "chat": {}}, train_sft=sft))
+        found = [line for line in lines if line.startswith("train_sft.model.base: ")]
+        assert ["shows no answer to learn from" in line for line in found] == [True] * (num_steps > 0)

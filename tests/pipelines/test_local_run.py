@@ -10,20 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from components.shared.stage import Stage
 from pipelines.run import stages
 from pipelines.run.journal import Tracker
 from pipelines.run.process import process
 from pipelines.run.screen import Screen, Style
-
-
-class Terminal(io.StringIO):
-    """A terminal as far as a screen can tell."""
-
-    def isatty(self) -> bool:
-        """It is one."""
-        return True
 
 
 class Run:
@@ -54,7 +47,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_stage_is_announced_when_the_one_before_it_ends(run: Run) -> None:
-    """Its messages come below its header, and those of what helps it with their name."""
+    """Its messages come below its header, and those of what helps it with their name; its error is one line."""
     run.journal("message", text="20 problems")
     run.journal("finished", seconds=1.0, metrics={})
     run.journal("started", "evaluate", outputs={})
@@ -63,11 +56,7 @@ def test_a_stage_is_announced_when_the_one_before_it_ends(run: Run) -> None:
     shown = ["[1/4] prepare_data", "20 problems", "[2/4] evaluate", "vllm: all servers answer"]
     assert run.lines() == [*shown, "1/1  accuracy 1  done in 0:00"]
     assert (run.tracker.num_finished, run.tracker.running) == (1, "evaluate")
-
-
-def test_a_failure_is_one_line_with_its_exit_code(run: Run) -> None:
-    """The stage's name is not repeated: the header has it."""
-    run.journal("failed", error="prepare_data: x.jsonl: no such file", exit_code=2)
+    run.journal("failed", "evaluate", error="evaluate: x.jsonl: no such file", exit_code=2)
     assert run.tracker.exit_code == 2
     assert run.lines()[-1] == "error: x.jsonl: no such file"
 
@@ -81,21 +70,13 @@ def test_a_line_still_being_written_waits(run: Run) -> None:
         assert run.tracker.num_finished == num_finished
 
 
-def test_colour_is_for_terminals_that_did_not_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file gets plain text, however long; so does a terminal where NO_COLOR is set."""
-    monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
-        monkeypatch.delenv(name, raising=False)
-    long = "[bold] " + 300 * "long "
-    assert _shown(Terminal(), long).endswith(f"\x1b[31m{long}\x1b[0m\n")
-    assert _shown(io.StringIO(), long) == f"{long}\n"
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[31m" not in _shown(Terminal(), long)
-
-
-def _shown(stream: io.StringIO, text: str) -> str:
-    Screen(stream, stream).show(text, Style.RED)
-    return stream.getvalue()
+def test_what_is_no_terminal_gets_plain_lines() -> None:
+    """However long, without colour and without changing lines."""
+    stream, long = io.StringIO(), "[bold] " + 300 * "long "
+    screen = Screen(stream, stream)
+    screen.draw([Text("step 1")])
+    screen.show(long, Style.RED)
+    assert stream.getvalue() == f"{long}\n"
 
 
 def test_no_stage_starts_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,18 +97,6 @@ def test_no_stage_starts_after_a_stop(tmp_path: Path, monkeypatch: pytest.Monkey
         signal.signal(signal.SIGINT, before)
         stages._stops.clear()
     assert started == ["prepare_data"]
-
-
-def test_a_stage_runs_with_the_folders_of_those_before_it(tmp_path: Path) -> None:
-    """As a command: each input is where the stage that it comes from leaves it."""
-    folder = tmp_path / "artifacts"
-    assert stages.arguments(stages.declared("train_grpo"), tmp_path, fresh=True) == [
-        *("--params", str(tmp_path / "params.yaml")),
-        *("--problems", str(folder / "prepare_data/problems")),
-        *("--reference", str(folder / "train_sft/reference")),
-        *(word for name in ("policy", "training", "timings") for word in (f"--{name}", f"{folder}/train_grpo/{name}")),
-        "--fresh",
-    ]
 
 
 _STUBBORN = """

@@ -3,11 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from components.preflight.config import load_params
+from components.preflight.config import Params, load_params
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
@@ -18,9 +17,9 @@ from pipelines.plan.hardware import GIB, GPUS, gpu
 from pipelines.plan.memory import fits, memory_of, peak
 from pipelines.plan.run import run_of
 from pipelines.plan.step_time import step_time
-from tests.presets import FILES, ROOT, preset, write_params
+from tests.presets import FILES, ROOT, preset
 
-DEEPSEEK, DAPO = ROOT / "params/deepseekmath-7b.yaml", ROOT / "params/dapo.yaml"
+DEEPSEEK = ROOT / "params/deepseekmath-7b.yaml"
 
 
 def model(base: str | Path) -> ModelConfig:
@@ -31,20 +30,11 @@ def model(base: str | Path) -> ModelConfig:
 @pytest.mark.parametrize(
     ("base", "num_parameters"),
     [
-        ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
-        ("Qwen/Qwen2.5-Math-1.5B", 1_543_714_304),
         ("Qwen/Qwen2.5-7B", 7_615_616_512),
-        ("Qwen/Qwen2.5-14B", 14_770_033_664),
-        ("Qwen/Qwen2.5-32B", 32_763_876_352),
         ("Qwen/Qwen2.5-72B-Instruct", 72_706_203_648),
         ("meta-llama/Meta-Llama-3-8B-Instruct", 8_030_261_248),
-        ("meta-llama/Llama-3.1-70B", 70_553_706_496),
-        ("meta-llama/Llama-3.2-1B", 1_235_814_400),
         ("deepseek-ai/deepseek-math-7b-base", 6_910_365_696),
-        ("Qwen/Qwen3-0.6B", 596_049_920),
         ("Qwen/Qwen3-4B-Base", 4_022_468_096),
-        ("Qwen/Qwen3-8B", 8_190_735_360),
-        ("Qwen/Qwen3-32B", 32_762_123_264),
     ],
 )
 def test_known_models_have_their_published_size(base: str, num_parameters: int) -> None:
@@ -52,20 +42,12 @@ def test_known_models_have_their_published_size(base: str, num_parameters: int) 
     assert shape_of(model(base)).num_parameters == num_parameters
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "scratch"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_parameters_are_those_of_transformers(tmp_path: Path, family: str) -> None:
-    """For the same config.json, tied and untied; a model from scratch differs only in its vocabulary."""
+    """For the same config.json, tied and untied."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tests import tiny
-
-    if family == "scratch":
-        made = tiny.checkpoint().model
-        shape = replace(shape_of(tiny.MODEL), vocabulary_size=made.config.vocab_size)
-        assert shape.num_parameters == made.num_parameters()
-        return
     size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
     for tied in (True, False):
         heads = {"num_key_value_heads": 2, "vocab_size": 50, "tie_word_embeddings": tied}
@@ -84,23 +66,19 @@ def test_parameters_are_those_of_transformers(tmp_path: Path, family: str) -> No
         ({"model_type": "llama"}, "has no 'num_attention_heads'"),
     ],
 )
-def test_an_incomplete_folder_is_refused(tmp_path: Path, config: dict[str, str] | None, problem: str) -> None:
-    """With what is missing."""
+def test_a_model_without_a_known_shape_is_refused(tmp_path: Path, config: dict[str, str] | None, problem: str) -> None:
+    """With what is missing; a similar name is no help."""
     if config is not None:
         (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(PipelineError, match=problem):
         shape_of(model(tmp_path))
-
-
-def test_an_unknown_model_is_refused() -> None:
-    """Even if a similar one is known."""
     with pytest.raises(PipelineError, match=r"model Qwen/Qwen2\.5-8B: unknown architecture; give a folder"):
         shape_of(model("Qwen/Qwen2.5-8B"))
 
 
 @pytest.mark.parametrize(
     ("family", "billions", "active"),
-    [("mixtral", 46.7, 12.9), ("deepseek_v3", 671, 37), ("qwen3_next", 80, 3), ("gpt_oss", 117, 5.1)],
+    [("mixtral", 46.7, 12.9), ("qwen3_next", 80, 3), ("gpt_oss", 117, 5.1)],
 )
 def test_any_model_is_counted_as_published(tmp_path: Path, family: str, billions: float, active: float) -> None:
     """From transformers' default config: all weights, and those that compute a token, within 3 % or 1 billion."""
@@ -138,26 +116,13 @@ def _plan(*options: str, params: Path = DEEPSEEK, gpu: str = "h100") -> int:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_shipped_file_can_be_planned(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As JSON and as text, with the same verdict."""
-    assert _plan("--json", params=path) == 0
-    figures = json.loads(capsys.readouterr().out)
-    parts = figures["memory_bytes"][f"zero_{figures['zero_stage']}"]
-    assert figures["fits"] == (max(parts["update_peak"], parts["sampling_peak"]) <= figures["usable_bytes"])
-    assert (figures["smallest_change"] is None) or not figures["fits"]
-    assert figures["step_s"] <= sum(figures["phases_s"].values()) + 1e-9
+    """With a verdict, and a change that helps or none."""
     assert _plan(params=path) == 0
     text = capsys.readouterr().out
-    assert ("\nFits: " in text) == figures["fits"]
-    steps = [line.split() for line in text.splitlines() if line.startswith("step")]
-    assert [step[-1] for step in steps] == [f"{figures['step_s']:.1f}"]
-
-
-def _changed(folder: Path, section: str, **keys: Any) -> Path:
-    """The params file with other keys in a part of train_grpo."""
-    params = preset("deepseekmath-7b")
-    params["train_grpo"][section] |= keys
-    write_params(folder / "changed.yaml", params)
-    return folder / "changed.yaml"
+    params, device = load_params(path), gpu("h100")
+    run = run_of(params, 8, None, engine_sequences=device.engine_sequences)
+    assert ("\nFits: " in text) == fits(run, device)
+    assert f" {step_time(run, device).total:.1f}\n" in text
 
 
 def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +140,9 @@ def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "72.7 usable GiB; the smallest change that makes it fit: sampling.max_batch_size: 64." in text
     assert " completion tokens per second; 900 steps take " in text
     assert "This is 40% of the roofline of arithmetic and memory." in text
-    assert _plan(params=_changed(tmp_path, "sampling", max_batch_size=64)) == 0
+    overlay = tmp_path / "changed.yaml"
+    overlay.write_text(f"extends: {DEEPSEEK}\ntrain_grpo: {{sampling: {{max_batch_size: 64}}}}\n")
+    assert _plan(params=overlay) == 0
     assert "\nFits: " in capsys.readouterr().out
 
 
@@ -188,10 +155,12 @@ def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ],
 )
 def test_vllm_is_planned_as_configured(
-    tmp_path: Path, key: str, values: dict[str, object], num_servers: int, tensor_parallel: int
+    key: str, values: dict[str, object], num_servers: int, tensor_parallel: int
 ) -> None:
     """Beside the trainer or on GPUs of its own, with its cache."""
-    params = load_params(_changed(tmp_path, "sampler", **{key: {"max_tokens": 2048, "cache_gib": 20.0, **values}}))
+    changed = preset("deepseekmath-7b")
+    changed["train_grpo"]["sampler"] |= {key: {"max_tokens": 2048, "cache_gib": 20.0, **values}}
+    params = Params.model_validate(changed)
     run = run_of(params, 8, None)
     assert run.sampler == ("vllm_server" if num_servers else "vllm")
     assert (run.num_servers, run.tensor_parallel) == (num_servers, tensor_parallel)
@@ -204,14 +173,11 @@ def test_vllm_is_planned_as_configured(
 def test_settings_are_those_of_the_file() -> None:
     """None is assumed but the mean lengths, of which that of completions may be given."""
     run = run_of(load_params(DEEPSEEK), 4, 300)
-    assert (run.num_gpus, run.zero_stage, run.element_bytes) == (4, 3, 2)
-    assert (run.prompts, run.group_size, run.completion_tokens) == (16, 64, 1024)
-    assert (run.prompt_tokens, run.mean_completion_tokens) == (1024, 300)
-    assert (run.micro_batch_tokens, run.gradient_checkpointing, run.reference) == (16384, True, "replicated")
-    dapo = run_of(load_params(DAPO), 4, None)
+    assert (run.prompts, run.group_size, run.completion_tokens, run.micro_batch_tokens) == (16, 64, 1024, 16384)
+    assert (run.prompt_tokens, run.mean_completion_tokens, run.reference) == (1024, 300, "replicated")
+    dapo = run_of(load_params(ROOT / "params/dapo.yaml"), 4, None)
     assert (dapo.reference, dapo.minibatches) == ("none", 16)
-    assert (dapo.prompt_tokens, dapo.mean_prompt_tokens) == (1024, 256)
-    assert (dapo.completion_tokens, dapo.mean_completion_tokens) == (20480, 8192)
+    assert (dapo.mean_prompt_tokens, dapo.completion_tokens, dapo.mean_completion_tokens) == (256, 20480, 8192)
 
 
 @pytest.mark.parametrize(
@@ -219,11 +185,11 @@ def test_settings_are_those_of_the_file() -> None:
     [
         (["--gpu", "h1000"], f"--gpu h1000: unknown GPU; accepted: {', '.join(GPUS)}"),
         (["--gpus", "0"], "--gpus 0: from 1 to 16,384 is accepted"),
-        (["--params", "nope.yaml"], "nope.yaml: no such params file"),
         (
             ["--completion-tokens", "2000"],
             "--completion-tokens 2000: from 1 to sampling.max_new_tokens, 1024, is accepted",
         ),
+        (["--gpu", "v100"], "--gpu v100: it has no bfloat16; set train_grpo.engine.precision: fp32"),
     ],
 )
 def test_bad_input_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,33 +198,10 @@ def test_bad_input_is_one_line(options: list[str], message: str, capsys: pytest.
     assert capsys.readouterr() == ("", f"error: {message}\n")
 
 
-def test_every_gpu_is_listed_and_plausible() -> None:
-    """By its operations per byte: at 10 decoding would wait for products, at 500 everything for the memory."""
-    assert all(10 < (each.bf16_rate or each.fp32_rate) / each.memory_rate < 500 for each in GPUS.values())
+def test_every_gpu_is_listed() -> None:
+    """On the page that people look it up in."""
     page = (ROOT / "docs/how-to/large-runs.md").read_text()
     assert [name for name in GPUS if f"`{name}`" not in page] == []
-
-
-@pytest.mark.parametrize(
-    ("name", "known"),
-    [
-        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-        ("RTX 6000 Ada", "rtx-6000-ada"),
-        ("H100-PCIe", "h100-pcie"),
-        ("AMD Instinct MI300X", "mi300x"),
-    ],
-)
-def test_a_gpu_is_known_by_its_usual_names(name: str, known: str) -> None:
-    """In any case, with or without the maker's words."""
-    assert gpu(name).name == known
-
-
-def test_a_gpu_without_bfloat16_is_refused_for_bfloat16(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the key to change; a run in fp32 is planned."""
-    assert _plan(gpu="v100") == 2
-    error = "error: --gpu v100: it has no bfloat16; set train_grpo.engine.precision: fp32\n"
-    assert capsys.readouterr().err == error
-    assert _plan(params=ROOT / "params.yaml", gpu="v100") == 0
 
 
 @pytest.mark.parametrize(
@@ -273,10 +216,9 @@ def test_a_gpu_without_bfloat16_is_refused_for_bfloat16(capsys: pytest.CaptureFi
 def test_presets_for_real_models_fit_their_gpus(preset: str, num_gpus: int, names: list[str]) -> None:
     """With a twentieth of the memory to spare, and with room in vLLM for the longest completion."""
     params = load_params(ROOT / f"params/{preset}.yaml")
-    assert params.train_grpo.engine.num_processes == num_gpus
+    assert params.train_grpo.engine.num_processes == params.evaluate.num_gpus == num_gpus
     assert params.train_grpo.sampler.vllm is not None
     assert params.evaluate.vllm is not None
-    assert params.evaluate.num_gpus == num_gpus
     longest = params.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens
     assert params.train_grpo.sampler.vllm.max_tokens >= longest
     for name in names:

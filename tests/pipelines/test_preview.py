@@ -29,28 +29,17 @@ def test_groups_are_counted_by_their_right_completions() -> None:
 
 def test_a_right_a_wrong_and_an_unanswered_completion_are_shown() -> None:
     """The first of each, with its verdict and the reason."""
-    shown = list(
-        examples(
-            [
-                group(
-                    graded("7", completion(text="no number")),
-                    graded("7", completion(text="3 + 5 = 8\n#### 8")),
-                    graded("7", completion(text="3 + 4 = 7\n#### 7")),
-                    graded("7", completion(text="#### 7")),
-                )
-            ]
-        )
-    )
+    texts = ("no number", "3 + 5 = 8\n#### 8", "3 + 4 = 7\n#### 7", "#### 7")
+    shown = list(examples([group(*(graded("7", completion(text=text)) for text in texts))]))
     assert [text.partition(": ")[2].split()[0] for text in shown] == [Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]
     assert ["3 + 4 = 7" in shown[0], "3 + 5 = 8" in shown[1], "no number" in shown[2]] == [True] * 3
 
 
-def test_the_verdict_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    """0 where a group differs; else 1, with what is known of the share of such groups, and how to know better."""
-    config = grpo_config(prompts_per_step=10)
+def test_the_verdict_is_an_exit_code() -> None:
+    """0 where a group differs."""
+    config = grpo_config()
     assert verdict(config, [rewarded(0, 0), rewarded(0, 1)]) == 0
     assert verdict(config, [rewarded(0, 0)] * 30) == 1
-    assert "fewer than 10% of groups differ; 30 training steps without one" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -79,15 +68,8 @@ def test_pass_rates_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_model_is_asked_as_training_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that was never trained has nothing to learn from, and one from scratch cannot be asked at all."""
     save(tiny.checkpoint(), tmp_path)
-    command = [
-        "preview",
-        "--params",
-        "params/smoke.yaml",
-        "--problems",
-        "4",
-        "--set",
-        "train_grpo.sampling.max_new_tokens=4",
-    ]
+    command = ["preview", "--params", "params/smoke.yaml", "--problems", "4"]
+    command += ["--set", "train_grpo.sampling.max_new_tokens=4"]
     assert main([*command, "--model", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "as the model reads it" in out

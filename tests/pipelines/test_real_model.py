@@ -102,13 +102,8 @@ def test_a_training_goes_on_to_the_same_bytes(base: Path, tmp_path: Path) -> Non
     config = ModelConfig(base=str(base), prompt="{question}", chat=ChatConfig())
     save_base(create(config, [], seed=1, dtype=torch.float32), folders["reference"])
     settings: dict[str, Any] = {"num_steps": 4, "prompts_per_step": 2, "group_size": 2, "learning_rate": 1e-5}
-    training = grpo_config(
-        **settings,
-        reward__weights=SHORTNESS,
-        sampling__max_new_tokens=8,
-        loss__kl__coefficient=0.0,
-        engine__micro_batch_tokens=1000,
-    )
+    settings |= {"sampling__max_new_tokens": 8, "loss__kl__coefficient": 0.0, "engine__micro_batch_tokens": 1000}
+    training = grpo_config(**settings, reward__weights=SHORTNESS)
     run_both(training, problems=folders["problems"], reference=folders["reference"], folder=tmp_path)
     assert_equal(folders["zero_0"], num_steps=4)
 
@@ -129,14 +124,12 @@ def test_vllm_samples_from_it_and_takes_weights(checkpoint: Checkpoint, server: 
     def difference() -> float:
         groups = sampler(server, checkpoint).generate(_problems(), sampling)
         completions = [completion for group in groups for completion in group]
-        batches = tiny.batches([each.tokens for each in completions], 4000)
-        exact: list[list[float]] = []
+        (batch,) = tiny.batches([each.tokens for each in completions], 4000)
         with torch.no_grad():
-            (batch,) = batches
             scores_N = LogprobModel(checkpoint.model, temperature=1.0)(batch).logprobs_N
-            scores_M = torch.empty(len(scores_N))
-            scores_M[batch.token_N] = scores_N
-            exact = [part.tolist() for part in scores_M.split([each.num_tokens for each in completions])]
+        scores_M = torch.empty(len(scores_N))
+        scores_M[batch.token_N] = scores_N
+        exact = [part.tolist() for part in scores_M.split([each.num_tokens for each in completions])]
         return largest_difference([list(each.logprobs) for each in completions], exact)
 
     assert difference() < 1e-3
