@@ -7,6 +7,7 @@ import copy
 import difflib
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ _ANY_COMMIT = "0" * 40
 """In the place of that of the data, which preflight looks up."""
 _MAX_CHARACTERS = 10_000
 """Of all parameters together; Kubeflow's API server refuses more: https://github.com/kubeflow/pipelines/issues/12510"""
+_IN_A_REGISTRY = re.compile(r"[^/]*[.:][^/]*/")
 _KINDS: dict[str, tuple[Any, str]] = {
     "BOOLEAN": (bool, "true or false"),
     "LIST": (list, "a JSON list"),
@@ -102,6 +104,16 @@ def read(path: Path) -> Package:
         images=tuple(sorted({container["image"] for container in containers})),
         digest=lineage.value_digest(documents),
     )
+
+
+def images_of_this_machine(images: Sequence[str]) -> list[str]:
+    """Return a line for each image that no registry can have: it names none, or has the tag of images built here."""
+    return [
+        f"no registry has {image}; set IMAGE_REGISTRY and IMAGE_TAG as `make images` prints, or build and push with "
+        "`grpo-pipeline publish --build`"
+        for image in images
+        if _IN_A_REGISTRY.match(image) is None or ".invalid/" in image or image.endswith(":dev")
+    ]
 
 
 def parameters(package: Package, params: Path | None, settings: Sequence[str], *, scheduled: bool = False) -> Form:
