@@ -241,7 +241,7 @@ def _checks_of_cluster(
     }
     if params:
         checks["training job"] = partial(_lines, cluster.dry_run, api, namespace, params)
-        checks["capacity"] = partial(_lines, _capacity, api, namespace, params)
+        checks["capacity"] = partial(_lines, _capacity, api, params)
     if section.get("queue"):
         unchecked = bool(section.get("queue_unchecked"))
         queue = partial(cluster.local_queue, unchecked=unchecked)
@@ -249,24 +249,15 @@ def _checks_of_cluster(
     return {name: partial(retries.call, "answer", check) for name, check in checks.items()}
 
 
-def _capacity(api: client.ApiClient, namespace: str, params: Params) -> Iterator[str]:
-    """Check that the cluster can ever hold the pods that run a model: those of a job at once, and later evaluation."""
+def _capacity(api: client.ApiClient, params: Params) -> Iterator[str]:
+    """Check that some node can hold each pod that runs a model."""
     config = with_memory(params, shape_of_base(params))
-    evaluation = [capacity.evaluating_pods(config, _evaluation_gpus(config, params.evaluate))]
-    job = [capacity.training_pods(config)]
-    if config.rollout_servers:
-        job += capacity.server_pods(api, namespace, RUNTIME_WITH_SERVERS)
-    lines = [*capacity.too_large_for_nodes(api, config, [*job, *evaluation])]
-    if (own := own_namespace()) == namespace:
-        lines += capacity.beyond_quotas(api, namespace, [*job, capacity.launcher_pods()], evaluation)
-    else:
-        lines += [*capacity.beyond_quotas(api, namespace, job), *capacity.beyond_quotas(api, own, evaluation)]
     unknown = (
         f"; {params.train_sft.model.base} cannot be looked into before the run starts: set the memory that it takes"
     )
-    for line in lines:
+    for line in capacity.too_large_for_nodes(api, config, _evaluation_gpus(config, params.evaluate)):
         is_guess = any(f".{key}" in line.partition(":")[0] and getattr(config, key) is None for key in _MEMORY)
-        yield in_the_form(line + unknown * is_guess) if line.startswith(f"{CLUSTER}.") else line
+        yield in_the_form(line + unknown * is_guess)
 
 
 def _folder(base: str, config: ClusterConfig) -> list[str]:
