@@ -11,8 +11,6 @@ from components.shared import lineage
 from components.shared.environment import JOB_VARIABLE, KEY_VARIABLE, SERVERS_VARIABLE, TRAIN_JOB_VARIABLE
 from components.shared.errors import PipelineError
 
-STALE_AFTER_S = 600
-"""Age of a heartbeat after which its step is gone, and its job with it unless the run goes on: twenty beats."""
 NODE, ROLLOUT = "node", "rollout"
 """Replicated jobs of the runtimes, each with a container of the same name."""
 SERVER_PORT = 8000
@@ -62,7 +60,6 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
             kube.SPEC_DIGEST: digest,
             kube.HEARTBEAT: now,
             kube.RUN_NAME: stage.run_name,
-            kube.STALE_AFTER_S: str(STALE_AFTER_S),
             **_NO_SIDECAR,
         },
         **({"ownerReferences": [owner]} if owner else {}),
@@ -99,7 +96,6 @@ def _spec(
 
 
 def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) -> Json:
-    """Return what runs in the pods of ranks, and with which resources."""
     processes, gpus = job.num_processes, config.gpus_per_node
     if gpus and processes != config.nodes * gpus:
         raise PipelineError(

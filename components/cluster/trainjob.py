@@ -228,23 +228,20 @@ class _ClusterRun:
     def _begin_turn(self) -> None:
         """Let the pods of this job begin, once all others of the same work have ended."""
         work = self._manifest["metadata"]["labels"][kube.WORK]
-        own = {"jobset.sigs.k8s.io/jobset-name": self._name}.items()
-        self._wait_for_pods(
-            lambda: [
-                pod
-                for pod in self._jobs.pods_of_work(work)
-                if not own <= pod["metadata"]["labels"].items() and pod["status"].get("phase") not in _ENDED
-            ]
-        )
+
+        def others() -> list[Json]:
+            pods = self._jobs.pods_of_work(work)
+            pods = [pod for pod in pods if pod["metadata"]["labels"].get(kube.JOB_SET) != self._name]
+            return [pod for pod in pods if pod["status"].get("phase") not in _ENDED]
+
+        self._wait_for_pods(others)
         self._job.write(self._name)
 
     def _find(self, *labels: str) -> list[Json]:
-        """Return the jobs in the cluster whose values of these labels are those of the manifest."""
         values = {label: self._manifest["metadata"]["labels"][label] for label in labels}
         return self._retries.call("list training jobs", lambda: self._jobs.find(values))
 
     def _is_same(self, job: Json) -> bool:
-        """Tell whether a job is what would be submitted."""
         digest = (job["metadata"].get("annotations") or {}).get(kube.SPEC_DIGEST)
         ours: str = self._manifest["metadata"]["annotations"][kube.SPEC_DIGEST]
         return digest == ours
@@ -317,13 +314,11 @@ class _ClusterRun:
 
 
 def _print_ends(tails: Mapping[str, Sequence[str]]) -> None:
-    """Print the ends of logs, without the first rank's, which has been printed already."""
     for where, lines in tails.items():
-        if where != "rank 0" and lines:
+        if where != "rank 0" and lines:  # the first rank's has been printed already
             say_line("\n".join([f"the end of the log of {where}:", *lines[-_LINES_SHOWN:]]))
 
 
 def _is_over(job: Json) -> bool:
-    """Tell whether a job has ended or is being deleted."""
     ended = any(condition(job, kind)["status"] == "True" for kind in ("Complete", "Failed"))
     return ended or "deletionTimestamp" in job["metadata"]

@@ -13,7 +13,7 @@ import pytest
 
 from components.cluster import kube
 from components.cluster.kube import connect
-from components.cluster.reaper import reap
+from components.cluster.reaper import STALE_AFTER_S, reap
 from components.cluster.termination import Termination
 from components.shared.environment import KUBECONFIG_VARIABLE
 from tests.cluster.launched import Launched
@@ -194,10 +194,8 @@ def test_job_of_a_killed_step_is_reaped(real_time: ApiServer, tmp_path: Path) ->
         process.kill()
         process.wait(60)
     (job,) = real_time.cluster.all(kinds.TRAIN_JOBS)
-    stale_after_s = float(job["metadata"]["annotations"][kube.STALE_AFTER_S])
     beat = datetime.fromisoformat(job["metadata"]["annotations"][kube.HEARTBEAT])
-    assert reap(connect(), "team", beat + timedelta(seconds=stale_after_s - 1)) == []
-    assert reap(connect(), "team", beat + timedelta(seconds=stale_after_s + 1), real_time.clock.sleep) == [
+    assert reap(connect(), "team", beat + timedelta(seconds=STALE_AFTER_S + 1), real_time.clock.sleep) == [
         job["metadata"]["name"]
     ]
     assert job["spec"]["activeDeadlineSeconds"] > 0

@@ -32,10 +32,6 @@ class Access:
     token: str = "token-1"
     """The token that the client must present."""
 
-    def rotate(self) -> None:
-        """Make the token invalid, as when the kubelet has written the next one into the file in a pod."""
-        self.token = f"token-{int(self.token.removeprefix('token-')) + 1}"
-
     def authorize(self, verb: str, group: str, resource: str, namespace: str, name: str) -> None:
         """Refuse what no rule allows; a resource is named with its subresource, as in `pods/log`."""
         if not self.allows(verb, group, resource, namespace, name):

@@ -70,7 +70,7 @@ def test_roles_permit_what_is_needed(name: str) -> None:
 def server() -> Iterator[ApiServer]:
     """A cluster on which the overlay with a queue was applied, with a stale job of a run."""
     with ApiServer(namespace=NAMESPACES["standalone-kueue"]) as server:
-        annotations = {kube.HEARTBEAT: "2020-01-01T00:00:00+00:00", kube.STALE_AFTER_S: "60"}
+        annotations = {kube.HEARTBEAT: "2020-01-01T00:00:00+00:00"}
         server.cluster.add_runtime()
         add_train_job(server, "grpo-1", {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: "run-1"}, annotations)
         yield server
