@@ -141,10 +141,11 @@ class Job:
         results = [outcome["result"] for outcome in outcomes if "result" in outcome]
         return results if len(results) == self.num_processes else None
 
-    def place(self) -> Place | None:
-        """Return where the first rank computed, or None unless it has a result."""
+    def keep_place(self, work: Path) -> None:
+        """Keep where the first rank computed, for the lineage: this process may be on another machine."""
         outcome = self.outcome(0) or {}
-        return Place.model_validate(outcome["place"]) if "place" in outcome else None
+        if "place" in outcome:
+            Place.model_validate(outcome["place"]).write(work)
 
     def write_failures(self, node: int, failures: Sequence[RankFailure]) -> None:
         """Write how ranks of a node failed."""

@@ -37,8 +37,6 @@ WORK = "grpo-pipeline/work"
 """Label of a training job and its pods: a digest of its folder of checkpoints, to which one job writes at a time."""
 JOB_SET = "jobset.sigs.k8s.io/jobset-name"
 """Label of the pods of a training job: its name."""
-RUN_NAME = "grpo-pipeline/run-name"
-"""Annotation: name of the run on Kubeflow's page."""
 HEARTBEAT = "grpo-pipeline/heartbeat"
 """Annotation: when the step that waits for a job was last known to be alive (RFC 3339)."""
 SPEC_DIGEST = "grpo-pipeline/spec-digest"
@@ -238,9 +236,9 @@ class TrainJobs:
         changes = {"metadata": {"uid": job["metadata"]["uid"], **metadata}}
         self._custom.patch_namespaced_custom_object(*self._resource, job["metadata"]["name"], changes)
 
-    def beat(self, job: Json, now: datetime | None) -> None:
-        """Renew the heartbeat of a job, or remove it with None."""
-        self.patch(job, {"annotations": {HEARTBEAT: now and now.isoformat()}})
+    def beat(self, job: Json, now: datetime) -> None:
+        """Renew the heartbeat of a job."""
+        self.patch(job, {"annotations": {HEARTBEAT: now.isoformat()}})
 
     def pod(self, name: str, timeout: Timeout = _TIMEOUT) -> Json | None:
         """Return a pod; None where it does not exist. Listing is all that a step's role allows."""

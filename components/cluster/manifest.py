@@ -59,7 +59,6 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
         "annotations": {
             kube.SPEC_DIGEST: digest,
             kube.HEARTBEAT: now,
-            kube.RUN_NAME: stage.run_name,
             **_NO_SIDECAR,
         },
         **({"ownerReferences": [owner]} if owner else {}),
@@ -128,7 +127,6 @@ def _patch(name: str, config: ClusterConfig, labels: Mapping[str, str], environm
         "nodeSelector": config.labels,
         # Kubernetes tells an empty field from a missing one: a missing key tolerates every taint.
         "tolerations": [_without_empty(each.model_dump()) for each in config.tolerations],
-        "serviceAccountName": config.service_account,
         "volumes": [
             {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{config.training_pod.shm_gib}Gi"}},
             {"name": "work", "persistentVolumeClaim": {"claimName": config.volume}},

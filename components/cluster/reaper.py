@@ -45,8 +45,8 @@ def delete_run(api: client.ApiClient, namespace: str, run_id: str) -> list[str]:
 
 
 def _is_stale(metadata: Json, now: datetime) -> bool:
-    beat = (metadata.get("annotations") or {}).get(kube.HEARTBEAT)
-    is_ours = beat is not None and kube.RUN_ID in metadata["labels"]
+    beat: str = (metadata.get("annotations") or {}).get(kube.HEARTBEAT, "")
+    is_ours = beat != "" and kube.RUN_ID in metadata["labels"]
     return is_ours and (now - datetime.fromisoformat(beat)).total_seconds() > STALE_AFTER_S
 
 

@@ -23,7 +23,7 @@ from components.shared.progress import say, say_line
 from components.shared.work import OvertakenError, current_work
 
 _ENDED = ("Succeeded", "Failed")
-"""Phases of pods that write no more: those of a job that `cluster.delete` leaves for inspection."""
+"""Phases of pods that write no more."""
 _PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
 """Environment variables of this process that its ranks get."""
 _VISIBLE_S, _RESULTS_POLL_S = 90.0, 3.0
@@ -130,7 +130,7 @@ class _ClusterRun:
         results = self._results(phase) if is_ours else None
         tails = watch.record(self._job)
         if results is not None:
-            self._leave(watch.job, succeeded=True, ended=phase is not None)
+            self._remove()
             return results
         of_ranks = error_of_ranks(self._job) if is_ours else None
         failure = failure or failure_reason(watch.job, watch.pods, tails, of_ranks)
@@ -140,7 +140,7 @@ class _ClusterRun:
                 self._delete(self._name)  # or one that hangs would be adopted, too
             raise failure
         _print_ends(tails)
-        self._leave(watch.job, succeeded=False, ended=phase is not None)
+        self._remove()
         # The traceback of a bug is in the log of its rank, and this process has none to show.
         raise PipelineError(str(failure).split("\n", 1)[0]) if isinstance(failure, RuntimeError) else failure
 
@@ -160,16 +160,6 @@ class _ClusterRun:
             self._clock.sleep(_RESULTS_POLL_S)
         return self._job.results()
 
-    def _leave(self, job: Json, *, succeeded: bool, ended: bool) -> None:
-        """Remove the job, or leave one that has ended for inspection; one that has not would run on unattended."""
-        delete = self._stage.config.delete
-        if not ended or delete == "always" or (succeeded and delete == "on_success"):
-            self._remove()
-            return
-        with suppress(client.ApiException, HTTPError):
-            self._jobs.beat(job, None)  # the reaper ignores it then
-        self._say(f"{self._name} is left in the cluster (cluster.delete is {delete})")
-
     def _submit(self) -> Json:
         """Return the job as it is in the cluster: adopted where it is there already, else created.
 
@@ -188,8 +178,8 @@ class _ClusterRun:
             if self._is_same(job) and not _is_over(job):
                 return self._adopt(job)
             name = job["metadata"]["name"]
-            if other := self._other_run(job):
-                self._say(f"removing {name} of run {other}, which has the same work; its checkpoints are used")
+            if (run_id := job["metadata"]["labels"][kube.RUN_ID]) != self._stage.run_id:
+                self._say(f"removing {name} of run {run_id}, which has the same work; its checkpoints are used")
             self._delete(name)
         self._use_name(self._manifest["metadata"]["name"])
         self._wait_until_gone(self._name)
@@ -249,24 +239,18 @@ class _ClusterRun:
     def _adopt(self, job: Json) -> Json:
         """Take over a job: its run, its heartbeat and its owner are now those of this step."""
         self._use_name(job["metadata"]["name"])
-        other = self._other_run(job)
-        self._say(f"{self._name} exists already and is adopted" + (f" from run {other}" if other else ""))
+        run_id = job["metadata"]["labels"][kube.RUN_ID]
+        origin = "" if run_id == self._stage.run_id else f" from run {run_id}"
+        self._say(f"{self._name} exists already and is adopted{origin}")
         metadata = self._manifest["metadata"]
         changes = {
-            "annotations": {key: metadata["annotations"][key] for key in (kube.HEARTBEAT, kube.RUN_NAME)},
+            "annotations": {kube.HEARTBEAT: metadata["annotations"][kube.HEARTBEAT]},
             "labels": {kube.RUN_ID: self._stage.run_id},
         }
         if "ownerReferences" in metadata:
             changes["ownerReferences"] = metadata["ownerReferences"]
         self._retries.call(f"adopt the training job {self._name}", lambda: self._jobs.patch(job, changes))
         return job
-
-    def _other_run(self, job: Json) -> str:
-        """Return the run that a job belongs to, as Kubeflow's page names it; empty where it is this one."""
-        metadata = job["metadata"]
-        run_id: str = metadata["labels"][kube.RUN_ID]
-        name = (metadata.get("annotations") or {}).get(kube.RUN_NAME)
-        return "" if run_id == self._stage.run_id else name or run_id
 
     def _use_name(self, name: str) -> None:
         self._name = self._termination.job_name = name
@@ -275,16 +259,13 @@ class _ClusterRun:
         self._termination.is_creating = True
         self._retries.call(f"create the training job {self._name}", lambda: self._jobs.create(self._manifest))
         self._termination.is_creating = False
-        job = self._read(self._name)
+        job = self._retries.call(f"read the training job {self._name}", lambda: self._jobs.get(self._name))
         if job is None:
             raise RetryableError(f"{self._name}: somebody deleted it as soon as it was submitted")
         if not self._is_same(job):
             raise PipelineError(f"{self._name}: another training job has this name; delete it")
         self._say(f"submitted {self._name}")
         return job
-
-    def _read(self, name: str) -> Json | None:
-        return self._retries.call(f"read the training job {name}", lambda: self._jobs.get(name))
 
     def _remove(self) -> None:
         """Delete this job; where that fails, the reaper does."""

@@ -146,9 +146,7 @@ class Watch:
             for name, content in (("trainjob", self.job), ("pods", self.pods), ("events", events)):
                 jsonl.write_json(folder / f"{name}.json", content)
             (folder / "rank-0.log").write_text("".join(f"{line}\n" for line in tails["rank 0"]), encoding="utf-8")
-            for path in job.folder.glob("rank-*.log"):
-                shutil.copy(path, folder)
-            for path in job.folder.glob("*.json"):
+            for path in (*job.folder.glob("rank-*.log"), *job.folder.glob("*.json")):
                 shutil.copy(path, folder)
             say(self._stage.stage, f"logs, events and manifest of {self._name} are in {folder}")
         except OSError as error:

@@ -234,7 +234,6 @@ def _checks_of_cluster(
     grace_s = max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s) if params else None
     wanted = (*cluster.LAUNCH, *(cluster.QUEUE if section.get("queue") else ()))
     checks: dict[str, Check] = {
-        "trainer": partial(_lines, cluster.trainer, api),
         "runtime": partial(_lines, cluster.runtime, api, namespace, runtime, grace_s),
         "volume": partial(_lines, cluster.volume, api, namespace, volume),
         "permissions": partial(_lines, cluster.permissions, api, namespace, wanted),
@@ -243,9 +242,7 @@ def _checks_of_cluster(
         checks["training job"] = partial(_lines, cluster.dry_run, api, namespace, params)
         checks["capacity"] = partial(_lines, _capacity, api, params)
     if section.get("queue"):
-        unchecked = bool(section.get("queue_unchecked"))
-        queue = partial(cluster.local_queue, unchecked=unchecked)
-        checks["cluster_queue"] = partial(_lines, queue, api, namespace, str(section["queue"]))
+        checks["cluster_queue"] = partial(_lines, cluster.local_queue, api, namespace, str(section["queue"]))
     return {name: partial(retries.call, "answer", check) for name, check in checks.items()}
 
 

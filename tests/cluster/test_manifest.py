@@ -45,7 +45,6 @@ def test_pods_have_what_the_settings_ask_for(job: Launched) -> None:
         assert volumes["work"]["persistentVolumeClaim"] == {"claimName": EVERY_SETTING["volume"]}
         assert spec["nodeSelector"] == {"pool": "training", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
         assert spec["tolerations"] == EVERY_SETTING["tolerations"]
-        assert spec["serviceAccountName"] == "trainer"
         assert spec["terminationGracePeriodSeconds"] == 660, "the runtime's, which no patch changes"
         assert pod["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
         assert pod["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
