@@ -151,7 +151,7 @@ def cluster_graph(params: Params) -> GraphComponent:
     fields = made.pipeline_spec.root.input_definitions.parameters
     for name, each in form:
         # KFP's compiler does not know choices; its backend does since 2.16, its page since 2.17.
-        for choice in each.choices:
+        for choice in (False, True) if each.type is bool else ():
             fields[name].literals.add(bool_value=choice)
     return made
 

@@ -121,37 +121,17 @@ def test_a_params_file_is_what_it_changes_of_another_preset(pipeline: Path) -> N
     assert sections == expected
 
 
-def test_a_pipeline_of_an_earlier_release_is_run_as_it_was_made(pipeline: Path, tmp_path: Path) -> None:
-    """All keys without a parameter are an object there, in `overrides`, and none is compiled in."""
-    spec, platform = yaml.safe_load_all(pipeline.read_text())
-    parameter = spec["root"]["inputDefinitions"]["parameters"]["overrides"]
-    preset = spec["root"]["dag"]["tasks"]["preflight"]["inputs"]["parameters"].pop("preset")
-    parameter |= {"parameterType": "STRUCT", "defaultValue": preset["runtimeValue"]["constant"]}
-    earlier = tmp_path / "earlier.yaml"
-    earlier.write_text(yaml.safe_dump_all([spec, platform]))
-    form = parameters(read(earlier), None, ["train_grpo.group_size=16", "train_grpo.sampling=null"])
-    expected = parameter["defaultValue"]
-    expected["train_grpo"]["group_size"] = 16
-    del expected["train_grpo"]["sampling"]
-    assert form["overrides"] == expected
-    sections, wrong = sections_of(form, DeploymentConfig(), commit="", secrets={})
-    assert (sections["train_grpo"]["group_size"], wrong) == (16, [])
-
-
 @pytest.mark.parametrize(
     ("settings", "messages"),
     [
         (["cluster_nodes"], ["error: --set cluster_nodes: write name=value\n"]),
         (["cluster_node=8"], ["--set cluster_node: the pipeline has no such parameter; did you mean cluster_nodes?"]),
         (["cluster_nodes=many"], ["error: --set cluster_nodes=many: needs a whole number\n"]),
-        (["overrides=gpu"], ["error: overrides: expected one mapping per stage"]),
         (["overrides={train_grpo: {"], ["error: overrides:1: is not valid YAML"]),
         (
             [f"train_sft.model.prompt={{question}}{'x' * 10_000}"],
             ["overrides: has 1", "Kubeflow takes 10,000 for all parameters of a run"],
         ),
-        (["train_gpro.seed=1"], ["overrides.train_gpro: unknown key; did you mean `train_grpo`?"]),
-        (["deployment.volume=x"], ["overrides.deployment: follows from the compiled graph"]),
         (
             ["train_grpo.num_steps=-1", "evaluate.num_samples=-1"],
             ["2 to correct before this run can start", "grpo_num_steps: ", "overrides.evaluate.num_samples: "],
@@ -165,7 +145,7 @@ def test_a_pipeline_of_an_earlier_release_is_run_as_it_was_made(pipeline: Path, 
             ["overrides.register.model_registry: contains a password or a token"],
         ),
     ],
-    ids=lambda values: values[0],
+    ids=lambda values: values[0][:40],
 )
 def test_wrong_settings_are_refused_before_any_request(
     server: ApiServer, submit: Program, settings: list[str], messages: list[str]
