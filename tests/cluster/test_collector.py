@@ -143,16 +143,6 @@ def test_all_that_a_task_leaves_is_removed(volume: Volume, tmp_path: Path, monke
     assert volume.names() == {"grpo-pipeline/work", "grpo-pipeline/work/train_sft"}
 
 
-def test_freed_bytes_are_those_of_the_files(volume: Volume) -> None:
-    """A sparse file counts in full."""
-    folder = volume.run(1, age_days=0)
-    with (folder / "train_sft/reference/model.safetensors").open("wb") as file:
-        file.truncate(3 * 2**30)
-    volume.age(folder, 31)
-    assert volume.collect(dry_run=True).startswith("would free 3.00 GiB")
-    assert volume.collect().startswith("freed 3.00 GiB")
-
-
 @pytest.mark.parametrize("changed", ["train_sft/reference/model.safetensors", "train_sft", "inputs/0123456789abcdef"])
 def test_a_change_anywhere_makes_a_run_young(volume: Volume, changed: str) -> None:
     """Of a file or of a folder, however deep."""
@@ -182,24 +172,24 @@ def test_model_that_is_read_is_young(volume: Volume) -> None:
     assert run.exists()
 
 
-FOREIGN = {
-    "registry": "registry/.git/HEAD",
-    "storage": "registry-storage/files/md5/00/11",
-    "base model": "models/qwen/model.safetensors",
-    "registry beside runs": "grpo-pipeline/registry/.git/HEAD",
-    "registry that is named like a run": f"grpo-pipeline/{run_id(7)}/.git/HEAD",
-    "mark of a run to be kept": f"grpo-pipeline/{run_id(7)}/keep",
-    "other folder of work": "grpo-pipeline/work/train_grpo/notes/a.txt",
-    "other file": "grpo-pipeline/work/train_grpo/notes.json",
-    "other removal": "grpo-pipeline/.mine.removed/a.txt",
-}
+FOREIGN = (
+    "registry/.git/HEAD",
+    "registry-storage/files/md5/00/11",
+    "models/qwen/model.safetensors",
+    "grpo-pipeline/registry/.git/HEAD",
+    f"grpo-pipeline/{run_id(7)}/.git/HEAD",  # a registry that is named like a run
+    f"grpo-pipeline/{run_id(8)}/keep",
+    "grpo-pipeline/work/train_grpo/notes/a.txt",
+    "grpo-pipeline/work/train_grpo/notes.json",
+    "grpo-pipeline/.mine.removed/a.txt",
+)
 
 
-@pytest.mark.parametrize("path", FOREIGN.values(), ids=FOREIGN)
-def test_nothing_else_is_touched(volume: Volume, path: str) -> None:
+def test_nothing_else_is_touched(volume: Volume) -> None:
     """However old it is."""
-    (volume.mount / path).parent.mkdir(parents=True)
-    (volume.mount / path).write_text("")
+    for path in FOREIGN:
+        (volume.mount / path).parent.mkdir(parents=True, exist_ok=True)
+        (volume.mount / path).write_text("")
     volume.age(volume.mount, 999)
     before = volume.names()
     volume.run(1, age_days=999)

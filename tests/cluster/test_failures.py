@@ -135,6 +135,16 @@ def test_a_rank_that_reports_nothing_is_named_with_how_it_ended(job: Job, code: 
     assert isinstance(error, RetryableError)
 
 
+def test_error_of_a_rank_goes_before_its_report_that_another_is_lost(job: Job) -> None:
+    """The first to fail may be the one that lost the other."""
+    job.write_outcome(0, {"error": "rank 1 did not come", "exit_code": 75})
+    job.write_failures(0, [RankFailure(0, 75, 1)])
+    assert isinstance(error_of_ranks(job), RetryableError)
+    assert str(error_of_ranks(job)) == "rank 1 did not come"
+    job.write_outcome(1, {"error": "the data are no data", "exit_code": 2})
+    assert str(error_of_ranks(job)) == "the data are no data"
+
+
 def test_kind_of_an_error_does_not_depend_on_the_log_below_it(job: Job) -> None:
     """A warning about memory in the log of a rank makes no other error one of memory."""
     job.log(1).write_text("warning: may run out of memory\nKeyError: 'x'\n")

@@ -1,19 +1,16 @@
 """Calls of the API server: which are repeated, and which jobs are removed."""
 
 import json
-import subprocess
-import sys
 from datetime import timedelta
 
 import pytest
 from kubernetes import client
 
-from components.cluster import kube
+from components.cluster import kube, reaper
 from components.cluster.kube import Json, RetryPolicy, TrainJobs, connect, is_transient
 from components.cluster.reaper import reap
 from components.shared.errors import PipelineError
 from tests.cluster.launched import add_train_job, clock_of
-from tests.cluster.processes import ROOT
 from tests.fake_cluster import ApiServer, Fault, kinds
 
 LONG_AGO = "2020-01-01T00:00:00+00:00"
@@ -97,15 +94,15 @@ def test_job_whose_heartbeat_is_renewed_meanwhile_is_not_reaped(server: ApiServe
     assert deletion["preconditions"] == version
 
 
-@pytest.mark.long(minutes=1)
-def test_reaper_as_a_program(server: ApiServer) -> None:
+def test_reaper_as_a_program(
+    server: ApiServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It prints what it has removed; where the cluster does not answer, one line and exit code 75."""
+    monkeypatch.setattr(reaper, "_RETURN_S", 0)
     _add_stale(server)
-    command = [sys.executable, "-m", "components.cluster.reaper"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "reaper: removed stale\n"
-    assert server.cluster.all(kinds.TRAIN_JOBS) == []
+    reaper.main()
+    assert capsys.readouterr().out == "reaper: removed stale\n"
     server.faults.add(Fault(status=503))
-    failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert failed.returncode == 75
-    assert failed.stderr.count("\n") == 1
+    with pytest.raises(SystemExit, match="75"):
+        reaper.main()
+    assert capsys.readouterr().err.count("\n") == 1

@@ -3,7 +3,6 @@
 import itertools
 import json
 import operator
-import re
 import uuid
 from functools import partial
 
@@ -256,7 +255,7 @@ class KfpApi:
         cron = (body.get("trigger") or {}).get("cron_schedule", {}).get("cron", "")
         # Five fields are taken for six without the last: a trap, not an error.
         cron = cron if len(cron.split()) == 6 else f"{cron} *"
-        if not croniter.is_valid(cron, second_at_beginning=True) or _wraps_around(cron):
+        if not croniter.is_valid(cron, second_at_beginning=True):
             raise ApiError(400, "Schedule cron is not a supported format(https://godoc.org/github.com/robfig/cron)")
         if body.get("mode") != "ENABLE":
             raise ApiError(400, f"Invalid recurring run mode: {body.get('mode')}")
@@ -327,14 +326,6 @@ def _existing(table: Table, id_: str) -> Json:
 
 def _one(table: Table, _: Request, *ids: str) -> Answer:
     return Answer(_existing(table, ids[-1]))
-
-
-def _wraps_around(cron: str) -> bool:
-    """Tell whether a range ends before it begins, or Sunday is 7: croniter knows what that means, Kubeflow does not."""
-    for number, name in enumerate(("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")):
-        cron = cron.replace(name, str(number))
-    wraps = any(int(first) > int(last) for first, last in re.findall(r"(\d+)-(\d+)", cron))
-    return wraps or "7" in cron.split()[-1]
 
 
 def _check_pipeline(pipeline: Json) -> None:

@@ -16,7 +16,7 @@ from components.preflight.config import load_params
 from pipelines.cli import parser
 from pipelines.cluster.schedules import check_cron
 from pipelines.cluster.submission import parameters, read
-from tests.k8s.rendered import ROOT, one, overlay, render, require_kubectl
+from tests.k8s.rendered import ROOT, render, require_kubectl
 from tests.k8s.test_manifests import faults
 
 pytestmark = pytest.mark.slow
@@ -110,28 +110,6 @@ def test_what_is_applied_from_here_is_valid(calls: list[Call]) -> None:
                 documents = render((call.folder / source).resolve())
                 assert documents
                 assert [faults(document) for document in documents] == [[]] * len(documents)
-
-
-def test_the_site_of_the_guide_sets_what_it_says(calls: list[Call]) -> None:
-    """The images that were built and the storage class have reached the objects."""
-    applied = [call for call in _of(calls, "kubectl") if call.command[-1].endswith("grpo-site")]
-    if applied:
-        documents = render((applied[0].folder / applied[0].command[-1]).resolve())
-        assert one(documents, "PersistentVolumeClaim", "grpo-pipeline")["spec"]["storageClassName"] == "nfs-client"
-        cron = one(documents, "CronJob", "grpo-pipeline-reaper")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-        assert cron["containers"][0]["image"] == "registry.example.com/ml/grpo-pipeline/python-light:0123456789ab"
-
-
-def test_objects_that_are_named_are_there(calls: list[Call]) -> None:
-    """The reaper, the claim and the labels that guides speak of are those of the manifests."""
-    named = " ".join(" ".join(call.command) for call in calls)
-    documents = overlay("standalone")
-    for found in re.findall(r"cronjob/([\w-]+)", named):
-        assert one(documents, "CronJob", found)
-    for found in re.findall(r'"claimName":"([\w-]+)"', named):
-        assert one(documents, "PersistentVolumeClaim", found)
-    for found in re.findall(r"app.kubernetes.io/component=(\w+)", named):
-        assert found in str(documents)
 
 
 def test_the_command_line_takes_every_command(calls: list[Call], pipeline: Path) -> None:

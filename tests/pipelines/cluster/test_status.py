@@ -20,7 +20,6 @@ DONE = Stage("SUCCEEDED", 1, ended="2026-11-22T10:01:15Z")
 FAILED = Stage("FAILED", 1, "2026-11-22T10:02:00Z", "2026-11-22T12:32:00Z")
 FAILED_TWICE = replace(FAILED, attempts=2)
 RUNNING = Stage("RUNNING", 1, "2026-11-22T10:02:00Z")
-CACHED = Stage("SUCCEEDED", ended="2026-11-22T10:00:00Z")
 LEFT_OUT = Stage(None, started="2026-11-22T10:03:00Z", driver=None)
 UNPREPARED = Stage(None, started="2026-11-22T10:03:00Z", driver="FAILED")
 GONE = "its log is gone: Kubeflow has removed the pod, and this address has no archived log of it"
@@ -216,30 +215,6 @@ def test_the_outcome_of_a_run_is_shown(run: Run) -> None:
     assert [line.strip() for line in run.wait(code=0)[0][-3:-1]] == [verdict, registered]
 
 
-def test_stages_that_did_not_run_are_shown_as_such(run: Run) -> None:
-    """One whose outputs the cache had, and one that was not reached after a failure: neither took any time."""
-    run.tell("FAILED", prepare_data=CACHED, train_sft=FAILED, train_grpo=LEFT_OUT)
-    rows = [line.split("  ") for line in run.show("status", run.id)[0][3:7]]
-    shown = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
-    assert shown["prepare_data"] == ["cached", "2026-11-22 10:00", "-"]
-    assert shown["train_grpo"] == ["not reached", "-", "-"]
-    assert "2 h 30 min" in shown["train_sft"]
-    assert rows[-1][0] == "train_grpo"
-    assert "      prepare_data not run: the cache has its outputs" in run.wait(code=1)[0]
-
-
-def test_a_run_that_was_stopped_is_told_from_one_that_failed(run: Run) -> None:
-    """Kubeflow calls both failed; the history tells, in which Retry leaves an entry without a state."""
-    run.tell("FAILED", train_grpo=FAILED)
-    stopped: list[Json] = [{"update_time": "2026-11-22T10:00:00Z"}, {"state": "CANCELING"}, {"state": "FAILED"}]
-    retried = [*stopped, {"state": "RUNNING"}, {"state": "FAILED"}]
-    for history, word in ((stopped, "stopped"), (retried, "failed")):
-        run.row["state_history"] = history
-        assert run.wait(code=1)[0][-1].startswith(f"{word}  ")
-        assert run.show("status", run.id)[0][0].endswith(f"  {word}")
-        assert run.show("status")[0][1].split()[2] == word
-
-
 def test_a_run_whose_pipeline_version_was_deleted_says_so(run: Run, spec: Json) -> None:
     """A run that was started on Kubeflow's page refers to a version and holds no pipeline."""
     version = run.server.kfp.new(run.server.kfp.versions, "pipeline_version_id", pipeline_spec=spec)
@@ -282,18 +257,6 @@ def test_logs_are_printed_under_the_title_of_their_stage(run: Run) -> None:
     assert "trian: no such stage; there are" in run.show("logs", run.id, "--stage", "trian", code=2)[1]
 
 
-def test_logs_and_reasons_outlive_pods_and_workflow(run: Run) -> None:
-    """Kubeflow deletes both an hour after the end of a run: every attempt's log is in the archive then."""
-    run.print("preflight", "preflight: 17 checks passed\n")
-    run.print("train-grpo", "one\n", "error: train_grpo: no learning signal\n")
-    run.tell("FAILED", preflight=DONE, train_grpo=FAILED_TWICE)
-    shown = run.show("logs", run.id)[0], run.show("status", run.id)[0]
-    assert {"one", "error: train_grpo: no learning signal"} < set(shown[0])
-    run.server.clock.advance(3600)
-    assert not run.server.kfp.pods
-    assert (run.show("logs", run.id)[0], run.show("status", run.id)[0]) == shown
-
-
 def test_an_attempt_without_an_archived_log_has_its_executor_logs(run: Run) -> None:
     """One for each attempt, at an address that every attempt prints with its inputs."""
     run.tell("RUNNING", train_grpo=replace(RUNNING, attempts=2))
@@ -308,7 +271,7 @@ def test_an_attempt_without_an_archived_log_has_its_executor_logs(run: Run) -> N
 
 def test_logs_without_anything_to_show_fail_and_say_why(run: Run) -> None:
     """Where an installation does not archive logs; an error of the server alone does not count as a log."""
-    run.tell("FAILED", preflight=CACHED, train_grpo=FAILED, register=LEFT_OUT)
+    run.tell("FAILED", preflight=Stage("SUCCEEDED"), train_grpo=FAILED, register=LEFT_OUT)
     lines, error = run.show("logs", run.id, code=2)
     cached = ["==> preflight <==", "(not run: the cache has its outputs)"]
     assert lines == [*cached, "==> train_grpo <==", f"({GONE})"]
@@ -319,26 +282,8 @@ def test_logs_without_anything_to_show_fail_and_say_why(run: Run) -> None:
     run.show("logs", run.id, code=2)
 
 
-def test_a_warning_about_a_pod_that_does_not_start_is_shown(run: Run) -> None:
-    """By `logs` while it waits, and as the reason once its stage has failed; optional secrets are no reason."""
-    run.tell("RUNNING", train_grpo=RUNNING)
-    assert "(its pod has not printed anything yet)" in run.show("logs", run.id, code=2)[0]
-    run.server.kfp.events[pod("train-grpo", 0)] = [
-        {
-            "reason": "FailedToRetrieveImagePullSecret",
-            "message": "Unable to retrieve some image pull secrets (a, b) " * 3,
-        },
-        {"reason": "Failed", "message": 'Failed to pull image "grpo:dev": not found'},
-        {"reason": "Failed", "message": "Error: ImagePullBackOff"},
-    ]
-    reason = "image grpo:dev cannot be pulled: not found"
-    assert f"({reason})" in run.show("logs", run.id, code=2)[0]
-    assert run.show("status", run.id)[0][-1] == f"train_grpo: {reason}"
-    run.tell("FAILED", train_grpo=FAILED)
-    assert run.show("status", run.id)[0][-1] == f"error: train_grpo: {reason}"
-
-
 PULLING = {"type": "Normal", "reason": "Pulling", "message": 'Pulling image "grpo:1"'}
+NO_SECRET = {"reason": "FailedToRetrieveImagePullSecret", "message": "Unable to retrieve some image pull secrets" * 9}
 REFUSED = {"reason": "Failed", "message": 'Failed to pull image "grpo:1": rpc error: code = Unknown desc = no route'}
 PULLED = {"type": "Normal", "reason": "Pulled", "message": 'Successfully pulled image "grpo:1" in 2s'}
 OVERDUE = {"type": "Normal", "reason": "DeadlineExceeded", "message": "Pod was active on the node longer than ..."}
@@ -349,7 +294,7 @@ NOT_PULLED = "image grpo:1 cannot be pulled: no route"
     ("events", "printed", "now", "at_the_end"),
     [
         ([PULLING], None, "image grpo:1 is being pulled", "image grpo:1 was not pulled in the time of the stage; pull"),
-        ([PULLING, REFUSED, PULLING, OVERDUE], None, NOT_PULLED, NOT_PULLED),
+        ([PULLING, NO_SECRET, REFUSED, PULLING, OVERDUE], None, NOT_PULLED, NOT_PULLED),
         ([PULLING, REFUSED], "", NOT_PULLED, NOT_PULLED),
         ([PULLING, REFUSED, PULLED], "error: no queue\n", None, "no queue"),
     ],
