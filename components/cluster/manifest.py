@@ -16,7 +16,6 @@ NODE, ROLLOUT = "node", "rollout"
 SERVER_PORT = 8000
 RUNTIME, RUNTIME_WITH_SERVERS = "grpo-torch", "grpo-torch-vllm"
 _QUEUE = "kueue.x-k8s.io/queue-name"
-_NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
 
 
 def owner_reference(pod: Json | None) -> Json | None:
@@ -59,7 +58,6 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
         "annotations": {
             kube.SPEC_DIGEST: digest,
             kube.HEARTBEAT: now,
-            **_NO_SIDECAR,
         },
         **({"ownerReferences": [owner]} if owner else {}),
     }
@@ -133,9 +131,7 @@ def _patch(name: str, config: ClusterConfig, labels: Mapping[str, str], environm
         ],
         "containers": [_without_empty(container)],
     }
-    # Newer releases of Istio read the label, older ones the annotation.
-    metadata = {"labels": {**labels, **_NO_SIDECAR}, "annotations": _NO_SIDECAR}
-    pod = {"metadata": metadata, "spec": _without_empty(spec)}
+    pod = {"metadata": {"labels": dict(labels)}, "spec": _without_empty(spec)}
     return {"name": name, "template": {"spec": {"template": pod}}}
 
 

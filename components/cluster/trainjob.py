@@ -166,13 +166,9 @@ class _ClusterRun:
         Of this run, and of others with the same work that have begun it: this step holds the lock of that folder, so
         the step that waited for such a job is gone. One with other settings, or that has ended, is removed first. Jobs
         that wait in a queue are left to their steps.
-
-        Raises:
-            PipelineError: The cluster refuses the job.
-            UnavailableError: The API server does not answer, or an old job does not disappear.
         """
         self._manifest["metadata"]["annotations"][kube.HEARTBEAT] = self._clock.now().isoformat()
-        turn = self._job.turn()
+        turn = Job.turn(self._job.folder)
         others = [job for job in self._find(kube.WORK) if job["metadata"]["name"] == turn]
         for job in [*self._find(kube.RUN_ID, kube.STAGE), *others]:
             if self._is_same(job) and not _is_over(job):
@@ -190,11 +186,7 @@ class _ClusterRun:
         return self._create()
 
     def _take_turn(self, phase: Phase) -> None:
-        """Lock the work and let the pods begin once the queue has admitted the job; until then others may do the work.
-
-        Raises:
-            OvertakenError: Another run was admitted first.
-        """
+        """Lock the work and let the pods begin once the queue has admitted the job; before, others may do the work."""
         work = current_work()
         if phase is Phase.QUEUED and self._stage.config.queue is not None:
             if work is not None and work.is_locked:
@@ -204,7 +196,7 @@ class _ClusterRun:
                 work.require_unchanged()
         elif phase in (Phase.PENDING, Phase.RUNNING):
             self._lock_work()
-            if self._job.turn() != self._name:
+            if Job.turn(self._job.folder) != self._name:
                 self._begin_turn()
 
     def _lock_work(self) -> None:

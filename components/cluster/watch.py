@@ -33,8 +33,6 @@ _POLL_S = 10.0
 _FIRST_REPORT_S, _REPORT_S = 20.0, 180.0
 """Time from the beginning of a wait to the line that tells its reason, and between such lines."""
 _BEAT_S = 30.0
-_MARGIN_S = 300.0
-"""Beyond the job's own deadline, for the cluster to end it."""
 _IMAGE_HINT = "; is cluster.image right, and may this namespace pull it?"
 _NEVER_ADMITTED = re.compile(
     r"\bLocalQueue \S+ doesn't exist"
@@ -184,11 +182,7 @@ class Watch:
         return [line.partition(" ")[2] for line in text.splitlines()]
 
     def _name_ended_pods(self) -> None:
-        """Print why pods have ended although the job goes on.
-
-        Raises:
-            PipelineError: It is the reason for which another one had ended, and neither had been ready.
-        """
+        """Print why pods have ended although the job goes on; two that were never ready and end alike end the job."""
         ranks = {_name(pod) for pod in self._rank_pods()}
         for pod in self.pods:
             name = _name(pod)
@@ -250,17 +244,9 @@ class Watch:
             if min(silent_s, spent_s) > config.stall_timeout_s:
                 limit = f"{config.stall_timeout_s:g} s (cluster.stall_timeout_s)"
                 raise RetryableError(f"{self._name}: nothing was printed for {limit}")
-            if spent_s > config.training_timeout_s + _MARGIN_S:
-                limit = f"{config.training_timeout_s:g} s (cluster.training_timeout_s)"
-                raise PipelineError(f"{self._name}: runs for longer than {limit}")
 
     def _check_wait(self, what: str, key: str, limit_s: float) -> None:
-        """Print what the job waits for where that has changed, every few minutes at most.
-
-        Raises:
-            RetriesExhaustedError: It waits for longer than it may.
-            PipelineError: Its queue does not exist, or can never admit it.
-        """
+        """Print what the job waits for where that has changed; raise where waiting takes too long, or is in vain."""
         now = self._clock.monotonic()
         if now - self._phase_began_s > limit_s:
             raise RetriesExhaustedError(f"{self._name}: {what} within {limit_s:g} s (cluster.{key}): {self._problem()}")

@@ -196,8 +196,7 @@ def _files(form: Form, params: Params) -> Iterator[str]:
 def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> dict[str, Check]:
     """Return every check that waits for a service, by its subject; `params` are None where sections are wrong.
 
-    Each returns a line for each thing that is wrong. Two return something else: the check of the data's revision a
-    commit, and the check of the base model the number of tokens that it reads.
+    Each returns a line for each thing that is wrong, but for a commit of the data, and the tokens that the model reads.
     """
     storage, url = form["weights_storage"], form["data_repository"]
     checks: dict[str, Check] = {

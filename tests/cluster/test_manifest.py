@@ -29,7 +29,7 @@ def _pods(job: Launched) -> list[dict[str, Any]]:
 
 
 def test_pods_have_what_the_settings_ask_for(job: Launched) -> None:
-    """Resources including shared memory, volume, placement, secrets, labels, and no sidecar."""
+    """Resources including shared memory, volume, placement, secrets, labels."""
     job.changes.update(EVERY_SETTING)
     pods = _pods(job)
     assert len(pods) == 2
@@ -46,8 +46,6 @@ def test_pods_have_what_the_settings_ask_for(job: Launched) -> None:
         assert spec["nodeSelector"] == {"pool": "training", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
         assert spec["tolerations"] == EVERY_SETTING["tolerations"]
         assert spec["terminationGracePeriodSeconds"] == 660, "the runtime's, which no patch changes"
-        assert pod["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
-        assert pod["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
         assert pod["metadata"]["labels"][kube.RUN_ID] == RUN_ID
         environment = {each["name"]: each for each in container["env"]}
         assert environment["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "HF_TOKEN"}}
