@@ -45,11 +45,6 @@ def listed(kubeflow: Kubeflow) -> list[str]:
     return table(rows)
 
 
-def _described(about: str, origin: str) -> str:
-    """Join both to what Kubeflow has room for; the end is read again, so that only the beginning is shortened."""
-    return f"{shorten(about, LONGEST_DESCRIPTION - len(origin) - 2, placeholder=' ...')}; {origin}"
-
-
 def apply(
     kubeflow: Kubeflow,
     name: str,
@@ -85,7 +80,7 @@ def apply(
         kubeflow.client.create_recurring_run(
             experiment_id,
             name,
-            description=_described(about, _description(times, kubeflow.version, digest)),
+            description=_description(about, times, kubeflow.version, digest),
             cron_expression=times,
             max_concurrency=1,
             no_catchup=True,  # of all times that were missed only the latest is caught up
@@ -225,10 +220,11 @@ def _compiled_by(kubeflow: Kubeflow, schedule: Any) -> str:
     return f"{release}, now {kubeflow.version}: apply it again" if _is_outdated(kubeflow, schedule) else release
 
 
-def _description(times: str, release: str, digest: str) -> str:
-    """Return when a schedule fires and what made it, the end of its description: `_origin` reads it."""
+def _description(about: str, times: str, release: str, digest: str) -> str:
+    """Return what Kubeflow has room for; only the beginning is shortened, since `_origin` reads the end."""
     server = f" on Kubeflow Pipelines {release}" if release else ""
-    return f"{describe_cron(times)}; created by grpo-pipeline{server}, digest {digest}"
+    origin = f"{describe_cron(times)}; created by grpo-pipeline{server}, digest {digest}"
+    return f"{shorten(about, LONGEST_DESCRIPTION - len(origin) - 2, placeholder=' ...')}; {origin}"
 
 
 def _origin(schedule: Any) -> tuple[str, str]:

@@ -373,25 +373,6 @@ def test_waiting_shows_each_stage_when_it_begins_and_ends(run: Run) -> None:
     assert sum(line.endswith("trying again") for line in errors) == 2
 
 
-def test_waiting_draws_the_running_stages_on_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one line that is drawn over and never wraps, with their progress and the time; messages stay."""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("NO_COLOR", "1")
-    run.tell("RUNNING", preflight=DONE, train_grpo=RUNNING)
-    monkeypatch.setenv("COLUMNS", "72")
-    run.print("train-grpo", f"{STEP}\n{QUEUED}\n")
-    end = [lambda: None, lambda: None, lambda: run.tell("SUCCEEDED", preflight=DONE, train_grpo=DONE)]
-    out = run.wait(*end, code=0, seconds=10)[0]
-    message, _, *drawn = out[-8:-2]
-    assert QUEUED in message
-    assert drawn == [
-        f"\x1b[K      30.0 s  {STEP}",
-        f"\x1b[K      50.0 s  {STEP}",
-        f"\x1b[K      1 min 10 s  {STEP}"[: 3 + 71],
-        "\x1b[K      train_grpo done in 1 min 15 s",
-    ]
-
-
 def test_waiting_gives_up_after_ten_minutes_without_an_answer(run: Run) -> None:
     """With the code that says to try again."""
     run.server.faults.add(Fault("GET", "/runs/", status=503, times=1000))
