@@ -28,14 +28,18 @@ from components.cluster.reaper import reap
 from components.shared.environment import KUBECONFIG_VARIABLE, POD_VARIABLE
 from components.shared.model import resolve_reference
 from components.shared.work import last_step
+from pipelines.graph import RESOURCES
 from tests.cluster.launched import NUM_RANKS, STEP
 from tests.cluster.processes import ROOT
-from tests.fake_cluster import AFTER, ApiServer, Change, Fault, Json, argo, kinds, script
+from tests.fake_cluster import AFTER, ApiServer, Change, Fault, Json, kinds, script
 from tests.fake_cluster.http import Request
 
 STEP_S = 5.0
 """Time of a training step."""
 _POD_STARTS_S, _ARGO_S, _NODE_DEAD_S, _REAPER_S = 3.0, 10.0, 330.0, 300.0
+SUCCEEDED, FAILED, ERROR = "Succeeded", "Failed", "Error"
+"""How an attempt at a step ends for Argo, which tries it again where its pod was deleted: an error."""
+_BACKOFF_S = 30.0
 _GRACE_S = 1.0
 """Time that Kubeflow leaves a step that it stops."""
 _REAL_S = 60.0
@@ -79,7 +83,6 @@ class Launcher:
     run: "Run"
     pod: str
     log: Path
-    started_s: float
     pid: int = 0
     connection: socket.socket | None = None
     exit_code: int | None = None
@@ -95,9 +98,10 @@ class Run:
     id: str
     workflow: str
     terminated_s: float | None = None
-    attempts: list[argo.Attempt] = field(default_factory=list)
+    attempts: list[str] = field(default_factory=list)
+    """How each has ended for Argo."""
     launcher: Launcher | None = None
-    end: argo.End | None = None
+    end: str | None = None
     logs: list[Path] = field(default_factory=list)
 
 
@@ -126,14 +130,14 @@ class Volume:
 
         def go_on() -> int | None:
             nonlocal train
-            if train is None and (folder / "job.json").is_file() and (job := Job.read(folder)).turn() == name:
-                train = self._train(pods, job)
+            if train is None and (folder / "job.json").is_file() and Job.turn(folder) == name:
+                train = self._train(pods, Job.read(folder), name)
             return train() if train else None
 
         return go_on
 
-    def _train(self, pods: list[Json], job: Job) -> Callable[[], int | None]:
-        self._history.begun.append(job.turn())
+    def _train(self, pods: list[Json], job: Job, name: str) -> Callable[[], int | None]:
+        self._history.begun.append(name)
         work = job.folder.parent
         assert work not in self._writers.values(), f"two jobs write to {work}"
         self._writers |= {pod["metadata"]["uid"]: work for pod in pods}
@@ -155,7 +159,7 @@ class Volume:
             (Path(job.outputs["policy"]) / "weights").write_text(str(self._step[work]))
             for rank in range(NUM_RANKS):
                 job.write_outcome(rank, {"result": {"loss": 0.25}, "exit_code": 0})
-            self._history.succeeded.add(job.turn())
+            self._history.succeeded.add(name)
             return 0
 
         return go_on
@@ -181,10 +185,10 @@ class Volume:
 class History:
     """A cluster, its runs, and what is still to happen."""
 
-    def __init__(self, launchers: Launchers, root: Path, retries: argo.RetryStrategy) -> None:
+    def __init__(self, launchers: Launchers, root: Path) -> None:
         self.server = ApiServer(namespace="kubeflow")
         self.clock, self.cluster = self.server.clock, self.server.cluster
-        self.root, self._launchers, self._retries = root, launchers, retries
+        self.root, self._launchers = root, launchers
         self.volume = root / "volume"
         self.volume.mkdir(parents=True)
         self.runs: list[Run] = []
@@ -294,28 +298,26 @@ class History:
         self.cluster.add_pod(pod, workflow)
         log = self.root / f"{pod}.log"
         run.logs.append(log)
-        run.launcher = Launcher(run, pod, log, self.now())
+        run.launcher = Launcher(run, pod, log)
         self.after(_POD_STARTS_S, partial(self._start, run.launcher))
 
     def _argo(self, run: Run) -> None:
         """Look at a run whose launcher has ended."""
         if run.end:
             return
-        what: argo.End | argo.Retry = argo.End(argo.FAILED, "terminated")
-        if run.attempts:
-            what = argo.after(self._retries, run.attempts, self.now(), workflow_deadline_s=run.terminated_s)
-        if isinstance(what, argo.Retry):
-            self.at(what.at_s, lambda: self._begin(run))
+        phase = run.attempts[-1] if run.attempts else FAILED
+        if phase == ERROR and run.terminated_s is None and len(run.attempts) <= RESOURCES[STEP.name].retries:
+            self.after(_BACKOFF_S, lambda: self._begin(run))
         else:
-            run.end = what
+            run.end = phase
             self.cluster.label(kinds.WORKFLOWS, run.workflow, **{kube.COMPLETED: "true"})
-            self.note(f"{run.workflow} ends: {what.phase} {what.message}")
+            self.note(f"{run.workflow} ends: {phase}")
 
-    def _ended(self, launcher: Launcher, phase: str, message: str) -> None:
+    def _ended(self, launcher: Launcher, phase: str) -> None:
         """An attempt is over for Argo."""
         run = launcher.run
         if run.launcher is launcher:
-            run.attempts.append(argo.Attempt(launcher.started_s, self.now(), phase, message))
+            run.attempts.append(phase)
             run.launcher = None
             self.after(_ARGO_S, lambda: self._argo(run))
 
@@ -367,8 +369,7 @@ class History:
         if self._is_deleted(launcher):
             return  # what counts for Argo is that the pod is deleted
         self.cluster.end(launcher.pod, launcher.exit_code or 0)
-        phase, message = (argo.FAILED, "main: Error (exit code 1)") if launcher.exit_code else (argo.SUCCEEDED, "")
-        self._ended(launcher, phase, message)
+        self._ended(launcher, FAILED if launcher.exit_code else SUCCEEDED)
 
     def _wake(self, launcher: Launcher, at_s: float) -> None:
         if launcher.exit_code is None and launcher.wakes_s == at_s:
@@ -413,7 +414,7 @@ class History:
     def _pod_gone(self, launcher: Launcher) -> None:
         self.kill(launcher)
         launcher.exit_code = launcher.exit_code if launcher.exit_code is not None else -signal.SIGKILL
-        self._ended(launcher, argo.ERROR, "pod deleted")
+        self._ended(launcher, ERROR)
 
     def _alive(self) -> list[Launcher]:
         every = (run.launcher for run in self.runs)

@@ -79,6 +79,12 @@ def test_deadline_goes_before_all_other_signs(name: str) -> None:
     assert not isinstance(reason, RetryableError)
 
 
+@pytest.mark.parametrize("code", [75, 143])
+def test_a_pod_that_a_signal_has_ended_may_be_started_again(code: int) -> None:
+    """Nobody knows who has sent it."""
+    assert isinstance(failure_reason(JOB, [_pod("d", exitCode=code)], {}, None), RetryableError)
+
+
 NO_QUOTA = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": "4 more needed"}
 RESERVED = {**NO_QUOTA, "status": "True", "reason": "QuotaReserved"}
 EVICTED = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "for a workload"}

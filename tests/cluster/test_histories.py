@@ -14,12 +14,9 @@ from pathlib import Path
 import pytest
 
 from components.cluster import kube
-from pipelines.graph import RESOURCES
-from tests.cluster.histories import History, Launchers, Run
-from tests.fake_cluster import BEFORE, argo, kinds
+from tests.cluster.histories import ERROR, SUCCEEDED, History, Launchers, Run
+from tests.fake_cluster import BEFORE, kinds
 
-RETRIES = argo.RetryStrategy(RESOURCES["train_grpo"].retries, "OnError", duration_s=30)
-"""Of the training step, as Argo has them of Kubeflow Pipelines 2.17."""
 SAMPLE, HISTORIES, PARTS = 16, 1000, 4
 _HOUR_S = 3600.0
 _SETTLED_S = 2000.0
@@ -116,16 +113,16 @@ def check(history: History, plan: Plan) -> None:
     for run in history.runs:
         assert run.end is not None
         output = history.root / f"{run.workflow}-{len(run.attempts) - 1}" / "policy"
-        if run.end.phase == argo.SUCCEEDED:
+        if run.end == SUCCEEDED:
             assert history.is_complete(output), f"{run.workflow} has succeeded without a policy: {output}"
         else:
-            num_lost = sum(each.phase == argo.ERROR for each in run.attempts)
+            num_lost = run.attempts.count(ERROR)
             assert run.id in plan.may_fail | set(history.struck) or num_lost > 3, f"{run.workflow} has failed"
 
 
 def play(seed: int, launchers: Launchers, root: Path) -> None:
     """Play the history of a seed."""
-    with History(launchers, root, RETRIES) as history:
+    with History(launchers, root) as history:
         try:
             plan = Plan(history, seed)
             over: list[float] = []
@@ -150,14 +147,14 @@ def test_of_two_runs_in_queues_the_one_that_is_admitted_first_trains(
     launchers: Launchers, tmp_path: Path, wait_s: float | None
 ) -> None:
     """The other one takes its result, whether or not its queue ever has quota."""
-    with History(launchers, tmp_path, RETRIES) as history:
+    with History(launchers, tmp_path) as history:
         history.configure(num_steps=80, save_every=10, queue="full")
         history.use_queue("full", wait_s)
         first = history.submit(str(uuid.UUID(int=1 << 96)))
         history.at(50, lambda: history.use_queue("free", 20))
         history.at(51, partial(history.submit, str(uuid.UUID(int=2 << 96))))
         history.play_until(lambda: len(history.runs) == 2 and all(run.end for run in history.runs), 3000)
-        assert [run.end for run in history.runs] == [argo.End(argo.SUCCEEDED, "")] * 2, history.notes
+        assert [run.end for run in history.runs] == [SUCCEEDED] * 2, history.notes
         assert history.violations == []
         (trained,) = set(history.begun)
         winner = first if wait_s == 20 else history.runs[1]

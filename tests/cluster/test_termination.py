@@ -59,16 +59,10 @@ def test_failed_deletion_is_reported(job: Launched, name: str, capfd: pytest.Cap
     assert [request.method for request in job.server.requests].count("DELETE") == 3
 
 
-@pytest.mark.parametrize("way", ["deleted", "evicted by the kubelet"])
-def test_job_outlives_a_drained_node(job: Launched, name: str, capfd: pytest.CaptureFixture[str], way: str) -> None:
+@pytest.mark.parametrize("how", ["drain", "announce_eviction"])
+def test_job_outlives_a_drained_node(job: Launched, name: str, capfd: pytest.CaptureFixture[str], how: str) -> None:
     """A lost pod takes its step with it; the next attempt of the step adopts the job."""
-    job.cluster.drain("launcher")
-    if way != "deleted":
-        (pod,) = [each for each in job.cluster.all(kinds.PODS) if each["metadata"]["name"] == "launcher"]
-        job.cluster.remove(kinds.PODS, "launcher")
-        del pod["metadata"]["deletionTimestamp"]
-        condition = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
-        job.cluster.add({**pod, "status": {"phase": "Failed", "reason": "Terminated", "conditions": [condition]}})
+    getattr(job.cluster, how)("launcher")
     _stop(job, name)
     assert [each["metadata"]["name"] for each in job.trainjobs()] == [name]
     assert f"this pod is being deleted: the training job {name} goes on" in capfd.readouterr().out

@@ -88,12 +88,10 @@ class KfpApi:
             ("GET", f"{_API}pipelines/{{}}", partial(_one, self.pipelines)),
             ("GET", f"{_API}pipelines/{{}}/versions", self._list_versions),
             ("GET", f"{_API}experiments/{{}}", partial(_one, self.experiments)),
-            ("DELETE", f"{_API}experiments/{{}}", partial(self._delete, self.experiments)),
             ("GET", f"{_API}pipelines/{{}}/versions/{{}}", partial(_one, self.versions)),
             ("POST", f"{_API}runs", self._create_run),
             ("GET", f"{_API}runs", partial(self._list, self.runs, "runs")),
             ("GET", f"{_API}runs/{{}}", partial(_one, self.runs)),
-            ("DELETE", f"{_API}runs/{{}}", partial(self._delete, self.runs)),
             ("POST", f"{_API}runs/{{}}:terminate", self._terminate),
             ("POST", f"{_API}runs/{{}}:retry", self._retry),
             ("POST", f"{_API}recurringruns", self._create_recurring),
@@ -288,11 +286,6 @@ class KfpApi:
 
     def _switch(self, status: str, _: Request, id_: str) -> Answer:
         _existing(self.recurring_runs, id_)["status"] = status
-        return Answer({})
-
-    def _delete(self, table: Table, _: Request, id_: str) -> Answer:
-        _existing(table, id_)
-        del table[id_]
         return Answer({})
 
     def _artifact(self, request: Request) -> Answer:

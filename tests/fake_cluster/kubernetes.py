@@ -10,7 +10,6 @@ from tests.fake_cluster.cluster import ScriptedCluster
 from tests.fake_cluster.http import Answer, ApiError, Json, Request
 from tests.fake_cluster.kinds import KINDS, NAMESPACES, PODS, POSITIONS, TRAIN_JOBS, WORKLOADS
 from tests.fake_cluster.pods import Output
-from tests.fake_cluster.schemas import problems
 from tests.fake_cluster.store import Key
 
 _ON_ONE = {"GET": "get", "PATCH": "patch", "DELETE": "delete"}
@@ -158,7 +157,7 @@ class KubernetesApi:
     def _create(self, key: Key, request: Request) -> Answer:
         request.check_query("fieldValidation", "dryRun")
         kind, namespace, _ = key
-        if kind not in (PODS, TRAIN_JOBS):
+        if kind != TRAIN_JOBS:
             raise NotImplementedError(f"{request.method} {request.path}")
         job = request.object()
         metadata = job.setdefault("metadata", {})
@@ -168,10 +167,7 @@ class KubernetesApi:
         for name in _SET_BY_SERVER:
             metadata.pop(name, None)
         job.pop("status", None)
-        if kind == TRAIN_JOBS:
-            admit(self._store, job)
-        elif wrong := problems(job):
-            raise ApiError(422, f'Pod "{metadata["name"]}" is invalid: {"; ".join(wrong)}')
+        admit(self._store, job)
         if self._store.get(kind, namespace, metadata["name"]) is not None:
             raise ApiError(409, f'{kind.resource} "{metadata["name"]}" already exists')
         return Answer(job if "dryRun" in request.query else self._store.create(job), 201)
