@@ -79,11 +79,6 @@ with warnings.catch_warnings():
             protocol = PROTOCOLS[self.evaluate.protocol]
             return self.evaluate.tools or (protocol.tools if protocol.prompt else self.train_sft.model.tools)
 
-        @property
-        def evaluation_observed_tokens(self) -> int:
-            """Tokens that the environment of evaluation may write between the turns of one answer; 0 without one."""
-            return self.evaluation_tools.max_environment_tokens if self.evaluation_tools else 0
-
 
 CLUSTER, DEPLOYMENT = "cluster", "deployment"
 STAGES = tuple(name for name in Params.model_fields if name not in {CLUSTER, DEPLOYMENT})

@@ -96,7 +96,7 @@ def _evaluation_gib(params: Params, shape: ModelShape) -> int:
         return math.ceil(code_gib + evaluate.num_gpus * _GPU_PROCESS_GIB + weights_gib)
     if evaluate.vllm:
         return math.ceil(code_gib + _MARGIN * weights_gib + engines * evaluate.vllm.cache_gib)
-    observed = params.evaluation_observed_tokens
+    observed = params.evaluation_tools.max_environment_tokens if params.evaluation_tools else 0
     tokens = evaluate.max_batch_size * (params.max_prompt_tokens + evaluate.max_new_tokens + observed)
     logits = 3 * _FP32 * evaluate.max_batch_size * shape.vocabulary_size
     held_gib = weights_gib + (tokens * shape.kv_bytes_per_token(element) + logits) / _GIB

@@ -17,7 +17,7 @@ from components.cluster import kube
 from tests.cluster.histories import ERROR, SUCCEEDED, History, Launchers, Run
 from tests.fake_cluster import BEFORE, kinds
 
-SAMPLE, HISTORIES, PARTS = 16, 1000, 4
+SAMPLE, HISTORIES, PARTS = 8, 1000, 4
 _HOUR_S = 3600.0
 _SETTLED_S = 2000.0
 """Time after the last run has ended in which the reaper removes what is left."""

@@ -228,14 +228,12 @@ def test_a_run_whose_pipeline_version_was_deleted_says_so(run: Run, spec: Json) 
     assert run.show("status", run.id)[0][-1].startswith("its stages are unknown")
 
 
-@pytest.mark.parametrize("numbered", [True, False])
-def test_pods_follow_from_the_nodes_that_exist(spec: Json, numbered: bool) -> None:
-    """Whether every node is wrapped in retries, as since Kubeflow Pipelines 2.17, or only a task that has them."""
-    once = "(0)" if numbered else ""
-    root = f"wf{once}.root{once}"
-    first, second = (f"{root}.evaluate{once}.executor({attempt})" for attempt in range(2))
-    preflight = f"{root}.preflight{once}.executor{once}"
-    parents = [f"wf{once}", root, f"{root}.preflight{once}", f"{root}.evaluate{once}"]
+def test_pods_follow_from_the_nodes_that_exist(spec: Json) -> None:
+    """Before Kubeflow Pipelines 2.17, where only a task that has retries is wrapped in them."""
+    root = "wf.root"
+    first, second = (f"{root}.evaluate.executor({attempt})" for attempt in range(2))
+    preflight = f"{root}.preflight.executor"
+    parents = ["wf", root, f"{root}.preflight", f"{root}.evaluate"]
     nodes = [SimpleNamespace(pod_name=f"wf-{number(path)}") for path in (*parents, first, second, preflight)]
     details = SimpleNamespace(task_details=[SimpleNamespace(display_name="root", child_tasks=nodes)])
     known = stages(SimpleNamespace(pipeline_spec=spec, run_details=details))
