@@ -265,7 +265,6 @@ def test_rewards_are_called_once_before_the_first_stage(
             "train_sft.model.tools.arguments.depth: no such argument; accepted: size",
         ),
         ({"environment": "my_games:Maze", "arguments": {"size": 3}}, None),
-        ({"environment": "calculator"}, None),
     ],
 )
 def test_an_environment_that_cannot_be_made_is_reported(
@@ -333,8 +332,6 @@ SUMS = {"kind": "dataset", "train": "sums.csv", "test_fraction": 0.2, "columns":
         ),
         ({"columns": {"question": "q", "answer": "b"}}, "sums.csv:2: no column `b`; columns: q, a, steps"),
         ({"train": "sums.xlsx"}, "sums.xlsx: is of no format that can be read; accepted: JSON lines (.jsonl)"),
-        ({"train": "sums.parquet"}, "sums.parquet: no such file"),
-        ({"train": "empty"}, "empty: has no file that can be read"),
         ({"train": "someone/sums"}, "someone/sums: neither a file or folder here nor a dataset of the hub"),
     ],
 )
@@ -346,7 +343,6 @@ def test_dataset_is_refused_before_anything_runs(
     rows = [f"What is {number} + 1?,{number + 1},#### {number + 1}" for number in range(100)]
     (tmp_path / "sums.csv").write_text("\n".join(["q,a,steps", *rows]))
     (tmp_path / "sums.xlsx").write_bytes(b"PK\x03\x04")
-    (tmp_path / "empty").mkdir()
     solved = {"columns": {**SUMS["columns"], "solution": "steps"}}  # type: ignore[dict-item]
     lines = missing_here(_put(values, {"prepare_data.sources": [SUMS | solved | changes]}))
     lines = [each for each in lines if not each.startswith("train_sft.num_steps")]
@@ -354,7 +350,7 @@ def test_dataset_is_refused_before_anything_runs(
     assert line is None or line in lines[0]
 
 
-@pytest.mark.parametrize(("answer", "num"), [("He has {} apples.", 20), ("{} apples", 0), ("${}.00", 0)])
+@pytest.mark.parametrize(("answer", "num"), [("He has {} apples.", 20), ("{} apples", 0)])
 def test_answers_that_cannot_be_graded_are_named_before_anything_runs(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, num: int
 ) -> None:
@@ -417,7 +413,6 @@ def test_evaluation_may_have_an_environment_with_other_limits(values: dict[str, 
         ({}, "", None),
         ({}, "config.json", r"holds no config\.json"),
         ({}, "model.safetensors", "holds no weights"),
-        ({}, "tokenizer.json", r"holds no tokenizer\.json"),
     ],
 )
 def test_the_context_of_a_model_is_read_from_its_config(
