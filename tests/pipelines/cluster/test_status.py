@@ -10,7 +10,7 @@ import yaml
 from components.shared.errors import RetryableError
 from pipelines.cluster import logs, runs
 from pipelines.cluster.kubeflow import Kubeflow
-from pipelines.cluster.stages import stages
+from pipelines.cluster.stages import is_stopped, stages
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Fault, Json
 from tests.pipelines.cluster.argo import Stage, details, driver_pod, number, pod
@@ -213,6 +213,14 @@ def test_the_outcome_of_a_run_is_shown(run: Run) -> None:
     run.print("register", f"{registered}\n{NOISE}")
     assert run.show("status", run.id)[0][-3:] == ["", verdict, registered]
     assert [line.strip() for line in run.wait(code=0)[0][-3:-1]] == [verdict, registered]
+
+
+def test_a_run_that_fails_after_a_retry_was_not_stopped() -> None:
+    """The history tells, in which Retry leaves an entry without a state."""
+    stopped = [None, "CANCELING", "FAILED"]
+    for states, expected in ((stopped, True), ([*stopped, "RUNNING", "FAILED"], False)):
+        history = [SimpleNamespace(state=state) for state in states]
+        assert is_stopped(SimpleNamespace(state="FAILED", state_history=history)) is expected
 
 
 def test_a_run_whose_pipeline_version_was_deleted_says_so(run: Run, spec: Json) -> None:
