@@ -16,7 +16,7 @@ from kfp.dsl.graph_component import GraphComponent
 
 from components.cluster.config import GPU_RESOURCE
 from components.evaluate.component import evaluate
-from components.preflight import capacity
+from components.preflight.capacity import EVALUATION_CPU
 from components.preflight.component import preflight
 from components.preflight.config import DEPLOYMENT, STAGES, Params, load_params
 from components.preflight.form import PRESET, form_of, parameters
@@ -92,9 +92,7 @@ _HOUR_S = 3600
 _DATA = Resources(("1", "2"), ("4G", "8G"), 4 * _HOUR_S, 2, cached=True, secrets=("git", "hub", "storage"))
 # Starts a job and watches it; a retry adopts the running job, and several nodes may be lost in weeks of training. The
 # timeout is longer than all limits of the job together.
-_LAUNCH = Resources(
-    capacity.LAUNCHER_CPU, capacity.LAUNCHER_MEMORY, LONGEST_TRAINING_S, 10, secrets=("hub", "tracking")
-)
+_LAUNCH = Resources(("500m", "2"), ("2G", "4G"), LONGEST_TRAINING_S, 10, secrets=("hub", "tracking"))
 # Also pushes checkpoints to the registry.
 _LAUNCH_GRPO = replace(_LAUNCH, secrets=("git", "hub", "storage", "tracking"))
 RESOURCES = {
@@ -105,7 +103,7 @@ RESOURCES = {
     "validate_data": _DATA,
     "train_sft": _LAUNCH,
     "train_grpo": _LAUNCH_GRPO,
-    "evaluate": Resources(capacity.EVALUATION_CPU, None, 72 * _HOUR_S, 2, model=True, secrets=("hub",)),
+    "evaluate": Resources(EVALUATION_CPU, None, 72 * _HOUR_S, 2, model=True, secrets=("hub",)),
     "report": Resources(("1", "2"), ("2G", "4G"), _HOUR_S, 1, secrets=("git", "storage")),
     # A retry would miss the gate again, and Kubeflow does not distinguish failures.
     "register": Resources(("1", "2"), ("4G", "8G"), 6 * _HOUR_S, 0, secrets=("git", "model_registry", "storage")),
@@ -152,7 +150,7 @@ def cluster_graph(params: Params) -> GraphComponent:
     fields = made.pipeline_spec.root.input_definitions.parameters
     for name, each in form:
         # KFP's compiler does not know choices; its backend does since 2.16, its page since 2.17.
-        for choice in each.choices:
+        for choice in (False, True) if each.type is bool else ():
             fields[name].literals.add(bool_value=choice)
     return made
 

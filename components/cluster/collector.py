@@ -20,8 +20,8 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from components.cluster import kube
 from components.cluster.kube import RetryPolicy, TrainJobs
@@ -43,14 +43,11 @@ _REFERENCES = {model.PIPELINE_FILE, lineage.FILE_NAME, "job.json"}
 _DAY_S, _GIB = 24 * 3600, 2**30
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Seconds for which nothing has changed in what is removed."""
+class Limits(NamedTuple):
+    """Seconds for which nothing has changed in folders of runs, and in unfinished work with its checkpoints."""
 
     finished_s: float
-    """Folders of runs, and records of finished work."""
     unfinished_s: float
-    """Checkpoints and other unfinished work."""
 
 
 def in_use(namespace: str) -> str:
@@ -65,13 +62,9 @@ def in_use(namespace: str) -> str:
 
 
 def collect(mount: Path, limits: Limits, ask: Callable[[], str], *, dry_run: bool = False) -> str:
-    """Remove what is older than its limit and not in use; print each folder, and return a summary.
+    """Remove what is older than its limit and not in use on the volume at `mount`; print it, and return a summary.
 
-    Args:
-        mount: Where the shared volume is.
-        limits: How long what nobody uses is kept.
-        ask: See `in_use`. It is called once the volume has been searched, right before anything is renamed.
-        dry_run: Whether to print only.
+    `ask`, which is `in_use`, is called once the volume has been searched, right before anything is renamed.
 
     Raises:
         InUseError: Another collector is at work.
@@ -152,7 +145,6 @@ def _is_made_by_stages(run: Path) -> bool:
 
 
 def _ids_in(folder: Path) -> set[str]:
-    """Return the ids of runs that are named in files below a folder."""
     ids: set[str] = set()
     for path, _ in durable.walk(folder):
         if path.name in _REFERENCES:
@@ -162,7 +154,6 @@ def _ids_in(folder: Path) -> set[str]:
 
 
 def _remove(root: Path) -> None:
-    """Remove every folder that was renamed for it, by this or an earlier call."""
     renamed = list(_folders([*root.iterdir(), *root.glob("work/*/.*")], _REMOVED))
     for path in renamed:
         durable.remove(path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from components.shared.config import Config
 from components.shared.images import GPU
@@ -44,14 +44,6 @@ class Toleration(Config):
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
     """Empty for every effect."""
 
-    @model_validator(mode="after")
-    def _check_operator(self) -> "Toleration":
-        if self.operator == "Exists" and self.value:
-            raise ValueError("operator: Exists takes no value")
-        if self.operator == "Equal" and not self.key:
-            raise ValueError("operator: Equal needs a key")
-        return self
-
 
 class ClusterConfig(Config):
     """Where and on what a training job runs, how long each of its phases may take, and when it is removed."""
@@ -81,8 +73,6 @@ class ClusterConfig(Config):
     """Whether the cluster adds nodes for pods that fit no present one; preflight then asks for no node that fits."""
     queue: str | None = None
     """LocalQueue of Kueue; null to run without Kueue."""
-    queue_unchecked: bool = False
-    """Whether a run may start although preflight cannot read the queue: whether it exists shows when a job waits."""
     volume: str = Field(default="grpo-pipeline", min_length=1)
     """Claim of the volume that all pods share."""
     mount: str = Field(default="/work", pattern=r"^/.+")
@@ -92,8 +82,6 @@ class ClusterConfig(Config):
     """Labels that a node must have."""
     secrets: dict[str, list[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]]] = Field(default_factory=dict)
     """Names of secrets, each with those of its keys that become environment variables of the same name."""
-    service_account: str = ""
-    """Service account of the job's pods; empty for that of the runtime."""
     rollout_servers: int = Field(default=0, ge=0)
     """Pods with a vLLM server each, as many as the runtime grpo-torch-vllm has; 0 for the runtime grpo-torch."""
     queue_timeout_s: float = Field(default=_DAY_S, gt=0)
@@ -107,8 +95,6 @@ class ClusterConfig(Config):
     max_restarts: int = Field(default=3, ge=0)
     """Retries of the step after transient failures: a job that ended because of one (a lost node, an eviction) is
     submitted again; one that still runs when the API server returns is adopted."""
-    delete: Literal["always", "on_success", "never"] = "always"
-    """When a job that has ended is removed; its logs are kept in any case."""
 
     @property
     def training_pod(self) -> Requests:
@@ -145,8 +131,6 @@ class ClusterStage:
     stage: str
     records: Path
     """Folder for the manifest, events and logs of the stage's jobs; it outlives the run."""
-    run_name: str = ""
-    """Name of the run on Kubeflow's page; empty where it is not known."""
 
 
 _current: ContextVar[ClusterStage | None] = ContextVar("cluster_stage", default=None)

@@ -66,9 +66,12 @@ class Job:
         if turn:
             jsonl.write_json(self._file("turn"), turn)
 
-    def turn(self) -> str:
-        """Return the name of the TrainJob whose pods may begin; empty where none may."""
-        return _turn(self.folder)
+    @staticmethod
+    def turn(folder: Path) -> str:
+        """Return the name of the TrainJob whose pods may begin with the job in a folder; empty where none may."""
+        with suppress(PipelineError):  # it may be written or removed at this moment
+            return str(jsonl.read_json(folder / "turn.json"))
+        return ""
 
     def end_turn(self) -> None:
         """Keep pods from beginning."""
@@ -101,7 +104,7 @@ class Job:
         # The first process of a container ignores the signal unless it handles it.
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(RetryableError.exit_code))
         name, waited_s = os.environ[TRAIN_JOB_VARIABLE], 0.0
-        while _turn(folder) != name:
+        while Job.turn(folder) != name:
             if waited_s > _LONGEST_TURN_S:
                 raise PipelineError(f"{name}: its step has not let it begin within {_LONGEST_TURN_S:g} s")
             time.sleep(_TURN_POLL_S)
@@ -141,10 +144,11 @@ class Job:
         results = [outcome["result"] for outcome in outcomes if "result" in outcome]
         return results if len(results) == self.num_processes else None
 
-    def place(self) -> Place | None:
-        """Return where the first rank computed, or None unless it has a result."""
+    def keep_place(self, work: Path) -> None:
+        """Keep where the first rank computed, for the lineage: this process may be on another machine."""
         outcome = self.outcome(0) or {}
-        return Place.model_validate(outcome["place"]) if "place" in outcome else None
+        if "place" in outcome:
+            Place.model_validate(outcome["place"]).write(work)
 
     def write_failures(self, node: int, failures: Sequence[RankFailure]) -> None:
         """Write how ranks of a node failed."""
@@ -162,12 +166,6 @@ class Job:
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.json"
-
-
-def _turn(folder: Path) -> str:
-    with suppress(PipelineError):  # it may be written or removed at this moment
-        return str(jsonl.read_json(folder / "turn.json"))
-    return ""
 
 
 def name_of(function: RankFunction) -> str:

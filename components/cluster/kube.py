@@ -35,12 +35,10 @@ RUN_ID, STAGE = "grpo-pipeline/run-id", "grpo-pipeline/stage"
 """Labels of every object of a run."""
 WORK = "grpo-pipeline/work"
 """Label of a training job and its pods: a digest of its folder of checkpoints, to which one job writes at a time."""
-RUN_NAME = "grpo-pipeline/run-name"
-"""Annotation: name of the run on Kubeflow's page."""
+JOB_SET = "jobset.sigs.k8s.io/jobset-name"
+"""Label of the pods of a training job: its name."""
 HEARTBEAT = "grpo-pipeline/heartbeat"
 """Annotation: when the step that waits for a job was last known to be alive (RFC 3339)."""
-STALE_AFTER_S = "grpo-pipeline/stale-after-s"
-"""Annotation: seconds after its heartbeat for which a job is left alone; after that it is orphaned."""
 SPEC_DIGEST = "grpo-pipeline/spec-digest"
 """Annotation: SHA-256 of what was submitted, by which a repeated step recognises its job."""
 
@@ -48,7 +46,7 @@ _TIMEOUT: Timeout = (5.0, 20.0)
 _FOLLOW_TIMEOUT: Timeout = (5.0, 90.0)
 """For the next line of a log: a connection may be lost without notice."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND, _CONFLICT, _UNAVAILABLE = 401, 403, 404, 409, 503
+_FORBIDDEN, _NOT_FOUND, _CONFLICT, _UNAVAILABLE = 403, 404, 409, 503
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
 _TRANSIENT = {401, 408, 409, 410, 429, 500, 502, 503, 504}
 """Statuses that may change: a token that is being replaced, a lost race, a busy server."""
@@ -67,20 +65,12 @@ class Clock:
 
 
 class _Client(client.ApiClient):  # type: ignore[misc]  # the client has no types
-    """A client whose calls have a deadline, and which reads its token again when that has been replaced."""
+    """A client whose calls have a deadline."""
 
     def call_api(self, *args: Any, **options: Any) -> Any:
         """Make a call; see `kubernetes.client.ApiClient`."""
         if options.get("_request_timeout") is None:
             options["_request_timeout"] = _TIMEOUT
-        try:
-            return super().call_api(*args, **options)
-        except client.ApiException as error:
-            if error.status != _UNAUTHORIZED:
-                raise
-        new = _configuration()
-        # With the hook, which would put the old token back before each call.
-        self.configuration.api_key, self.configuration.refresh_api_key_hook = new.api_key, new.refresh_api_key_hook
         return super().call_api(*args, **options)
 
 
@@ -90,7 +80,14 @@ def connect() -> client.ApiClient:
     Raises:
         PipelineError: No cluster is configured.
     """
-    return _Client(_configuration())
+    loaded = client.Configuration()
+    with _needs_cluster():
+        if KUBECONFIG_VARIABLE in os.environ or not _SERVICE_ACCOUNT.is_dir():
+            config.load_kube_config(os.environ.get(KUBECONFIG_VARIABLE), client_configuration=loaded)
+        else:
+            config.load_incluster_config(client_configuration=loaded)
+    loaded.retries = False  # callers know what may be repeated, and how often
+    return _Client(loaded)
 
 
 def own_namespace() -> str:
@@ -101,17 +98,6 @@ def own_namespace() -> str:
     with _needs_cluster():
         _, active = config.list_kube_config_contexts(os.environ.get(KUBECONFIG_VARIABLE))
     return str(active["context"].get("namespace", "default"))
-
-
-def _configuration() -> client.Configuration:
-    loaded = client.Configuration()
-    with _needs_cluster():
-        if KUBECONFIG_VARIABLE in os.environ or not _SERVICE_ACCOUNT.is_dir():
-            config.load_kube_config(os.environ.get(KUBECONFIG_VARIABLE), client_configuration=loaded)
-        else:
-            config.load_incluster_config(client_configuration=loaded)
-    loaded.retries = False  # callers know what may be repeated, and how often
-    return loaded
 
 
 @contextmanager
@@ -179,7 +165,6 @@ def error_message(error: client.ApiException | HTTPError) -> str:
 
 @contextmanager
 def _accepting(*statuses: int) -> Iterator[None]:
-    """Ignore refusals with these statuses."""
     try:
         yield
     except client.ApiException as error:
@@ -251,9 +236,9 @@ class TrainJobs:
         changes = {"metadata": {"uid": job["metadata"]["uid"], **metadata}}
         self._custom.patch_namespaced_custom_object(*self._resource, job["metadata"]["name"], changes)
 
-    def beat(self, job: Json, now: datetime | None) -> None:
-        """Renew the heartbeat of a job, or remove it with None."""
-        self.patch(job, {"annotations": {HEARTBEAT: now and now.isoformat()}})
+    def beat(self, job: Json, now: datetime) -> None:
+        """Renew the heartbeat of a job."""
+        self.patch(job, {"annotations": {HEARTBEAT: now.isoformat()}})
 
     def pod(self, name: str, timeout: Timeout = _TIMEOUT) -> Json | None:
         """Return a pod; None where it does not exist. Listing is all that a step's role allows."""
@@ -262,7 +247,7 @@ class TrainJobs:
 
     def pods(self, job_name: str) -> list[Json]:
         """Return the pods of a job."""
-        return self._list("pods", labelSelector=f"jobset.sigs.k8s.io/jobset-name={job_name}")
+        return self._list("pods", labelSelector=f"{JOB_SET}={job_name}")
 
     def pods_of_work(self, work: str) -> list[Json]:
         """Return the pods that may write to a folder of checkpoints, also of jobs that are gone already."""

@@ -59,13 +59,13 @@ def run_ranks(
         from components.cluster.trainjob import run_on_cluster
 
         result = run_on_cluster(job, stage)
-        _keep_place(job, work)
+        job.keep_place(work)
         return result
     job.write()
     exit_code, stop_requested = _run_agent(job)
     results = job.results()
     if results is not None:
-        _keep_place(job, work)
+        job.keep_place(work)
         return results[0]
     error = error_of_ranks(job)
     if error is not None:
@@ -77,13 +77,6 @@ def run_ranks(
     if stop_requested:
         raise StoppedError(f"stopped at once by a second request: the current step is lost; {_RESUME}")
     raise RetryableError("the launcher of the processes was killed; start the same run again to resume")
-
-
-def _keep_place(job: Job, work: Path) -> None:
-    """Keep where the first rank computed, for the lineage: this process may be on another machine."""
-    place = job.place()
-    if place:
-        place.write(work)
 
 
 def _run_agent(job: Job) -> tuple[int, bool]:

@@ -11,14 +11,11 @@ from components.shared import lineage
 from components.shared.environment import JOB_VARIABLE, KEY_VARIABLE, SERVERS_VARIABLE, TRAIN_JOB_VARIABLE
 from components.shared.errors import PipelineError
 
-STALE_AFTER_S = 600
-"""Age of a heartbeat after which its step is gone, and its job with it unless the run goes on: twenty beats."""
 NODE, ROLLOUT = "node", "rollout"
 """Replicated jobs of the runtimes, each with a container of the same name."""
 SERVER_PORT = 8000
 RUNTIME, RUNTIME_WITH_SERVERS = "grpo-torch", "grpo-torch-vllm"
 _QUEUE = "kueue.x-k8s.io/queue-name"
-_NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
 
 
 def owner_reference(pod: Json | None) -> Json | None:
@@ -61,9 +58,6 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
         "annotations": {
             kube.SPEC_DIGEST: digest,
             kube.HEARTBEAT: now,
-            kube.RUN_NAME: stage.run_name,
-            kube.STALE_AFTER_S: str(STALE_AFTER_S),
-            **_NO_SIDECAR,
         },
         **({"ownerReferences": [owner]} if owner else {}),
     }
@@ -99,7 +93,6 @@ def _spec(
 
 
 def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) -> Json:
-    """Return what runs in the pods of ranks, and with which resources."""
     processes, gpus = job.num_processes, config.gpus_per_node
     if gpus and processes != config.nodes * gpus:
         raise PipelineError(
@@ -132,16 +125,13 @@ def _patch(name: str, config: ClusterConfig, labels: Mapping[str, str], environm
         "nodeSelector": config.labels,
         # Kubernetes tells an empty field from a missing one: a missing key tolerates every taint.
         "tolerations": [_without_empty(each.model_dump()) for each in config.tolerations],
-        "serviceAccountName": config.service_account,
         "volumes": [
             {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{config.training_pod.shm_gib}Gi"}},
             {"name": "work", "persistentVolumeClaim": {"claimName": config.volume}},
         ],
         "containers": [_without_empty(container)],
     }
-    # Newer releases of Istio read the label, older ones the annotation.
-    metadata = {"labels": {**labels, **_NO_SIDECAR}, "annotations": _NO_SIDECAR}
-    pod = {"metadata": metadata, "spec": _without_empty(spec)}
+    pod = {"metadata": {"labels": dict(labels)}, "spec": _without_empty(spec)}
     return {"name": name, "template": {"spec": {"template": pod}}}
 
 

@@ -30,7 +30,6 @@ def main() -> None:
 
 
 def _outcome(job: Job) -> dict[str, Any]:
-    """Make the job's call; return its result, or its error and exit code."""
     try:
         size = int(os.environ["WORLD_SIZE"])
         if size != job.num_processes:  # the results would look right and be wrong

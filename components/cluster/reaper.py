@@ -1,8 +1,8 @@
 """Removes training jobs that nobody waits for: `python -m components.cluster.reaper`, every few minutes.
 
 A step that is killed outright cannot remove its job. The job runs on while its run does: another attempt of the step,
-which may wait long for a node, adopts it. Once the run has ended, it is removed as soon as its heartbeat is older than
-the job's own annotation allows. Jobs without a heartbeat and jobs of other projects are left alone.
+which may wait long for a node, adopts it. Once the run has ended, it is removed as soon as its heartbeat is stale. Jobs
+without a heartbeat and jobs of other projects are left alone.
 """
 
 import time
@@ -16,6 +16,8 @@ from components.cluster.kube import Json, RetryPolicy, TrainJobs
 from components.shared.progress import say
 from components.shared.stage import exit_on_error
 
+STALE_AFTER_S = 600.0
+"""Age of a heartbeat after which its step is gone: twenty beats."""
 _RETURN_S = 60.0
 """Time for steps to renew their heartbeats after the API server was away: twice their longest pause between calls."""
 
@@ -43,14 +45,9 @@ def delete_run(api: client.ApiClient, namespace: str, run_id: str) -> list[str]:
 
 
 def _is_stale(metadata: Json, now: datetime) -> bool:
-    """Tell whether no step waits for a job; jobs whose annotations cannot be read are left to people."""
-    annotations = metadata.get("annotations") or {}
-    try:
-        beat = datetime.fromisoformat(annotations[kube.HEARTBEAT])
-        is_stale = (now - beat).total_seconds() > float(annotations[kube.STALE_AFTER_S])
-    except (KeyError, ValueError, TypeError):
-        return False
-    return is_stale and kube.RUN_ID in metadata["labels"]
+    beat: str = (metadata.get("annotations") or {}).get(kube.HEARTBEAT, "")
+    is_ours = beat != "" and kube.RUN_ID in metadata["labels"]
+    return is_ours and (now - datetime.fromisoformat(beat)).total_seconds() > STALE_AFTER_S
 
 
 def main() -> None:

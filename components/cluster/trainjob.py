@@ -23,7 +23,7 @@ from components.shared.progress import say, say_line
 from components.shared.work import OvertakenError, current_work
 
 _ENDED = ("Succeeded", "Failed")
-"""Phases of pods that write no more: those of a job that `cluster.delete` leaves for inspection."""
+"""Phases of pods that write no more."""
 _PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
 """Environment variables of this process that its ranks get."""
 _VISIBLE_S, _RESULTS_POLL_S = 90.0, 3.0
@@ -130,7 +130,7 @@ class _ClusterRun:
         results = self._results(phase) if is_ours else None
         tails = watch.record(self._job)
         if results is not None:
-            self._leave(watch.job, succeeded=True, ended=phase is not None)
+            self._remove()
             return results
         of_ranks = error_of_ranks(self._job) if is_ours else None
         failure = failure or failure_reason(watch.job, watch.pods, tails, of_ranks)
@@ -140,7 +140,7 @@ class _ClusterRun:
                 self._delete(self._name)  # or one that hangs would be adopted, too
             raise failure
         _print_ends(tails)
-        self._leave(watch.job, succeeded=False, ended=phase is not None)
+        self._remove()
         # The traceback of a bug is in the log of its rank, and this process has none to show.
         raise PipelineError(str(failure).split("\n", 1)[0]) if isinstance(failure, RuntimeError) else failure
 
@@ -160,36 +160,22 @@ class _ClusterRun:
             self._clock.sleep(_RESULTS_POLL_S)
         return self._job.results()
 
-    def _leave(self, job: Json, *, succeeded: bool, ended: bool) -> None:
-        """Remove the job, or leave one that has ended for inspection; one that has not would run on unattended."""
-        delete = self._stage.config.delete
-        if not ended or delete == "always" or (succeeded and delete == "on_success"):
-            self._remove()
-            return
-        with suppress(client.ApiException, HTTPError):
-            self._jobs.beat(job, None)  # the reaper ignores it then
-        self._say(f"{self._name} is left in the cluster (cluster.delete is {delete})")
-
     def _submit(self) -> Json:
         """Return the job as it is in the cluster: adopted where it is there already, else created.
 
         Of this run, and of others with the same work that have begun it: this step holds the lock of that folder, so
         the step that waited for such a job is gone. One with other settings, or that has ended, is removed first. Jobs
         that wait in a queue are left to their steps.
-
-        Raises:
-            PipelineError: The cluster refuses the job.
-            UnavailableError: The API server does not answer, or an old job does not disappear.
         """
         self._manifest["metadata"]["annotations"][kube.HEARTBEAT] = self._clock.now().isoformat()
-        turn = self._job.turn()
+        turn = Job.turn(self._job.folder)
         others = [job for job in self._find(kube.WORK) if job["metadata"]["name"] == turn]
         for job in [*self._find(kube.RUN_ID, kube.STAGE), *others]:
             if self._is_same(job) and not _is_over(job):
                 return self._adopt(job)
             name = job["metadata"]["name"]
-            if other := self._other_run(job):
-                self._say(f"removing {name} of run {other}, which has the same work; its checkpoints are used")
+            if (run_id := job["metadata"]["labels"][kube.RUN_ID]) != self._stage.run_id:
+                self._say(f"removing {name} of run {run_id}, which has the same work; its checkpoints are used")
             self._delete(name)
         self._use_name(self._manifest["metadata"]["name"])
         self._wait_until_gone(self._name)
@@ -200,11 +186,7 @@ class _ClusterRun:
         return self._create()
 
     def _take_turn(self, phase: Phase) -> None:
-        """Lock the work and let the pods begin once the queue has admitted the job; until then others may do the work.
-
-        Raises:
-            OvertakenError: Another run was admitted first.
-        """
+        """Lock the work and let the pods begin once the queue has admitted the job; before, others may do the work."""
         work = current_work()
         if phase is Phase.QUEUED and self._stage.config.queue is not None:
             if work is not None and work.is_locked:
@@ -214,7 +196,7 @@ class _ClusterRun:
                 work.require_unchanged()
         elif phase in (Phase.PENDING, Phase.RUNNING):
             self._lock_work()
-            if self._job.turn() != self._name:
+            if Job.turn(self._job.folder) != self._name:
                 self._begin_turn()
 
     def _lock_work(self) -> None:
@@ -228,23 +210,20 @@ class _ClusterRun:
     def _begin_turn(self) -> None:
         """Let the pods of this job begin, once all others of the same work have ended."""
         work = self._manifest["metadata"]["labels"][kube.WORK]
-        own = {"jobset.sigs.k8s.io/jobset-name": self._name}.items()
-        self._wait_for_pods(
-            lambda: [
-                pod
-                for pod in self._jobs.pods_of_work(work)
-                if not own <= pod["metadata"]["labels"].items() and pod["status"].get("phase") not in _ENDED
-            ]
-        )
+
+        def others() -> list[Json]:
+            pods = self._jobs.pods_of_work(work)
+            pods = [pod for pod in pods if pod["metadata"]["labels"].get(kube.JOB_SET) != self._name]
+            return [pod for pod in pods if pod["status"].get("phase") not in _ENDED]
+
+        self._wait_for_pods(others)
         self._job.write(self._name)
 
     def _find(self, *labels: str) -> list[Json]:
-        """Return the jobs in the cluster whose values of these labels are those of the manifest."""
         values = {label: self._manifest["metadata"]["labels"][label] for label in labels}
         return self._retries.call("list training jobs", lambda: self._jobs.find(values))
 
     def _is_same(self, job: Json) -> bool:
-        """Tell whether a job is what would be submitted."""
         digest = (job["metadata"].get("annotations") or {}).get(kube.SPEC_DIGEST)
         ours: str = self._manifest["metadata"]["annotations"][kube.SPEC_DIGEST]
         return digest == ours
@@ -252,24 +231,18 @@ class _ClusterRun:
     def _adopt(self, job: Json) -> Json:
         """Take over a job: its run, its heartbeat and its owner are now those of this step."""
         self._use_name(job["metadata"]["name"])
-        other = self._other_run(job)
-        self._say(f"{self._name} exists already and is adopted" + (f" from run {other}" if other else ""))
+        run_id = job["metadata"]["labels"][kube.RUN_ID]
+        origin = "" if run_id == self._stage.run_id else f" from run {run_id}"
+        self._say(f"{self._name} exists already and is adopted{origin}")
         metadata = self._manifest["metadata"]
         changes = {
-            "annotations": {key: metadata["annotations"][key] for key in (kube.HEARTBEAT, kube.RUN_NAME)},
+            "annotations": {kube.HEARTBEAT: metadata["annotations"][kube.HEARTBEAT]},
             "labels": {kube.RUN_ID: self._stage.run_id},
         }
         if "ownerReferences" in metadata:
             changes["ownerReferences"] = metadata["ownerReferences"]
         self._retries.call(f"adopt the training job {self._name}", lambda: self._jobs.patch(job, changes))
         return job
-
-    def _other_run(self, job: Json) -> str:
-        """Return the run that a job belongs to, as Kubeflow's page names it; empty where it is this one."""
-        metadata = job["metadata"]
-        run_id: str = metadata["labels"][kube.RUN_ID]
-        name = (metadata.get("annotations") or {}).get(kube.RUN_NAME)
-        return "" if run_id == self._stage.run_id else name or run_id
 
     def _use_name(self, name: str) -> None:
         self._name = self._termination.job_name = name
@@ -278,16 +251,13 @@ class _ClusterRun:
         self._termination.is_creating = True
         self._retries.call(f"create the training job {self._name}", lambda: self._jobs.create(self._manifest))
         self._termination.is_creating = False
-        job = self._read(self._name)
+        job = self._retries.call(f"read the training job {self._name}", lambda: self._jobs.get(self._name))
         if job is None:
             raise RetryableError(f"{self._name}: somebody deleted it as soon as it was submitted")
         if not self._is_same(job):
             raise PipelineError(f"{self._name}: another training job has this name; delete it")
         self._say(f"submitted {self._name}")
         return job
-
-    def _read(self, name: str) -> Json | None:
-        return self._retries.call(f"read the training job {name}", lambda: self._jobs.get(name))
 
     def _remove(self) -> None:
         """Delete this job; where that fails, the reaper does."""
@@ -317,13 +287,11 @@ class _ClusterRun:
 
 
 def _print_ends(tails: Mapping[str, Sequence[str]]) -> None:
-    """Print the ends of logs, without the first rank's, which has been printed already."""
     for where, lines in tails.items():
-        if where != "rank 0" and lines:
+        if where != "rank 0" and lines:  # the first rank's has been printed already
             say_line("\n".join([f"the end of the log of {where}:", *lines[-_LINES_SHOWN:]]))
 
 
 def _is_over(job: Json) -> bool:
-    """Tell whether a job has ended or is being deleted."""
     ended = any(condition(job, kind)["status"] == "True" for kind in ("Complete", "Failed"))
     return ended or "deletionTimestamp" in job["metadata"]

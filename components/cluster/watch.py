@@ -1,13 +1,11 @@
 """Watches a TrainJob until it ends, or until one of its phases takes longer than it may; records what it has seen."""
 
-import math
 import re
 import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -35,8 +33,6 @@ _POLL_S = 10.0
 _FIRST_REPORT_S, _REPORT_S = 20.0, 180.0
 """Time from the beginning of a wait to the line that tells its reason, and between such lines."""
 _BEAT_S = 30.0
-_MARGIN_S = 300.0
-"""Beyond the job's own deadline, for the cluster to end it."""
 _IMAGE_HINT = "; is cluster.image right, and may this namespace pull it?"
 _NEVER_ADMITTED = re.compile(
     r"\bLocalQueue \S+ doesn't exist"
@@ -44,21 +40,21 @@ _NEVER_ADMITTED = re.compile(
 )
 """How Kueue says that waiting will not help: another flavor with too little unused quota may still admit the job."""
 _UNSTARTABLE = {
-    "InvalidImageName": (0.0, ""),
-    "ErrImageNeverPull": (0.0, ""),
-    "CreateContainerConfigError": (60.0, "; does each of cluster.secrets have its keys?"),
-    "CreateContainerError": (120.0, ""),
-    "RunContainerError": (120.0, ""),
-    "ErrImagePull": (300.0, _IMAGE_HINT),
-    "ImagePullBackOff": (300.0, _IMAGE_HINT),
+    "InvalidImageName": "",
+    "ErrImageNeverPull": "",
+    "CreateContainerConfigError": "; does each of cluster.secrets have its keys?",
+    "CreateContainerError": "",
+    "RunContainerError": "",
+    "ErrImagePull": _IMAGE_HINT,
+    "ImagePullBackOff": _IMAGE_HINT,
 }
-"""Reasons for which a container waits, for how long it may (a registry may be busy, a secret may come late), a hint."""
+"""Reasons for which a container waits in vain, each with a hint."""
+_UNSTARTABLE_S = 300.0
+"""Time for which a container may wait for such a reason: a registry may be busy, a secret may come late."""
 _RECORD_TRIES = 3
 _LINES_KEPT = 1000
 _FINISH_S, _FINISH_TRIES = 5.0, 10
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-_Moment = tuple[datetime, int]
-"""Whole seconds, and the nanoseconds in addition."""
 _Item = TypeVar("_Item")
 
 
@@ -87,7 +83,7 @@ class Watch:
         self._past: set[Phase] = set()
         self._phase_began_s = self._beat_s = clock.monotonic()
         self._waiting_since: dict[str, float] = {}
-        """When containers were first seen to wait, by the reason."""
+        """When pods were first seen to wait in vain; their reasons may alternate."""
         self._reported, self._next_report_s = "", 0.0
         self._ready: set[str] = set()
         """Pods that have been ready."""
@@ -148,9 +144,7 @@ class Watch:
             for name, content in (("trainjob", self.job), ("pods", self.pods), ("events", events)):
                 jsonl.write_json(folder / f"{name}.json", content)
             (folder / "rank-0.log").write_text("".join(f"{line}\n" for line in tails["rank 0"]), encoding="utf-8")
-            for path in job.folder.glob("rank-*.log"):
-                shutil.copy(path, folder)
-            for path in job.folder.glob("*.json"):
+            for path in (*job.folder.glob("rank-*.log"), *job.folder.glob("*.json")):
                 shutil.copy(path, folder)
             say(self._stage.stage, f"logs, events and manifest of {self._name} are in {folder}")
         except OSError as error:
@@ -188,11 +182,7 @@ class Watch:
         return [line.partition(" ")[2] for line in text.splitlines()]
 
     def _name_ended_pods(self) -> None:
-        """Print why pods have ended although the job goes on.
-
-        Raises:
-            PipelineError: It is the reason for which another one had ended, and neither had been ready.
-        """
+        """Print why pods have ended although the job goes on; two that were never ready and end alike end the job."""
         ranks = {_name(pod) for pod in self._rank_pods()}
         for pod in self.pods:
             name = _name(pod)
@@ -256,17 +246,9 @@ class Watch:
             if now - heard_s > config.stall_timeout_s:
                 limit = f"{config.stall_timeout_s:g} s (cluster.stall_timeout_s)"
                 raise RetryableError(f"{self._name}: nothing was printed for {limit}")
-            if spent_s > config.training_timeout_s + _MARGIN_S:
-                limit = f"{config.training_timeout_s:g} s (cluster.training_timeout_s)"
-                raise PipelineError(f"{self._name}: runs for longer than {limit}")
 
     def _check_wait(self, what: str, key: str, limit_s: float) -> None:
-        """Print what the job waits for where that has changed, every few minutes at most.
-
-        Raises:
-            RetriesExhaustedError: It waits for longer than it may.
-            PipelineError: Its queue does not exist, or can never admit it.
-        """
+        """Print what the job waits for where that has changed; raise where waiting takes too long, or is in vain."""
         now = self._clock.monotonic()
         if now - self._phase_began_s > limit_s:
             raise RetriesExhaustedError(f"{self._name}: {what} within {limit_s:g} s (cluster.{key}): {self._problem()}")
@@ -293,19 +275,15 @@ class Watch:
 
     def _check_waiting_containers(self) -> None:
         """Raise PipelineError where a container waits for something that waiting does not bring."""
-        waiting = [
-            (_name(pod), state.get("reason", ""), state.get("message", "no message"))
-            for pod in self.pods
-            for state in container_states(pod, "waiting")
-        ]
-        now = self._clock.monotonic()
-        # Reasons about an image alternate while it is pulled again and again.
-        kinds = {reason: "image" if "Image" in reason else reason for _, reason, _ in waiting}
-        self._waiting_since = {kind: self._waiting_since.get(kind, now) for kind in kinds.values()}
-        for pod, reason, message in waiting:
-            limit_s, hint = _UNSTARTABLE.get(reason, (math.inf, ""))
-            if now - self._waiting_since[kinds[reason]] >= limit_s:
-                raise PipelineError(f"{pod}: {reason}: {message}{hint}")
+        now, before = self._clock.monotonic(), self._waiting_since
+        self._waiting_since = {}
+        for pod in self.pods:
+            for state in container_states(pod, "waiting"):
+                if (reason := state.get("reason", "")) in _UNSTARTABLE:
+                    since = self._waiting_since[_name(pod)] = before.get(_name(pod), now)
+                    if now - since >= _UNSTARTABLE_S:
+                        message = state.get("message", "no message")
+                        raise PipelineError(f"{_name(pod)}: {reason}: {message}{_UNSTARTABLE[reason]}")
 
 
 def _name(pod: Json) -> str:
@@ -335,8 +313,8 @@ class LogStream:
         self.last_sign_s = clock.monotonic()
         """When there was a line, or no way to know."""
         self._jobs, self._pod, self._clock, self._print_line = jobs, pod["name"], clock, print_line
-        self._place: _Moment | None = None
-        """Time of the last line."""
+        self._place = ""
+        """Time of the last line, in UTC with nine digits after the second: they are in the order of their texts."""
         self._num_at_place = 0
         """Lines so far of that time."""
         self._response: Any = None
@@ -384,18 +362,18 @@ class LogStream:
 
     def _read(self, *, follow: bool) -> None:
         place, known = self._place, self._num_at_place
-        since = place and place[0].strftime("%Y-%m-%dT%H:%M:%SZ")
+        since = f"{place.partition('.')[0]}Z" if place else None
         self._response = response = self._jobs.log(self._pod, NODE, follow=follow, since=since)
         try:
             for line in _lines(response, ended=not follow):
                 if follow and self._stopped.is_set():
                     return
-                moment, text = _split(line)
-                if place is not None and moment <= place:
+                moment, _, text = line.partition(" ")
+                if moment <= place:
                     known -= moment == place
                     if moment < place or known >= 0:
                         continue
-                place = None  # all further lines are new
+                place = ""  # all further lines are new
                 self._num_at_place = self._num_at_place + 1 if moment == self._place else 1
                 self._place, self.last_sign_s = moment, self._clock.monotonic()
                 self.lines.append(text)
@@ -413,10 +391,3 @@ def _lines(response: Any, *, ended: bool) -> Iterator[str]:
         yield from (line.decode(errors="replace") for line in whole)
     if ended and rest:
         yield rest.decode(errors="replace")
-
-
-def _split(line: str) -> tuple[_Moment, str]:
-    """Return the time of a line, and its text."""
-    stamp, _, text = line.partition(" ")
-    seconds, _, fraction = stamp.removesuffix("Z").partition(".")
-    return (datetime.fromisoformat(f"{seconds}+00:00"), int(fraction.ljust(9, "0") or 0)), text

@@ -69,13 +69,6 @@ def read(name: str, request: Callable[..., Any], *location: str) -> Any:
         raise
 
 
-def trainer(api: client.ApiClient) -> Iterator[str]:
-    """Check that Kubeflow Trainer is installed; every service account may ask."""
-    listed = read("TrainJobs", client.CustomObjectsApi(api).get_api_resources, kube.GROUP, kube.VERSION)
-    if listed is None or (listed and kube.PLURAL not in {resource.name for resource in listed.resources}):
-        yield f"this cluster has no TrainJob ({kube.GROUP}/{kube.VERSION}); install Kubeflow Trainer 2.2 or newer"
-
-
 def runtime(api: client.ApiClient, namespace: str, name: str, grace_s: float | None = None) -> Iterator[str]:
     """Check that the runtime of training jobs exists, and that its pods have `grace_s` and more to end."""
     request = client.CustomObjectsApi(api).get_namespaced_custom_object
@@ -102,12 +95,10 @@ def volume(api: client.ApiClient, namespace: str, claim: str) -> Iterator[str]:
     elif pvc and _SHARED not in pvc.spec.access_modes:
         modes = ", ".join(pvc.spec.access_modes)
         yield f"deployment.volume: {claim} is {modes}; all pods of a run share it, which takes {_SHARED}"
-    elif pvc and pvc.status.phase == "Lost":
-        yield f"deployment.volume: {claim} has lost its volume; use another claim"
 
 
-def local_queue(api: client.ApiClient, namespace: str, name: str, *, unchecked: bool = False) -> Iterator[str]:
-    """Check that the queue of Kueue exists, and admits jobs; where it is unchecked, that there is a Kueue at all."""
+def local_queue(api: client.ApiClient, namespace: str, name: str) -> Iterator[str]:
+    """Check that the queue of Kueue exists, and admits jobs."""
     custom, version = client.CustomObjectsApi(api), kube.KUEUE_VERSION
     if read("Kueue", custom.get_api_resources, kube.KUEUE, version) is None:
         yield (
@@ -115,13 +106,11 @@ def local_queue(api: client.ApiClient, namespace: str, name: str, *, unchecked: 
             "Kueue 0.17 or newer, or leave it empty"
         )
         return
-    if unchecked:
-        return
     queue = read(name, custom.get_namespaced_custom_object, kube.KUEUE, version, namespace, "localqueues", name)
     if queue is False:
         yield (
             f"cluster_queue: not allowed to read LocalQueue {name} in namespace {namespace}; add k8s/components/kueue "
-            "to the overlay, or set cluster.queue_unchecked: true"
+            "to the overlay"
         )
     if queue is None:
         yield f"cluster_queue: namespace {namespace} has no LocalQueue {name}; leave it empty to run without Kueue"
@@ -151,7 +140,7 @@ def permissions(api: client.ApiClient, namespace: str, wanted: Iterable[Permissi
 
 
 def dry_run(api: client.ApiClient, namespace: str, params: Params) -> Iterator[str]:
-    """Check that the cluster would accept the training job that params lead to, field by field."""
+    """Check that Trainer is installed and would accept the training job that params lead to, field by field."""
     config, now = params.train_grpo, datetime.now(UTC).isoformat(timespec="seconds")
     # A job of the right size; what it would run makes no difference here.
     job = Job(
@@ -174,7 +163,8 @@ def dry_run(api: client.ApiClient, namespace: str, params: Params) -> Iterator[s
         if kube.is_transient(error):
             raise
         message = kube.error_message(error)
-        if "runtimePatches" in message:
-            message = f"Kubeflow Trainer is too old; 2.2 or newer is needed ({message})"
-        if error.status not in {_FORBIDDEN, _MISSING}:  # no permission, or no such kind: other checks report that
+        if error.status == _MISSING or "runtimePatches" in message:
+            kind = f"{kube.GROUP}/{kube.VERSION}"
+            yield f"this cluster has no TrainJob ({kind}) of Kubeflow Trainer 2.2 or newer: {message}"
+        elif error.status != _FORBIDDEN:  # which the check of permissions and that of the runtime report
             yield f"the cluster refuses the training job: {message}"

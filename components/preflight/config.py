@@ -1,7 +1,5 @@
 """A params file as one typed object: every section, and what can be wrong between sections."""
 
-import math
-import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ from pydantic import model_validator
 from components.cluster.config import ClusterConfig
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.protocols import PROTOCOLS
-from components.prepare_data.config import PrepareConfig, Source
+from components.prepare_data.config import PrepareConfig
 from components.prepare_data.source import FileSource
 from components.register.config import RegisterConfig
 from components.report.config import ReportConfig
@@ -41,8 +39,6 @@ Sections = dict[str, dict[str, Any]]
 """Sections as JSON, by name."""
 
 TOOLS = "train_sft.model.tools"
-_TURN = re.compile(r"<\|(?:im_start|start_header_id|user|User)\|>|<start_of_turn>|\[INST\]")
-"""How turns begin in the templates of well-known models."""
 
 with warnings.catch_warnings():
     # Every pydantic model has a class method `register`, from abc; the stage's name is more use here.
@@ -82,11 +78,6 @@ with warnings.catch_warnings():
             """The environment in which models are evaluated: its own, that of the protocol, or that of training."""
             protocol = PROTOCOLS[self.evaluate.protocol]
             return self.evaluate.tools or (protocol.tools if protocol.prompt else self.train_sft.model.tools)
-
-        @property
-        def evaluation_observed_tokens(self) -> int:
-            """Tokens that the environment of evaluation may write between the turns of one answer; 0 without one."""
-            return self.evaluation_tools.max_environment_tokens if self.evaluation_tools else 0
 
 
 CLUSTER, DEPLOYMENT = "cluster", "deployment"
@@ -151,7 +142,7 @@ def contradictions(params: Params, data: Path | None = None) -> list[str]:
     lines = [
         *_of_splits(params),
         *_of_names(params),
-        *_of_sizes(params, data),
+        *_of_sizes(params),
         *_of_training(params),
         *_of_evaluation(params),
     ]
@@ -161,12 +152,8 @@ def contradictions(params: Params, data: Path | None = None) -> list[str]:
 
 
 def advisories(params: Params, data: Path | None = None) -> list[str]:
-    """Return a line for what deserves a look and stops no run.
-
-    It is a gate without power that is not to be refused, or a prompt in the words of a chat template.
-    """
-    gate = [] if _refuses_weak_gate(params) else [*_of_gate(params, data)]
-    return [*gate, *_of_prompts(params)]
+    """Return a line for a gate without power that is not to be refused: it deserves a look and stops no run."""
+    return [] if _refuses_weak_gate(params) else [*_of_gate(params, data)]
 
 
 def _refuses_weak_gate(params: Params) -> bool:
@@ -185,15 +172,7 @@ def exceeded_limits(params: Params, context: int) -> Iterator[str]:
     }
     for key, (tokens, tools, where) in completions.items():
         read = tools.max_environment_tokens if tools else 0
-        if prompt + tokens + read <= context:
-            continue
-        if tools and read > tokens:
-            yield (
-                f"{where}.max_observation_tokens: {_observations(tools)} beside a prompt of up to {prompt:,} "
-                f"(validate_data.max_prompt_tokens) and {tokens:,} tokens of the model ({key}) are more than the "
-                f"{context:,} that {base} reads; lower it, {where}.max_turns (it is {tools.max_turns}) or {key}"
-            )
-        else:
+        if prompt + tokens + read > context:
             yield (
                 f"{key}: {tokens:,} tokens after a prompt of up to {prompt:,} (validate_data.max_prompt_tokens)"
                 f"{_with_observations(tools, where)} are more than the {context:,} that {base} reads"
@@ -204,11 +183,10 @@ def exceeded_limits(params: Params, context: int) -> Iterator[str]:
 
 def _with_observations(tools: ToolsConfig | None, section: str) -> str:
     """What an environment adds to the length of a completion, for messages; nothing without tools."""
-    return f" and {_observations(tools)} ({section}.max_observation_tokens)" if tools else ""
-
-
-def _observations(tools: ToolsConfig) -> str:
-    return f"{tools.max_turns - 1} answers of the environment of up to {tools.max_observation_tokens:,}"
+    if tools is None:
+        return ""
+    each = f"{tools.max_observation_tokens:,} ({section}.max_observation_tokens)"
+    return f" and {tools.max_turns - 1} answers of the environment of up to {each}"
 
 
 def is_about_limits(line: str) -> bool:
@@ -271,19 +249,7 @@ def _of_gate(params: Params, data: Path | None) -> Iterator[str]:
         yield line
 
 
-def _of_prompts(params: Params) -> Iterator[str]:
-    """Tokens of conversations that are written out, where the model's own template can write them."""
-    model = params.train_sft.model
-    named = {"prompt": model.prompt, **{f"prompts.{source}": prompt for source, prompt in model.prompts.items()}}
-    for key, prompt in named.items() if model.chat is None else ():
-        if match := _TURN.search(prompt):
-            yield (
-                f"train_sft.model.{key}: has {match.group()}, which a chat template writes by itself; "
-                "set train_sft.model.chat, such as {system: TEXT}, and leave the question here"
-            )
-
-
-def _of_sizes(params: Params, data: Path | None) -> Iterator[str]:
+def _of_sizes(params: Params) -> Iterator[str]:
     """Required numbers of problems that the sources cannot reach, as far as their sizes are known."""
     required = {
         "validate_data.min_train_rows": (Split.TRAIN, params.validate_data.min_train_rows),
@@ -291,21 +257,10 @@ def _of_sizes(params: Params, data: Path | None) -> Iterator[str]:
         "train_grpo.prompts_per_step": (Split.TRAIN, params.train_grpo.prompts_per_step),
     }
     for key, (split, number) in required.items():
-        limits = [_most_problems(source, split, data) for source in params.prepare_data.sources]
+        limits = [source.max_problems(split) for source in params.prepare_data.sources]
         total = sum(each for each in limits if each is not None)
         if None not in limits and 0 < total < number:
             yield f"{key}: is {number:,}, and prepare_data.sources has at most {total:,} {split} problems"
-
-
-def _most_problems(source: Source, split: Split, data: Path | None) -> int | None:
-    """The problems of a split that a source has at most; None where that is not known."""
-    limit = source.max_problems(split)
-    if data is None or not isinstance(source, FileSource) or source.path(split) is None:
-        return limit
-    expected = source.expected_problems(split, data)
-    if expected is None or not source.is_held_out(split):
-        return limit if expected is None else expected
-    return expected + 3 * math.isqrt(expected)  # about three standard deviations of a random part
 
 
 def _of_evaluation(params: Params) -> Iterator[str]:
@@ -358,7 +313,6 @@ def _of_environment_rewards(params: Params) -> Iterator[str]:
     """Name the keys of the reward that need an environment, where the model has none."""
     reward = params.train_grpo.reward
     needs = {"weights.environment": "environment" in reward.names, "supervision": reward.supervision == "turn"}
-    keys = [f"train_grpo.reward.{key}" for key, is_needed in needs.items() if is_needed]
-    if keys and params.train_sft.model.tools is None:
-        too, these = (f", as {keys[1]} does", "both keys") if len(keys) > 1 else ("", "this key")
-        yield f"{keys[0]}: needs an environment{too}: set {TOOLS}, or remove {these}"
+    for key, is_needed in needs.items():
+        if is_needed and params.train_sft.model.tools is None:
+            yield f"train_grpo.reward.{key}: needs an environment: set {TOOLS}, or remove this key"

@@ -68,11 +68,6 @@ class Parameter(NamedTuple):
     type: type
     description: str
 
-    @property
-    def choices(self) -> tuple[bool, ...]:
-        """All values, where there are few: Kubeflow's form then has a drop-down."""
-        return (False, True) if self.type is bool else ()
-
 
 def parameters() -> dict[str, Parameter]:
     """Return every parameter of the form in alphabetical order, described as in the config models."""
@@ -112,7 +107,7 @@ def form_of(params: Params) -> Form:
 
 
 def overrides_of(form: Form) -> Sections:
-    """Return what the text in YAML sets; runs of graphs that were compiled with all other keys in it have an object.
+    """Return what the text in YAML sets; sections that have been read already stay.
 
     Raises:
         PipelineError: It is not YAML, or not a mapping.

@@ -200,8 +200,7 @@ def _files(form: Form, params: Params) -> Iterator[str]:
 def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> dict[str, Check]:
     """Return every check that waits for a service, by its subject; `params` are None where sections are wrong.
 
-    Each returns a line for each thing that is wrong. Two return something else: the check of the data's revision a
-    commit, and the check of the base model the number of tokens that it reads.
+    Each returns a line for each thing that is wrong, but for a commit of the data, and the tokens that the model reads.
     """
     storage, url = form["weights_storage"], form["data_repository"]
     checks: dict[str, Check] = {
@@ -238,39 +237,27 @@ def _checks_of_cluster(
     grace_s = max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s) if params else None
     wanted = (*cluster.LAUNCH, *(cluster.QUEUE if section.get("queue") else ()))
     checks: dict[str, Check] = {
-        "trainer": partial(_lines, cluster.trainer, api),
         "runtime": partial(_lines, cluster.runtime, api, namespace, runtime, grace_s),
         "volume": partial(_lines, cluster.volume, api, namespace, volume),
         "permissions": partial(_lines, cluster.permissions, api, namespace, wanted),
     }
     if params:
         checks["training job"] = partial(_lines, cluster.dry_run, api, namespace, params)
-        checks["capacity"] = partial(_lines, _capacity, api, namespace, params)
+        checks["capacity"] = partial(_lines, _capacity, api, params)
     if section.get("queue"):
-        unchecked = bool(section.get("queue_unchecked"))
-        queue = partial(cluster.local_queue, unchecked=unchecked)
-        checks["cluster_queue"] = partial(_lines, queue, api, namespace, str(section["queue"]))
+        checks["cluster_queue"] = partial(_lines, cluster.local_queue, api, namespace, str(section["queue"]))
     return {name: partial(retries.call, "answer", check) for name, check in checks.items()}
 
 
-def _capacity(api: client.ApiClient, namespace: str, params: Params) -> Iterator[str]:
-    """Check that the cluster can ever hold the pods that run a model: those of a job at once, and later evaluation."""
+def _capacity(api: client.ApiClient, params: Params) -> Iterator[str]:
+    """Check that some node can hold each pod that runs a model."""
     config = with_memory(params, shape_of_base(params))
-    evaluation = [capacity.evaluating_pods(config, _evaluation_gpus(config, params.evaluate))]
-    job = [capacity.training_pods(config)]
-    if config.rollout_servers:
-        job += capacity.server_pods(api, namespace, RUNTIME_WITH_SERVERS)
-    lines = [*capacity.too_large_for_nodes(api, config, [*job, *evaluation])]
-    if (own := own_namespace()) == namespace:
-        lines += capacity.beyond_quotas(api, namespace, [*job, capacity.launcher_pods()], evaluation)
-    else:
-        lines += [*capacity.beyond_quotas(api, namespace, job), *capacity.beyond_quotas(api, own, evaluation)]
     unknown = (
         f"; {params.train_sft.model.base} cannot be looked into before the run starts: set the memory that it takes"
     )
-    for line in lines:
+    for line in capacity.too_large_for_nodes(api, config, _evaluation_gpus(config, params.evaluate)):
         is_guess = any(f".{key}" in line.partition(":")[0] and getattr(config, key) is None for key in _MEMORY)
-        yield in_the_form(line + unknown * is_guess) if line.startswith(f"{CLUSTER}.") else line
+        yield in_the_form(line + unknown * is_guess)
 
 
 def _folder(base: str, config: ClusterConfig) -> list[str]:

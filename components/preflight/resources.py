@@ -96,7 +96,7 @@ def _evaluation_gib(params: Params, shape: ModelShape) -> int:
         return math.ceil(code_gib + evaluate.num_gpus * _GPU_PROCESS_GIB + weights_gib)
     if evaluate.vllm:
         return math.ceil(code_gib + _MARGIN * weights_gib + engines * evaluate.vllm.cache_gib)
-    observed = params.evaluation_observed_tokens
+    observed = params.evaluation_tools.max_environment_tokens if params.evaluation_tools else 0
     tokens = evaluate.max_batch_size * (params.max_prompt_tokens + evaluate.max_new_tokens + observed)
     logits = 3 * _FP32 * evaluate.max_batch_size * shape.vocabulary_size
     held_gib = weights_gib + (tokens * shape.kv_bytes_per_token(element) + logits) / _GIB
@@ -107,13 +107,11 @@ def _evaluation_bytes(params: Params) -> int:
     """Bytes of a weight where a model is evaluated, for whichever of base, SFT and GRPO has the larger ones."""
     if params.evaluate.dtype != "auto":
         return _FP32 if params.evaluate.dtype == "float32" else _BF16
-    trained = max(_bytes(params.train_sft.engine), _bytes(params.train_grpo.engine))
-    if params.train_sft.model.scratch:
-        return trained
     try:
-        config = model_config(params.train_sft.model.base)
+        config = {} if params.train_sft.model.scratch else model_config(params.train_sft.model.base)
     except PipelineError:  # on the volume, or unreachable: well-known models are published in 16 bits
-        return max(trained, _BF16)
-    text = config.get("text_config") or config
-    base = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype") or "float32"
-    return max(trained, _FP32 if base == "float32" else _BF16)
+        config = {}
+    texts = (config.get("text_config") or {}, config)
+    published = {each[key] for each in texts for key in ("dtype", "torch_dtype") if each.get(key)}
+    trained = max(_bytes(params.train_sft.engine), _bytes(params.train_grpo.engine))
+    return max(trained, _FP32 if "float32" in published else _BF16)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from components.shared.environment import CA_VARIABLE, ENDPOINT_VARIABLES, NAMESPACE_VARIABLE, TOKEN_FILE_VARIABLES
+from components.shared.errors import raise_all
 from pipelines.cluster import logs, runs, schedules
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.run.screen import Screen, Style
@@ -98,9 +99,8 @@ def _variable(*names: str) -> str | None:
 
 
 def _publish(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
-    from pipelines.cluster.images import check
     from pipelines.cluster.publish import build, publish
-    from pipelines.cluster.submission import compiled, read
+    from pipelines.cluster.submission import compiled, images_of_this_machine, read
 
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
         images = None
@@ -108,8 +108,8 @@ def _publish(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
             kubeflow.client.get_kfp_healthz()  # rather than fail after the minutes that a build takes
             images = build(options.base, options.variant, options.registry)
         package = read(compiled(Path(folder), options.params, images))
-        for note in () if options.local_images else check(package.images):
-            print(f"note: {note}", file=sys.stderr)
+        if not options.local_images:
+            raise_all(images_of_this_machine(package.images))
         return _print(publish(kubeflow, package, options.params))
 
 
@@ -180,17 +180,13 @@ def _print(lines: Iterable[str]) -> int:
 def _prepared(
     options: argparse.Namespace, *, scheduled: bool = False
 ) -> Iterator[tuple["Package", dict[str, Any], str]]:
-    """Yield the pipeline, a value for each of its parameters and a description.
-
-    Makes no request but those for its images.
-    """
-    from pipelines.cluster.images import check
-    from pipelines.cluster.submission import compiled, description, parameters, read
+    """Yield the pipeline, a value for each of its parameters and a description; make no request."""
+    from pipelines.cluster.submission import compiled, description, images_of_this_machine, parameters, read
 
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
         package = read(options.pipeline or compiled(Path(folder), options.params or PARAMS))
         values = parameters(package, options.params, options.set, scheduled=scheduled)
-        for note in check(package.images, allow_local=True):
+        for note in images_of_this_machine(package.images):  # somebody may have loaded them onto every node
             print(f"note: {note}", file=sys.stderr)
         sources = list(filter(None, (options.params, options.pipeline))) or [PARAMS]
         yield package, values, description(package, sources, values)

@@ -106,14 +106,9 @@ def activity(kubeflow: Kubeflow, run: Any) -> list[str]:
         if stage.state in ("PENDING", "RUNNING"):
             text, reason = _text(kubeflow, run, stage)
             own = [f"{stage.title}: {reason}"] if text is None else _messages(stage, text)
-            last_progress = list(filter(is_progress, own))[-1:]
+            last_progress = [line for line in own if ": " not in line.partition("  ")[0]][-1:]  # not a message
             lines += [*last_progress, *(own[-1:] if own[-1:] != last_progress else [])]
     return lines
-
-
-def is_progress(line: str) -> bool:
-    """Tell whether a line that a stage has printed about itself is its progress, not a message."""
-    return ": " not in line.partition("  ")[0]
 
 
 def outcome(kubeflow: Kubeflow, run: Any) -> list[str]:

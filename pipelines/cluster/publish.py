@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
@@ -55,7 +55,10 @@ def publish(kubeflow: Kubeflow, package: "Package", params: Path) -> Iterator[st
         # Without a version: its first one would have the name of the pipeline.
         body = {"name": NAME, "display_name": NAME, "description": DESCRIPTION, "namespace": kubeflow.user_namespace}
         pipeline = client._pipelines_api.pipeline_service_create_pipeline(body)
-    version = _version_with(kubeflow, pipeline.pipeline_id, digest)
+    predicate = {"operation": _IS_SUBSTRING, "key": "display_name", "stringValue": digest}
+    options = {"page_size": 10, "filter": json.dumps({"predicates": [predicate]})}
+    versions = partial(client.list_pipeline_versions, pipeline.pipeline_id)
+    version = next(kubeflow.pages(versions, "pipeline_versions", **options), None)
     if version is None:
         stem = re.sub(r"[^a-z0-9]+", "-", params.stem.lower())[:_LONGEST_STEM].strip("-")
         name = "-".join(filter(None, [stem, revision(), digest]))
@@ -84,15 +87,3 @@ def origin(file: Path) -> str:
     path, commit = file.resolve(), revision()
     name = path.relative_to(_CHECKOUT) if path.is_relative_to(_CHECKOUT) else path.name
     return f"{name} at {commit}" if commit else str(name)
-
-
-def _version_with(kubeflow: Kubeflow, pipeline_id: str, digest: str) -> Any:
-    """Return the version of a pipeline whose name has a digest; None where no version has it."""
-    predicate = {"operation": _IS_SUBSTRING, "key": "display_name", "stringValue": digest}
-    versions = kubeflow.pages(
-        partial(kubeflow.client.list_pipeline_versions, pipeline_id),
-        "pipeline_versions",
-        page_size=10,
-        filter=json.dumps({"predicates": [predicate]}),
-    )
-    return next(versions, None)

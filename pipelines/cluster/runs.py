@@ -4,12 +4,11 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from shutil import get_terminal_size
 from typing import Any
 
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
-from pipelines.cluster.logs import LOST, activity, failures, found_nothing_new, is_lost, is_progress, outcome, poll
+from pipelines.cluster.logs import LOST, activity, failures, found_nothing_new, is_lost, outcome, poll
 from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, Stage, compiled_in, is_stopped, parameter, stages
 from pipelines.run.screen import Screen, Style, duration
 
@@ -135,7 +134,7 @@ class _Display:
         """Attempts at each stage that has begun."""
         self._ended: set[str] = set()
         self._activity: list[str] = []
-        self._began_s = self._looked_s = clock.monotonic()
+        self._looked_s = clock.monotonic()
 
     def update(self, run: Any) -> None:
         """Show what has changed since the last time."""
@@ -148,14 +147,8 @@ class _Display:
         if now - self._looked_s >= _LOOK_S:
             self._looked_s, before, self._activity = now, self._activity, activity(self._kubeflow, run)
             for line in self._activity:
-                if line not in before and not (self._screen.live and is_progress(line)):
+                if line not in before:
                     self._screen.detail(line, Style.DIM)
-        if self._screen.live:
-            progress = {line.split()[0]: line for line in filter(is_progress, self._activity)}
-            running = [stage.title for stage in every if stage.state == "RUNNING"]
-            titles = ", ".join(progress.get(title.split()[0], title) for title in running) or in_words(run.state)
-            line = f"      {duration(now - self._began_s)}  {titles}"
-            print(f"\r\x1b[K{line[: get_terminal_size().columns - 1]}", end="", flush=True)
 
     def _show_stage(self, stage: Stage, num_stages: int) -> None:
         name, attempts = stage.name, len(stage.pods)

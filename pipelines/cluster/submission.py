@@ -7,6 +7,7 @@ import copy
 import difflib
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ from components.preflight.form import (
 )
 from components.preflight.inputs import passwords
 from components.shared import lineage
-from components.shared.config import laid_over
 from components.shared.deployment import DeploymentConfig
 from components.shared.errors import PipelineError, raise_all
 from components.shared.versioning import is_url
@@ -45,6 +45,7 @@ _ANY_COMMIT = "0" * 40
 """In the place of that of the data, which preflight looks up."""
 _MAX_CHARACTERS = 10_000
 """Of all parameters together; Kubeflow's API server refuses more: https://github.com/kubeflow/pipelines/issues/12510"""
+_IN_A_REGISTRY = re.compile(r"[^/]*[.:][^/]*/")
 _KINDS: dict[str, tuple[Any, str]] = {
     "BOOLEAN": (bool, "true or false"),
     "LIST": (list, "a JSON list"),
@@ -104,6 +105,16 @@ def read(path: Path) -> Package:
     )
 
 
+def images_of_this_machine(images: Sequence[str]) -> list[str]:
+    """Return a line for each image that no registry can have: it names none, or has the tag of images built here."""
+    return [
+        f"no registry has {image}; set IMAGE_REGISTRY and IMAGE_TAG as `make images` prints, or build and push with "
+        "`grpo-pipeline publish --build`"
+        for image in images
+        if _IN_A_REGISTRY.match(image) is None or ".invalid/" in image or image.endswith(":dev")
+    ]
+
+
 def parameters(package: Package, params: Path | None, settings: Sequence[str], *, scheduled: bool = False) -> Form:
     """Return a value for every parameter that has one.
 
@@ -126,8 +137,7 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str], *
     wrong += wrong_sections(sections)
     raise_all(wrong or list(map(in_the_form, contradictions(Params.model_validate(sections)))))
     del form[PRESET]
-    is_text = package.types[OVERRIDES] == "STRING"  # in pipelines of earlier releases it is an object, without nulls
-    form[OVERRIDES] = as_overrides(form[OVERRIDES]) if is_text else laid_over({}, form[OVERRIDES])
+    form[OVERRIDES] = as_overrides(form[OVERRIDES])
     sizes = {name: len(json.dumps(value)) for name, value in form.items()}
     if sum(sizes.values()) > _MAX_CHARACTERS:
         largest = max(sizes, key=lambda name: sizes[name])

@@ -28,20 +28,18 @@ from components.cluster.reaper import reap
 from components.shared.environment import KUBECONFIG_VARIABLE, POD_VARIABLE
 from components.shared.model import resolve_reference
 from components.shared.work import last_step
+from pipelines.graph import RESOURCES
 from tests.cluster.launched import NUM_RANKS, STEP
 from tests.cluster.processes import ROOT
-from tests.fake_cluster import AFTER, ApiServer, Change, Fault, Json, argo, kinds, runtime, script
+from tests.fake_cluster import AFTER, ApiServer, Change, Fault, Json, kinds, script
 from tests.fake_cluster.http import Request
 
 STEP_S = 5.0
 """Time of a training step."""
 _POD_STARTS_S, _ARGO_S, _NODE_DEAD_S, _REAPER_S = 3.0, 10.0, 330.0, 300.0
-SETTING = "HF_HUB_OFFLINE"
-"""An environment variable that launchers pass on to ranks."""
-JOB_SET = "jobset.sigs.k8s.io/jobset-name"
-"""Label of training pods: the name of their job."""
-ELSEWHERE = "gpus"
-"""A namespace for training jobs only, in which nobody sees workflows."""
+SUCCEEDED, FAILED, ERROR = "Succeeded", "Failed", "Error"
+"""How an attempt at a step ends for Argo, which tries it again where its pod was deleted: an error."""
+_BACKOFF_S = 30.0
 _GRACE_S = 1.0
 """Time that Kubeflow leaves a step that it stops."""
 _REAL_S = 60.0
@@ -85,15 +83,12 @@ class Launcher:
     run: "Run"
     pod: str
     log: Path
-    started_s: float
     pid: int = 0
     connection: socket.socket | None = None
     exit_code: int | None = None
     """None while it lives; -9 if it was killed."""
     wakes_s: float = 0.0
     asked_to_stop: bool = False
-    setting: str = ""
-    """What its job's ranks get in `SETTING`."""
 
 
 @dataclass
@@ -102,14 +97,12 @@ class Run:
 
     id: str
     workflow: str
-    is_removed: bool = False
     terminated_s: float | None = None
-    attempts: list[argo.Attempt] = field(default_factory=list)
+    attempts: list[str] = field(default_factory=list)
+    """How each has ended for Argo."""
     launcher: Launcher | None = None
-    end: argo.End | None = None
+    end: str | None = None
     logs: list[Path] = field(default_factory=list)
-    endings: list[str] = field(default_factory=list)
-    """The line with which Argo ends the log of each attempt."""
 
 
 class Volume:
@@ -129,19 +122,22 @@ class Volume:
 
     def _start(self, pods: list[Json]) -> Callable[[], int | None]:
         """Wait for the turn of the pods, as `Job.read_in_pod` does, then train."""
-        folder, name = Path(pods[0]["spec"]["containers"][0]["command"][-1]), pods[0]["metadata"]["labels"][JOB_SET]
+        folder, name = (
+            Path(pods[0]["spec"]["containers"][0]["command"][-1]),
+            pods[0]["metadata"]["labels"][kube.JOB_SET],
+        )
         train: Callable[[], int | None] | None = None
 
         def go_on() -> int | None:
             nonlocal train
-            if train is None and (folder / "job.json").is_file() and (job := Job.read(folder)).turn() == name:
-                train = self._train(pods, job)
+            if train is None and (folder / "job.json").is_file() and Job.turn(folder) == name:
+                train = self._train(pods, Job.read(folder), name)
             return train() if train else None
 
         return go_on
 
-    def _train(self, pods: list[Json], job: Job) -> Callable[[], int | None]:
-        self._history.begun.append(job.turn())
+    def _train(self, pods: list[Json], job: Job, name: str) -> Callable[[], int | None]:
+        self._history.begun.append(name)
         work = job.folder.parent
         assert work not in self._writers.values(), f"two jobs write to {work}"
         self._writers |= {pod["metadata"]["uid"]: work for pod in pods}
@@ -163,7 +159,7 @@ class Volume:
             (Path(job.outputs["policy"]) / "weights").write_text(str(self._step[work]))
             for rank in range(NUM_RANKS):
                 job.write_outcome(rank, {"result": {"loss": 0.25}, "exit_code": 0})
-            self._history.succeeds(pods[0])
+            self._history.succeeded.add(name)
             return 0
 
         return go_on
@@ -189,16 +185,15 @@ class Volume:
 class History:
     """A cluster, its runs, and what is still to happen."""
 
-    def __init__(self, launchers: Launchers, root: Path, retries: argo.RetryStrategy) -> None:
+    def __init__(self, launchers: Launchers, root: Path) -> None:
         self.server = ApiServer(namespace="kubeflow")
         self.clock, self.cluster = self.server.clock, self.server.cluster
-        self.root, self._launchers, self._retries = root, launchers, retries
+        self.root, self._launchers = root, launchers
         self.volume = root / "volume"
         self.volume.mkdir(parents=True)
         self.runs: list[Run] = []
         self.notes: list[str] = []
         """What happened, for whoever reads why a history went wrong."""
-        self.argo_returns_s = 0.0
         self._agenda: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
         self._active: Launcher | None = None
@@ -207,23 +202,18 @@ class History:
         self.violations: list[str] = []
         self.struck: list[str] = []
         """Runs of launchers that got a signal in the middle of a request."""
-        self.setting = "0"
-        """For launchers to come: another one makes another job of the same name."""
         self.begun: list[str] = []
         """Jobs whose pods have begun to train, the last one last."""
         self.succeeded: set[str] = set()
         """Jobs whose ranks have all succeeded, whether or not their status says so yet."""
-        self._guards, self._is_reaping = True, False
+        self._guards = True
         self.server.before = self._hit
         self.kubeconfig = self.server.kubeconfig(root / "kubeconfig")
         self._environment = {KUBECONFIG_VARIABLE: str(self.kubeconfig)}
         self._order: Json = {}
         self.server.store.listen(self._watch_jobs)
         self.server.store.listen(self._watch_launchers)
-        for namespace in (self.server.namespace, ELSEWHERE):
-            own = runtime("grpo-torch", max_restarts=3)
-            own["metadata"]["namespace"] = namespace
-            self.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}, own)
+        self.cluster.add_runtime(max_restarts=3)
         self.at(_REAPER_S, self._reap)
 
     def __enter__(self) -> Self:
@@ -289,7 +279,7 @@ class History:
 
     def terminate(self, run: Run) -> None:
         """Stop a run, as Kubeflow does."""
-        if run.end or run.is_removed:
+        if run.end:
             return
         self.note(f"{run.workflow} is terminated")
         run.terminated_s = self.now()
@@ -298,21 +288,9 @@ class History:
         elif not run.launcher:
             self._argo(run)
 
-    def remove(self, run: Run) -> None:
-        """Remove the schedule that the run belongs to, and with it its workflow."""
-        if run.end or run.is_removed:
-            return
-        self.note(f"the schedule of {run.workflow} is removed")
-        run.is_removed = True
-        self.cluster.remove(kinds.WORKFLOWS, run.workflow)
-
     def _begin(self, run: Run) -> None:
         """Create the pod of the next attempt."""
-        wait_s = self.argo_returns_s - self.now()
-        if wait_s > 0:
-            self.after(wait_s, lambda: self._begin(run))
-            return
-        if run.is_removed or run.terminated_s is not None:
+        if run.terminated_s is not None:
             self._argo(run)
             return
         pod = f"{run.workflow}-{len(run.attempts)}"
@@ -320,37 +298,26 @@ class History:
         self.cluster.add_pod(pod, workflow)
         log = self.root / f"{pod}.log"
         run.logs.append(log)
-        run.launcher = Launcher(run, pod, log, self.now())
+        run.launcher = Launcher(run, pod, log)
         self.after(_POD_STARTS_S, partial(self._start, run.launcher))
 
     def _argo(self, run: Run) -> None:
-        """Look at a run whose launcher has ended, once the controller is there."""
-        wait_s = self.argo_returns_s - self.now()
-        if wait_s > 0:
-            self.after(wait_s, lambda: self._argo(run))
-            return
+        """Look at a run whose launcher has ended."""
         if run.end:
             return
-        if run.is_removed:
-            run.end = argo.End(argo.ERROR, "the workflow is removed")
-            return
-        what: argo.End | argo.Retry = argo.End(argo.FAILED, "terminated")
-        if run.attempts:
-            what = argo.after(self._retries, run.attempts, self.now(), workflow_deadline_s=run.terminated_s)
-        if isinstance(what, argo.Retry):
-            self.at(what.at_s, lambda: self._begin(run))
+        phase = run.attempts[-1] if run.attempts else FAILED
+        if phase == ERROR and run.terminated_s is None and len(run.attempts) <= RESOURCES[STEP.name].retries:
+            self.after(_BACKOFF_S, lambda: self._begin(run))
         else:
-            run.end = what
+            run.end = phase
             self.cluster.label(kinds.WORKFLOWS, run.workflow, **{kube.COMPLETED: "true"})
-            self.note(f"{run.workflow} ends: {what.phase} {what.message}")
+            self.note(f"{run.workflow} ends: {phase}")
 
-    def _ended(self, launcher: Launcher, phase: str, message: str) -> None:
+    def _ended(self, launcher: Launcher, phase: str) -> None:
         """An attempt is over for Argo."""
         run = launcher.run
         if run.launcher is launcher:
-            run.attempts.append(argo.Attempt(launcher.started_s, self.now(), phase, message))
-            code = 143 if launcher.asked_to_stop else launcher.exit_code
-            run.endings.append(f"Error: exit status {code and 1 if code != 143 else 143}\n" if code else "")
+            run.attempts.append(phase)
             run.launcher = None
             self.after(_ARGO_S, lambda: self._argo(run))
 
@@ -361,8 +328,7 @@ class History:
             return
         run = launcher.run
         order = {**self._order, "name": launcher.pod, "run_id": run.id, "run_name": run.workflow}
-        order["environment"] = {**self._environment, POD_VARIABLE: launcher.pod, SETTING: self.setting}
-        launcher.setting = self.setting
+        order["environment"] = {**self._environment, POD_VARIABLE: launcher.pod}
         launcher.connection = self._launchers.start(
             {**order, "artifact": str(self.root / launcher.pod), "log": str(launcher.log)}
         )
@@ -403,8 +369,7 @@ class History:
         if self._is_deleted(launcher):
             return  # what counts for Argo is that the pod is deleted
         self.cluster.end(launcher.pod, launcher.exit_code or 0)
-        phase, message = (argo.FAILED, "main: Error (exit code 1)") if launcher.exit_code else (argo.SUCCEEDED, "")
-        self._ended(launcher, phase, message)
+        self._ended(launcher, FAILED if launcher.exit_code else SUCCEEDED)
 
     def _wake(self, launcher: Launcher, at_s: float) -> None:
         if launcher.exit_code is None and launcher.wakes_s == at_s:
@@ -449,7 +414,7 @@ class History:
     def _pod_gone(self, launcher: Launcher) -> None:
         self.kill(launcher)
         launcher.exit_code = launcher.exit_code if launcher.exit_code is not None else -signal.SIGKILL
-        self._ended(launcher, argo.ERROR, "pod deleted")
+        self._ended(launcher, ERROR)
 
     def _alive(self) -> list[Launcher]:
         every = (run.launcher for run in self.runs)
@@ -458,20 +423,15 @@ class History:
     # The reaper, and what must not happen to jobs
 
     def _reap(self) -> None:
-        self._is_reaping = True
-        for namespace in (self.server.namespace, ELSEWHERE):
-            with suppress(client.ApiException, HTTPError):
-                reap(self._connect(), namespace, self.clock.now(), self._let_pass)
-        self._is_reaping = False
+        with suppress(client.ApiException, HTTPError):
+            reap(self._connect(), self.server.namespace, self.clock.now(), self._let_pass)
         self.after(_REAPER_S, self._reap)
 
     def _let_pass(self, seconds: float) -> None:
         """Let time pass, in which others do something."""
-        self._is_reaping = False
         end = self.now() + seconds
         self.at(end, lambda: None)
         self.play_until(lambda: self.now() >= end, end + 1)
-        self._is_reaping = True
 
     def _connect(self) -> client.ApiClient:
         os.environ[KUBECONFIG_VARIABLE] = str(self.kubeconfig)
@@ -493,35 +453,14 @@ class History:
         run = next(each for each in self.runs if each.id == metadata["labels"][kube.RUN_ID])
         if change.type == "DELETED" and "deletionTimestamp" in metadata:
             return
-        is_over = run.is_removed or run.end is not None or run.terminated_s is not None
-        waits = run.launcher is not None and run.launcher.pid != 0 and run.launcher.exit_code is None
+        is_over = run.end is not None or run.terminated_s is not None
+        # Its own step may delete it where it is asked to stop, or where the job waits in a queue: it leaves the work to
+        # one that was admitted since.
         stops = run.launcher is not None and run.launcher.asked_to_stop and not self._is_disrupted(run.launcher)
-        # It is the step itself, one of another run with the same work, the reaper where there are no workflows, or the
-        # collector.
-        differs = self._active is not None and self._active.setting != _setting(change.after["spec"]["trainer"])
-        # A job that waits in a queue leaves the work to one that was admitted since.
         is_overtaken = metadata["name"] not in self.begun[-1:] and bool(self.begun)
-        if self._active is not None and self._active.run is run:
-            may = stops or differs or is_overtaken
-        elif self._is_reaping:
-            may = (not waits or is_overtaken) and metadata["namespace"] == ELSEWHERE
-        else:
-            may = not waits and differs
-        if not (is_over or may):
+        is_own = self._active is not None and self._active.run is run
+        if not (is_over or (is_own and (stops or is_overtaken))):
             self.violations.append(f"{self.now():.1f} {metadata['name']} was deleted while it could go on")
-
-    def succeeds(self, pod: Json) -> None:
-        """All ranks of a job have succeeded; it is as whoever waits for it wants it."""
-        labels = pod["metadata"]["labels"]
-        # The job's: it may have been adopted by another run since its pods were made.
-        jobs = [each["metadata"] for each in self.cluster.all(kinds.TRAIN_JOBS)]
-        owners = {each["labels"][kube.RUN_ID] for each in jobs if each["name"] == labels[JOB_SET]}
-        waiting = [each for each in self._alive() if each.run.id in owners]
-        self.succeeded.add(labels[JOB_SET])
-        for launcher in waiting:
-            is_settled = self.now() > launcher.started_s + 60 and not self.is_away()
-            if is_settled and launcher.setting != _setting(pod["spec"]["containers"][0]):
-                self.violations.append(f"{self.now():.1f} {labels[JOB_SET]} has other settings than its step")
 
     def _is_deleted(self, launcher: Launcher) -> bool:
         pods = {pod["metadata"]["name"]: pod["metadata"] for pod in self.cluster.all(kinds.PODS)}
@@ -601,13 +540,18 @@ class History:
         self.note(f"answers to {method} are lost")
         self.server.faults.add(Fault(method, drop=AFTER, times=times))
 
+    def pause_controllers(self, seconds: float) -> None:
+        """Restart the controllers of Trainer, JobSet and Kueue."""
+        self.note("the controllers restart")
+        self.cluster.controllers_return_s = self.now() + seconds
+
     def is_away(self) -> bool:
         """Tell whether nothing gets through to the API server."""
         return any(each.times > 10**6 for each in self.server.faults.pending)
 
     def training_pods(self) -> list[str]:
         """Return the names of the training pods that run."""
-        pods = [pod for pod in self.cluster.all(kinds.PODS) if JOB_SET in pod["metadata"].get("labels", {})]
+        pods = [pod for pod in self.cluster.all(kinds.PODS) if kube.JOB_SET in pod["metadata"].get("labels", {})]
         running = [pod["metadata"] for pod in pods if pod["status"]["phase"] == "Running"]
         return [metadata["name"] for metadata in running if "deletionTimestamp" not in metadata]
 
@@ -619,7 +563,3 @@ class History:
         """Tell whether a step's output is a policy that was trained to its end."""
         weights = resolve_reference(output) / "weights"
         return weights.is_file() and weights.read_text() == str(self._num_steps)
-
-
-def _setting(container: Json) -> str:
-    return str(next(each["value"] for each in container["env"] if each["name"] == SETTING))

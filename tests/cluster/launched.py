@@ -33,7 +33,6 @@ EVERY_SETTING: dict[str, Any] = {
     "node_selector": {"pool": "training"},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "secrets": {"hub": ["HF_TOKEN"]},
-    "service_account": "trainer",
 }
 """Settings that the pods of a job show."""
 
@@ -92,7 +91,7 @@ class Launched:
             **self.changes,
         }
         config, records = ClusterConfig.model_validate(settings), self.root / "records"
-        return ClusterStage(config, self.run_id, "train_grpo", records, run_name=f"name of {self.run_id}")
+        return ClusterStage(config, self.run_id, "train_grpo", records)
 
     @property
     def job(self) -> Job:

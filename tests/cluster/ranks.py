@@ -51,11 +51,6 @@ def refuse(_: Path) -> None:
     raise PipelineError("the data are no data")
 
 
-def lose_another(_: Path) -> None:
-    """Stop because another rank is lost."""
-    raise RetryableError("rank 7 did not come")
-
-
 def fill_the_disk(_: Path) -> None:
     """Find a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/far/away")

@@ -79,6 +79,12 @@ def test_deadline_goes_before_all_other_signs(name: str) -> None:
     assert not isinstance(reason, RetryableError)
 
 
+@pytest.mark.parametrize("code", [75, 143])
+def test_a_pod_that_a_signal_has_ended_may_be_started_again(code: int) -> None:
+    """Nobody knows who has sent it."""
+    assert isinstance(failure_reason(JOB, [_pod("d", exitCode=code)], {}, None), RetryableError)
+
+
 NO_QUOTA = {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": "4 more needed"}
 RESERVED = {**NO_QUOTA, "status": "True", "reason": "QuotaReserved"}
 EVICTED = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "for a workload"}
@@ -133,6 +139,16 @@ def test_a_rank_that_reports_nothing_is_named_with_how_it_ended(job: Job, code: 
     error = error_of_ranks(job)
     assert str(error) == f"rank 1 {how}; start the same run again to resume from the last checkpoint"
     assert isinstance(error, RetryableError)
+
+
+def test_error_of_a_rank_goes_before_its_report_that_another_is_lost(job: Job) -> None:
+    """The first to fail may be the one that lost the other."""
+    job.write_outcome(0, {"error": "rank 1 did not come", "exit_code": 75})
+    job.write_failures(0, [RankFailure(0, 75, 1)])
+    assert isinstance(error_of_ranks(job), RetryableError)
+    assert str(error_of_ranks(job)) == "rank 1 did not come"
+    job.write_outcome(1, {"error": "the data are no data", "exit_code": 2})
+    assert str(error_of_ranks(job)) == "the data are no data"
 
 
 def test_kind_of_an_error_does_not_depend_on_the_log_below_it(job: Job) -> None:

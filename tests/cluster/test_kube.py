@@ -1,20 +1,16 @@
 """Calls of the API server: which are repeated, and which jobs are removed."""
 
 import json
-import subprocess
-import sys
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from kubernetes import client
 
-from components.cluster import kube
-from components.cluster.kube import Json, RetryPolicy, TrainJobs, UnavailableError, connect, is_transient
+from components.cluster import kube, reaper
+from components.cluster.kube import Json, RetryPolicy, TrainJobs, connect, is_transient
 from components.cluster.reaper import reap
 from components.shared.errors import PipelineError
-from tests.cluster.launched import Launched, add_train_job, clock_of
-from tests.cluster.processes import ROOT
+from tests.cluster.launched import add_train_job, clock_of
 from tests.fake_cluster import ApiServer, Fault, kinds
 
 LONG_AGO = "2020-01-01T00:00:00+00:00"
@@ -36,26 +32,6 @@ def test_unreachable_webhook_is_transient(status: int, message: str) -> None:
     assert is_transient(error)
 
 
-@pytest.mark.parametrize(("after_s", "succeeds"), [(60, True), (10_000, False)])
-def test_late_token_is_waited_for(job: Launched, after_s: float, succeeds: bool) -> None:
-    """The kubelet replaces tokens of pods within minutes; one that never comes is reported in the end."""
-    server = job.server
-    jobs = TrainJobs(connect(), server.namespace)
-    server.access.rotate()
-
-    def sleep(seconds: float) -> None:
-        server.clock.advance(seconds)
-        if server.clock.monotonic() >= after_s:
-            server.kubeconfig(job.root / "kubeconfig")
-
-    retries = RetryPolicy(replace(clock_of(server), sleep=sleep))
-    if succeeds:
-        assert retries.call("list training jobs", lambda: jobs.find({})) == []
-    else:
-        with pytest.raises(UnavailableError, match=r"did not list training jobs within 900 s: .*401"):
-            retries.call("list training jobs", lambda: jobs.find({}))
-
-
 def test_refusal_is_reported_at_once(server: ApiServer) -> None:
     """In the words of the cluster, after one request."""
     server.access.rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
@@ -66,20 +42,16 @@ def test_refusal_is_reported_at_once(server: ApiServer) -> None:
 
 
 def test_only_stale_jobs_of_this_project_are_reaped(server: ApiServer) -> None:
-    """By the annotations of each job; without a heartbeat or a readable age, and of others: left alone."""
+    """Without a heartbeat, and of others: left alone."""
 
-    def add(name: str, age_s: float = 9000, stale_after_s: str = "600", beat: str = "", labels: Json = OURS) -> None:
-        beat = beat or (server.clock.now() - timedelta(seconds=age_s)).isoformat()
-        annotations = {kube.HEARTBEAT: beat, kube.STALE_AFTER_S: stale_after_s}
-        add_train_job(server, name, labels, annotations)
+    def add(name: str, age_s: float, labels: Json = OURS) -> None:
+        beat = (server.clock.now() - timedelta(seconds=age_s)).isoformat()
+        add_train_job(server, name, labels, {kube.HEARTBEAT: beat})
 
-    add("stale", age_s=601)
-    add("alive", age_s=599)
-    add("stale-later", age_s=5000, stale_after_s="6000")
-    add("unreadable", beat="yesterday")
-    add("no-time-zone", beat="2025-01-01T00:00:00")
-    add("foreign", labels={**OURS, kube.MANAGED_BY: "somebody"})
-    add("no-run", labels={kube.MANAGED_BY: kube.PROJECT})
+    add("stale", 601)
+    add("alive", 599)
+    add("foreign", 9000, {**OURS, kube.MANAGED_BY: "somebody"})
+    add("no-run", 9000, {kube.MANAGED_BY: kube.PROJECT})
     add_train_job(server, "no-heartbeat", OURS)
     assert reap(connect(), server.namespace, server.clock.now(), server.clock.sleep) == ["stale"]
     assert "stale" not in {job["metadata"]["name"] for job in server.cluster.all(kinds.TRAIN_JOBS)}
@@ -87,7 +59,7 @@ def test_only_stale_jobs_of_this_project_are_reaped(server: ApiServer) -> None:
 
 def _add_stale(server: ApiServer) -> dict[str, str]:
     """Add a stale job; return its metadata."""
-    return add_train_job(server, "stale", OURS, {kube.HEARTBEAT: LONG_AGO, kube.STALE_AFTER_S: "600"})
+    return add_train_job(server, "stale", OURS, {kube.HEARTBEAT: LONG_AGO})
 
 
 @pytest.mark.parametrize(
@@ -122,15 +94,15 @@ def test_job_whose_heartbeat_is_renewed_meanwhile_is_not_reaped(server: ApiServe
     assert deletion["preconditions"] == version
 
 
-@pytest.mark.long(minutes=1)
-def test_reaper_as_a_program(server: ApiServer) -> None:
+def test_reaper_as_a_program(
+    server: ApiServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It prints what it has removed; where the cluster does not answer, one line and exit code 75."""
+    monkeypatch.setattr(reaper, "_RETURN_S", 0)
     _add_stale(server)
-    command = [sys.executable, "-m", "components.cluster.reaper"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "reaper: removed stale\n"
-    assert server.cluster.all(kinds.TRAIN_JOBS) == []
+    reaper.main()
+    assert capsys.readouterr().out == "reaper: removed stale\n"
     server.faults.add(Fault(status=503))
-    failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert failed.returncode == 75
-    assert failed.stderr.count("\n") == 1
+    with pytest.raises(SystemExit, match="75"):
+        reaper.main()
+    assert capsys.readouterr().err.count("\n") == 1

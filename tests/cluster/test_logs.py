@@ -15,12 +15,10 @@ LINES = tuple(f"step {number}/200  reward {number / 200:.3f}" for number in rang
     ("seconds", "faults"),
     [
         pytest.param(100, [], id="no-faults"),
-        pytest.param(0.001, [], id="equal-times"),
         pytest.param(100, [Fault("GET", "/log", cut_after=size) for size in (7, 300, 1, 1111, 64)], id="cut-off"),
         pytest.param(
             0.001, [Fault("GET", "/log", cut_after=size) for size in (3000, 40, 9000)], id="equal-times-cut-off"
         ),
-        pytest.param(100, [Fault("GET", "/log", drop="before", times=5)], id="dropped"),
         pytest.param(100, [Fault("GET", "/log", status=500, times=4), Fault("GET", "/log", drop="after")], id="errors"),
     ],
 )

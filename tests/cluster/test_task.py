@@ -1,4 +1,3 @@
-import multiprocessing
 import shutil
 import stat
 from pathlib import Path
@@ -8,15 +7,13 @@ import pytest
 
 from components.cluster.config import current_stage
 from components.cluster.task import run_task
-from components.shared import durable, jsonl, lineage
+from components.shared import jsonl, lineage
 from components.shared.config import Config
 from components.shared.environment import RUN_NAME_VARIABLE
 from components.shared.model import PIPELINE_FILE, resolve_reference
-from components.shared.results import Record, Result
 from components.shared.stage import Stage
 from components.shared.task import StageFolders
 from tests.cluster.launched import KilledError
-from tests.cluster.processes import wait_until
 
 RUN_ID = "0f1e2d3c"
 CALLS: list[Path] = []
@@ -181,45 +178,6 @@ def test_copy_of_an_input_can_be_changed_by_the_group_alone(run: Any, tmp_path: 
     copied = {path: stat.S_IMODE(path.stat().st_mode) for path in (CALLS[0], *CALLS[0].rglob("*"))}
     assert copied == {path: 0o775 if path.is_dir() else 0o664 for path in copied}
     assert len(copied) == 4
-
-
-def test_result_of_a_run_with_the_same_work_is_used(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of another run, which is named and waited for; a later attempt finds it as its own."""
-    begun, waited = tmp_path / "begun", tmp_path / "waited"
-
-    add = Record.add
-
-    def add_late(record: Record, result: Result) -> None:
-        begun.touch()
-        wait_until(waited.exists)
-        add(record, result)
-
-    def first() -> None:
-        monkeypatch.setattr(Record, "add", add_late)
-        run("first", run_id="another-run", run_name="evening")
-
-    lock_folder = durable.lock_folder
-
-    def lock(path: Path, **options: Any) -> Any:
-        if options.get("wait"):
-            waited.touch()
-        return lock_folder(path, **options)
-
-    monkeypatch.setattr(durable, "lock_folder", lock)
-    other = multiprocessing.get_context("fork").Process(target=first)
-    other.start()
-    wait_until(begun.exists)
-    assert run("1") == {"resumed": 0.0}
-    assert "waiting for the result of run evening (process" in capsys.readouterr().out
-    other.join()
-    assert other.exitcode == 0
-    assert run("2") == {"resumed": 0.0}
-    assert CALLS == []
-    model = tmp_path / "volume/grpo-pipeline" / RUN_ID / "train_sft/model"
-    assert resolve_reference(tmp_path / "2" / "model") == model
-    assert (model / "train.jsonl").read_text() == "{}\n"
 
 
 def test_missing_volume_is_reported(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

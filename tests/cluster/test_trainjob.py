@@ -42,8 +42,8 @@ def test_successful_job(job: Launched, capfd: pytest.CaptureFixture[str]) -> Non
 
 def test_queued_and_preempted_job_is_waited_for(job: Launched, capfd: pytest.CaptureFixture[str]) -> None:
     """It may be suspended at first and again while it runs; the time in the queue is counted anew each time."""
-    job.changes.update(queue="research")
-    job.play(script.Queued(1800), script.Running(60), *job.success(script.Preempted(3000)))
+    job.changes.update(queue="research", queue_timeout_s=400)
+    job.play(script.Queued(180), script.Running(60), *job.success(script.Preempted(300)))
     assert job.run() == RESULT
     phases = [line.split(" ", 2)[2] for line in capfd.readouterr().out.splitlines() if "train_grpo: grpo-" in line]
     assert [phase for phase in phases if "pods" not in phase and ": " not in phase] == [
@@ -81,10 +81,10 @@ def test_a_queue_that_never_admits_the_job_ends_the_run(
     workload = {"status": {"conditions": [condition]}}
     monkeypatch.setattr(TrainJobs, "workload", lambda *_: workload)
     monkeypatch.setattr(TrainJobs, "queue_position", lambda *_: None)
-    job.changes.update(queue="research")
+    job.changes.update(queue="research", queue_timeout_s=300)
     job.play(script.Queued(None))
     final = rf"{re.escape(message)}; name another queue \(cluster.queue\), or ask for less$"
-    with pytest.raises(PipelineError, match=final if is_final else "not admitted by the queue within 3600 s"):
+    with pytest.raises(PipelineError, match=final if is_final else "not admitted by the queue within 300 s"):
         job.run()
 
 
@@ -123,15 +123,11 @@ def test_what_a_queued_job_waits_for_is_printed_every_few_minutes_at_most(
 
 
 FAILURES: dict[str, tuple[script.Step, type[PipelineError], str]] = {
-    "queue": (script.Queued(None), RetryableError, r"not admitted .* within 3600 s \(cluster.queue_timeout_s\)"),
+    "queue": (script.Queued(None), RetryableError, r"not admitted .* within 300 s \(cluster.queue_timeout_s\)"),
     "no-node": (script.Unschedulable(None), RetryableError, r"not all pods run .* \(cluster.start_timeout_s\): .*gpu"),
     "one-node": (script.Unschedulable(None, num_running=1), RetryableError, "not all pods run .*gpu"),
     "no-image": (script.PullBackOff(None), PipelineError, "ImagePullBackOff: .*python-gpu:1.*is cluster.image right"),
     "memory": (script.OUT_OF_MEMORY, PipelineError, "ran out of memory.*memory_per_node_gib"),
-    "nccl": (script.NCCL_HANGS, RetryableError, "Watchdog caught collective operation"),
-    "exit-2": (script.Failed(2), PipelineError, "ended with exit code 2"),
-    "exit-75": (script.Failed(75), RetryableError, "ended with exit code 75"),
-    "SIGTERM": (script.Failed(143), RetryableError, "ended with exit code 143"),
     "node-lost": (script.NodeLost(1), RetryableError, "jobset failed"),
     "no-results": (script.Complete(), RetryableError, "not every rank has left a result"),
     "stalled": (script.Running(None, ("step 1",)), RetryableError, "nothing was printed for 1200 s"),
@@ -143,7 +139,7 @@ FAILURES: dict[str, tuple[script.Step, type[PipelineError], str]] = {
 def test_failure_is_named(job: Launched, name: str) -> None:
     """In one line, with an exit code that says whether to try again; nothing stays in the cluster."""
     step, error, message = FAILURES[name]
-    job.changes.update(queue="research" if name == "queue" else None)
+    job.changes.update({"queue": "research", "queue_timeout_s": 300} if name == "queue" else {})
     job.changes.update({"training_timeout_s": 600} if name == "deadline" else {})
     job.play(step)
     with pytest.raises(error, match=message) as raised:
@@ -156,7 +152,8 @@ def test_failure_is_named(job: Launched, name: str) -> None:
 
 def test_a_training_that_prints_is_not_stalled(job: Launched) -> None:
     """However long it takes beyond the time in which something has to be printed."""
-    job.play(script.Running(4 * 1200, tuple(f"step {number}" for number in range(40))), *job.success())
+    job.changes.update(stall_timeout_s=120)
+    job.play(script.Running(4 * 120, tuple(f"step {number}" for number in range(40))), *job.success())
     assert job.run() == RESULT
 
 
@@ -182,7 +179,7 @@ def test_job_is_submitted_again_after_transient_failures(
     job: Launched, ending: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One that hangs is removed first, as it would be adopted; training goes on from its checkpoint."""
-    job.changes.update(max_restarts=2)
+    job.changes.update(max_restarts=2, stall_timeout_s=120)
     failures: list[None] = []
 
     def fail() -> None:
@@ -210,15 +207,14 @@ def test_retries_are_limited(job: Launched) -> None:
     assert job.num_submissions() == 3
 
 
-@pytest.mark.parametrize("after_s", [100, 6000])
 def test_running_job_is_adopted(
-    job: Launched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], after_s: int
+    job: Launched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A lost node takes the step's pod; the next attempt adopts the job, which belongs to the run, and goes on.
 
     It may wait for a node for as long as training takes: the reaper leaves the job alone.
     """
-    job.play(*job.success(script.Running(after_s + 200)))
+    job.play(*job.success(script.Running(1200)))
     workflow = job.cluster.add_workflow("run-1", **{kube.KFP_RUN_ID: job.run_id})
     _enter_pod(job, monkeypatch, "launcher-1", workflow)
     job.submit_and_die()
@@ -226,7 +222,7 @@ def test_running_job_is_adopted(
     (owner,) = before["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("Workflow", workflow["metadata"]["uid"])
     job.cluster.remove(kinds.PODS, "launcher-1")
-    for _ in range(after_s // 100):
+    for _ in range(10):
         job.server.clock.advance(100)
         assert reap(connect(), job.server.namespace, job.server.clock.now()) == []
     _enter_pod(job, monkeypatch, "launcher-2", workflow)
@@ -305,7 +301,7 @@ def test_two_jobs_never_share_a_folder_of_checkpoints(job: Launched, before: str
 
 
 @pytest.mark.parametrize(
-    ("running_s", "message"), [(200, f"is adopted from run name of {RUN_ID}"), (5, "has succeeded before")]
+    ("running_s", "message"), [(200, f"is adopted from run {RUN_ID}"), (5, "has succeeded before")]
 )
 def test_job_of_another_run_with_the_same_work_is_adopted(
     job: Launched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], running_s: float, message: str
@@ -323,7 +319,6 @@ def test_job_of_another_run_with_the_same_work_is_adopted(
     if running_s > 60:
         adopted = other.records("trainjob.json")["metadata"]
         assert adopted["labels"][kube.RUN_ID] == "another-run"
-        assert adopted["annotations"][kube.RUN_NAME] == "name of another-run"
         assert [each["name"] for each in adopted["ownerReferences"]] == ["run-2"]
 
 
@@ -335,32 +330,6 @@ def test_jobs_of_other_work_run_beside(job: Launched) -> None:
     job.play(*job.success())
     assert job.run() == RESULT
     assert [each["metadata"]["labels"][kube.RUN_ID] for each in job.trainjobs()] == ["another-run"]
-
-
-@pytest.mark.parametrize(
-    ("delete", "succeeds", "left"),
-    [("always", True, 0), ("always", False, 0), ("on_success", True, 0), ("on_success", False, 1), ("never", True, 1)],
-)
-def test_ended_job_is_left_where_the_settings_say_so(job: Launched, delete: str, succeeds: bool, left: int) -> None:
-    """Without a heartbeat, so that the reaper ignores it."""
-    job.changes.update(delete=delete)
-    job.play(*(job.success() if succeeds else (script.Failed(2),)))
-    if succeeds:
-        job.run()
-    else:
-        with pytest.raises(PipelineError):
-            job.run()
-    assert len(job.trainjobs()) == left
-    assert all(kube.HEARTBEAT not in each["metadata"]["annotations"] for each in job.trainjobs())
-
-
-def test_job_that_has_not_ended_is_never_left(job: Launched) -> None:
-    """It would start once there is room, with no step waiting for it."""
-    job.changes.update(delete="never", queue="research", queue_timeout_s=60)
-    job.play(script.Queued(None))
-    with pytest.raises(RetryableError, match="not admitted by the queue"):
-        job.run()
-    assert job.trainjobs() == []
 
 
 @pytest.mark.parametrize(("path", "times", "lasts_s"), [("/trainjobs/", 36, 1100), ("/trainjobs", 46, 940)])
@@ -387,22 +356,13 @@ def test_heartbeat_is_renewed(job: Launched) -> None:
     assert max(later - earlier for earlier, later in pairwise(beats)) <= 60
 
 
-_NO_WEBHOOK = 'admission webhook "x.kueue.io" denied the request: Get "https://10.96.0.1": context deadline exceeded'
-
-
 @pytest.mark.parametrize(
     "faults",
     [
         pytest.param([Fault(status=429, retry_after_s=2, times=5)], id="throttled"),
-        pytest.param([Fault(status=503, times=8)], id="restarted"),
         pytest.param([Fault(drop="before", times=8)], id="connections-lost"),
-        pytest.param([Fault("GET", "/trainjobs/", status=410, times=3)], id="expired"),
         pytest.param([Fault("POST", drop="after")], id="answer-to-creation-lost"),
-        pytest.param([Fault("POST", status=500, effect=True)], id="creation-answered-with-an-error"),
-        pytest.param([Fault("POST", status=403, message=_NO_WEBHOOK, times=20)], id="no-webhook"),
         pytest.param([Fault("DELETE", drop="after", times=2)], id="answer-to-deletion-lost"),
-        pytest.param([Fault("GET", "/log", drop="before", times=50)], id="log-unreachable"),
-        pytest.param([Fault("GET", "/log", cut_after=40, times=3)], id="log-cut-off"),
         pytest.param([Fault("GET", "/log", status=403, times=100_000)], id="log-forbidden"),
         pytest.param([Fault("GET", "/events", status=500, times=50)], id="no-events"),
         pytest.param([Fault("PATCH", status=500, times=50)], id="no-heartbeats"),

@@ -99,8 +99,6 @@ class Fault:
     """With a status: why, in the words of the server."""
     retry_after_s: int = 0
     """As the header Retry-After says."""
-    effect: bool = False
-    """With a status: whether the request has its effect all the same."""
     drop: str = ""
     """Close the connection without an answer, `before` the request has its effect or `after`."""
     delay_s: float = 0

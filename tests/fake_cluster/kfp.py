@@ -3,7 +3,6 @@
 import itertools
 import json
 import operator
-import re
 import uuid
 from functools import partial
 
@@ -89,12 +88,10 @@ class KfpApi:
             ("GET", f"{_API}pipelines/{{}}", partial(_one, self.pipelines)),
             ("GET", f"{_API}pipelines/{{}}/versions", self._list_versions),
             ("GET", f"{_API}experiments/{{}}", partial(_one, self.experiments)),
-            ("DELETE", f"{_API}experiments/{{}}", partial(self._delete, self.experiments)),
             ("GET", f"{_API}pipelines/{{}}/versions/{{}}", partial(_one, self.versions)),
             ("POST", f"{_API}runs", self._create_run),
             ("GET", f"{_API}runs", partial(self._list, self.runs, "runs")),
             ("GET", f"{_API}runs/{{}}", partial(_one, self.runs)),
-            ("DELETE", f"{_API}runs/{{}}", partial(self._delete, self.runs)),
             ("POST", f"{_API}runs/{{}}:terminate", self._terminate),
             ("POST", f"{_API}runs/{{}}:retry", self._retry),
             ("POST", f"{_API}recurringruns", self._create_recurring),
@@ -256,7 +253,7 @@ class KfpApi:
         cron = (body.get("trigger") or {}).get("cron_schedule", {}).get("cron", "")
         # Five fields are taken for six without the last: a trap, not an error.
         cron = cron if len(cron.split()) == 6 else f"{cron} *"
-        if not croniter.is_valid(cron, second_at_beginning=True) or _wraps_around(cron):
+        if not croniter.is_valid(cron, second_at_beginning=True):
             raise ApiError(400, "Schedule cron is not a supported format(https://godoc.org/github.com/robfig/cron)")
         if body.get("mode") != "ENABLE":
             raise ApiError(400, f"Invalid recurring run mode: {body.get('mode')}")
@@ -291,11 +288,6 @@ class KfpApi:
         _existing(self.recurring_runs, id_)["status"] = status
         return Answer({})
 
-    def _delete(self, table: Table, _: Request, id_: str) -> Answer:
-        _existing(table, id_)
-        del table[id_]
-        return Answer({})
-
     def _artifact(self, request: Request) -> Answer:
         request.check_query("source", "bucket", "key", "namespace")
         file = (request.query["source"], request.query["bucket"], request.query["key"])
@@ -327,14 +319,6 @@ def _existing(table: Table, id_: str) -> Json:
 
 def _one(table: Table, _: Request, *ids: str) -> Answer:
     return Answer(_existing(table, ids[-1]))
-
-
-def _wraps_around(cron: str) -> bool:
-    """Tell whether a range ends before it begins, or Sunday is 7: croniter knows what that means, Kubeflow does not."""
-    for number, name in enumerate(("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")):
-        cron = cron.replace(name, str(number))
-    wraps = any(int(first) > int(last) for first, last in re.findall(r"(\d+)-(\d+)", cron))
-    return wraps or "7" in cron.split()[-1]
 
 
 def _check_pipeline(pipeline: Json) -> None:

@@ -36,8 +36,6 @@ PODS = Kind("", "v1", "pods", "Pod")
 EVENTS = Kind("", "v1", "events", "Event")
 NAMESPACES = Kind("", "v1", "namespaces", "Namespace", namespaced=False)
 NODES = Kind("", "v1", "nodes", "Node", namespaced=False)
-QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota")
-LIMIT_RANGES = Kind("", "v1", "limitranges", "LimitRange")
 SECRETS = Kind("", "v1", "secrets", "Secret")
 CLAIMS = Kind("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim")
 

@@ -10,7 +10,6 @@ from tests.fake_cluster.cluster import ScriptedCluster
 from tests.fake_cluster.http import Answer, ApiError, Json, Request
 from tests.fake_cluster.kinds import KINDS, NAMESPACES, PODS, POSITIONS, TRAIN_JOBS, WORKLOADS
 from tests.fake_cluster.pods import Output
-from tests.fake_cluster.schemas import problems
 from tests.fake_cluster.store import Key
 
 _ON_ONE = {"GET": "get", "PATCH": "patch", "DELETE": "delete"}
@@ -31,10 +30,6 @@ class Access:
     """PolicyRules as in a ClusterRole that is bound for the whole cluster."""
     token: str = "token-1"
     """The token that the client must present."""
-
-    def rotate(self) -> None:
-        """Make the token invalid, as when the kubelet has written the next one into the file in a pod."""
-        self.token = f"token-{int(self.token.removeprefix('token-')) + 1}"
 
     def authorize(self, verb: str, group: str, resource: str, namespace: str, name: str) -> None:
         """Refuse what no rule allows; a resource is named with its subresource, as in `pods/log`."""
@@ -162,7 +157,7 @@ class KubernetesApi:
     def _create(self, key: Key, request: Request) -> Answer:
         request.check_query("fieldValidation", "dryRun")
         kind, namespace, _ = key
-        if kind not in (PODS, TRAIN_JOBS):
+        if kind != TRAIN_JOBS:
             raise NotImplementedError(f"{request.method} {request.path}")
         job = request.object()
         metadata = job.setdefault("metadata", {})
@@ -172,10 +167,7 @@ class KubernetesApi:
         for name in _SET_BY_SERVER:
             metadata.pop(name, None)
         job.pop("status", None)
-        if kind == TRAIN_JOBS:
-            admit(self._store, job)
-        elif wrong := problems(job):
-            raise ApiError(422, f'Pod "{metadata["name"]}" is invalid: {"; ".join(wrong)}')
+        admit(self._store, job)
         if self._store.get(kind, namespace, metadata["name"]) is not None:
             raise ApiError(409, f'{kind.resource} "{metadata["name"]}" already exists')
         return Answer(job if "dryRun" in request.query else self._store.create(job), 201)

@@ -9,10 +9,6 @@ from dataclasses import dataclass
 
 from tests.fake_cluster.http import Json
 
-NCCL_TIMEOUT = (
-    "[rank0]:[E ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(...)"
-)
-
 
 @dataclass(frozen=True)
 class Queued:
@@ -115,5 +111,4 @@ Step = (
 Script = tuple[Step, ...]
 
 OUT_OF_MEMORY = Failed(exit_code=137, reason="OOMKilled")
-NCCL_HANGS = Failed(exit_code=134, lines=(NCCL_TIMEOUT,))
 SUCCEEDS: Script = (Running(10, ("step 1", "step 2", "step 3")), Complete())

@@ -108,20 +108,18 @@ class ApiServer:
         """Answer one request by the API that its path names, or as the fault wants."""
         messages = {429: "too many requests, please try again later", 401: "Unauthorized"}
         refused = ApiError(fault.status or 500, fault.message or messages.get(fault.status, "injected fault"))
-        injected = Answer(refused.status(), fault.status)
-        if fault.status and not fault.effect:
-            return injected
+        if fault.status:
+            return Answer(refused.status(), fault.status)
         apis = (self.registry, self.kfp, self._kubernetes)
         api = next(each for each in apis if request.path.startswith(each.prefixes))
         try:
-            answer = api.answer(request)
+            return api.answer(request)
         except ApiError as error:
-            answer = Answer(api.refusal(request, error), error.code)
+            return Answer(api.refusal(request, error), error.code)
         except Exception as error:
             # A mistake of the server's own must not pass for an injected fault.
             self._mistakes.append(error)
             raise
-        return injected if fault.status else answer
 
 
 class _Server(ThreadingHTTPServer):

@@ -3,7 +3,6 @@
 import json
 import re
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.fake_cluster import ApiServer, Json
+from tests.fake_cluster import ApiServer
 from tests.fake_cluster.schemas import UPSTREAM, needs_upstream
 from tests.pipelines.cluster.recorded import RECORDINGS, Recorded
 
@@ -47,12 +46,6 @@ def call(server: ApiServer, method: str, path: str, body: Any = None) -> tuple[i
         return error.code, error.read().decode()
 
 
-def exchange(recorded: Recorded, method: str, path: str) -> Json:
-    """Return the first recorded exchange that succeeded."""
-    succeeded = (each for each in recorded.exchanges if (each["method"], each["status"]) == (method, 200))
-    return next(each for each in succeeded if each["path"].startswith(path))
-
-
 def check(fake: Any, real: Any) -> None:
     """Check that an answer has fields of the recorded one only, of the same types."""
     assert type(fake) is type(real)
@@ -62,31 +55,6 @@ def check(fake: Any, real: Any) -> None:
             check(fake[key], real[key])
     if isinstance(fake, list) and fake and real:
         check(fake[0], real[0])
-
-
-@needs_recordings
-def test_recorded_requests_have_answers_with_the_recorded_fields(recorded: Recorded, server: ApiServer) -> None:
-    """Experiments, runs from start to stop, and schedules."""
-    ids: Json = {}
-    assert call(server, "GET", f"{API}experiments")[1] == exchange(recorded, "GET", f"{API}experiments")["response"]
-    for path, key in (("experiments", "experiment_id"), ("runs", "run_id"), ("recurringruns", "recurring_run_id")):
-        real = exchange(recorded, "POST", API + path)
-        body = {**real["request"], **{key: value for key, value in ids.items() if key == "experiment_id"}}
-        status, fake = call(server, "POST", API + path, body)
-        assert status == 200
-        check(fake, real["response"])
-        lists = [each for each in recorded.exchanges if each["path"].startswith(f"{API}{path}?") and each["response"]]
-        for each in lists:
-            check(call(server, "GET", API + path)[1], each["response"])
-        ids[key] = fake[key]
-    moments = {run["state"]: run for runs in recorded.runs.values() for run in runs if "error" not in run}
-    run_id = ids["run_id"]
-    check(call(server, "GET", f"{API}runs/{run_id}")[1], moments["PENDING"])
-    assert call(server, "POST", f"{API}runs/{run_id}:terminate") == (200, {})
-    check(call(server, "GET", f"{API}runs/{run_id}")[1], moments["CANCELING"])
-    server.clock.advance(10)
-    check(call(server, "GET", f"{API}runs/{run_id}")[1], moments["FAILED"])
-    assert call(server, "DELETE", f"{API}recurringruns/{ids['recurring_run_id']}") == (200, {})
 
 
 NOT_ANSWERED = {
@@ -160,41 +128,3 @@ def test_the_registry_answers_by_the_schemas_of_its_release(server: ApiServer) -
     check_schema(call(server, "GET", f"{base}registered_models/1/versions")[1], "ModelVersionList")
     wrong = {**version, "name": "v2", "customProperties": {"accuracy": {"double_value": 0.5}}}
     assert call(server, "POST", f"{base}model_versions", wrong)[0] == 400
-
-
-@needs_recordings
-def test_a_pipeline_and_its_versions_have_the_recorded_fields(recorded: Recorded, server: ApiServer) -> None:
-    """Versions are uploaded as files, of which there is no recording but its answers; their names are their own."""
-    real = exchange(recorded, "POST", f"{API}pipelines/upload")["response"]
-    status, pipeline = call(server, "POST", f"{API}pipelines", {"name": "grpo", "display_name": "grpo"})
-    assert status == 200
-    check(pipeline, real)
-    assert call(server, "POST", f"{API}pipelines", {"name": "grpo"})[0] == 409
-    check(call(server, "GET", f"{API}pipelines")[1], exchange(recorded, "GET", f"{API}pipelines")["response"])
-    listed = exchange(recorded, "GET", f"{API}pipelines/{real['pipeline_id']}/versions")["response"]
-    spec = listed["pipeline_versions"][0]["pipeline_spec"]
-    documents = yaml.safe_dump_all([spec["pipeline_spec"], spec["platform_spec"]])
-    for name, text, id_, expected in (
-        ("first", documents, pipeline["pipeline_id"], 200),
-        ("first", documents, pipeline["pipeline_id"], 409),
-        ("x" * 128, documents, pipeline["pipeline_id"], 400),
-        ("second", documents, "unknown", 400),
-        ("second", documents.partition("---")[0], pipeline["pipeline_id"], 400),
-    ):
-        query = urllib.parse.urlencode({"name": name, "pipelineid": id_})
-        assert upload(server, f"{API}pipelines/upload_version?{query}", text) == expected
-    fake = call(server, "GET", f"{API}pipelines/{pipeline['pipeline_id']}/versions")[1]
-    check(fake, listed)
-    assert fake["pipeline_versions"][0]["pipeline_spec"] == spec
-
-
-def upload(server: ApiServer, path: str, text: str) -> int:
-    """Send a file as the field of a form; return the status."""
-    head = '--x\r\nContent-Disposition: form-data; name="uploadfile"; filename="pipeline.yaml"\r\n\r\n'
-    body = f"{head}{text}\r\n--x--\r\n".encode()
-    headers = {"Content-Type": "multipart/form-data; boundary=x"}
-    try:
-        with urllib.request.urlopen(urllib.request.Request(server.url + path, body, headers)) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code

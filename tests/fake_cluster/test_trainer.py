@@ -9,10 +9,8 @@ import pytest
 import yaml
 from kubernetes import client, config
 
-from tests.fake_cluster import ApiServer, Json, kinds, schemas, script
+from tests.fake_cluster import ApiServer, Json, kinds, script
 from tests.fake_cluster.pods import job_set_of, pods_of
-from tests.fake_cluster.schemas import needs_upstream
-from tests.fake_cluster.schemas import refused as refused_by
 from tests.pipelines.cluster.recorded import RECORDINGS
 
 needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
@@ -154,21 +152,3 @@ def conditions(jobs: list[Json]) -> list[list[Json]]:
         if now not in found[-1:]:
             found.append(now)
     return [each for each in found if each]
-
-
-@needs_upstream
-@needs_recordings
-def test_what_the_fake_cluster_writes_is_valid(server: ApiServer, api: client.ApiClient) -> None:
-    """Events and pods by Kubernetes' own schemas, and the job with its status by both releases of Trainer."""
-    server.cluster.play(script.PullBackOff(60), script.Running(60), script.OUT_OF_MEMORY)
-    create(api)
-    server.clock.advance(600)
-    events, pods = server.cluster.all(kinds.EVENTS), server.cluster.all(kinds.PODS)
-    assert [problem for each in [*events, *pods] for problem in schemas.problems(each)] == []
-    known = {key for each in recorded("events.jsonl") for key in each} | {"apiVersion", "kind", "metadata"}
-    assert {key for each in events for key in each} <= known
-    assert {"Scheduled", "Failed", "BackOff", "Started"} == {each["reason"] for each in events}
-    (job,) = server.cluster.all(kinds.TRAIN_JOBS)
-    assert [refused_by(release, job) for release in ("trainer-2.2.0", "trainer-2.3.0")] == [[], []]
-    (job_set,) = server.cluster.all(kinds.JOB_SETS)
-    assert [refused_by(release, job_set) for release in ("jobset-0.11.1", "jobset-0.12.0")] == [[], []]

@@ -40,11 +40,11 @@ def _merged(base: Any, overlay: Any) -> Any:
     return {**base, **{key: _merged(base.get(key), value) for key, value in overlay.items()}}
 
 
-def claim(name: str = CLAIM, mode: str = "ReadWriteMany", phase: str = "Bound") -> dict[str, Any]:
+def claim(name: str = CLAIM, mode: str = "ReadWriteMany") -> dict[str, Any]:
     """A volume claim as the cluster has it."""
     spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
     kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
-    return {**kind, "metadata": {"name": name}, "spec": spec, "status": {"phase": phase}}
+    return {**kind, "metadata": {"name": name}, "spec": spec, "status": {"phase": "Bound"}}
 
 
 @pytest.fixture

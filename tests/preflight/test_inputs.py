@@ -133,15 +133,8 @@ def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
         (
             {"train_grpo.reward.weights": {"environment": 1.0}, "train_grpo.reward.supervision": "turn"},
             [
-                "train_grpo.reward.weights.environment: needs an environment, as train_grpo.reward.supervision does: "
-                "set train_sft.model.tools, or remove both keys"
-            ],
-        ),
-        (
-            {"train_grpo.reward.weights": {"accuracy": 1.0, "environment": 1.0}},
-            [
-                "train_grpo.reward.weights.environment: needs an environment: set train_sft.model.tools, or remove "
-                "this key"
+                f"train_grpo.reward.{key}: needs an environment: set train_sft.model.tools, or remove this key"
+                for key in ("weights.environment", "supervision")
             ],
         ),
         (
@@ -210,7 +203,7 @@ def test_everything_that_a_run_lacks_is_named_at_once(
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
     assert main(["run", "--params", "mine.yaml"]) == 2
     first, *lines = capsys.readouterr().err.splitlines()
-    assert first == "error: 9 to correct before this run can start"
+    assert first == "error: 8 to correct before this run can start"
     assert sorted(line.split(": ")[1] for line in lines) == [
         "prepare_data.sources.0.test",
         "prepare_data.sources.0.train",
@@ -220,7 +213,6 @@ def test_everything_that_a_run_lacks_is_named_at_once(
         "train_grpo.reward.model.base",
         "train_grpo.reward.weights.my_rewards:bervity",
         "train_sft.model.base",
-        "validate_data.min_test_rows",
     ]
     assert not (tmp_path / "outputs").exists()
     params = _put(values, {"train_grpo.reward.weights": {"broken_rewards:any": 1.0, "reward_model": 1.0}})
@@ -273,7 +265,6 @@ def test_rewards_are_called_once_before_the_first_stage(
             "train_sft.model.tools.arguments.depth: no such argument; accepted: size",
         ),
         ({"environment": "my_games:Maze", "arguments": {"size": 3}}, None),
-        ({"environment": "calculator"}, None),
     ],
 )
 def test_an_environment_that_cannot_be_made_is_reported(
@@ -341,8 +332,6 @@ SUMS = {"kind": "dataset", "train": "sums.csv", "test_fraction": 0.2, "columns":
         ),
         ({"columns": {"question": "q", "answer": "b"}}, "sums.csv:2: no column `b`; columns: q, a, steps"),
         ({"train": "sums.xlsx"}, "sums.xlsx: is of no format that can be read; accepted: JSON lines (.jsonl)"),
-        ({"train": "sums.parquet"}, "sums.parquet: no such file"),
-        ({"train": "empty"}, "empty: has no file that can be read"),
         ({"train": "someone/sums"}, "someone/sums: neither a file or folder here nor a dataset of the hub"),
     ],
 )
@@ -354,7 +343,6 @@ def test_dataset_is_refused_before_anything_runs(
     rows = [f"What is {number} + 1?,{number + 1},#### {number + 1}" for number in range(100)]
     (tmp_path / "sums.csv").write_text("\n".join(["q,a,steps", *rows]))
     (tmp_path / "sums.xlsx").write_bytes(b"PK\x03\x04")
-    (tmp_path / "empty").mkdir()
     solved = {"columns": {**SUMS["columns"], "solution": "steps"}}  # type: ignore[dict-item]
     lines = missing_here(_put(values, {"prepare_data.sources": [SUMS | solved | changes]}))
     lines = [each for each in lines if not each.startswith("train_sft.num_steps")]
@@ -362,7 +350,7 @@ def test_dataset_is_refused_before_anything_runs(
     assert line is None or line in lines[0]
 
 
-@pytest.mark.parametrize(("answer", "num"), [("He has {} apples.", 20), ("{} apples", 0), ("${}.00", 0)])
+@pytest.mark.parametrize(("answer", "num"), [("He has {} apples.", 20), ("{} apples", 0)])
 def test_answers_that_cannot_be_graded_are_named_before_anything_runs(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, num: int
 ) -> None:
@@ -374,23 +362,6 @@ def test_answers_that_cannot_be_graded_are_named_before_anything_runs(
     lines = missing_here(_put(values, {"prepare_data.sources": [SUMS], **without}))
     named = '20 of 20 answers cannot be graded: "He has 1 apples." (wrong), "He has 2 apples." (wrong), "He has 3'
     assert [named in line for line in lines] == [True] * bool(num)
-
-
-def test_sizes_of_files_are_known_before_anything_runs(
-    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What validation would refuse for certain; of a random part three standard deviations more are allowed."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "sums.csv").write_text(
-        "q,a\n" + "".join(f"What is {number} + 1?,{number + 1}\n" for number in range(100))
-    )
-    changes = {"prepare_data.sources": [SUMS], "report.gate.target": ["sums"], "report.gate.enforce": False}
-    params = _put(values, {**changes, "validate_data.min_train_rows": 101, "validate_data.min_test_rows": 33})
-    assert contradictions(params, tmp_path) == [
-        "validate_data.min_train_rows: is 101, and prepare_data.sources has at most 100 train problems",
-        "validate_data.min_test_rows: is 33, and prepare_data.sources has at most 32 test problems",
-    ]
-    assert contradictions(params) == []
 
 
 def test_fine_tuning_on_problems_without_solutions_is_refused(
@@ -419,18 +390,6 @@ def test_limits_beyond_what_the_base_model_reads_are_named(values: dict[str, Any
     assert missing_here(_put(values, {"evaluate.max_new_tokens": 464, "train_sft.max_tokens": 512})) == []
 
 
-def test_answers_of_an_environment_take_their_part_of_what_the_model_reads(values: dict[str, Any]) -> None:
-    """One after every turn but the last."""
-    tools = {"environment": "calculator", "max_turns": 3, "max_observation_tokens": 32}
-    models = {f"{stage}.model.tools": tools for stage in ("train_sft", "validate_data")}
-    assert missing_here(_put(values, {"evaluate.max_new_tokens": 401, **models})) == [
-        "evaluate.max_new_tokens: 401 tokens after a prompt of up to 48 (validate_data.max_prompt_tokens) and 2 "
-        "answers of the environment of up to 32 (train_sft.model.tools.max_observation_tokens) are more than the 512 "
-        "that scratch:tiny reads"
-    ]
-    assert missing_here(_put(values, {"evaluate.max_new_tokens": 400, **models})) == []
-
-
 def test_evaluation_may_have_an_environment_with_other_limits(values: dict[str, Any]) -> None:
     """It takes precedence over training's, which a protocol with a prompt leaves out."""
     tools = {"environment": "calculator", "max_turns": 3, "max_observation_tokens": 32}
@@ -454,7 +413,6 @@ def test_evaluation_may_have_an_environment_with_other_limits(values: dict[str, 
         ({}, "", None),
         ({}, "config.json", r"holds no config\.json"),
         ({}, "model.safetensors", "holds no weights"),
-        ({}, "tokenizer.json", r"holds no tokenizer\.json"),
     ],
 )
 def test_the_context_of_a_model_is_read_from_its_config(
@@ -486,12 +444,3 @@ def test_storage_is_asked_with_the_credentials_of_the_tasks(tmp_path: Path, monk
             list_storage(config)
     with pytest.raises(RetryableError, match=f"{config.storage}: cannot be listed: Could not connect"):
         list_storage(config)
-
-
-def test_a_prompt_in_the_words_of_a_chat_template_deserves_a_look(values: dict[str, Any], tmp_path: Path) -> None:
-    """With `chat` set, the template writes these tokens and there is no warning."""
-    prompt = {"train_sft.model.prompts": {"word_problems": "<|im_start|>user\n{question}"}}
-    del values["validate_data"]["model"]
-    (line,) = advisories(_put(values, prompt))
-    assert line.startswith("train_sft.model.prompts.word_problems: has <|im_start|>, which a chat template writes")
-    assert advisories(_put(values, {"train_sft.model.base": str(tmp_path), "train_sft.model.chat": {}})) == []

@@ -120,17 +120,6 @@ def test_a_model_that_cannot_be_read_here_is_judged_by_the_params(base: str) -> 
     assert line.startswith(f"{KEY}.call_format: is fenced")
 
 
-def test_observations_that_take_most_of_the_context_are_to_be_lowered_first() -> None:
-    """Before the tokens of an answer, which are few beside them."""
-    tools = {"environment": "calculator", "max_turns": 4, "max_observation_tokens": 256}
-    (line,) = missing_here(_params(evaluation=tools))
-    assert line == (
-        "evaluate.tools.max_observation_tokens: 3 answers of the environment of up to 256 beside a prompt of up to 48 "
-        "(validate_data.max_prompt_tokens) and 24 tokens of the model (evaluate.max_new_tokens) are more than the 512 "
-        "that scratch:tiny reads; lower it, evaluate.tools.max_turns (it is 4) or evaluate.max_new_tokens"
-    )
-
-
 @pytest.mark.parametrize(
     ("tools", "file", "message"),
     [

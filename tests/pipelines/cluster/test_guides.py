@@ -13,10 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from components.preflight.config import load_params
-from pipelines.cli import parser
-from pipelines.cluster.schedules import check_cron
-from pipelines.cluster.submission import parameters, read
-from tests.k8s.rendered import ROOT, one, overlay, render, require_kubectl
+from tests.k8s.rendered import ROOT, render, require_kubectl
 from tests.k8s.test_manifests import faults
 
 pytestmark = pytest.mark.slow
@@ -112,48 +109,6 @@ def test_what_is_applied_from_here_is_valid(calls: list[Call]) -> None:
                 assert [faults(document) for document in documents] == [[]] * len(documents)
 
 
-def test_the_site_of_the_guide_sets_what_it_says(calls: list[Call]) -> None:
-    """The images that were built and the storage class have reached the objects."""
-    applied = [call for call in _of(calls, "kubectl") if call.command[-1].endswith("grpo-site")]
-    if applied:
-        documents = render((applied[0].folder / applied[0].command[-1]).resolve())
-        assert one(documents, "PersistentVolumeClaim", "grpo-pipeline")["spec"]["storageClassName"] == "nfs-client"
-        cron = one(documents, "CronJob", "grpo-pipeline-reaper")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-        assert cron["containers"][0]["image"] == "registry.example.com/ml/grpo-pipeline/python-light:0123456789ab"
-
-
-def test_objects_that_are_named_are_there(calls: list[Call]) -> None:
-    """The reaper, the claim and the labels that guides speak of are those of the manifests."""
-    named = " ".join(" ".join(call.command) for call in calls)
-    documents = overlay("standalone")
-    for found in re.findall(r"cronjob/([\w-]+)", named):
-        assert one(documents, "CronJob", found)
-    for found in re.findall(r'"claimName":"([\w-]+)"', named):
-        assert one(documents, "PersistentVolumeClaim", found)
-    for found in re.findall(r"app.kubernetes.io/component=(\w+)", named):
-        assert found in str(documents)
-
-
-def test_the_command_line_takes_every_command(calls: list[Call], pipeline: Path) -> None:
-    """With its options; params files exist, settings fit the pipeline, crons mean something."""
-    compiled = read(pipeline)
-    for call in _of(calls, "grpo-pipeline"):
-        options = parser().parse_args(call.command[1:])
-        if "set" in options:
-            parameters(compiled, options.params and call.folder / options.params, options.set)
-        if "cron" in options:
-            check_cron(options.cron)
-
-
-def test_make_has_every_target_and_variable(calls: list[Call]) -> None:
-    """As the Makefile has them."""
-    text = (ROOT / "Makefile").read_text()
-    for call in _of(calls, "make"):
-        assert re.search(rf"^{call.command[1]}:", text, re.MULTILINE)
-        for setting in call.command[2:]:
-            assert re.search(rf"^{setting.partition('=')[0]} \?=", text, re.MULTILINE), setting
-
-
 @pytest.mark.parametrize("guide", GUIDES)
 def test_yaml_in_a_guide_is_valid(guide: str, tmp_path: Path) -> None:
     """A params file is loaded; any other example is tried in a kustomization on top of an overlay."""
@@ -168,13 +123,6 @@ def test_yaml_in_a_guide_is_valid(guide: str, tmp_path: Path) -> None:
         site.mkdir()
         (site / "kustomization.yaml").write_text(f"{_HEAD}{example}")
         assert [faults(document) for document in render(site)]
-
-
-@pytest.mark.parametrize("guide", GUIDES)
-def test_files_that_a_guide_names_are_there(guide: str) -> None:
-    """Nothing leads nowhere."""
-    for path in re.findall(r"(?:`|OVERLAY=)((?:docs|images|tests|k8s)/[\w./-]+)", _text(guide)):
-        assert (ROOT / path).exists(), path
 
 
 def _text(guide: str) -> str:

@@ -10,7 +10,7 @@ import yaml
 from components.shared.errors import RetryableError
 from pipelines.cluster import logs, runs
 from pipelines.cluster.kubeflow import Kubeflow
-from pipelines.cluster.stages import stages
+from pipelines.cluster.stages import is_stopped, stages
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Fault, Json
 from tests.pipelines.cluster.argo import Stage, details, driver_pod, number, pod
@@ -20,7 +20,6 @@ DONE = Stage("SUCCEEDED", 1, ended="2026-11-22T10:01:15Z")
 FAILED = Stage("FAILED", 1, "2026-11-22T10:02:00Z", "2026-11-22T12:32:00Z")
 FAILED_TWICE = replace(FAILED, attempts=2)
 RUNNING = Stage("RUNNING", 1, "2026-11-22T10:02:00Z")
-CACHED = Stage("SUCCEEDED", ended="2026-11-22T10:00:00Z")
 LEFT_OUT = Stage(None, started="2026-11-22T10:03:00Z", driver=None)
 UNPREPARED = Stage(None, started="2026-11-22T10:03:00Z", driver="FAILED")
 GONE = "its log is gone: Kubeflow has removed the pod, and this address has no archived log of it"
@@ -216,28 +215,12 @@ def test_the_outcome_of_a_run_is_shown(run: Run) -> None:
     assert [line.strip() for line in run.wait(code=0)[0][-3:-1]] == [verdict, registered]
 
 
-def test_stages_that_did_not_run_are_shown_as_such(run: Run) -> None:
-    """One whose outputs the cache had, and one that was not reached after a failure: neither took any time."""
-    run.tell("FAILED", prepare_data=CACHED, train_sft=FAILED, train_grpo=LEFT_OUT)
-    rows = [line.split("  ") for line in run.show("status", run.id)[0][3:7]]
-    shown = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
-    assert shown["prepare_data"] == ["cached", "2026-11-22 10:00", "-"]
-    assert shown["train_grpo"] == ["not reached", "-", "-"]
-    assert "2 h 30 min" in shown["train_sft"]
-    assert rows[-1][0] == "train_grpo"
-    assert "      prepare_data not run: the cache has its outputs" in run.wait(code=1)[0]
-
-
-def test_a_run_that_was_stopped_is_told_from_one_that_failed(run: Run) -> None:
-    """Kubeflow calls both failed; the history tells, in which Retry leaves an entry without a state."""
-    run.tell("FAILED", train_grpo=FAILED)
-    stopped: list[Json] = [{"update_time": "2026-11-22T10:00:00Z"}, {"state": "CANCELING"}, {"state": "FAILED"}]
-    retried = [*stopped, {"state": "RUNNING"}, {"state": "FAILED"}]
-    for history, word in ((stopped, "stopped"), (retried, "failed")):
-        run.row["state_history"] = history
-        assert run.wait(code=1)[0][-1].startswith(f"{word}  ")
-        assert run.show("status", run.id)[0][0].endswith(f"  {word}")
-        assert run.show("status")[0][1].split()[2] == word
+def test_a_run_that_fails_after_a_retry_was_not_stopped() -> None:
+    """The history tells, in which Retry leaves an entry without a state."""
+    stopped = [None, "CANCELING", "FAILED"]
+    for states, expected in ((stopped, True), ([*stopped, "RUNNING", "FAILED"], False)):
+        history = [SimpleNamespace(state=state) for state in states]
+        assert is_stopped(SimpleNamespace(state="FAILED", state_history=history)) is expected
 
 
 def test_a_run_whose_pipeline_version_was_deleted_says_so(run: Run, spec: Json) -> None:
@@ -253,14 +236,12 @@ def test_a_run_whose_pipeline_version_was_deleted_says_so(run: Run, spec: Json) 
     assert run.show("status", run.id)[0][-1].startswith("its stages are unknown")
 
 
-@pytest.mark.parametrize("numbered", [True, False])
-def test_pods_follow_from_the_nodes_that_exist(spec: Json, numbered: bool) -> None:
-    """Whether every node is wrapped in retries, as since Kubeflow Pipelines 2.17, or only a task that has them."""
-    once = "(0)" if numbered else ""
-    root = f"wf{once}.root{once}"
-    first, second = (f"{root}.evaluate{once}.executor({attempt})" for attempt in range(2))
-    preflight = f"{root}.preflight{once}.executor{once}"
-    parents = [f"wf{once}", root, f"{root}.preflight{once}", f"{root}.evaluate{once}"]
+def test_pods_follow_from_the_nodes_that_exist(spec: Json) -> None:
+    """Before Kubeflow Pipelines 2.17, where only a task that has retries is wrapped in them."""
+    root = "wf.root"
+    first, second = (f"{root}.evaluate.executor({attempt})" for attempt in range(2))
+    preflight = f"{root}.preflight.executor"
+    parents = ["wf", root, f"{root}.preflight", f"{root}.evaluate"]
     nodes = [SimpleNamespace(pod_name=f"wf-{number(path)}") for path in (*parents, first, second, preflight)]
     details = SimpleNamespace(task_details=[SimpleNamespace(display_name="root", child_tasks=nodes)])
     known = stages(SimpleNamespace(pipeline_spec=spec, run_details=details))
@@ -282,18 +263,6 @@ def test_logs_are_printed_under_the_title_of_their_stage(run: Run) -> None:
     assert "trian: no such stage; there are" in run.show("logs", run.id, "--stage", "trian", code=2)[1]
 
 
-def test_logs_and_reasons_outlive_pods_and_workflow(run: Run) -> None:
-    """Kubeflow deletes both an hour after the end of a run: every attempt's log is in the archive then."""
-    run.print("preflight", "preflight: 17 checks passed\n")
-    run.print("train-grpo", "one\n", "error: train_grpo: no learning signal\n")
-    run.tell("FAILED", preflight=DONE, train_grpo=FAILED_TWICE)
-    shown = run.show("logs", run.id)[0], run.show("status", run.id)[0]
-    assert {"one", "error: train_grpo: no learning signal"} < set(shown[0])
-    run.server.clock.advance(3600)
-    assert not run.server.kfp.pods
-    assert (run.show("logs", run.id)[0], run.show("status", run.id)[0]) == shown
-
-
 def test_an_attempt_without_an_archived_log_has_its_executor_logs(run: Run) -> None:
     """One for each attempt, at an address that every attempt prints with its inputs."""
     run.tell("RUNNING", train_grpo=replace(RUNNING, attempts=2))
@@ -308,7 +277,7 @@ def test_an_attempt_without_an_archived_log_has_its_executor_logs(run: Run) -> N
 
 def test_logs_without_anything_to_show_fail_and_say_why(run: Run) -> None:
     """Where an installation does not archive logs; an error of the server alone does not count as a log."""
-    run.tell("FAILED", preflight=CACHED, train_grpo=FAILED, register=LEFT_OUT)
+    run.tell("FAILED", preflight=Stage("SUCCEEDED"), train_grpo=FAILED, register=LEFT_OUT)
     lines, error = run.show("logs", run.id, code=2)
     cached = ["==> preflight <==", "(not run: the cache has its outputs)"]
     assert lines == [*cached, "==> train_grpo <==", f"({GONE})"]
@@ -319,26 +288,8 @@ def test_logs_without_anything_to_show_fail_and_say_why(run: Run) -> None:
     run.show("logs", run.id, code=2)
 
 
-def test_a_warning_about_a_pod_that_does_not_start_is_shown(run: Run) -> None:
-    """By `logs` while it waits, and as the reason once its stage has failed; optional secrets are no reason."""
-    run.tell("RUNNING", train_grpo=RUNNING)
-    assert "(its pod has not printed anything yet)" in run.show("logs", run.id, code=2)[0]
-    run.server.kfp.events[pod("train-grpo", 0)] = [
-        {
-            "reason": "FailedToRetrieveImagePullSecret",
-            "message": "Unable to retrieve some image pull secrets (a, b) " * 3,
-        },
-        {"reason": "Failed", "message": 'Failed to pull image "grpo:dev": not found'},
-        {"reason": "Failed", "message": "Error: ImagePullBackOff"},
-    ]
-    reason = "image grpo:dev cannot be pulled: not found"
-    assert f"({reason})" in run.show("logs", run.id, code=2)[0]
-    assert run.show("status", run.id)[0][-1] == f"train_grpo: {reason}"
-    run.tell("FAILED", train_grpo=FAILED)
-    assert run.show("status", run.id)[0][-1] == f"error: train_grpo: {reason}"
-
-
 PULLING = {"type": "Normal", "reason": "Pulling", "message": 'Pulling image "grpo:1"'}
+NO_SECRET = {"reason": "FailedToRetrieveImagePullSecret", "message": "Unable to retrieve some image pull secrets" * 9}
 REFUSED = {"reason": "Failed", "message": 'Failed to pull image "grpo:1": rpc error: code = Unknown desc = no route'}
 PULLED = {"type": "Normal", "reason": "Pulled", "message": 'Successfully pulled image "grpo:1" in 2s'}
 OVERDUE = {"type": "Normal", "reason": "DeadlineExceeded", "message": "Pod was active on the node longer than ..."}
@@ -349,7 +300,7 @@ NOT_PULLED = "image grpo:1 cannot be pulled: no route"
     ("events", "printed", "now", "at_the_end"),
     [
         ([PULLING], None, "image grpo:1 is being pulled", "image grpo:1 was not pulled in the time of the stage; pull"),
-        ([PULLING, REFUSED, PULLING, OVERDUE], None, NOT_PULLED, NOT_PULLED),
+        ([PULLING, NO_SECRET, REFUSED, PULLING, OVERDUE], None, NOT_PULLED, NOT_PULLED),
         ([PULLING, REFUSED], "", NOT_PULLED, NOT_PULLED),
         ([PULLING, REFUSED, PULLED], "error: no queue\n", None, "no queue"),
     ],
@@ -426,25 +377,6 @@ def test_waiting_shows_each_stage_when_it_begins_and_ends(run: Run) -> None:
         f"succeeded  {run.server.url}/#/runs/details/{run.id}",
     ]
     assert sum(line.endswith("trying again") for line in errors) == 2
-
-
-def test_waiting_draws_the_running_stages_on_a_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one line that is drawn over and never wraps, with their progress and the time; messages stay."""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("NO_COLOR", "1")
-    run.tell("RUNNING", preflight=DONE, train_grpo=RUNNING)
-    monkeypatch.setenv("COLUMNS", "72")
-    run.print("train-grpo", f"{STEP}\n{QUEUED}\n")
-    end = [lambda: None, lambda: None, lambda: run.tell("SUCCEEDED", preflight=DONE, train_grpo=DONE)]
-    out = run.wait(*end, code=0, seconds=10)[0]
-    message, _, *drawn = out[-8:-2]
-    assert QUEUED in message
-    assert drawn == [
-        f"\x1b[K      30.0 s  {STEP}",
-        f"\x1b[K      50.0 s  {STEP}",
-        f"\x1b[K      1 min 10 s  {STEP}"[: 3 + 71],
-        "\x1b[K      train_grpo done in 1 min 15 s",
-    ]
 
 
 def test_waiting_gives_up_after_ten_minutes_without_an_answer(run: Run) -> None:
