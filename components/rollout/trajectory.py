@@ -44,8 +44,9 @@ class RolloutContext:
         """`max_tokens` is what the engine reads of a sequence, where that may be less than the model's context."""
         self.checkpoint, self.sampling = checkpoint, sampling
         context = context_tokens_of(checkpoint.model.config.to_dict())
-        self.max_tokens = min(math.inf if each is None else each for each in (max_tokens, context))
-        """Of prompt and completion together."""
+        limits = (max_tokens, context) if sampling.environments else ()
+        self.max_tokens = min((each for each in limits if each is not None), default=math.inf)
+        """Of prompt and completion together; a single turn that is too long is refused by the engine."""
         self.stop = StopTexts(sampling.stop, checkpoint.decode)
         self.turn_stop = StopTexts(checkpoint.format.turn_stops if sampling.environments else (), checkpoint.decode)
 
@@ -96,6 +97,8 @@ class Trajectory:
         """The place in `ids` at which the current turn begins."""
         self._episode: Episode | None = None
         self._finished = self._paused = self._stopped = False
+        self._last = 0
+        """The number of sampled tokens with which there is no room for more in this turn."""
         self._failure: str | None = None
         if partial is not None:
             self._continue(partial)
@@ -122,14 +125,18 @@ class Trajectory:
         for token, logprob in zip(ids, logprobs, strict=True):
             if self.status is not Status.SAMPLING:
                 break
-            self.ids.append(token)
-            self._logprobs.append(logprob)
-            self.num_sampled += 1
-            self._stopped = self._rollout.stop.ends(self.ids, self._turn_start)
-            if self._stopped or token in self._checkpoint.end_ids or self._ends_in_call():
-                self._end_turn()
-            else:
-                self._check_room()
+            self.append(token, logprob)
+
+    def append(self, token: int, logprob: float) -> None:
+        """Add a sampled token."""
+        self.ids.append(token)
+        self._logprobs.append(logprob)
+        self.num_sampled += 1
+        self._stopped = self._rollout.stop.ends(self.ids, self._turn_start)
+        if self._stopped or token in self._checkpoint.end_ids or self._ends_in_call():
+            self._end_turn()
+        elif self.num_sampled >= self._last:
+            self._check_room()
 
     def receive(self, answer: Answer) -> None:
         """Add what the environment answers to the turn that has ended."""
@@ -229,6 +236,7 @@ class Trajectory:
 
     def _check_room(self) -> None:
         """End the trajectory where no token of its turn may be sampled any more."""
+        self._last = self.num_sampled + self.tokens_left
         if self.tokens_left <= 0:
             self._paused = self._room > 0
             self._end()

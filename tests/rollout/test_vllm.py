@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from components.rollout.transformers_sampler import TransformersSampler
 from components.rollout.vllm.servers import VllmServers
 from components.shared.errors import PipelineError, RetryableError
 from tests import tiny
-from tests.cluster.processes import listeners
+from tests.cluster.processes import is_gone, listeners, wait_until
 from tests.rollout.vllm_policies import QUESTIONS, largest_difference, policy, sampler, servers_config, trainer_logprobs
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ class Ranks:
     def results(self) -> list[dict[str, Any]]:
         """What each rank measured, once it has."""
         paths = [self.folder / f"results-{rank}.json" for rank in range(2)]
-        _wait_until(lambda: all(path.exists() for path in paths) or self.agent.poll() is not None, 300)
+        wait_until(lambda: all(path.exists() for path in paths) or self.agent.poll() is not None, 300)
         assert self.agent.poll() is None, (self.folder / "output.log").read_text()[-3000:]
         return [json.loads(path.read_text()) for path in paths]
 
@@ -97,20 +97,12 @@ def _start(temporary: Path, *command: str | Path, **options: Any) -> "subprocess
     return subprocess.Popen([*map(str, command)], cwd=_ROOT, env=environment, text=True, **options)
 
 
-def _wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
-
-
 def _processes(temporary: Path) -> list[int]:
     """The processes that are alive and were started with this folder for their files, or one in it."""
     processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            alive = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-            if alive and f"TMPDIR={temporary}".encode() in (folder / "environ").read_bytes():
+            if f"TMPDIR={temporary}".encode() in (folder / "environ").read_bytes() and not is_gone(int(folder.name)):
                 processes.append(int(folder.name))
     return processes
 
@@ -255,7 +247,7 @@ def test_a_killed_launcher_leaves_nothing_behind(run: Run) -> None:
     assert len(_processes(run.temporary)) > 2
     run.launcher.kill()
     run.launcher.wait()
-    _wait_until(lambda: not _processes(run.temporary))
+    wait_until(lambda: not _processes(run.temporary))
     assert not list(run.temporary.iterdir())
     assert set(Path("/dev/shm").iterdir()) <= shared
 
@@ -291,15 +283,9 @@ def test_the_server_of_a_rank_that_is_killed_ends(ranks: Ranks) -> None:
     engine = ranks.results()[0]["engine"]
     os.kill(ranks.agent.pid, signal.SIGSTOP)  # torchrun would end the other rank in good order
     os.kill(ranks.results()[0]["rank"], signal.SIGKILL)
-    _wait_until(lambda: not _is_alive(engine))
-    assert _is_alive(ranks.results()[1]["engine"])
+    wait_until(lambda: is_gone(engine))
+    assert not is_gone(ranks.results()[1]["engine"])
     os.kill(ranks.agent.pid, signal.SIGCONT)
     ranks.agent.wait(30)
-    _wait_until(lambda: not _processes(ranks.temporary))
+    wait_until(lambda: not _processes(ranks.temporary))
     assert not list(ranks.temporary.glob("vllm-*"))
-
-
-def _is_alive(pid: int) -> bool:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False

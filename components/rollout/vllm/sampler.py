@@ -21,7 +21,7 @@ from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict, save_adapters
 from components.policy.packing import TokenSequence, pack
-from components.rollout.sampler import Completion, PartialCompletions, Sampling, StopTexts, completed
+from components.rollout.sampler import Completion, PartialCompletions, Sampling
 from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.vllm.servers import Request, SampledTokens, Submit, VllmServers
 from components.rollout.vllm.verification import verify_logprobs
@@ -47,17 +47,10 @@ def complete(
     has_seeds, seeds = checkpoint.device.type != "cuda", random.Random(sampling.seed)
     # vLLM adds the number of the completion in its group.
     numbers = [seeds.getrandbits(53) if has_seeds else None for _ in problems]
-    if sampling.environments is not None or sampling.segment_tokens is not None or partial is not None:
-        groups = RolloutContext(checkpoint, sampling, max_tokens=engine.max_tokens).begin(problems, partial)
-        with engine.submitting() as submit:
-            _Turns(submit, checkpoint, sampling, numbers).run_to_completion(groups)
-        return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
-    params = {**_params(checkpoint, sampling, sampling.stop), "n": sampling.num_samples}
-    prompts = [checkpoint.prompt_ids(problem.question, problem.source, problem.earlier) for problem in problems]
-    requests = [Request(ids, {**params, "seed": seed}) for ids, seed in zip(prompts, numbers, strict=True)]
-    stop = StopTexts(sampling.stop, checkpoint.decode)
-    answers = zip(prompts, engine.complete(requests), strict=True)
-    return [[completed(checkpoint, prompt_ids, *each, stop) for each in group] for prompt_ids, group in answers]
+    groups = RolloutContext(checkpoint, sampling, max_tokens=engine.max_tokens).begin(problems, partial)
+    with engine.submitting() as submit:
+        _Turns(submit, checkpoint, sampling, numbers).run_to_completion(groups)
+    return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
 
 
 def _params(checkpoint: Checkpoint, sampling: Sampling, stop: Sequence[str]) -> dict[str, Any]:
