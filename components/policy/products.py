@@ -6,7 +6,7 @@ less of that, and none if the weight was rearranged ("packed") once: docs/decisi
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,20 +22,8 @@ def onednn_product(left: Tensor, right: Tensor) -> Tensor:
     return _onednn_linear(left, right.T, None)
 
 
-class LinearLayer(Protocol):
-    """What is asked of a linear layer."""
-
-    @property
-    def out_features(self) -> int:
-        """The number of outputs."""
-
-    @property
-    def weight(self) -> Tensor:
-        """A row for each output."""
-
-    @property
-    def bias(self) -> Tensor | None:
-        """A number for each output."""
+LinearLayer = Any
+"""A linear layer, of which `out_features`, `weight` and `bias` are read."""
 
 
 class JointLinear:
