@@ -51,13 +51,11 @@ def test_a_skipped_test_of_the_gpu_is_a_miss(tmp_path: Path, reason: str, is_mis
 
 
 @pytest.mark.slow
-def test_a_check_passes_on_a_cpu_and_the_page_names_all(tmp_path: Path) -> None:
+def test_a_check_passes_on_a_cpu(tmp_path: Path) -> None:
     """A check that was not run has a reason."""
     names = ["families", "step-1.5b", "gsm8k"]
     assert main(["--device", "cpu", "--out", str(tmp_path), "--only", *names]) == 0
     rows = json.loads((tmp_path / "gpu-check.json").read_text())["checks"]
     results = [row["result"] for row in rows]
     assert results == ["passed", *["not run"] * (len(rows) - 1)], rows
-    page = (tmp_path / "index.html").read_text()
     assert all(row["evidence"] for row in rows)
-    assert all(row["title"] in page for row in rows)
