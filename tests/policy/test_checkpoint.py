@@ -126,8 +126,7 @@ def test_what_is_saved_depends_on_the_model_alone(tmp_path: Path) -> None:
     hub = _in_hub(model, tmp_path / "home")
     ways: dict[str, tuple[Path | str, str, int]] = {
         "offline": (model, "1", 0o022),
-        "online": (model, "0", 0o002),
-        "link": (link, "0", 0o022),
+        "link": (link, "0", 0o002),
     }
     ways |= {"copy": (other, "0", 0o027), "hub": (hub, "1", 0o077)}
     printed = {}

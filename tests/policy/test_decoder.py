@@ -134,21 +134,6 @@ def test_packed_weights_are_those_of_the_beginning_of_the_block() -> None:
             assert not torch.equal(_logits(model), before)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_an_output_layer_in_half_precision_is_converted_once(dtype: torch.dtype) -> None:
-    """Its logits are those that the trainer computes, in float32, up to the order of sums."""
-    model = _model("qwen2").to(dtype)
-    use_float32_logits(model.get_output_embeddings())
-    with torch.no_grad():
-        expected = _logits(model)
-        with packed_weights(model):
-            own = vars(model.get_output_embeddings())["forward"]
-            computed = _logits(model)
-    assert own != vars(model.get_output_embeddings())["forward"]
-    assert computed.dtype == torch.float32
-    assert (computed - expected).abs().max() < _ROUNDING
-
-
 @pytest.mark.parametrize(
     "changed", ["hook", "forward", "adapters", "layers", "norm", "dtype", "epsilon", "norm of heads"]
 )

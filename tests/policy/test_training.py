@@ -76,24 +76,6 @@ def test_the_last_step_is_saved_and_random_numbers_go_on_where_they_were(tmp_pat
     assert random.random() == expected[1]
 
 
-def test_steps_that_outlast_the_grace_period_are_named_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Steps of 6 s and checkpoints of 5 s in 10 s: a stop would lose what no checkpoint has."""
-    config, policy = CheckpointConfig(every_steps=2, grace_s=10), cast(Policy, _Policy())
-    run = Resumption(SINGLE_PROCESS, tmp_path, config, stage="train", num_steps=9)
-    # What the clock shows at the end of each step, and before and after each checkpoint.
-    clock = iter([0.0, 6.0, 6.0, 11.0, 17.0, 23.0, 23.0, 28.0, 34.0])
-    monkeypatch.setattr("time.monotonic", clock.__next__)
-    for step in (1, 2, 3, 4, 5):
-        run.after_step(step, policy, dict, stop=StopRequest())
-    warned = [line for line in capsys.readouterr().out.splitlines() if "grace_s" in line]
-    assert warned == [
-        "train: a step and a checkpoint took 11 s, and a stop waits for 10 s only; set train.checkpoint.grace_s to 17, "
-        "or a stop loses the steps since the last checkpoint"
-    ]
-
-
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_end() -> None:
     """Warm-up counts from the first step; the last step has the final fraction; no warm-up is allowed."""
     rates = [learning_rate(step, peak=1.0, warmup_steps=4, num_steps=9, final_fraction=0.2) for step in range(9)]
