@@ -10,7 +10,7 @@ Shape suffixes:
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from components.rollout.trajectory import Status, Trajectory
 _CALLS_TO_ANSWER = 8
 """Calls of the model that an environment has time for before the batch waits for its answer."""
 _MAX_READ_TOKENS = 16_384
-"""Tokens of partial completions that are read at once; one that is longer is read by itself."""
+"""Tokens of partial completions that are read at once, counted by the longest; one at least is read."""
 
 
 class Decoding:
@@ -71,22 +71,10 @@ class Decoding:
         self._drop_done()
         fresh = [number for number in self.cache.numbers if not self._active[number].ids]
         partial = [number for number in self.cache.numbers if self._active[number].ids]
+        size = max(1, _MAX_READ_TOKENS // max((len(self._active[number].ids) for number in partial), default=1))
+        parts = [self._read(partial[start : start + size]) for start in range(0, len(partial), size)]
         logits_RV = logits_PV[[number // self.cache.group_size for number in fresh]]
-        return fresh + partial, torch.cat([logits_RV, *(self._read(portion) for portion in self._portions(partial))])
-
-    def _portions(self, numbers: Sequence[int]) -> Iterator[list[int]]:
-        """Yield completions that are read at once."""
-        portion: list[int] = []
-        num_tokens = 0
-        for number in numbers:
-            length = len(self._active[number].ids)
-            if portion and num_tokens + length > _MAX_READ_TOKENS:
-                yield portion
-                portion, num_tokens = [], 0
-            portion.append(number)
-            num_tokens += length
-        if portion:
-            yield portion
+        return fresh + partial, torch.cat([logits_RV, *parts])
 
     def _read(self, numbers: Sequence[int]) -> Tensor:
         """Read what these completions have that is unread, in one call; return the logits of their next tokens."""

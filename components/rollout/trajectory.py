@@ -268,20 +268,17 @@ class Trajectory:
         return len(self.ids) > self._turn_start and self.ids[-1] in self._checkpoint.end_ids
 
     def _turn(self) -> Turn:
-        """Return the current turn, without an answer."""
+        """Return the current turn, without an answer: its text is without its end token or what stopped it."""
         in_thought = self._checkpoint.opens_thought((*self.prompt_ids, *self.ids[: self._turn_start]))
-        return Turn(self.num_sampled, self._turn_text(), in_thought=in_thought)
+        ids = self.ids[self._turn_start : len(self.ids) - self._ended]
+        text = self._rollout.stop.before(self._checkpoint.decode(ids))
+        return Turn(self.num_sampled, text, in_thought=in_thought)
 
     def _answered_turn(self, answer: Answer) -> Turn:
         """Return the current turn with what its environment says of it."""
         turn, goes_on = self._turn(), answer.failure is None and not answer.observation.done
         is_call = goes_on or self._has_call(turn)
         return replace(turn, rewards=answer.observation.rewards, is_call=is_call)
-
-    def _turn_text(self) -> str:
-        """Return what the model wrote in the current turn, without its end token or what stopped it."""
-        ids = self.ids[self._turn_start : len(self.ids) - self._ended]
-        return self._rollout.stop.before(self._checkpoint.decode(ids))
 
     def _text(self) -> str:
         ids = [*self._earlier, *self.ids]

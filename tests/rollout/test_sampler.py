@@ -21,6 +21,7 @@ from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem, Split
+from components.shared.tools import NEXT_ANSWER
 from tests import tiny
 
 QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:5]), "Tom has 3?"]
@@ -257,7 +258,7 @@ def test_completions_are_graded_in_order_and_truncated_ones_are_wrong(verify: Ve
 
 def test_what_an_environment_failed_in_is_unscorable_whatever_its_text(verify: Verifier) -> None:
     """With the failure as its detail, and not truncated; the last turn of another one is graded alone."""
-    tokens, turns = TokenSequence((1,), (2,)), (Turn(1, "#### 9", "no"), Turn(2, "#### 12"))
+    tokens, turns = TokenSequence((1,), (2,)), (Turn(1, "#### 9", f"no{NEXT_ANSWER}so"), Turn(2, "#### 12"))
     failed = Completion(tokens, (-0.5,), "#### 12", finished=True, turns=turns, failure="no answer within 10 s")
     again = Completion(tokens, (-0.5,), "#### 9 no #### 12", finished=True, turns=turns)
     cut = Completion(tokens, (-0.5,), "#### 9 no #### 12", finished=False, turns=turns)
@@ -270,7 +271,7 @@ def test_what_an_environment_failed_in_is_unscorable_whatever_its_text(verify: V
     unanswered = replace(again, turns=(*turns, Turn(3, "so")))
     assert not unanswered.is_worked(AnswerPolicy.DECLARED)
     assert again.turn_records() == [
-        {"text": "#### 9", "observation": "no", "rewards": {}},
+        {"text": "#### 9", "observation": "no\nso", "rewards": {}},
         {"text": "#### 12", "observation": "", "rewards": {}},
     ]
 

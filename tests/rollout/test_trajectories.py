@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from components.environments.environment import Observation
-from components.environments.pool import Answer, Environments
+from components.environments.pool import Answer
 from components.policy.checkpoint import Checkpoint, ReadObservation, create
 from components.rollout.sampler import Completion, Sampling, StopTexts
 from components.rollout.trajectory import RolloutContext, Status, Trajectory
@@ -22,7 +22,7 @@ from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from tests import chat_model, tiny
-from tests.chat_model import CALLING, REASONING
+from tests.chat_model import REASONING
 from tests.rollout import acting
 from tests.rollout.acting import QUESTIONS, ActingEnvironments, Naive
 
@@ -48,11 +48,10 @@ def _references(make: Callable[[], PreTrainedModel], sampling: Sampling) -> list
 
 
 @pytest.mark.parametrize(
-    ("make", "max_new_tokens"),
-    [(acting.gpt2, 27), (acting.mistral, 22), pytest.param(acting.qwen3_next, 22, marks=pytest.mark.slow)],
+    ("make", "max_new_tokens", "max_batch_size"),
+    [(acting.gpt2, 27, 8), (acting.mistral, 22, 64), pytest.param(acting.qwen3_next, 22, 8, marks=pytest.mark.slow)],
     ids=["heads of their own", "grouped queries", "padded rows"],
 )
-@pytest.mark.parametrize("max_batch_size", [8, 64])
 def test_trajectories_are_those_of_a_naive_reference(
     make: Callable[[], PreTrainedModel], max_new_tokens: int, max_batch_size: int
 ) -> None:
@@ -172,45 +171,6 @@ def test_each_turn_may_begin_inside_a_thought(tmp_path: Path) -> None:
     same_message = trajectory.completion()
     assert [turn.in_thought for turn in same_message.turns] == [True, False]
     assert same_message.response == "It is \\boxed{1776}."
-
-    trajectory = Trajectory(rollout, tiny.PROBLEMS[0], checkpoint.prompt_ids("37*48?"))
-    write("</think>\n```calculator\n37*48\n```<|endoftext|>")
-    trajectory.receive(Answer(Observation("1776")))
-    write("It is \\boxed{1776}.<|endoftext|>")
-    assert environments.turns[-2:] == ["<think></think>\n```calculator\n37*48\n```", "<think>It is \\boxed{1776}."]
-    trajectory.receive(Answer(Observation(done=True)))
-    assert trajectory.completion().response == "<think>It is \\boxed{1776}."
-
-
-def test_all_calls_of_a_turn_are_executed_and_answered_in_order(tmp_path: Path) -> None:
-    """By the processes of the environment; the model reads what transformers makes of a message for each answer."""
-    base = chat_model.write(tmp_path, CALLING, max_tokens=1024)
-    values = {"base": str(base), "chat": {}, "tools": {"environment": "calculator"}}
-    checkpoint = create(ModelConfig.model_validate(values), tiny.PROBLEMS, seed=1, dtype=torch.float32)
-    assert checkpoint.format.tools is not None
-    expressions = ["1+1", "37*48", "1/0", "7-9"]
-    functions = [{"name": "calculator", "arguments": {"expression": each}} for each in expressions]
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "37*48?"},
-        {"role": "assistant", "content": "So.", "tool_calls": [{"type": "function", "function": f} for f in functions]},
-        *({"role": "tool", "content": each} for each in ("2", "1776", "Error: division by zero", "-2")),
-    ]
-    schemas = checkpoint.format.schemas
-    written = checkpoint.tokenizer.apply_chat_template(messages[:2], tools=schemas, tokenize=False)
-    expected = checkpoint.tokenizer.apply_chat_template(
-        messages, tools=schemas, tokenize=False, add_generation_prompt=True
-    )
-    prompt = checkpoint.prompt_ids("37*48?")
-    turn = checkpoint.encode(written.rstrip("\n"))[len(prompt) :]
-    with Environments(checkpoint.format.tools) as environments:
-        rollout = RolloutContext(checkpoint, replace(acting.sampling(max_new_tokens=1000), environments=environments))
-        trajectory = Trajectory(rollout, tiny.PROBLEMS[0], prompt)
-        trajectory.extend(turn, [0.0] * len(turn))
-        assert trajectory.asked is not None
-        trajectory.receive(trajectory.asked.result(timeout=60))
-        assert checkpoint.tokenizer.decode([*prompt, *trajectory.ids]) == expected
-        assert trajectory.status is Status.SAMPLING
-        trajectory.close()
 
 
 def test_a_stop_text_ends_a_trajectory_in_any_turn() -> None:

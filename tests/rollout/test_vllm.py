@@ -155,20 +155,6 @@ def test_logprobs_are_those_of_the_trainer(run: Run, temperature: float) -> None
     assert len({len(completion.tokens) for completion in completions}) > 5
 
 
-def test_a_completion_ends_with_its_first_end_token(run: Run) -> None:
-    """Any of the policy's end tokens ends it and is part of it, not of its text; without one it is unfinished."""
-    completions = _generate(run)
-    ends = set(run.policies[0].end_ids)
-    assert {completion.finished for completion in completions} == {True, False}
-    assert len({each.tokens.completion_ids[-1] for each in completions if each.finished}) > 2
-    for completion in completions:
-        ids = completion.tokens.completion_ids
-        assert not ends & set(ids[:-1])
-        assert completion.finished == (ids[-1] in ends)
-        assert completion.finished or len(ids) == 25
-        assert completion.text == run.policies[0].decode(ids[:-1] if completion.finished else ids)
-
-
 def test_greedy_decoding_is_that_of_transformers(run: Run) -> None:
     """At temperature 0 both samplers give the same tokens."""
     greedy = Sampling(num_samples=1, temperature=0.0, max_new_tokens=30, seed=1)
