@@ -106,7 +106,7 @@ class GroupCache:
 
     def begin_call(self, numbers: Sequence[int], counts: Sequence[int]) -> Tensor:
         """Let completions, in the order of their rows, read so many tokens each; return the positions of all, (X,)."""
-        rows = range(len(numbers))
+        rows: Sequence[int] = range(len(numbers))
         if len(numbers) < len(self.numbers):
             row_of = {number: row for row, number in enumerate(self.numbers)}
             rows = [row_of[number] for number in numbers]

@@ -19,14 +19,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.compatibility import prepare_model, require_packed_rows
 from components.policy.engine import recompute_layers
 from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
-from components.policy.padded import padded_because
 from components.rollout.sampler import Sampling
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.answer_policy import AnswerPolicy
@@ -295,35 +293,3 @@ def test_a_convolution_inside_of_an_attention_layer_is_refused(dtype: torch.dtyp
     model.model.layers[1].mlp = _ShortConvolution(model.model.layers[1].mlp, 1e-9)
     with pytest.raises(PipelineError, match=CONTACT):
         require_packed_rows(model)
-
-
-_LARGEST = 20_000_000
-"""Parameters of a model that is tried out: some families' configs have parts of the real size."""
-
-
-@pytest.mark.long(minutes=4)
-@pytest.mark.timeout(1200)
-def test_every_family_of_transformers_is_trained_or_refused_with_a_reason() -> None:
-    """Those that can be built so small: nothing but a PipelineError keeps one from being trained, in known rows."""
-    found: dict[str, str] = {}
-    for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        try:
-            config = _config(family, **_CHANGES.get(family, {}))
-            with torch.device("meta"):
-                size = AutoModelForCausalLM.from_config(config).num_parameters()
-            model = _model(config) if size < _LARGEST else None
-        except Exception:  # its config has no such sizes
-            continue
-        if model is None:
-            continue
-        try:
-            prepare_model(model)
-            found[family] = "padded" if padded_because(model) else "packed"
-        except PipelineError as error:
-            found[family] = str(error)
-    print(*(f"{family}: {kind}" for family, kind in found.items()), sep="\n")
-    rows = {kind: {family for family, each in found.items() if each == kind} for kind in ("packed", "padded")}
-    assert set(ACCEPTED) & found.keys() == rows["packed"] & set(ACCEPTED)
-    assert set(PADDED) & found.keys() == rows["padded"] & set(PADDED)
-    assert len(rows["packed"] | rows["padded"]) > 100
-    assert all("cannot be trained here" in kind for kind in found.values() if kind not in rows)

@@ -73,7 +73,6 @@ def test_other_weights_are_reported_by_name() -> None:
 @pytest.mark.parametrize("difference", [0.02, float("nan"), float("inf")])
 def test_other_weights_are_detected_by_their_log_probabilities(difference: float) -> None:
     """By the mismatch, and where it is not a number; rounding passes."""
-    options = {"max_mismatch": 0.01, "name": "vLLM at http://x"}
-    verify_logprobs(LOGPROBS_M + 0.009, LOGPROBS_M, **options)
+    verify_logprobs(LOGPROBS_M + 0.009, LOGPROBS_M, max_mismatch=0.01, name="vLLM at http://x")
     with pytest.raises(StaleWeightsError, match=r"http://x .*max_mismatch = 0\.01"):
-        verify_logprobs(LOGPROBS_M + difference, LOGPROBS_M, **options)
+        verify_logprobs(LOGPROBS_M + difference, LOGPROBS_M, max_mismatch=0.01, name="vLLM at http://x")

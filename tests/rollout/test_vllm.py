@@ -255,15 +255,6 @@ def test_each_rank_has_a_server_with_the_current_weights(ranks: Ranks, step: str
 
 
 @pytest.mark.long
-def test_a_rank_prints_nothing_of_its_server(ranks: Ranks) -> None:
-    """What vLLM prints is in a file of its own, for each rank."""
-    ranks.results()
-    assert "EngineCore" not in (ranks.folder / "output.log").read_text()
-    for rank in range(2):
-        assert "EngineCore" in (ranks.folder / f"vllm-{rank}.log").read_text()
-
-
-@pytest.mark.long
 def test_the_server_of_a_rank_that_is_killed_ends(ranks: Ranks) -> None:
     """SIGKILL of one rank leaves no process of its server; the other's lives on until torchrun ends it."""
     engine = ranks.results()[0]["engine"]
