@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from components.environments.environment import Observation
 from components.environments.pool import Answer
-from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.rollout.sampler import Completion, Sampler, Sampling
@@ -24,8 +23,6 @@ from tests import chat_model, tiny
 from tests.chat_model import CALLING, CHATML, HEADERS, REASONING, TURNS
 from tests.rollout import acting
 from tests.rollout.acting import QUESTIONS, ActingEnvironments
-from tests.rollout.vllm_policies import sampler as vllm_sampler
-from tests.train_grpo.own_weights import OwnWeights
 
 FORGETTING = """\
 {%- for message in messages -%}
@@ -67,15 +64,6 @@ def test_forked_trajectories_are_those_of_a_naive_reference(
     groups = TransformersSampler(_forgetful(make), max_batch_size).generate(PROBLEMS, sampling)
     _require_true(groups, _forgetful(make), sampling)
     assert environments.open == 0
-
-
-def test_vllm_samples_after_the_rewritten_prompts(tmp_path: Path) -> None:
-    """Through the interface of its engine."""
-    checkpoint, sampling = _forgetful(acting.qwen3), _sampling()
-    checkpoints.save(checkpoint, tmp_path)
-    engine = OwnWeights(checkpoint, tmp_path)
-    engine.versions.append(0)
-    _require_true(vllm_sampler(engine, checkpoint).generate(PROBLEMS, sampling), _forgetful(acting.qwen3), sampling)
 
 
 @pytest.mark.parametrize(
