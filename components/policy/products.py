@@ -32,15 +32,8 @@ class JointLinear:
     def __init__(self, *layers: LinearLayer) -> None:
         self._layers = layers
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the outputs of all layers, side by side in the last dimension."""
-        return self._product(rows, None)
-
-    def added_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return the outputs plus as large a tensor."""
-        return self._product(rows, residual)
-
-    def _product(self, rows: Tensor, residual: Tensor | None) -> Tensor:
+    def __call__(self, rows: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the outputs of all layers, side by side in the last dimension, plus as large a tensor."""
         weights = [layer.weight for layer in self._layers]
         product: Tensor = _Linear.apply(rows, _joint_bias(self._layers), residual, *weights)  # type: ignore[no-untyped-call]
         return product
@@ -88,12 +81,8 @@ class PackedLinear:
         bias = _joint_bias(layers)
         self._bias = None if bias is None else bias.detach()
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the outputs of all layers, side by side in the last dimension."""
-        return _onednn_linear(rows, self._weight, self._bias)
-
-    def added_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return the outputs plus as large a tensor."""
+    def __call__(self, rows: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the outputs of all layers, side by side in the last dimension, plus as large a tensor."""
         return _onednn_linear(rows, self._weight, self._bias, residual)
 
 

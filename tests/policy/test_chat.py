@@ -140,6 +140,7 @@ def test_each_source_may_have_a_prompt_of_its_own(tmp_path: Path) -> None:
 def test_a_saved_policy_is_asked_as_before_and_ends_its_turns_for_others(tmp_path: Path) -> None:
     """What serves the folder without our files has the template, and stops where a turn ends."""
     settings = {"chat": {"system": SYSTEM}, "thinking": False, "prompts": {"code": "Code: {question}"}}
+    settings["tools"] = {"environment": "calculator", "max_turns": 3}
     saved = _checkpoint(chat_model.write(tmp_path / "base"), **settings)
     save(saved, tmp_path / "policy")
     loaded = load(tmp_path / "policy", dtype=torch.float32)
