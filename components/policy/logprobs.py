@@ -220,7 +220,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         gradients = _Gradients(head, with_weight=ctx.needs_input_grad[1])
         for rows in head.chunks:
             probabilities_CV = head.logits(rows).sub_(lse_N[rows, None]).exp_()
-            gradients.add(rows, head.errors(rows, probabilities_CV), -grad_logprobs_N[rows])
+            gradients.add(rows, *head.errors(rows, probabilities_CV), -grad_logprobs_N[rows])
         return *gradients.all, None, None, None
 
 
@@ -242,10 +242,10 @@ class _FusedLoss(torch.autograd.Function):
         sum_ = hidden_ND.new_zeros((), dtype=head.dtype)
         for rows in head.chunks:
             for part in parts:
-                loss, grad_CV, factor_C = part(head, rows)
+                loss, *gradient = part(head, rows)
                 sum_ += loss
-                gradients.add(rows, grad_CV, factor_C)
-                del grad_CV  # before the next logits are computed
+                gradients.add(rows, *gradient)
+                del gradient  # before the next logits are computed
         ctx.save_for_backward(*gradients.all)
         return sum_
 
@@ -256,25 +256,29 @@ class _FusedLoss(torch.autograd.Function):
         return *scaled, None, None, None
 
 
-_ChunkLoss = Callable[["_Head", slice], tuple[Tensor, Tensor, Tensor]]
-"""Returns a loss of the tokens of a chunk, and its gradient by their logits over the temperature, as a product: (C, V)
-times a factor of each token, (C,)."""
+_ChunkLoss = Callable[["_Head", slice], tuple[Tensor, Tensor, Tensor, Tensor]]
+"""Returns a loss of the tokens of a chunk, and its gradient as `_Gradients.add` takes it."""
 
 
 def _token_loss_of_chunk(
     token_loss: TokenLoss, with_entropy: bool, head: "_Head", rows: slice
-) -> tuple[Tensor, Tensor, Tensor]:
-    logprobs_C, entropy_C, _, probabilities_CV = head.score(rows, with_entropy=with_entropy)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    # The entropy follows from the gradients, without a pass over the logits, unless their products are rounded.
+    from_errors = with_entropy and not _rounds_factors(head.weight_VD)
+    logprobs_C, entropy_C, _, probabilities_CV = head.score(rows, with_entropy=with_entropy and not from_errors)
+    errors_CV, errors_CD = head.errors(rows, probabilities_CV)
+    if from_errors:
+        entropy_C = head.entropy(rows, logprobs_C, errors_CV, errors_CD)
     scores = TokenLogprobs(logprobs_C.requires_grad_(), entropy_C)
     with torch.enable_grad():
         loss = token_loss(scores, rows)
     (grad_C,) = torch.autograd.grad(loss, scores.logprobs_N)
-    return loss.detach(), head.errors(rows, probabilities_CV), -grad_C
+    return loss.detach(), errors_CV, errors_CD, -grad_C
 
 
 def _divergence_of_chunk(
     term: TeacherTerm, teacher: Callable[[slice], Tensor], head: "_Head", rows: slice
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     logprobs_CV = head.logits(rows).log_softmax(-1)
     difference_CV = logprobs_CV - teacher(rows).to(head.dtype).log_softmax(-1)
     probabilities_CV = logprobs_CV.exp_()
@@ -283,7 +287,8 @@ def _divergence_of_chunk(
     term.kl_N[rows] = kl_C
     weight_C = term.weight_N[rows].to(head.dtype)
     # dKL/dlogit_v = pi_v (log pi_v / q_v - KL)
-    return (weight_C * kl_C).sum(), probabilities_CV.mul_(difference_CV.sub_(kl_C[:, None])), weight_C
+    grad_CV = probabilities_CV.mul_(difference_CV.sub_(kl_C[:, None]))
+    return (weight_C * kl_C).sum(), grad_CV, _product(grad_CV, head.weight_VD), weight_C
 
 
 def _divergence(logits_NV: Tensor, batch: MicroBatch, term: TeacherTerm) -> Tensor:
@@ -326,10 +331,21 @@ class _Head:
             entropy_C = lse_C - logits_CV.mul_(probabilities_CV).sum(-1)
         return target_C - lse_C, entropy_C, lse_C, probabilities_CV
 
-    def errors(self, rows: slice, probabilities_CV: Tensor) -> Tensor:
-        """Return the gradient of -log pi(target) by the logits, pi_v - [v = target], in the memory of pi."""
+    def errors(self, rows: slice, probabilities_CV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of -log pi(target) at temperature 1, by logits and by hidden states, (C, V) and (C, D).
+
+        The first, pi_v - [v = target], is in the memory of pi.
+        """
         target_C1 = self.target_N[rows, None]
-        return probabilities_CV.scatter_add_(1, target_C1, probabilities_CV.new_full(target_C1.shape, -1.0))
+        errors_CV = probabilities_CV.scatter_add_(1, target_C1, probabilities_CV.new_full(target_C1.shape, -1.0))
+        return errors_CV, _product(errors_CV, self.weight_VD)
+
+    def entropy(self, rows: slice, logprobs_C: Tensor, errors_CV: Tensor, errors_CD: Tensor) -> Tensor:
+        """Return the entropy in nats: -log pi(target) - sum_v (pi_v - [v = target]) logit_v."""
+        sum_C = (errors_CD * self.hidden_ND[rows]).sum(-1)
+        if self.bias_V is not None:
+            sum_C += errors_CV @ self.bias_V.to(self.dtype)
+        return -logprobs_C - sum_C / self.temperature
 
 
 class _Gradients:
@@ -346,10 +362,10 @@ class _Gradients:
         """Those of hidden states, weight and bias."""
         return self._hidden_ND, self._weight_VD, self._bias_V
 
-    def add(self, rows: slice, grad_CV: Tensor, factor_C: Tensor) -> None:
-        """Add those of a chunk: by the logits over the temperature, times the factor of each token."""
+    def add(self, rows: slice, grad_CV: Tensor, grad_CD: Tensor, factor_C: Tensor) -> None:
+        """Add those of a chunk: by logits and by hidden states at temperature 1, times the factor of each token."""
         head, factor_C = self._head, factor_C / self._head.temperature
-        self._hidden_ND[rows] += _product(grad_CV, head.weight_VD) * factor_C[:, None]
+        self._hidden_ND[rows] += grad_CD * factor_C[:, None]
         if self._bias_V is not None:
             self._bias_V += factor_C @ grad_CV
         if self._weight_VD is not None:
