@@ -8,7 +8,7 @@ gives it, and the rewards are the case's.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -76,21 +76,29 @@ class TakeTurns:
 
 
 class Lengths(decoding.Decoding):
-    """Ends each completion at its length, and at no token before it."""
+    """Ends each turn at its length, and at no token before it; log-probabilities are the model's."""
 
-    wanted_B: Tensor
-    sampled: list[int]
+    end_id: ClassVar[int]
+    lengths_B: ClassVar[Sequence[int]]
+    sampled: ClassVar[list[int]]
 
-    def ends(self, token_R: Tensor, t: int) -> Tensor:
-        """See `Decoding`."""
-        del token_R
-        return self.wanted_B[self.cache.row_R] == t + 1
+    def ends(self, number: int, place: int) -> bool:
+        """Return whether the token of this number of a completion of the batch is the last of its turn."""
+        return place == self.lengths_B[number]
 
-    def run(self, uniform_RT: Tensor) -> list[list[Completion]]:
-        """See `Decoding`; also record the lengths."""
-        completions = super().run(uniform_RT)
-        Lengths.sampled = sorted(len(each.tokens.completion_ids) for group in completions for each in group)
-        return completions
+    def _sample_next(self, numbers: Sequence[int], logits_RV: Tensor, uniform_RT: Tensor) -> None:
+        self._ends_R = torch.tensor([self.ends(number, self._active[number].num_sampled + 1) for number in numbers])
+        super()._sample_next(numbers, logits_RV, uniform_RT)
+
+    def _sample(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
+        token_R, logprob_R = super()._sample(logits_RV, uniform_R)
+        ends_R = self._ends_R.to(token_R.device)
+        other_R = ends_R | (token_R == self.end_id)
+        token_R[other_R] = torch.where(ends_R[other_R], self.end_id, self.end_id + 1)
+        # On CPUs the logits have become probabilities in their own memory.
+        probability_XV = logits_RV[other_R].softmax(-1) if logits_RV.is_cuda else logits_RV[other_R]
+        logprob_R[other_R] = probability_XV.gather(1, token_R[other_R, None]).squeeze(1).log()
+        return token_R, logprob_R
 
 
 def settings(case: Case) -> TrainGRPOConfig:
@@ -162,10 +170,11 @@ def problems(case: Case) -> list[Problem]:
 
 
 def rewarding(case: Case, score: Score) -> Score:
-    """Return the trainer's own scoring with the case's rewards in place of what it finds."""
+    """Return the trainer's own scoring with the case's rewards in place of what it finds; record the lengths, too."""
     waiting: list[float] = []
 
     def rewarded(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[Group]:
+        Lengths.sampled = sorted(len(each.tokens.completion_ids) for group in completions_PG for each in group)
         waiting.extend(case["rewards_B"])
         groups = score(problems_P, completions_PG)
         for scored in (scored for group in groups for scored in group.scored_G):
@@ -181,7 +190,7 @@ def build(case: Case, channel: Channel) -> TakeTurns:
     policy = checkpoint(case)
     sampler = transformers_sampler.TransformersSampler(policy, len(case["lengths_B"]))
     trainer = build_trainer(settings(case), policy, problems(case), Verifier(), sampler)
-    Lengths.wanted_B = torch.tensor(case["lengths_B"], device=policy.device)
+    Lengths.end_id, Lengths.lengths_B = case["end_id"], case["lengths_B"]
     decoding.Decoding = Lengths  # type: ignore[misc]
     trainer.rollouts.score = rewarding(case, trainer.rollouts.score)
     turns = TakeTurns(trainer.rollouts.prompts, trainer, channel)

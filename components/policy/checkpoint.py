@@ -385,17 +385,14 @@ def save(checkpoint: Checkpoint, folder: Path, *, max_shard_size: str = "50GB") 
 @contextmanager
 def _as_if_plain(model: PreTrainedModel) -> Iterator[None]:
     """Have transformers save a quantised model as one that is not: its weights are given in full."""
-    quantizer, settings = (vars(of).pop(name, None) for of, name in _quantisation_of(model))
+    places = ((vars(model), "hf_quantizer"), (vars(model.config), "quantization_config"))
+    kept = [values.pop(name, None) for values, name in places]
     try:
         yield
     finally:
-        for (of, name), value in zip(_quantisation_of(model), (quantizer, settings), strict=True):
+        for (values, name), value in zip(places, kept, strict=True):
             if value is not None:
-                setattr(of, name, value)
-
-
-def _quantisation_of(model: PreTrainedModel) -> tuple[tuple[Any, str], ...]:
-    return (model, "hf_quantizer"), (model.config, "quantization_config")
+                values[name] = value
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -107,9 +107,9 @@ class _Layer:
         attended_THD = layout.attend(self._attention.layer_idx, q_THD, k_TKD, v_TKD, self._attention.scaling)
         if places_U is not None:
             hidden_TM, attended_THD = hidden_TM[places_U], attended_THD[places_U]
-        hidden_TM = self._out.added_to(hidden_TM, attended_THD.flatten(1))
+        hidden_TM = self._out(attended_THD.flatten(1), hidden_TM)
         gated_TI = _gate(self._gate_up(self._mlp_norm(hidden_TM)), self._activation)
-        return self._down.added_to(hidden_TM, gated_TI)
+        return self._down(gated_TI, hidden_TM)
 
 
 class _PairedHeads:

@@ -63,7 +63,10 @@ def recompute_layers(model: nn.Module) -> None:
 
 
 class Engine(Generic[_Batch, _Output]):
-    """A model under training, which turns a micro-batch into what the loss is computed from."""
+    """A model under training, which turns a micro-batch into what the loss is computed from.
+
+    Under ZeRO 2 and 3 processes wait for one another in each pass: all have to make as many.
+    """
 
     def __init__(self, model: nn.Module, config: EngineConfig) -> None:
         """Take over a module around a transformers model; adapters and frozen weights are as they should be already."""
@@ -92,18 +95,12 @@ class Engine(Generic[_Batch, _Output]):
             self._engine.enable_backward_allreduce = self.ranks.world_size > 1
 
     def __call__(self, batch: _Batch) -> _Output:
-        """Return what the model computes of a micro-batch, with gradients where they are enabled.
-
-        Under ZeRO 3 processes wait for one another here: all have to call this equally often.
-        """
+        """Return what the model computes of a micro-batch, with gradients where they are enabled."""
         output: _Output = self._engine(batch)
         return output
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradient of a micro-batch's part of the loss, which is summed over micro-batches and processes.
-
-        Under ZeRO 2 and 3 processes wait for one another here: all have to call this equally often.
-        """
+        """Add the gradient of a micro-batch's part of the loss, which is summed over micro-batches and processes."""
         self._loss += loss.item()
         # DeepSpeed averages over processes.
         self._engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
@@ -170,10 +167,7 @@ class Engine(Generic[_Batch, _Output]):
                     self._set(parameter, key, saved.get_tensor(f"{name}/{key}"))
 
     def load_weights(self, file: Path) -> None:
-        """Set the full weights, while `gather_full_parameters` holds them, to those of a `state` in a file.
-
-        For saving them after the last step: the optimizer keeps its own.
-        """
+        """Set the full weights, which `gather_full_parameters` holds, to a `state`; the optimizer keeps its own."""
         load_parameters(self._engine.module, file)
 
     @property

@@ -9,8 +9,9 @@ Shape suffixes as in packing.py, and
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,15 +90,16 @@ class LogprobModel(nn.Module):
             scores = TokenLogprobs(*token_scores(logits_NV, batch.target_N, with_entropy=self.with_entropy))
             if token_loss is None:
                 return scores
-            return token_loss(scores, rows) + (divergence(logits_NV, batch, term) if term else 0.0)
-        hidden_ND = self._hidden(batch)
-        inputs = (hidden_ND, batch.target_N)
+            return token_loss(scores, rows) + (_divergence(logits_NV, batch, term) if term else 0.0)
+        inputs = (self._hidden(batch), batch.target_N)
         if token_loss is None:
             return TokenLogprobs(*self.head(*inputs))
-        loss: Tensor = (
-            self.head(*inputs, token_loss) if is_sum else token_loss(TokenLogprobs(*self.head(*inputs)), rows)
-        )
-        return loss + self.head(*inputs, teacher=term.teacher.logits_of(batch), term=term) if term else loss
+        teacher = {"term": term, "teacher": term.teacher.logits_of(batch)} if term else {}
+        if is_sum:
+            fused: Tensor = self.head(*inputs, token_loss, **teacher)
+            return fused
+        loss = token_loss(TokenLogprobs(*self.head(*inputs)), rows)
+        return loss + self.head(*inputs, **teacher) if term else loss
 
     def logits_of(self, batch: MicroBatch) -> Callable[[slice], Tensor]:
         """Return what computes the logits of some of the tokens over the temperature, (C, V), without gradient."""
@@ -165,27 +167,27 @@ class TokenHead(nn.Module):
         target_N: Tensor,
         token_loss: TokenLoss | None = None,
         *,
-        teacher: Callable[[slice], Tensor] | None = None,
         term: TeacherTerm | None = None,
+        teacher: Callable[[slice], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits / temperature).
 
         The first is differentiable. They are computed in float32 at least: a bfloat16 softmax is where samplers and
         trainers disagree most. Without the entropy, which takes time, it is NaN.
 
-        With a `token_loss`, return its sum over chunks instead; with the logits of a `teacher`, its term of the loss.
+        With a `token_loss`, or with the logits of a `teacher`, return the sum of these losses instead.
         """
-        if term is not None:
-            divergence: Tensor
-            divergence, term.kl_N = _FusedDivergence.apply(  # type: ignore[no-untyped-call]
-                hidden_ND, self.weight, self.bias, target_N, self.temperature, teacher, term.weight_N
-            )
-            return divergence
-        arguments = (hidden_ND, self.weight, self.bias, target_N, self.temperature, self.with_entropy)
+        arguments = (hidden_ND, self.weight, self.bias, target_N, self.temperature)
+        parts: list[_ChunkLoss] = []
         if token_loss is not None:
-            loss: Tensor = _FusedLoss.apply(*arguments, token_loss)  # type: ignore[no-untyped-call]
+            parts.append(partial(_token_loss_of_chunk, token_loss, self.with_entropy))
+        if term is not None and teacher is not None:
+            term.kl_N = torch.empty_like(target_N, dtype=torch.promote_types(hidden_ND.dtype, torch.float32))
+            parts.append(partial(_divergence_of_chunk, term, teacher))
+        if parts:
+            loss: Tensor = _FusedLoss.apply(*arguments, parts)  # type: ignore[no-untyped-call]
             return loss
-        scores: tuple[Tensor, Tensor] = _ChunkedLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]
+        scores: tuple[Tensor, Tensor] = _ChunkedLogprobs.apply(*arguments, self.with_entropy)  # type: ignore[no-untyped-call]
         return scores
 
 
@@ -203,9 +205,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         head = _Head(hidden_ND, weight_VD, bias_V, target_N, temperature)
-        logprobs_N, entropy_N, lse_N = hidden_ND.new_full((3, len(target_N)), torch.nan, dtype=head.dtype)
+        logprobs_N, entropy_N, lse_N = hidden_ND.new_empty((3, len(target_N)), dtype=head.dtype)
         for rows in head.chunks:
-            logprobs_N[rows], entropy_N[rows], lse_N[rows] = head.score(rows, with_entropy=with_entropy)[:3]
+            logprobs_N[rows], entropy_N[rows], lse_N[rows], _ = head.score(rows, with_entropy=with_entropy)
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(entropy_N)
@@ -218,14 +220,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         gradients = _Gradients(head, with_weight=ctx.needs_input_grad[1])
         for rows in head.chunks:
             probabilities_CV = head.logits(rows).sub_(lse_N[rows, None]).exp_()
-            gradients.add(rows, head.errors(rows, probabilities_CV), grad_logprobs_N[rows])
-        return gradients.hidden_ND, gradients.weight_VD, gradients.bias_V, None, None, None
-
-
-def _scaled(gradients: tuple[Tensor | None, ...], grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-    """Scale in place the gradients that the forward pass computed, by the gradient of its loss."""
-    factor = float(grad_loss)  # the number of processes
-    return tuple(each if each is None or factor == 1 else each.mul_(factor) for each in gradients)
+            gradients.add(rows, *head.errors(rows, probabilities_CV), -grad_logprobs_N[rows])
+        return *gradients.all, None, None, None
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -239,98 +235,68 @@ class _FusedLoss(torch.autograd.Function):
         bias_V: Tensor | None,
         target_N: Tensor,
         temperature: float,
-        with_entropy: bool,
-        token_loss: TokenLoss,
+        parts: "Sequence[_ChunkLoss]",
     ) -> Tensor:
         head = _Head(hidden_ND, weight_VD, bias_V, target_N, temperature)
         gradients = _Gradients(head, with_weight=ctx.needs_input_grad[1])
         sum_ = hidden_ND.new_zeros((), dtype=head.dtype)
         for rows in head.chunks:
-            sum_ += _FusedLoss._of_chunk(head, gradients, rows, token_loss, with_entropy=with_entropy)
-        ctx.save_for_backward(gradients.hidden_ND, gradients.weight_VD, gradients.bias_V)
+            for part in parts:
+                loss, *gradient = part(head, rows)
+                sum_ += loss
+                gradients.add(rows, *gradient)
+                del gradient  # before the next logits are computed
+        ctx.save_for_backward(*gradients.all)
         return sum_
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        return *_scaled(ctx.saved_tensors, grad_loss), None, None, None, None
-
-    @staticmethod
-    def _of_chunk(
-        head: "_Head", gradients: "_Gradients", rows: slice, token_loss: TokenLoss, *, with_entropy: bool
-    ) -> Tensor:
-        """Return the loss of a chunk, and add its gradients; what is in memory for it is gone then."""
-        # The entropy follows from the gradients, without a pass over the logits, unless their products are rounded.
-        from_errors = with_entropy and not _rounds_factors(head.weight_VD)
-        chunk = head.score(rows, with_entropy=with_entropy and not from_errors)
-        errors = head.errors(rows, chunk.probabilities_CV)
-        entropy_C = head.entropy(rows, chunk.logprobs_C, errors) if from_errors else chunk.entropy_C
-        scores = TokenLogprobs(chunk.logprobs_C.requires_grad_(), entropy_C)
-        with torch.enable_grad():
-            loss = token_loss(scores, rows)
-        (grad_logprobs_C,) = torch.autograd.grad(loss, scores.logprobs_N)
-        gradients.add(rows, errors, grad_logprobs_C)
-        return loss.detach()
+        factor = float(grad_loss)  # the number of processes
+        scaled = (each if each is None or factor == 1 else each.mul_(factor) for each in ctx.saved_tensors)
+        return *scaled, None, None, None
 
 
-class _FusedDivergence(torch.autograd.Function):
-    """The divergence from a teacher: its gradient is computed while the probabilities of a chunk are there."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_ND: Tensor,
-        weight_VD: Tensor,
-        bias_V: Tensor | None,
-        target_N: Tensor,
-        temperature: float,
-        teacher: Callable[[slice], Tensor],
-        weight_N: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        head = _Head(hidden_ND, weight_VD, bias_V, target_N, temperature)
-        gradients = _Gradients(head, with_weight=ctx.needs_input_grad[1])
-        kl_N = hidden_ND.new_zeros(len(target_N), dtype=head.dtype)
-        for rows in head.chunks:
-            logprobs_CV = head.logits(rows).log_softmax(-1)
-            difference_CV = logprobs_CV - teacher(rows).to(head.dtype).log_softmax(-1)
-            probabilities_CV = logprobs_CV.exp_()
-            kl_N[rows] = (probabilities_CV * difference_CV).sum(-1)
-            # dKL/dlogit_v = pi_v (log pi_v / q_v - KL)
-            grad_CV = probabilities_CV.mul_(difference_CV.sub_(kl_N[rows, None]))
-            gradients.add_by_logits(rows, grad_CV, weight_N[rows].to(head.dtype) / temperature)
-        ctx.save_for_backward(gradients.hidden_ND, gradients.weight_VD, gradients.bias_V)
-        ctx.mark_non_differentiable(kl_N)
-        return (weight_N.to(head.dtype) * kl_N).sum(), kl_N
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return *_scaled(ctx.saved_tensors, grad_loss), None, None, None, None
+_ChunkLoss = Callable[["_Head", slice], tuple[Tensor, Tensor, Tensor, Tensor]]
+"""Returns a loss of the tokens of a chunk, and its gradient as `_Gradients.add` takes it."""
 
 
-def divergence(logits_NV: Tensor, batch: MicroBatch, term: TeacherTerm) -> Tensor:
+def _token_loss_of_chunk(
+    token_loss: TokenLoss, with_entropy: bool, head: "_Head", rows: slice
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    # The entropy follows from the gradients, without a pass over the logits, unless their products are rounded.
+    from_errors = with_entropy and not _rounds_factors(head.weight_VD)
+    logprobs_C, entropy_C, _, probabilities_CV = head.score(rows, with_entropy=with_entropy and not from_errors)
+    errors_CV, errors_CD = head.errors(rows, probabilities_CV)
+    if from_errors:
+        entropy_C = head.entropy(rows, logprobs_C, errors_CV, errors_CD)
+    scores = TokenLogprobs(logprobs_C.requires_grad_(), entropy_C)
+    with torch.enable_grad():
+        loss = token_loss(scores, rows)
+    (grad_C,) = torch.autograd.grad(loss, scores.logprobs_N)
+    return loss.detach(), errors_CV, errors_CD, -grad_C
+
+
+def _divergence_of_chunk(
+    term: TeacherTerm, teacher: Callable[[slice], Tensor], head: "_Head", rows: slice
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logprobs_CV = head.logits(rows).log_softmax(-1)
+    difference_CV = logprobs_CV - teacher(rows).to(head.dtype).log_softmax(-1)
+    probabilities_CV = logprobs_CV.exp_()
+    kl_C = (probabilities_CV * difference_CV).sum(-1)
+    assert term.kl_N is not None
+    term.kl_N[rows] = kl_C
+    weight_C = term.weight_N[rows].to(head.dtype)
+    # dKL/dlogit_v = pi_v (log pi_v / q_v - KL)
+    grad_CV = probabilities_CV.mul_(difference_CV.sub_(kl_C[:, None]))
+    return (weight_C * kl_C).sum(), grad_CV, _product(grad_CV, head.weight_VD), weight_C
+
+
+def _divergence(logits_NV: Tensor, batch: MicroBatch, term: TeacherTerm) -> Tensor:
     """Return the term of a teacher from all logits at once, and keep the divergence of each token."""
     logprobs_NV, teacher_NV = (each.log_softmax(-1) for each in (logits_NV, term.teacher.logits_of(batch)(slice(None))))
     kl_N = (logprobs_NV.exp() * (logprobs_NV - teacher_NV)).sum(-1)
     term.kl_N = kl_N.detach()
     return (term.weight_N * kl_N).sum()
-
-
-class _Chunk(NamedTuple):
-    """What is known of the tokens of a chunk."""
-
-    logprobs_C: Tensor
-    entropy_C: Tensor
-    """NaN where it was not asked for."""
-    lse_C: Tensor
-    probabilities_CV: Tensor
-
-
-class _Errors(NamedTuple):
-    """The gradient of -log pi(target), at temperature 1."""
-
-    logits_CV: Tensor
-    """By the logits: pi_v - [v = target]."""
-    hidden_CD: Tensor
-    """By the hidden states."""
 
 
 class _Head:
@@ -350,12 +316,12 @@ class _Head:
         """Return the logits of a chunk over the temperature, (C, V)."""
         return _logits(self.hidden_ND[rows], self.weight_VD, self.bias_V, self.temperature)
 
-    def score(self, rows: slice, *, with_entropy: bool) -> _Chunk:
-        """Score the targets of a chunk; its logits are gone then."""
+    def score(self, rows: slice, *, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return log-probability, entropy and log-sum-exp of a chunk's tokens, (C,) each, and all probabilities."""
         logits_CV = self.logits(rows)
         highest_C = logits_CV.amax(-1)
         target_C = logits_CV.gather(1, self.target_N[rows, None]).squeeze(1)
-        # In the memory of the logits, unless they are needed: on CPUs it is new memory that costs most.
+        # On CPUs in the memory of the logits, unless they are needed.
         in_place = not with_entropy and not logits_CV.is_cuda
         probabilities_CV = torch.softmax(logits_CV, -1, out=logits_CV if in_place else None)
         # The likeliest token has the probability that loses the least to rounding.
@@ -363,64 +329,52 @@ class _Head:
         entropy_C = torch.full_like(lse_C, torch.nan)
         if with_entropy:
             entropy_C = lse_C - logits_CV.mul_(probabilities_CV).sum(-1)
-        return _Chunk(target_C - lse_C, entropy_C, lse_C, probabilities_CV)
+        return target_C - lse_C, entropy_C, lse_C, probabilities_CV
 
-    def errors(self, rows: slice, probabilities_CV: Tensor) -> _Errors:
-        """Return the errors of a chunk, in the memory of its probabilities."""
+    def errors(self, rows: slice, probabilities_CV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of -log pi(target) at temperature 1, by logits and by hidden states, (C, V) and (C, D).
+
+        The first, pi_v - [v = target], is in the memory of pi.
+        """
         target_C1 = self.target_N[rows, None]
-        minus_one_C1 = probabilities_CV.new_full(target_C1.shape, -1.0)
-        errors_CV = probabilities_CV.scatter_add_(1, target_C1, minus_one_C1)
-        return _Errors(errors_CV, _product(errors_CV, self.weight_VD))
+        errors_CV = probabilities_CV.scatter_add_(1, target_C1, probabilities_CV.new_full(target_C1.shape, -1.0))
+        return errors_CV, _product(errors_CV, self.weight_VD)
 
-    def entropy(self, rows: slice, logprobs_C: Tensor, errors: _Errors) -> Tensor:
+    def entropy(self, rows: slice, logprobs_C: Tensor, errors_CV: Tensor, errors_CD: Tensor) -> Tensor:
         """Return the entropy in nats: -log pi(target) - sum_v (pi_v - [v = target]) logit_v."""
-        sum_C = (errors.hidden_CD * self.hidden_ND[rows]).sum(-1)
+        sum_C = (errors_CD * self.hidden_ND[rows]).sum(-1)
         if self.bias_V is not None:
-            sum_C += errors.logits_CV @ self.bias_V.to(self.dtype)
+            sum_C += errors_CV @ self.bias_V.to(self.dtype)
         return -logprobs_C - sum_C / self.temperature
 
 
 class _Gradients:
-    """The gradients of a head, accumulated over chunks in float32 at least."""
+    """The gradients of a head, accumulated over chunks in float32 at least; None for a weight that is frozen."""
 
     def __init__(self, head: _Head, *, with_weight: bool) -> None:
         self._head = head
-        self.hidden_ND = torch.empty_like(head.hidden_ND)
-        # With adapters the weight is frozen and has no gradient.
-        self._with_weight = with_weight
-        self.weight_VD: Tensor | None = None
-        if with_weight and not head.chunks:
-            self.weight_VD = torch.zeros_like(head.weight_VD, dtype=head.dtype)
-        self.bias_V = None if head.bias_V is None else torch.zeros_like(head.bias_V, dtype=head.dtype)
+        self._hidden_ND = torch.zeros_like(head.hidden_ND)
+        self._weight_VD = torch.zeros_like(head.weight_VD, dtype=head.dtype) if with_weight else None
+        self._bias_V = None if head.bias_V is None else torch.zeros_like(head.bias_V, dtype=head.dtype)
 
-    def add(self, rows: slice, errors: _Errors, grad_logprobs_C: Tensor) -> None:
-        """Add those of a chunk for a loss of the log-probabilities."""
-        self._add(rows, errors.logits_CV, errors.hidden_CD, -grad_logprobs_C / self._head.temperature)
+    @property
+    def all(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Those of hidden states, weight and bias."""
+        return self._hidden_ND, self._weight_VD, self._bias_V
 
-    def add_by_logits(self, rows: slice, grad_CV: Tensor, factor_C: Tensor) -> None:
-        """Add those of a chunk for a loss with a gradient by the logits, times the factor of each token."""
-        self._add(rows, grad_CV, _product(grad_CV, self._head.weight_VD), factor_C)
-
-    def _add(self, rows: slice, grad_CV: Tensor, grad_CD: Tensor, factor_C: Tensor) -> None:
-        """Add the gradients by the logits and by the hidden states of each token, times its factor."""
-        head = self._head
-        hidden_CD = head.hidden_ND[rows]
-        self.hidden_ND[rows] = grad_CD * factor_C[:, None]
-        if self.bias_V is not None:
-            self.bias_V += factor_C @ grad_CV
-        if self._with_weight:
+    def add(self, rows: slice, grad_CV: Tensor, grad_CD: Tensor, factor_C: Tensor) -> None:
+        """Add those of a chunk: by logits and by hidden states at temperature 1, times the factor of each token."""
+        head, factor_C = self._head, factor_C / self._head.temperature
+        self._hidden_ND[rows] += grad_CD * factor_C[:, None]
+        if self._bias_V is not None:
+            self._bias_V += factor_C @ grad_CV
+        if self._weight_VD is not None:
+            hidden_CD = head.hidden_ND[rows]
             scaled_CD = hidden_CD * factor_C[:, None]
-            is_rounded = _rounds_factors(head.weight_VD)  # the product is of half precision then, and fast
-            self._add_to_weight(grad_CV.T, scaled_CD.to(hidden_CD.dtype) if is_rounded else scaled_CD)
-
-    def _add_to_weight(self, grad_VC: Tensor, hidden_CD: Tensor) -> None:
-        if hidden_CD.dtype != grad_VC.dtype:
-            product_VD = _product(grad_VC, hidden_CD)
-            self.weight_VD = product_VD if self.weight_VD is None else self.weight_VD.add_(product_VD)
-        elif self.weight_VD is None:
-            self.weight_VD = grad_VC @ hidden_CD
-        else:
-            self.weight_VD.addmm_(grad_VC, hidden_CD)
+            if _rounds_factors(head.weight_VD):  # the product is of half precision then, and fast
+                self._weight_VD += _product(grad_CV.T, scaled_CD.to(hidden_CD.dtype))
+            else:
+                self._weight_VD.addmm_(grad_CV.T, scaled_CD)
 
 
 def _chunks(num_tokens: int, vocabulary_size: int, device_type: str) -> list[slice]:

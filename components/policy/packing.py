@@ -159,7 +159,7 @@ def pack(
                 rows.extend(unit)
             else:
                 rows_of_batches.append(list(unit))
-        return [_pad(rows, device) for rows in rows_of_batches]
+        return [_pack_row([[row] for row in rows], device, width=_width(rows)) for rows in rows_of_batches]
     parts = [_groups(branches) for branches in chosen if whole and len(branches) > 1]
     for group in _groups(_firsts_first(branches for branches in chosen if not whole or len(branches) == 1)):
         lengths = [len(branch.tokens.completion_ids) for branch in group]
@@ -243,29 +243,11 @@ def _first_fit_decreasing(sizes: Sequence[int], room: int) -> list[list[int]]:
     return bins
 
 
-def _pad(rows: Sequence[_Branch], device: torch.device) -> MicroBatch:
-    """Lay out sequences in rows of one length, padded at the end."""
-    width = _width(rows)
-    ids: list[int] = []
-    predictions: list[tuple[int, int, int, int]] = []
-    for row in rows:
-        tokens = row.tokens
-        first = len(ids) + len(tokens.prompt_ids)
-        predictions.extend(row.predictions(first + place - 1 for place in tokens.sampled_places))
-        ids.extend((*tokens.prompt_ids, *tokens.completion_ids, *[0] * (width - len(tokens))))
-    bounds = tuple(range(0, len(ids) + 1, width))
-    own, none = Segments(bounds, bounds, causal=True), Segments((0,), (0,), causal=False)
-    source_N, target_N, sequence_N, token_N = torch.tensor(predictions, device=device).T.contiguous()
-    positions_T = torch.arange(width, device=device).repeat(len(rows))
-    layout = PackedLayout(own=own, shared=none, longest=width)
-    ids_T = torch.tensor(ids, device=device)
-    return MicroBatch(ids_T, positions_T, layout, source_N, target_N, sequence_N, token_N, width)
-
-
-def _pack_row(groups: Sequence[Sequence[_Branch]], device: torch.device) -> MicroBatch:
+def _pack_row(groups: Sequence[Sequence[_Branch]], device: torch.device, *, width: int = 0) -> MicroBatch:
     """Lay out the prompts that are shared, their completions, and then the sequences that share theirs with none.
 
-    Completions and sequences of one length go side by side: attention takes them together.
+    Completions and sequences of one length go side by side: attention takes them together. The sequences are padded to
+    `width` tokens at their ends.
     """
     ids: list[int] = []
     positions: list[int] = []
@@ -278,9 +260,8 @@ def _pack_row(groups: Sequence[Sequence[_Branch]], device: torch.device) -> Micr
         positions.extend(range(position, position + len(tokens)))
         bounds.append(len(ids))
 
-    def predict(branch: _Branch, *, first_source: int) -> None:
-        """Note where a completion that ends the row is predicted: each token but its first by the one before."""
-        start = len(ids) - len(branch.tokens.completion_ids)
+    def predict(branch: _Branch, *, start: int, first_source: int) -> None:
+        """Note where a completion at a place of the row is predicted: each token but its first by the one before."""
         places = branch.tokens.sampled_places
         predictions.extend(branch.predictions(start + place - 1 if place else first_source for place in places))
 
@@ -291,13 +272,14 @@ def _pack_row(groups: Sequence[Sequence[_Branch]], device: torch.device) -> Micr
     branch_bounds = [0]
     for group, prompt_stop in zip(shared, prompt_bounds[1:], strict=True):
         for branch in sorted(group, key=lambda branch: len(branch.tokens)):
+            predict(branch, start=len(ids), first_source=prompt_stop - 1)
             append(branch.tokens.completion_ids, position=len(branch.tokens.prompt_ids))
-            predict(branch, first_source=prompt_stop - 1)
         branch_bounds.append(len(ids) - prompt_bounds[-1])
     for branch in sorted((group[0] for group in groups if len(group) == 1), key=lambda branch: len(branch.tokens)):
         tokens = branch.tokens
-        append(tokens.prompt_ids + tokens.completion_ids, position=0)
-        predict(branch, first_source=len(ids) - len(tokens.completion_ids) - 1)
+        start = len(ids) + len(tokens.prompt_ids)
+        predict(branch, start=start, first_source=start - 1)
+        append((*tokens.prompt_ids, *tokens.completion_ids, *[0] * (width - len(tokens))), position=0)
     layout = PackedLayout(
         own=Segments(tuple(bounds), tuple(bounds), causal=True),
         shared=Segments(tuple(branch_bounds), prompt_bounds, causal=False),
@@ -305,4 +287,4 @@ def _pack_row(groups: Sequence[Sequence[_Branch]], device: torch.device) -> Micr
     )
     source_N, target_N, sequence_N, token_N = torch.tensor(predictions, device=device).T.contiguous()
     input_ids_T, position_ids_T = torch.tensor([ids, positions], device=device)
-    return MicroBatch(input_ids_T, position_ids_T, layout, source_N, target_N, sequence_N, token_N)
+    return MicroBatch(input_ids_T, position_ids_T, layout, source_N, target_N, sequence_N, token_N, width)

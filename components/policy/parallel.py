@@ -25,7 +25,6 @@ from torch.distributed import DistError, distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from components.policy.config import EngineConfig
-from components.policy.nccl import report_network
 from components.shared.environment import STORE_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 
@@ -204,8 +203,6 @@ def _init_process_group(size: int, deadline_s: float) -> Ranks:
     timeout = timedelta(seconds=deadline_s)
     distributed.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=timeout)
     ranks.deadline_s = deadline_s
-    if torch.cuda.is_available() and int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:
-        report_network()
     return ranks
 
 

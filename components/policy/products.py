@@ -6,7 +6,7 @@ less of that, and none if the weight was rearranged ("packed") once: docs/decisi
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,20 +22,8 @@ def onednn_product(left: Tensor, right: Tensor) -> Tensor:
     return _onednn_linear(left, right.T, None)
 
 
-class LinearLayer(Protocol):
-    """What is asked of a linear layer."""
-
-    @property
-    def out_features(self) -> int:
-        """The number of outputs."""
-
-    @property
-    def weight(self) -> Tensor:
-        """A row for each output."""
-
-    @property
-    def bias(self) -> Tensor | None:
-        """A number for each output."""
+LinearLayer = Any
+"""A linear layer, of which `out_features`, `weight` and `bias` are read."""
 
 
 class JointLinear:
@@ -44,15 +32,8 @@ class JointLinear:
     def __init__(self, *layers: LinearLayer) -> None:
         self._layers = layers
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the outputs of all layers, side by side in the last dimension."""
-        return self._product(rows, None)
-
-    def added_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return the outputs plus as large a tensor."""
-        return self._product(rows, residual)
-
-    def _product(self, rows: Tensor, residual: Tensor | None) -> Tensor:
+    def __call__(self, rows: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the outputs of all layers, side by side in the last dimension, plus as large a tensor."""
         weights = [layer.weight for layer in self._layers]
         product: Tensor = _Linear.apply(rows, _joint_bias(self._layers), residual, *weights)  # type: ignore[no-untyped-call]
         return product
@@ -100,12 +81,8 @@ class PackedLinear:
         bias = _joint_bias(layers)
         self._bias = None if bias is None else bias.detach()
 
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the outputs of all layers, side by side in the last dimension."""
-        return _onednn_linear(rows, self._weight, self._bias)
-
-    def added_to(self, residual: Tensor, rows: Tensor) -> Tensor:
-        """Return the outputs plus as large a tensor."""
+    def __call__(self, rows: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the outputs of all layers, side by side in the last dimension, plus as large a tensor."""
         return _onednn_linear(rows, self._weight, self._bias, residual)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.request import Request, urlopen
 
-from components.policy.config import CheckpointConfig, MlflowConfig, TrackingConfig, WandbConfig
+from components.policy.config import MlflowConfig, TrackingConfig, WandbConfig
 from components.policy.parallel import Ranks
 from components.shared import jsonl
 from components.shared.environment import (
@@ -98,35 +98,19 @@ class TrainingLog:
             tracker.log(row, completions if is_shown else ())
 
 
-class TrainingConfig(Protocol):
-    """What the config of SFT and that of GRPO have in common here."""
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of the training."""
-
-    @property
-    def tracking(self) -> TrackingConfig:
-        """Its trackers."""
-
-    @property
-    def checkpoint(self) -> CheckpointConfig:
-        """When it writes checkpoints."""
-
-    def model_dump(self, *, mode: str) -> dict[str, Any]:
-        """Return all keys."""
-
-
 @contextmanager
 def training_log(
     stage: str,
-    config: TrainingConfig,
+    config: Any,
     ranks: Ranks,
     work: Path,
     rows: Sequence[Row],
     completions: Samples = (),
 ) -> Iterator[TrainingLog]:
-    """Yield the log of a training, of which the steps with these `rows` and `completions` are finished."""
+    """Yield the log of a training, of which the steps with these `rows` and `completions` are finished.
+
+    `config` is that of the stage: its keys `num_steps`, `tracking` and `checkpoint` are read, and all are reported.
+    """
     if not ranks.is_main:
         yield TrainingLog(None, [], config.checkpoint.every_steps)
         return

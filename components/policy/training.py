@@ -12,7 +12,6 @@ import math
 import os
 import random
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
@@ -115,8 +114,6 @@ class Resumption:
 
     def __init__(self, ranks: Ranks, work: Path, config: CheckpointConfig, *, stage: str, num_steps: int) -> None:
         self._ranks, self._num_steps, self._every_steps = ranks, num_steps, config.every_steps
-        self._grace_s, self._saving_s = config.grace_s, 0.0
-        self._step_began: float | None = None
         self._random_states: list[dict[str, Any]] = []
         self._writer = newest = None
         self._folder, self._stage = work / CHECKPOINTS, stage
@@ -173,11 +170,9 @@ class Resumption:
         it has the full weights.
         """
         stopped = any(self._ranks.all_gather(stop.requested, f"the end of step {step}"))
-        self._check_grace()
         if not (stopped or due or step % self._every_steps == 0 or step == self._num_steps):
             stop.unsaved_steps += 1
             return
-        began = time.monotonic()
         added, state = values(), {_POLICY: policy.state(), **tensors()}
         random_states = self._ranks.all_gather(_random_state(), "the writing of a checkpoint")
 
@@ -196,26 +191,10 @@ class Resumption:
                 self._writer.save(step, write, score=score)
         self._ranks.barrier("the end of writing a checkpoint")
         stop.unsaved_steps = 0
-        self._step_began = time.monotonic()
-        self._saving_s = max(self._saving_s, self._step_began - began)
         if stopped:
             raise StoppedError(
                 f"stopped on request: step {step} of {self._num_steps} is saved; start the same run again to resume"
             )
-
-    def _check_grace(self) -> None:
-        """Say so where a step has taken so long that a request to stop during one like it would save nothing."""
-        now, began = time.monotonic(), self._step_began
-        self._step_began = now
-        if began is None or not self._ranks.is_main or (took_s := now - began + self._saving_s) <= self._grace_s:
-            return
-        key = f"{self._stage}.checkpoint.grace_s"
-        say(
-            self._stage,
-            f"a step and a checkpoint took {took_s:.0f} s, and a stop waits for {self._grace_s:g} s only; "
-            f"set {key} to {math.ceil(1.5 * took_s)}, or a stop loses the steps since the last checkpoint",
-        )
-        self._grace_s = math.inf
 
 
 def _random_state() -> dict[str, Any]:

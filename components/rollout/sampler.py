@@ -4,7 +4,7 @@
 from a copy that `update_weights` brings up to date.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +24,6 @@ from components.shared.problem import Problem
 from components.shared.tools import NEXT_ANSWER
 
 if TYPE_CHECKING:
-    from components.policy.checkpoint import Checkpoint
     from components.policy.engine import Policy  # DeepSpeed, which talks as it is imported
 
 _TRUNCATED = Grade(Verdict.WRONG, extracted=None, reason=Reason.TRUNCATED)
@@ -194,20 +193,19 @@ class StopTexts:
         self._may_end: dict[int, bool] = {}
         """Whether a token may write the last character of one of the texts."""
 
-    def ends(self, ids: Sequence[int], start: int = 0, stop: int | None = None) -> bool:
-        """Return whether one of the texts ends with the last token of `ids[start:stop]`.
+    def ends(self, ids: Sequence[int], start: int = 0) -> bool:
+        """Return whether one of the texts ends with the last token of `ids[start:]`.
 
         Only the end is decoded, so the cost does not grow with the length.
         """
-        stop = len(ids) if stop is None else stop
-        if not self.texts or not self._can_end(ids[stop - 1]):
+        if not self.texts or not self._can_end(ids[-1]):
             return False
         # Characters of up to four tokens each, and the first token of some is decoded in another way.
         window = 4 * self._longest + 1
-        end = self._decode(ids[max(start, stop - window) : stop])
-        while len(end) <= self._longest and window < stop - start:  # special tokens have no text
+        end = self._decode(ids[max(start, len(ids) - window) :])
+        while len(end) <= self._longest and window < len(ids) - start:  # special tokens have no text
             window *= 2
-            end = self._decode(ids[max(start, stop - window) : stop])
+            end = self._decode(ids[max(start, len(ids) - window) :])
         return any(text in end for text in self.texts)
 
     def _can_end(self, token: int) -> bool:
@@ -217,38 +215,10 @@ class StopTexts:
             self._may_end[token] = not is_whole or any(each[-1] in text for each in self.texts)
         return self._may_end[token]
 
-    def first_end(self, ids: Sequence[int], end_ids: Collection[int] = ()) -> int | None:
-        """Return the number of tokens up to the first of `end_ids`, or to where a text is; None without either."""
-        places = (place for place, token in enumerate(ids, 1) if token in end_ids or self.ends(ids, stop=place))
-        return next(places, None)
-
     def before(self, text: str) -> str:
         """Return a completion's text up to the first of the texts in it."""
         places = [place for each in self.texts if (place := text.find(each)) >= 0]
         return text[: min(places, default=len(text))]
-
-
-def completed(
-    checkpoint: "Checkpoint",
-    prompt_ids: tuple[int, ...],
-    ids: Sequence[int],
-    logprobs: Sequence[float],
-    stop: StopTexts,
-) -> Completion:
-    """Return the completion of one turn that ends with the first end token, or the first token that stops it.
-
-    Engines may have sampled further: to the length of the longest, or until no character is incomplete.
-    """
-    length = stop.first_end(ids, checkpoint.end_ids)
-    own = tuple(ids[:length])
-    text = checkpoint.decode(own[:-1] if own[-1] in checkpoint.end_ids else own)
-    return Completion(
-        TokenSequence(prompt_ids, own),
-        tuple(logprobs[: len(own)]),
-        stop.before(text),
-        finished=length is not None,
-        in_thought=checkpoint.opens_thought(prompt_ids),
-    )
 
 
 def grade_completions(
@@ -258,16 +228,17 @@ def grade_completions(
 
     One whose environment failed is unscorable.
     """
-    pairs = zip(problems, completions, strict=True)
+    ended = [each.finished and each.failure is None for each in completions]
     submissions = [
-        Submission(problem.answer, each.response, policy, problem.question) for problem, each in pairs if _ended(each)
+        Submission(problem.answer, completion.response, policy, problem.question)
+        for problem, completion, has_ended in zip(problems, completions, ended, strict=True)
+        if has_ended
     ]
     grades = iter(verify(submissions))
-    return [next(grades) if _ended(each) else _grade_without_end(each) for each in completions]
-
-
-def _ended(completion: Completion) -> bool:
-    return completion.finished and completion.failure is None
+    return [
+        next(grades) if has_ended else _grade_without_end(each)
+        for each, has_ended in zip(completions, ended, strict=True)
+    ]
 
 
 def _grade_without_end(completion: Completion) -> Grade:

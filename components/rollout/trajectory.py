@@ -44,8 +44,9 @@ class RolloutContext:
         """`max_tokens` is what the engine reads of a sequence, where that may be less than the model's context."""
         self.checkpoint, self.sampling = checkpoint, sampling
         context = context_tokens_of(checkpoint.model.config.to_dict())
-        self.max_tokens = min(math.inf if each is None else each for each in (max_tokens, context))
-        """Of prompt and completion together."""
+        limits = (max_tokens, context) if sampling.environments else ()
+        self.max_tokens = min((each for each in limits if each is not None), default=math.inf)
+        """Of prompt and completion together; a single turn that is too long is refused by the engine."""
         self.stop = StopTexts(sampling.stop, checkpoint.decode)
         self.turn_stop = StopTexts(checkpoint.format.turn_stops if sampling.environments else (), checkpoint.decode)
 
@@ -96,6 +97,8 @@ class Trajectory:
         """The place in `ids` at which the current turn begins."""
         self._episode: Episode | None = None
         self._finished = self._paused = self._stopped = False
+        self._last = 0
+        """The number of sampled tokens with which there is no room for more in this turn."""
         self._failure: str | None = None
         if partial is not None:
             self._continue(partial)
@@ -122,14 +125,18 @@ class Trajectory:
         for token, logprob in zip(ids, logprobs, strict=True):
             if self.status is not Status.SAMPLING:
                 break
-            self.ids.append(token)
-            self._logprobs.append(logprob)
-            self.num_sampled += 1
-            self._stopped = self._rollout.stop.ends(self.ids, self._turn_start)
-            if self._stopped or token in self._checkpoint.end_ids or self._ends_in_call():
-                self._end_turn()
-            else:
-                self._check_room()
+            self.append(token, logprob)
+
+    def append(self, token: int, logprob: float) -> None:
+        """Add a sampled token."""
+        self.ids.append(token)
+        self._logprobs.append(logprob)
+        self.num_sampled += 1
+        self._stopped = self._rollout.stop.ends(self.ids, self._turn_start)
+        if self._stopped or token in self._checkpoint.end_ids or self._ends_in_call():
+            self._end_turn()
+        elif self.num_sampled >= self._last:
+            self._check_room()
 
     def receive(self, answer: Answer) -> None:
         """Add what the environment answers to the turn that has ended."""
@@ -229,6 +236,7 @@ class Trajectory:
 
     def _check_room(self) -> None:
         """End the trajectory where no token of its turn may be sampled any more."""
+        self._last = self.num_sampled + self.tokens_left
         if self.tokens_left <= 0:
             self._paused = self._room > 0
             self._end()
@@ -260,20 +268,17 @@ class Trajectory:
         return len(self.ids) > self._turn_start and self.ids[-1] in self._checkpoint.end_ids
 
     def _turn(self) -> Turn:
-        """Return the current turn, without an answer."""
+        """Return the current turn, without an answer: its text is without its end token or what stopped it."""
         in_thought = self._checkpoint.opens_thought((*self.prompt_ids, *self.ids[: self._turn_start]))
-        return Turn(self.num_sampled, self._turn_text(), in_thought=in_thought)
+        ids = self.ids[self._turn_start : len(self.ids) - self._ended]
+        text = self._rollout.stop.before(self._checkpoint.decode(ids))
+        return Turn(self.num_sampled, text, in_thought=in_thought)
 
     def _answered_turn(self, answer: Answer) -> Turn:
         """Return the current turn with what its environment says of it."""
         turn, goes_on = self._turn(), answer.failure is None and not answer.observation.done
         is_call = goes_on or self._has_call(turn)
         return replace(turn, rewards=answer.observation.rewards, is_call=is_call)
-
-    def _turn_text(self) -> str:
-        """Return what the model wrote in the current turn, without its end token or what stopped it."""
-        ids = self.ids[self._turn_start : len(self.ids) - self._ended]
-        return self._rollout.stop.before(self._checkpoint.decode(ids))
 
     def _text(self) -> str:
         ids = [*self._earlier, *self.ids]

@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -19,7 +20,6 @@ from components.policy.packing import TokenSequence
 from components.rollout import decoding, padded_sampling
 from components.rollout.sampler import Completion, PartialCompletions, Sampling
 from components.rollout.trajectory import RolloutContext, Status, Trajectory
-from components.rollout.turn_decoding import TurnDecoding
 from components.shared.problem import Problem
 
 _Key = TypeVar("_Key")
@@ -42,37 +42,6 @@ class TransformersSampler:
         generator = torch.Generator().manual_seed(sampling.seed)
         shape = (len(problems), sampling.num_samples, sampling.max_new_tokens)
         uniform_PGT = torch.rand(*shape, dtype=torch.float64, generator=generator).to(self.checkpoint.device)
-        if self.checkpoint.is_padded:
-            return self._trajectories(problems, sampling, partial, uniform_PGT)
-        has_parts = sampling.environments is not None or sampling.segment_tokens is not None or partial is not None
-        use_packed_attention(self.checkpoint.model)
-        use_float32_logits(self.checkpoint.model.get_output_embeddings())
-        with packed_weights(self.checkpoint.model):
-            if has_parts:
-                return self._trajectories(problems, sampling, partial, uniform_PGT)
-            return self._completions(problems, sampling, uniform_PGT)
-
-    def _prompts(self, problems: Sequence[Problem]) -> list[tuple[int, ...]]:
-        return [self.checkpoint.prompt_ids(each.question, each.source, each.earlier) for each in problems]
-
-    def _completions(
-        self, problems: Sequence[Problem], sampling: Sampling, uniform_PGT: Tensor
-    ) -> list[list[Completion]]:
-        """Sample completions of one turn."""
-        prompts = self._prompts(problems)
-        groups: dict[int, list[Completion]] = {}
-        for batch in self._batches(dict(enumerate(prompts)), sampling.num_samples):
-            batch_prompts = [prompts[index] for index in batch]
-            one = decoding.Decoding(
-                self.checkpoint, batch_prompts, sampling.num_samples, sampling.temperature, stop=sampling.stop
-            )
-            groups |= zip(batch, one.run(uniform_PGT[batch].flatten(0, 1)), strict=True)
-        return [groups[index] for index in range(len(prompts))]
-
-    def _trajectories(
-        self, problems: Sequence[Problem], sampling: Sampling, partial: PartialCompletions | None, uniform_PGT: Tensor
-    ) -> list[list[Completion]]:
-        """Sample completions that have turns or segments, are continued, or need the cache of their model."""
         groups = RolloutContext(self.checkpoint, sampling).begin(problems, partial)
         trajectories = {
             (index, number): each
@@ -84,7 +53,13 @@ class TransformersSampler:
         def sampled() -> dict[tuple[int, int], Trajectory]:
             return {key: each for key, each in trajectories.items() if each.status is Status.SAMPLING}
 
-        try:
+        with ExitStack() as stack:
+            for each in trajectories.values():
+                stack.callback(each.close)
+            if not self.checkpoint.is_padded:
+                use_packed_attention(self.checkpoint.model)
+                use_float32_logits(self.checkpoint.model.get_output_embeddings())
+                stack.enter_context(packed_weights(self.checkpoint.model))
             prompts = {index: each.prompt_ids for (index, _), each in sampled().items() if not each.has_forked}
             for batch in self._batches(prompts, sampling.num_samples):
                 every = [trajectories.get((index, number)) for index in batch for number in range(sampling.num_samples)]
@@ -98,9 +73,6 @@ class TransformersSampler:
                     own = [forked[key] for key in keys]
                     uniform_RT = torch.stack([uniform_PGT[key] for key in keys])
                     self._decode([each.prompt_ids for each in own], own, sampling.temperature, uniform_RT)
-        finally:
-            for each in trajectories.values():
-                each.close()
         return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
 
     def _decode(
@@ -114,8 +86,8 @@ class TransformersSampler:
         if self.checkpoint.is_padded:
             padded_sampling.run_to_completion(self.checkpoint, rows, temperature, uniform_RT)
         else:
-            turns = TurnDecoding(self.checkpoint, prompts, len(rows) // len(prompts), temperature)
-            turns.run_to_completion(rows, uniform_RT)
+            batch = decoding.Decoding(self.checkpoint, prompts, len(rows) // len(prompts), temperature)
+            batch.run(rows, uniform_RT)
 
     def _batches(self, prompts: Mapping[_Key, Sequence[int]], num_samples: int) -> Iterator[list[_Key]]:
         """Yield the prompts, by their keys, whose completions are decoded together."""

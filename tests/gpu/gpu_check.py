@@ -1,8 +1,7 @@
-"""`make gpu-check` runs the GPU code paths, which were developed without a GPU, on this machine's GPU.
+"""`make gpu-check` runs the code for GPUs on this machine's GPU.
 
 Each check is a process with a time limit and a log, and runs even if earlier ones failed. The results are in
-outputs/gpu-check: gpu-check.json, index.html, and a log per check. `--device cpu` tries the checks themselves on a
-machine without a GPU.
+outputs/gpu-check: gpu-check.json, and a log per check. `--device cpu` tries the checks themselves without a GPU.
 """
 
 import argparse
@@ -24,13 +23,11 @@ from typing import Any, Literal
 from xml.etree import ElementTree
 
 from components.shared.errors import PipelineError
-from components.shared.page import render
 from pipelines.doctor import unused_gpu
-from pipelines.run.screen import Screen, Style, duration
+from pipelines.run.screen import Screen, Style
 
 ROOT = Path(__file__).parents[2]
 OUT = Path("outputs/gpu-check")
-_TEMPLATE = Path(__file__).with_name("gpu_check.html.jinja")
 _NEEDS_GPU = re.compile(r"needs a GPU")
 _KERNEL_TESTS = ("tests/policy/test_attention.py", "tests/policy/test_logprobs.py")
 _NUM_CHARACTERS = 300
@@ -69,71 +66,37 @@ def checks(device: str, out: Path, *, model: str | None = None, trl_python: str 
     """Return all checks, for a device; `model` is a folder with a model to train, `trl_python` a Python with TRL."""
     python = [sys.executable, "-W", "ignore"]
     on_device = [*python, "-m", "tests.gpu.on_device"]
-    tests = [
-        *python,
-        "-m",
-        "pytest",
-        "-p",
-        "no:hydra_pytest",
-        "-q",
-        "-m",
-        "not slow and not long",
-    ]
+    tests = [*python, "-m", "pytest", "-p", "no:hydra_pytest", "-q", "-m", "not slow and not long"]
     cli = [*python, "-m", "pipelines.cli"]
     no_gpu = "" if device == "cuda" else "needs a GPU"
     one_gpu = "" if device == "cuda" and _num_gpus() > 1 else "needs two GPUs"
     no_vllm = "" if find_spec("vllm") else "vLLM is not installed"
+    kernels = [*tests, "--junitxml", str(out / "kernels/junit.xml"), *_KERNEL_TESTS]
+    step = [*python, "benchmarks/grpo_step.py", _STEP_ROW, "--device", "cuda", "--micro-batch-tokens", "16384"]
+    step += ["--trl-python", trl_python] if trl_python else ["--only", "own"]
+    no_model = "" if model else "no weights: MODEL=FOLDER names a 1.5B instruct model"
     return [
         Check("machine", "what is there", 5, [*cli, "doctor", "--json"], _doctor),
-        Check(
-            "kernels",
-            "attention and output layer agree with float64 on the CPU",
-            20,
-            [*tests, "--junitxml", str(out / "kernels/junit.xml"), *_KERNEL_TESTS],
-            _junit if device == "cuda" else _junit_without_gpu,
-        ),
+        Check("kernels", "attention and output layer agree with float64", 20, kernels, _junit, no_gpu),
         Check("families", "models in bf16 are what is trained on", 15, [*on_device, "families", device]),
         Check("files", "vLLM gets weights by files", 15, [*on_device, "weights", device, "folder"], not_run=no_vllm),
         Check("ipc", "vLLM gets weights by ipc", 15, [*on_device, "weights", device, "ipc"], not_run=no_gpu or no_vllm),
         Check("training", "the smoke run in bf16", 30, [*cli, *_smoke(out, device)], _last_policy),
-        Check(
-            "training-vllm",
-            "the same, sampled by vLLM",
-            30,
-            [*cli, *_smoke_with_vllm(out, device)],
-            _last_policy,
-            no_vllm,
-        ),
-        Check(
-            "nccl",
-            "a server on a second GPU gets weights by NCCL",
-            30,
-            [*cli, *_nccl(out)],
-            _last_policy,
-            one_gpu or no_vllm,
-        ),
+        Check("training-vllm", "the same by vLLM", 30, [*cli, *_smoke_with_vllm(out, device)], _last_policy, no_vllm),
+        Check("nccl", "a server gets weights by NCCL", 30, [*cli, *_nccl(out)], _last_policy, one_gpu or no_vllm),
         Check("ranks", "two processes train in bf16", 30, [*cli, *_ranks(out)], _last_policy, one_gpu),
         *(
             Check(
                 f"step-{size}",
                 f"a GRPO step of {size}, {_STEP_ROW}",
                 30,
-                [*python, "benchmarks/grpo_step.py", _STEP_ROW, "--device", "cuda", "--model", size]
-                + ["--micro-batch-tokens", "16384", "--out", str(out / f"step-{size}")]
-                + (["--trl-python", trl_python] if trl_python else ["--only", "own"]),
+                [*step, "--model", size, "--out", str(out / f"step-{size}")],
                 _step,
-                "needs a GPU" if device == "cpu" else "",
+                no_gpu,
             )
             for size in ("0.5b", "1.5b")
         ),
-        Check(
-            "gsm8k",
-            "20 steps of params/qwen-1.5b.yaml",
-            90,
-            [*cli, *_qwen(out, model or "")],
-            _last_policy,
-            "" if model else "no weights: MODEL=FOLDER names a 1.5B instruct model",
-        ),
+        Check("gsm8k", "20 steps of qwen-1.5b.yaml", 90, [*cli, *_qwen(out, model or "")], _last_policy, no_model),
     ]
 
 
@@ -226,23 +189,13 @@ def _junit(folder: Path, output: str) -> str:
     return f"{int(suite.attrib['tests']) - len(skipped)} tests passed, {len(skipped)} skipped"
 
 
-def _junit_without_gpu(folder: Path, output: str) -> str:
-    suite = ElementTree.parse(folder / "junit.xml").getroot()[0]
-    return f"{suite.attrib['tests']} tests, {suite.attrib['skipped']} of them skipped, as there is no GPU"
-
-
 def _step(folder: Path, output: str) -> str:
     (path,) = folder.glob("grpo_step/*.json")
     (row,) = json.loads(path.read_text(encoding="utf-8"))["rows"]
     own = row["own"]
-    num_prompts, group_size, _, length = map(int, re.findall(r"\d+", _STEP_ROW))
-    rate = num_prompts * group_size * length / own["seconds"]
-    text = (
-        f"{own['seconds']:.2f} s, {own['sampling_s']:.2f} s of them sampling, {rate:,.0f} completion tokens per second"
-    )
-    text += f", peak {own['peak_bytes'] / 2**30:.1f} GiB"
+    text = f"{own['seconds']:.2f} s, {own['sampling_s']:.2f} s of them sampling"
     trl = [f"{name} {row[name]['seconds']:.2f} s" for name in ("trl", "trl_tuned") if name in row]
-    return "; ".join([text, *(trl or ["TRL not run: TRL_PYTHON=PATH names a Python that has it"])])
+    return "; ".join([f"{text}, peak {own['peak_bytes'] / 2**30:.1f} GiB", *trl])
 
 
 def _last_policy(folder: Path, output: str) -> str:
@@ -252,14 +205,10 @@ def _last_policy(folder: Path, output: str) -> str:
     return "; ".join([*trained[-1:], *(line for line in lines if line.startswith(("gate ", "registered ")))])
 
 
-def report(rows: Sequence[Row], out: Path, device: str) -> None:
-    """Write the JSON and the page."""
+def _report(rows: Sequence[Row], out: Path, device: str) -> None:
     values: dict[str, Any] = {"device": device, "at": datetime.now(UTC).isoformat(timespec="minutes")}
     written = json.dumps({**values, "checks": [asdict(row) for row in rows]}, indent=2)
     (out / "gpu-check.json").write_text(f"{written}\n", encoding="utf-8")
-    counts = {result: sum(row.result == result for row in rows) for result in ("passed", "missed", "not run")}
-    shown = [{**asdict(row), "took": duration(row.took_s) if row.took_s else ""} for row in rows]
-    (out / "index.html").write_text(render(_TEMPLATE, rows=shown, counts=counts, **values), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -283,8 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         row = run(check, out / check.name)
         rows.append(row)
         screen.detail(f"{row.result}: {row.evidence}", Style.RED if row.result == "missed" else Style.GREEN)
-        report(rows, out, options.device)
-    screen.show(f"{options.out}/index.html")
+        _report(rows, out, options.device)
+    screen.show(f"{options.out}/gpu-check.json")
     return int(any(row.result == "missed" for row in rows))
 
 

@@ -270,17 +270,19 @@ def test_cache_matches_measured_memory() -> None:
 
     from components.policy.attention import use_packed_attention
     from components.rollout.decoding import Decoding
+    from components.rollout.sampler import Sampling
+    from components.rollout.trajectory import RolloutContext, Trajectory
     from tests import tiny
-
-    class Endless(Decoding):
-        def ends(self, token_R: torch.Tensor, t: int) -> torch.Tensor:
-            return torch.zeros_like(token_R, dtype=torch.bool)
 
     checkpoint = tiny.checkpoint()
     use_packed_attention(checkpoint.model)
-    batch = Endless(checkpoint, [(1,) * 40, (2,) * 40], 4, 1.0)
+    checkpoint.__dict__["end_ids"] = ()
+    rollout = RolloutContext(checkpoint, Sampling(num_samples=4, temperature=1.0, max_new_tokens=100, seed=1))
+    prompts = [(1,) * 40, (2,) * 40]
+    batch = Decoding(checkpoint, prompts, 4, 1.0)
+    rows = [Trajectory(rollout, tiny.PROBLEMS[0], prompt) for prompt in prompts for _ in range(4)]
     with torch.no_grad():
-        batch.run(torch.rand(8, 100, dtype=torch.float64))
+        batch.run(rows, torch.rand(8, 100, dtype=torch.float64))
     cache = batch.cache
     tensors = [*cache._prompt_keys, *cache._prompt_values, *cache._keys, *cache._values]
     shape = ModelShape(64, 256, 2, 4, 4, 16, checkpoint.model.config.vocab_size, tied=False, qk_norm=True)

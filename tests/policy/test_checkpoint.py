@@ -49,15 +49,6 @@ def test_a_saved_checkpoint_is_the_same_model_for_hugging_face(tmp_path: Path, b
     assert loaded.examples([tiny.PROBLEMS[4]])[0] == saved.examples([tiny.PROBLEMS[4]])[0]
 
 
-def test_examples_end_with_the_end_token_and_split_after_the_prompt() -> None:
-    """An example is the prompt's own tokens, then the solution's, then one end token."""
-    checkpoint = tiny.checkpoint()
-    example = checkpoint.examples([tiny.PROBLEMS[4]])[0]
-    assert example.prompt_ids == checkpoint.prompt_ids(tiny.PROBLEMS[4].question)
-    assert example.completion_ids[-1:] == checkpoint.end_ids
-    assert checkpoint.decode(example.completion_ids) == tiny.PROBLEMS[4].solution
-
-
 def test_an_existing_base_model_is_saved_as_a_reference(tmp_path: Path) -> None:
     """Its weights are not copied, and loading the reference gives the same model with the new prompt."""
     save(tiny.checkpoint(), tmp_path / "existing")
@@ -126,8 +117,7 @@ def test_what_is_saved_depends_on_the_model_alone(tmp_path: Path) -> None:
     hub = _in_hub(model, tmp_path / "home")
     ways: dict[str, tuple[Path | str, str, int]] = {
         "offline": (model, "1", 0o022),
-        "online": (model, "0", 0o002),
-        "link": (link, "0", 0o022),
+        "link": (link, "0", 0o002),
     }
     ways |= {"copy": (other, "0", 0o027), "hub": (hub, "1", 0o077)}
     printed = {}

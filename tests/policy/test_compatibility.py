@@ -19,14 +19,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.compatibility import prepare_model, require_packed_rows
 from components.policy.engine import recompute_layers
 from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
-from components.policy.padded import padded_because
 from components.rollout.sampler import Sampling
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.answer_policy import AnswerPolicy
@@ -62,7 +60,7 @@ ACCEPTED = (
     "persimmon", "phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3",
     "solar_open", "starcoder2",
 )  # fmt: skip
-_USUAL = ("gemma3_text", "gpt2", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe")
+_USUAL = ("gemma3_text", "gpt2", "llama", "mixtral", "phi3", "qwen3")
 """Families that the fast tests try."""
 
 
@@ -154,7 +152,7 @@ CONTACT = "mixes tokens outside attention"
 ATTENTION = "attends with a soft cap, sinks, a mask of its own, a window"
 LOGITS = "rescales or caps its logits"
 LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 8, "qk_rope_head_dim": 8}
-_TRIED = ("qwen3_next", "nemotron_h", "gemma2", "mpt", "lfm2", "deepseek_v3")
+_TRIED = ("qwen3_next", "gemma2", "lfm2", "deepseek_v3")
 """Each time; the others among the slow tests."""
 PADDED = (
     *_TRIED,
@@ -163,7 +161,7 @@ PADDED = (
     *("gpt_neo", "gpt_neox_japanese", "gpt_oss", "gptj", "granite_swa", "granitemoe_swa", "granitemoehybrid"),
     *("hrm_text", "inkling_text", "jamba", "llama4_text", "mamba", "mamba2", "mimo_v2_flash", "minicpm3", "minimax"),
     *("nanochat", "nemotron", "olmo_hybrid", "openai-gpt", "qwen3_5_moe_text", "qwen3_5_text"),
-    *("recurrent_gemma", "stablelm", "vaultgemma", "xglm", "youtu"),
+    *("mpt", "nemotron_h", "recurrent_gemma", "stablelm", "vaultgemma", "xglm", "youtu"),
 )
 """Families that take padded rows alone."""
 _CHANGES: dict[str, dict[str, Any]] = {
@@ -210,7 +208,7 @@ def test_a_model_that_attends_or_answers_otherwise_takes_no_packed_rows(
     What would be trained is not what it samples: capped or rescaled logits, sinks, a window that is too short.
     """
     model = _model(_config(family, **changes))
-    for factor in (1, 5, 3):
+    for factor in (1, 15):
         _scale(model, factor)
         with pytest.raises(PipelineError, match=message):
             require_packed_rows(copy.deepcopy(model))
@@ -264,16 +262,13 @@ def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(
 
 
 def test_a_window_shorter_than_a_sequence_is_refused_at_the_lengths_of_training() -> None:
-    """One that was long enough when the model was loaded is fine up to its length, and an error beyond it."""
+    """One that was long enough when the model was loaded is an error beyond its length."""
     model = _model(_config("mistral", sliding_window=LONGEST))
     require_packed_rows(copy.deepcopy(model))
     prompt = (7, 3, 5, 3)
-    fitting = [TokenSequence(prompt, tuple(range(LONGEST - 4))), TokenSequence(prompt, (1,))]
-    expected = plain.alone(model, fitting, temperature=1.0)
-    plain.assert_equal(plain.packed(model, fitting, temperature=1.0, max_tokens=100), expected, relative=5e-6)
-    too_long = TokenSequence(prompt, tuple(range(LONGEST - 3)))
+    plain.packed(model, [TokenSequence(prompt, tuple(range(LONGEST - 4)))], temperature=1.0, max_tokens=100)
     with pytest.raises(PipelineError, match="a window shorter than the sequences"):
-        plain.packed(model, [*fitting, too_long], temperature=1.0, max_tokens=100)
+        plain.packed(model, [TokenSequence(prompt, tuple(range(LONGEST - 3)))], temperature=1.0, max_tokens=100)
 
 
 class _ShortConvolution(nn.Module):
@@ -298,35 +293,3 @@ def test_a_convolution_inside_of_an_attention_layer_is_refused(dtype: torch.dtyp
     model.model.layers[1].mlp = _ShortConvolution(model.model.layers[1].mlp, 1e-9)
     with pytest.raises(PipelineError, match=CONTACT):
         require_packed_rows(model)
-
-
-_LARGEST = 20_000_000
-"""Parameters of a model that is tried out: some families' configs have parts of the real size."""
-
-
-@pytest.mark.long(minutes=4)
-@pytest.mark.timeout(1200)
-def test_every_family_of_transformers_is_trained_or_refused_with_a_reason() -> None:
-    """Those that can be built so small: nothing but a PipelineError keeps one from being trained, in known rows."""
-    found: dict[str, str] = {}
-    for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        try:
-            config = _config(family, **_CHANGES.get(family, {}))
-            with torch.device("meta"):
-                size = AutoModelForCausalLM.from_config(config).num_parameters()
-            model = _model(config) if size < _LARGEST else None
-        except Exception:  # its config has no such sizes
-            continue
-        if model is None:
-            continue
-        try:
-            prepare_model(model)
-            found[family] = "padded" if padded_because(model) else "packed"
-        except PipelineError as error:
-            found[family] = str(error)
-    print(*(f"{family}: {kind}" for family, kind in found.items()), sep="\n")
-    rows = {kind: {family for family, each in found.items() if each == kind} for kind in ("packed", "padded")}
-    assert set(ACCEPTED) & found.keys() == rows["packed"] & set(ACCEPTED)
-    assert set(PADDED) & found.keys() == rows["padded"] & set(PADDED)
-    assert len(rows["packed"] | rows["padded"]) > 100
-    assert all("cannot be trained here" in kind for kind in found.values() if kind not in rows)

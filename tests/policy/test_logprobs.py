@@ -7,19 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from components.policy import logprobs
 from components.policy.engine import recompute_layers
 from components.policy.logprobs import (
-    LogprobModel,
     TokenHead,
     TokenLogprobs,
-    completion_logprobs,
 )
-from components.policy.packing import pack
-from tests import tiny
 from tests.policy import plain
 
 SEQUENCES = plain.sequences()
@@ -27,7 +22,7 @@ SEQUENCES = plain.sequences()
 
 @pytest.mark.parametrize(
     ("max_tokens", "temperature", "checkpointing"),
-    [(1, 0.7, False), (20, 1.0, True), (40, 0.3, False), (40, 2.5, True), (1000, 0.7, True), (1000, 1.0, False)],
+    [(1, 0.7, False), (20, 1.0, True), (40, 2.5, False), (1000, 0.7, True)],
 )
 def test_scores_and_all_gradients_are_those_of_each_sequence_alone(
     max_tokens: int, temperature: float, checkpointing: bool
@@ -41,7 +36,7 @@ def test_scores_and_all_gradients_are_those_of_each_sequence_alone(
     plain.assert_equal(actual, expected, relative=1e-10)
 
 
-@pytest.mark.parametrize("max_tokens", [1, 40, 1000])
+@pytest.mark.parametrize("max_tokens", [1, 40])
 @pytest.mark.parametrize("family", [plain.qwen2, plain.qwen3])
 def test_grouped_queries_rotary_positions_and_tied_weights(
     family: Callable[[], PreTrainedModel], max_tokens: int
@@ -50,35 +45,6 @@ def test_grouped_queries_rotary_positions_and_tied_weights(
     model = family()
     actual = plain.packed(model, SEQUENCES, temperature=0.7, max_tokens=max_tokens)
     plain.assert_equal(actual, plain.alone(model, SEQUENCES, temperature=0.7), relative=5e-6)
-
-
-def test_each_prompt_and_each_completion_goes_through_the_model_once() -> None:
-    """Where groups fit there is no padding and no repeated prompt; only completion tokens reach the output layer."""
-    model = LogprobModel(plain.gpt2(), temperature=1.0)
-    embedded, scored = [], []
-    assert model.head is not None
-    model.model.get_input_embeddings().register_forward_hook(lambda _, given, out: embedded.append(out.shape[:-1]))
-    model.head.register_forward_hook(lambda _, given, out: scored.append(len(given[0])))
-    batches = tiny.batches(SEQUENCES, 40)
-    for batch in batches:
-        model(batch)
-    num_completion_tokens = sum(len(each.completion_ids) for each in SEQUENCES)
-    assert len(batches) > 1
-    assert sum(shape.numel() for shape in embedded) == sum(length for length, _ in plain.GROUPS) + num_completion_tokens
-    assert sum(scored) == num_completion_tokens
-
-
-def test_log_probabilities_land_in_their_places() -> None:
-    """`completion_logprobs` puts each token of the selected sequences in its place among all; NaN elsewhere."""
-    model = plain.gpt2()
-    expected_M = plain.alone(model, SEQUENCES, temperature=1.0).scores_M2[:, 0]
-    selected = [8, 1, 2, 5, 4]
-    batches = pack(SEQUENCES, max_tokens=25, device=torch.device("cpu"), indices=selected)
-    sequence_M = torch.tensor([number for number, each in enumerate(SEQUENCES) for _ in each.completion_ids])
-    is_selected_M = torch.isin(sequence_M, torch.tensor(selected))
-    found_M = completion_logprobs(LogprobModel(model, temperature=1.0), batches, len(sequence_M))
-    torch.testing.assert_close(found_M[is_selected_M], expected_M[is_selected_M], rtol=1e-10, atol=0)
-    assert bool(found_M[~is_selected_M].isnan().all())
 
 
 NUM_TOKENS, HIDDEN_SIZE, VOCABULARY_SIZE = 11, 6, 13
@@ -108,7 +74,7 @@ def _gradients(logprobs_N: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     return list(torch.autograd.grad((weights_N * logprobs_N).sum(), inputs))
 
 
-@pytest.mark.parametrize("chunk_tokens", [0.5, 3, 5, 11, 100])
+@pytest.mark.parametrize("chunk_tokens", [0.5, 3, 11])
 @pytest.mark.parametrize(("bias", "temperature"), [(False, 1.0), (True, 0.6)])
 def test_the_head_is_a_softmax_over_all_logits(
     monkeypatch: pytest.MonkeyPatch, bias: bool, temperature: float, chunk_tokens: float
@@ -120,23 +86,12 @@ def test_the_head_is_a_softmax_over_all_logits(
     inputs = [hidden_ND, *layer.parameters()]
     expected = _full_softmax(layer, hidden_ND, target_N, temperature)
     actual = TokenHead(layer, temperature=temperature)(hidden_ND, target_N)
+    logprobs_N, entropy_N = TokenHead(layer, temperature=temperature, with_entropy=False)(hidden_ND, target_N)
+    assert torch.equal(logprobs_N, actual[0])
+    assert bool(entropy_N.isnan().all())
     gradients, exact_gradients = (_gradients(each[0], inputs) for each in (actual, expected))
     for values, exact in zip((*actual, *gradients), (*expected, *exact_gradients), strict=True):
         torch.testing.assert_close(values, exact, rtol=1e-12, atol=1e-12)
-
-
-def test_log_probabilities_do_not_depend_on_whether_the_entropy_is_computed() -> None:
-    """Without it they and their gradients have the same bits, and what is there in its place is no number."""
-    layer, (hidden_ND, target_N) = _layer(bias=True), _inputs()
-    with_entropy, without = (
-        TokenHead(layer, temperature=0.6, with_entropy=each)(hidden_ND, target_N) for each in (True, False)
-    )
-    inputs = [hidden_ND, *layer.parameters()]
-    assert torch.equal(with_entropy[0], without[0])
-    for one, other in zip(*(_gradients(each[0], inputs) for each in (with_entropy, without)), strict=True):
-        assert torch.equal(one, other)
-    assert bool(without[1].isnan().all())
-    assert not bool(with_entropy[1].isnan().any())
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 100])
@@ -191,18 +146,6 @@ def test_the_loss_of_tokens_of_less_precision_is_that_of_float64(
     exact_gradients = torch.autograd.grad(expected, [exact_ND, *exact.parameters()])
     for values, reference in zip(gradients, exact_gradients, strict=True):
         assert (values.double() - reference).abs().max() < gradient_precision * reference.abs().max()
-
-
-def test_the_loss_of_tokens_takes_a_product_less_than_their_scores() -> None:
-    """The logits are computed once."""
-    layer, (hidden_ND, target_N) = _layer(bias=False), _inputs()
-    head, num_products = TokenHead(layer, temperature=1.0), []
-    for token_loss in (lambda scores, _: scores.logprobs_N.sum(), None):
-        with FlopCounterMode(display=False) as counter:
-            scores = head(hidden_ND, target_N, token_loss)
-            (scores if token_loss else scores[0]).sum().backward()
-        num_products.append(counter.get_total_flops() / (2 * NUM_TOKENS * HIDDEN_SIZE * VOCABULARY_SIZE))
-    assert num_products[1] - num_products[0] == 1
 
 
 def test_no_tokens_have_no_scores() -> None:

@@ -7,20 +7,14 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.distributed import get_world_size
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from components.cluster.launch import run_ranks
 from components.policy.checkpoint import Checkpoint, save
 from components.policy.config import LoraConfig
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.lora import add_adapters, copy_merged_weights, merged_state_dict, save_adapters
-from components.shared import jsonl
 from components.shared.config import validate
 from components.shared.errors import PipelineError
-from components.shared.problem import Split, write_problems
-from components.train_sft.config import TrainSFTConfig
-from components.train_sft.worker import train_rank
 from tests import tiny
 from tests.policy import plain
 
@@ -156,7 +150,7 @@ def test_training_changes_only_the_adapters(changes: dict[str, Any]) -> None:
             assert torch.equal(weight, before[name]) == ("lora_" not in name), name
 
 
-@pytest.mark.parametrize("target", ["query", "lm_head", "embed_tokens", "self_attn", "proj"])
+@pytest.mark.parametrize("target", ["lm_head", "proj"])
 def test_an_unknown_target_is_refused_with_the_accepted_ones(target: str) -> None:
     """With those that can: the output layer is not one of them."""
     with pytest.raises(PipelineError) as raised:
@@ -171,45 +165,3 @@ def test_all_layers_and_some_layers_contradict_each_other() -> None:
     """The error names the key and what to do."""
     with pytest.raises(PipelineError, match="all-linear means all layers; remove it or the other targets"):
         validate(LoraConfig, {**LORA, "targets": ["all-linear", "q_proj"]}, name="lora")
-
-
-STAGES = {1: (2,), 2: (0, 2, 3)}
-"""The stages of ZeRO for each number of processes."""
-
-
-def fine_tune(config: TrainSFTConfig, *, problems: Path, folder: Path) -> dict[str, float]:
-    """Fine-tune under each of `STAGES`, the outputs in folder/zero_STAGE-PROCESSES."""
-    for stage in STAGES[config.engine.num_processes]:
-        each = folder / f"zero_{stage}-{config.engine.num_processes}"
-        outputs = {name: each / name for name in ("base_model", "reference", "training", "work")}
-        for path in outputs.values():
-            path.mkdir(parents=True, exist_ok=True)
-        changed = config.model_copy(update={"engine": config.engine.model_copy(update={"zero_stage": stage})})
-        train_rank(changed, problems=problems, **outputs)
-    return {"processes": get_world_size()}
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_fine_tuning_does_not_depend_on_processes_or_sharding(tmp_path: Path) -> None:
-    """One process, or two under ZeRO 0, 2 and 3: the same plain reference, which is better than its base."""
-    folders = {"problems": tmp_path / "problems", "folder": tmp_path}
-    folders["problems"].mkdir()
-    write_problems(folders["problems"], Split.TRAIN, tiny.PROBLEMS)
-    short = {"num_steps": 5, "examples_per_step": 6, "learning_rate": 1e-2, "max_tokens": 64}
-    for number in STAGES:
-        engine = tiny.engine_config(num_processes=number, lora=LORA)
-        config = TrainSFTConfig.model_validate({"model": tiny.MODEL, "engine": engine, **short})
-        actual = run_ranks(fine_tune, config, folders, num_processes=number, work=tmp_path / "work", grace_s=1)
-        assert actual == {"processes": number}
-    runs = [tmp_path / f"zero_{stage}-{number}" for number, stages in STAGES.items() for stage in stages]
-    references = [load_file(run / "reference" / "model.safetensors") for run in runs]
-    for folder, reference in zip(runs, references, strict=True):
-        base = load_file(folder / "base_model" / "model.safetensors")
-        _assert_same(base, {name: tiny.checkpoint().model.state_dict()[name] for name in base})
-        changed = {name for name in base if not torch.equal(base[name], reference[name])}
-        assert changed == {name for name in base if "q_proj" in name or "down_proj" in name}
-        for name, weight in references[0].items():
-            torch.testing.assert_close(reference[name], weight, rtol=1e-3, atol=1e-4, msg=f"{folder.name}: {name}")
-        rows = [row for _, row in jsonl.read_rows(folder / "training" / "steps.jsonl")]
-        assert rows[-1]["loss"] < rows[0]["loss"] - 0.1

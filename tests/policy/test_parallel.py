@@ -77,25 +77,16 @@ def _arrive_late(config: EngineConfig, *, folder: Path) -> dict[str, float]:
     return {}
 
 
-def _hang_in_a_collective(config: EngineConfig, *, folder: Path) -> dict[str, float]:
-    ranks = init_ranks(config)
-    _hang(ranks, folder, group=None)
-    return {}
-
-
 def _hang_in_deepspeed(config: EngineConfig, *, folder: Path) -> dict[str, float]:
+    """Suspend the last rank, and let the others wait for it in a collective of the group that DeepSpeed has made."""
     policy = Policy(LogprobModel(tiny.checkpoint().model, temperature=1.0), config)
-    _hang(policy.ranks, folder, group=policy._engine.data_parallel_group)
-    return {}
-
-
-def _hang(ranks: Ranks, folder: Path, *, group: distributed.ProcessGroup | None) -> None:
-    """Suspend the last rank, and let the others wait for it in a collective of the group."""
+    ranks = policy.ranks
     (folder / f"{ranks.rank}.pid").write_text(str(os.getpid()))
     if ranks.rank == ranks.world_size - 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     with ranks.report_lost_ranks():
-        distributed.all_reduce(torch.ones(1), group=group)
+        distributed.all_reduce(torch.ones(1), group=policy._engine.data_parallel_group)
+    return {}
 
 
 CUT = "cut"
@@ -184,7 +175,6 @@ def test_no_other_user_reaches_the_store(tmp_path: Path) -> None:
     ("function", "deadline_s", "message"),
     [
         (_arrive_late, 2, "did not reach the end of sampling within 2 s"),
-        pytest.param(_hang_in_a_collective, 3, "stopped responding", marks=pytest.mark.long),
         (_hang_in_deepspeed, 3, "stopped responding"),
     ],
 )

@@ -156,9 +156,10 @@ def _leveldb_records(content: bytes) -> Iterator[bytes]:
             record = b""
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A tracking server of MLflow with a database of its own."""
+    tmp_path = tmp_path_factory.mktemp("mlflow")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

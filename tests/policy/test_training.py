@@ -27,10 +27,8 @@ _STATE: dict[str, Tensor] = {
     ("changes", "message"),
     [
         ({"bias/exp_avg": None}, "lacks the tensor `bias/exp_avg`, so it is of another model"),
-        ({"num_steps": None}, "lacks the tensor `num_steps`, so it is of another model"),
         ({"head/weight": torch.ones(1)}, "has the tensor `head/weight`, so it is of another model"),
         ({"weight/weight": torch.ones(2, 3)}, "the tensor `weight/weight` is 2x3, where the model's is 3x2"),
-        ({"weight/exp_avg_sq": torch.ones(6)}, "the tensor `weight/exp_avg_sq` is 6, where the model's is 3x2"),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -76,24 +74,6 @@ def test_the_last_step_is_saved_and_random_numbers_go_on_where_they_were(tmp_pat
     again.restore_random_state()
     assert torch.equal(torch.rand(3), expected[0])
     assert random.random() == expected[1]
-
-
-def test_steps_that_outlast_the_grace_period_are_named_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Steps of 6 s and checkpoints of 5 s in 10 s: a stop would lose what no checkpoint has."""
-    config, policy = CheckpointConfig(every_steps=2, grace_s=10), cast(Policy, _Policy())
-    run = Resumption(SINGLE_PROCESS, tmp_path, config, stage="train", num_steps=9)
-    # What the clock shows at the end of each step, and before and after each checkpoint.
-    clock = iter([0.0, 6.0, 6.0, 11.0, 17.0, 23.0, 23.0, 28.0, 34.0])
-    monkeypatch.setattr("time.monotonic", clock.__next__)
-    for step in (1, 2, 3, 4, 5):
-        run.after_step(step, policy, dict, stop=StopRequest())
-    warned = [line for line in capsys.readouterr().out.splitlines() if "grace_s" in line]
-    assert warned == [
-        "train: a step and a checkpoint took 11 s, and a stop waits for 10 s only; set train.checkpoint.grace_s to 17, "
-        "or a stop loses the steps since the last checkpoint"
-    ]
 
 
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_end() -> None:

@@ -11,11 +11,9 @@ from transformers import PreTrainedModel
 
 from components.environments.environment import Observation
 from components.environments.pool import Answer
-from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import LogprobModel, completion_logprobs
-from components.policy.packing import TokenSequence
-from components.rollout.sampler import Completion, Sampler, Sampling, Turn
+from components.rollout.sampler import Completion, Sampler, Sampling
 from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.chat import AnsweredTurn
@@ -25,8 +23,6 @@ from tests import chat_model, tiny
 from tests.chat_model import CALLING, CHATML, HEADERS, REASONING, TURNS
 from tests.rollout import acting
 from tests.rollout.acting import QUESTIONS, ActingEnvironments
-from tests.rollout.vllm_policies import sampler as vllm_sampler
-from tests.train_grpo.own_weights import OwnWeights
 
 FORGETTING = """\
 {%- for message in messages -%}
@@ -56,8 +52,9 @@ def _require_true(groups: Sequence[Sequence[Completion]], plain: Checkpoint, sam
     assert any(len(each.turns) > 1 + len(each.tokens.forks) for each in every), "what was not rewritten goes on"
 
 
-@pytest.mark.parametrize("make", [acting.mistral, acting.qwen3_next], ids=["packed rows", "padded rows"])
-@pytest.mark.parametrize("max_batch_size", [8, 64])
+@pytest.mark.parametrize(
+    ("make", "max_batch_size"), [(acting.mistral, 8), (acting.qwen3_next, 64)], ids=["packed rows", "padded rows"]
+)
 def test_forked_trajectories_are_those_of_a_naive_reference(
     make: Callable[[], PreTrainedModel], max_batch_size: int
 ) -> None:
@@ -69,17 +66,9 @@ def test_forked_trajectories_are_those_of_a_naive_reference(
     assert environments.open == 0
 
 
-def test_vllm_samples_after_the_rewritten_prompts(tmp_path: Path) -> None:
-    """Through the interface of its engine."""
-    checkpoint, sampling = _forgetful(acting.qwen3), _sampling()
-    checkpoints.save(checkpoint, tmp_path)
-    engine = OwnWeights(checkpoint, tmp_path)
-    engine.versions.append(0)
-    _require_true(vllm_sampler(engine, checkpoint).generate(PROBLEMS, sampling), _forgetful(acting.qwen3), sampling)
-
-
-@pytest.mark.parametrize("make", [acting.mistral, acting.qwen3_next], ids=["packed rows", "padded rows"])
-@pytest.mark.parametrize("segment_tokens", [1, 7])
+@pytest.mark.parametrize(
+    ("make", "segment_tokens"), [(acting.mistral, 1), (acting.qwen3_next, 7)], ids=["packed rows", "padded rows"]
+)
 def test_a_paused_trajectory_goes_on_after_its_last_fork(
     segment_tokens: int, make: Callable[[], PreTrainedModel]
 ) -> None:
@@ -165,12 +154,6 @@ def test_a_rewritten_prompt_has_a_message_for_each_answer(tmp_path: Path) -> Non
         "</think>\n\n< |im_end|>1<|im_end|>\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>tool\n3<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-
-
-def test_a_record_shows_the_answers_to_several_calls_as_lines() -> None:
-    """People read it."""
-    completion = Completion(TokenSequence((1,), (2,)), (-1.0,), "", True, turns=(Turn(1, "", f"2{NEXT_ANSWER}3"),))
-    assert completion.turn_records() == [{"text": "", "observation": "2\n3", "rewards": {}}]
 
 
 def test_a_fork_that_the_context_cannot_hold_ends_the_trajectory(tmp_path: Path) -> None:

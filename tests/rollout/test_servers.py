@@ -234,9 +234,7 @@ def test_what_a_server_refuses_is_reported_and_not_tried_again(fakes: list[FakeV
     ("kind", "path", "key", "served"),
     [
         ("http", "/collective_rpc", "secret", True),
-        ("http", "/collective_rpc", "other", False),
         ("http", "/collective_rpc", None, False),
-        ("http", "/v1/completions", None, False),
         ("http", "//health", None, False),
         ("websocket", "/v1/realtime", None, False),
         ("http", "/health", None, True),

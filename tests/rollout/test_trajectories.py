@@ -14,16 +14,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from components.environments.environment import Observation
-from components.environments.pool import Answer, Environments
+from components.environments.pool import Answer
 from components.policy.checkpoint import Checkpoint, ReadObservation, create
-from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.rollout.sampler import Completion, Sampling, StopTexts
 from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from tests import chat_model, tiny
-from tests.chat_model import CALLING, REASONING
+from tests.chat_model import REASONING
 from tests.rollout import acting
 from tests.rollout.acting import QUESTIONS, ActingEnvironments, Naive
 
@@ -49,11 +48,10 @@ def _references(make: Callable[[], PreTrainedModel], sampling: Sampling) -> list
 
 
 @pytest.mark.parametrize(
-    ("make", "max_new_tokens"),
-    [(acting.gpt2, 27), (acting.mistral, 22), pytest.param(acting.qwen3_next, 22, marks=pytest.mark.slow)],
+    ("make", "max_new_tokens", "max_batch_size"),
+    [(acting.gpt2, 27, 8), (acting.mistral, 22, 64), pytest.param(acting.qwen3_next, 22, 8, marks=pytest.mark.slow)],
     ids=["heads of their own", "grouped queries", "padded rows"],
 )
-@pytest.mark.parametrize("max_batch_size", [8, 64])
 def test_trajectories_are_those_of_a_naive_reference(
     make: Callable[[], PreTrainedModel], max_new_tokens: int, max_batch_size: int
 ) -> None:
@@ -69,7 +67,7 @@ def test_trajectories_are_those_of_a_naive_reference(
     assert environments.open == 0
 
 
-@pytest.mark.parametrize("make", [acting.gpt2, acting.mistral, acting.qwen3_next])
+@pytest.mark.parametrize("make", [acting.mistral, acting.qwen3_next])
 def test_a_prompt_that_fills_the_context_is_not_read(make: Callable[[], PreTrainedModel]) -> None:
     """Its completions are truncated and have no tokens; those of other prompts are sampled as without it."""
     sampler = TransformersSampler(acting.checkpoint(make), 64)
@@ -77,18 +75,6 @@ def test_a_prompt_that_fills_the_context_is_not_read(make: Callable[[], PreTrain
     others, empty = sampler.generate(problems, sampling)
     assert [(each.num_tokens, each.truncated, each.turns) for each in empty] == [(0, True, ())] * 8
     assert others == sampler.generate(problems[:1], sampling)[0]
-
-
-def test_recorded_log_probabilities_are_those_of_the_trainer() -> None:
-    """Packed with what environments wrote, the sampled tokens have the log-probabilities with which they were drawn."""
-    checkpoint = acting.checkpoint()
-    completions = _generate(checkpoint, acting.sampling(ActingEnvironments(), temperature=1.0))
-    scorer = LogprobModel(checkpoint.model, temperature=1.0)
-    recorded_M = torch.tensor([logprob for completion in completions for logprob in completion.logprobs]).double()
-    batches = tiny.batches([completion.tokens for completion in completions], 300)
-    scored_M = completion_logprobs(scorer, batches, len(recorded_M))
-    assert sum(completion.num_environment_tokens for completion in completions) > 100
-    assert float((scored_M - recorded_M).abs().max()) < 1e-5
 
 
 def test_every_token_is_read_once() -> None:
@@ -129,7 +115,7 @@ def _in_segments(checkpoint: Checkpoint, sampling: Sampling, segment_tokens: int
 @pytest.mark.parametrize(
     ("segment_tokens", "make"),
     [
-        *((tokens, acting.mistral) for tokens in (1, 3, 10, 1000)),
+        *((tokens, acting.mistral) for tokens in (1, 10)),
         pytest.param(9, acting.qwen3_next, marks=pytest.mark.slow),
     ],
 )
@@ -185,45 +171,6 @@ def test_each_turn_may_begin_inside_a_thought(tmp_path: Path) -> None:
     same_message = trajectory.completion()
     assert [turn.in_thought for turn in same_message.turns] == [True, False]
     assert same_message.response == "It is \\boxed{1776}."
-
-    trajectory = Trajectory(rollout, tiny.PROBLEMS[0], checkpoint.prompt_ids("37*48?"))
-    write("</think>\n```calculator\n37*48\n```<|endoftext|>")
-    trajectory.receive(Answer(Observation("1776")))
-    write("It is \\boxed{1776}.<|endoftext|>")
-    assert environments.turns[-2:] == ["<think></think>\n```calculator\n37*48\n```", "<think>It is \\boxed{1776}."]
-    trajectory.receive(Answer(Observation(done=True)))
-    assert trajectory.completion().response == "<think>It is \\boxed{1776}."
-
-
-def test_all_calls_of_a_turn_are_executed_and_answered_in_order(tmp_path: Path) -> None:
-    """By the processes of the environment; the model reads what transformers makes of a message for each answer."""
-    base = chat_model.write(tmp_path, CALLING, max_tokens=1024)
-    values = {"base": str(base), "chat": {}, "tools": {"environment": "calculator"}}
-    checkpoint = create(ModelConfig.model_validate(values), tiny.PROBLEMS, seed=1, dtype=torch.float32)
-    assert checkpoint.format.tools is not None
-    expressions = ["1+1", "37*48", "1/0", "7-9"]
-    functions = [{"name": "calculator", "arguments": {"expression": each}} for each in expressions]
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": "37*48?"},
-        {"role": "assistant", "content": "So.", "tool_calls": [{"type": "function", "function": f} for f in functions]},
-        *({"role": "tool", "content": each} for each in ("2", "1776", "Error: division by zero", "-2")),
-    ]
-    schemas = checkpoint.format.schemas
-    written = checkpoint.tokenizer.apply_chat_template(messages[:2], tools=schemas, tokenize=False)
-    expected = checkpoint.tokenizer.apply_chat_template(
-        messages, tools=schemas, tokenize=False, add_generation_prompt=True
-    )
-    prompt = checkpoint.prompt_ids("37*48?")
-    turn = checkpoint.encode(written.rstrip("\n"))[len(prompt) :]
-    with Environments(checkpoint.format.tools) as environments:
-        rollout = RolloutContext(checkpoint, replace(acting.sampling(max_new_tokens=1000), environments=environments))
-        trajectory = Trajectory(rollout, tiny.PROBLEMS[0], prompt)
-        trajectory.extend(turn, [0.0] * len(turn))
-        assert trajectory.asked is not None
-        trajectory.receive(trajectory.asked.result(timeout=60))
-        assert checkpoint.tokenizer.decode([*prompt, *trajectory.ids]) == expected
-        assert trajectory.status is Status.SAMPLING
-        trajectory.close()
 
 
 def test_a_stop_text_ends_a_trajectory_in_any_turn() -> None:
@@ -284,14 +231,6 @@ def test_sampling_a_token_costs_the_same_however_long_its_turn_is(stop: tuple[st
     assert trajectory.ids.num_read < 10 * 7000
 
 
-def test_the_first_end_is_found_without_reading_the_completion_again_for_each_token() -> None:
-    """A few tokens before each place at which one of the texts may end are enough."""
-    ids = _Ids(map(ord, "a line\n" * 1000 + "the end.\nmore"))
-    stop = StopTexts(["end.\n"], _Letters().decode)
-    assert stop.first_end(ids) == 7009
-    assert ids.num_read < 10 * 7000
-
-
 def test_a_text_is_cut_before_the_first_of_the_texts_that_stop_it() -> None:
     """Whichever of them stands first in the list."""
     for texts in (["end", "stop"], ["stop", "end"]):
@@ -304,7 +243,8 @@ def test_a_text_of_characters_that_take_several_tokens_is_found() -> None:
     """As the bytes of other scripts and of pictures do."""
     text = "halt \N{OCTAGONAL SIGN}\N{OCTAGONAL SIGN}"
     stop = StopTexts([text[-2:]], lambda ids: bytes(ids).decode("utf-8", errors="replace"))
-    assert stop.first_end(list(f"{text} more".encode())) == len(text.encode())
+    ids = list(f"{text} more".encode())
+    assert next(place for place in range(1, len(ids) + 1) if stop.ends(ids[:place])) == len(text.encode())
 
 
 _CALL = "```python\n1\n```\n"

@@ -88,9 +88,6 @@ def test_completions_that_were_paused_go_on(own_weights: OwnWeights) -> None:
 class _Acting(Words):
     """A policy that acts: each of its turns ends with its end token."""
 
-    format = SimpleNamespace(turn_stops=(), call_format="message", rewrites_history=False)
-    model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
-
     def read_observation(self, text: str, ended: bool) -> ReadObservation:
         assert ended
         return ReadObservation(tuple(text.encode()), text)
@@ -156,23 +153,6 @@ def test_a_slow_environment_holds_up_no_other_trajectory(fakes: list[FakeVllm]) 
     assert len({body["sampling_params"]["seed"] for body in bodies}) == len(bodies)
 
 
-def test_a_server_that_is_lost_between_turns_loses_no_trajectory(fakes: list[FakeVllm]) -> None:
-    """Its requests go to the other; what a server refuses is reported."""
-    client = VllmServers([fake.url for fake in fakes], servers_config(request_deadline_s=10, lost_deadline_s=10))
-    calls = itertools.count()
-
-    def die_later() -> None:
-        if next(calls) > 5:
-            raise ConnectionResetError
-
-    fakes[0].before_answer = die_later
-    environments = cast(Environments, _OneIsSlow(num_others=3 * (len(PROBLEMS) - 1)))
-    sampling = Sampling(num_samples=3, temperature=0.7, max_new_tokens=9, seed=1, environments=environments)
-    completions = _generate(client, cast(Checkpoint, _Acting()), sampling)
-    assert {completion.num_tokens for completion in completions} == {6}
-    assert next(calls) > 6
-
-
 @pytest.fixture(scope="module")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServers]:
     """An engine that can stop at texts."""
@@ -211,7 +191,3 @@ def test_what_vllm_refuses_is_reported_and_ends_nothing(vllm: VllmServers) -> No
             answers[1].result()
         given_up = submit(Request((6,), {"max_tokens": 50, "temperature": 1.0, "logprobs": 0, "n": 20}))
     assert given_up.done()
-    with pytest.raises(PipelineError, match=r"vLLM server .* refuses"):
-        vllm.complete([Request((6,) * 100, greedy)])
-    ((tokens,),) = vllm.complete([Request((6, 7), greedy)])
-    assert len(tokens.token_ids) == 3

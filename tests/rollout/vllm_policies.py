@@ -1,6 +1,7 @@
 """Policies for vLLM, and what the trainer says of their tokens."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -55,6 +56,8 @@ class Words:
 
     end_ids = (1,)
     device = torch.device("cpu")
+    format = SimpleNamespace(turn_stops=(), call_format="message", rewrites_history=False)
+    model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
 
     def prompt_ids(self, question: str, source: str, earlier: object) -> tuple[int, ...]:
         """See `Checkpoint`."""

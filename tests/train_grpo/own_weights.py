@@ -15,6 +15,8 @@ from components.policy.checkpoint import Checkpoint, load
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.rollout.decoding import Decoding
+from components.rollout.sampler import Sampling
+from components.rollout.trajectory import RolloutContext, Trajectory
 from components.rollout.vllm.config import Synchronise, WeightsBy
 from components.rollout.vllm.servers import Request, SampledTokens, Submit, VllmServers
 from tests import tiny
@@ -46,17 +48,18 @@ class OwnWeights(VllmServers):
         self.sampled_from: list[int] = []
 
     @torch.no_grad()
-    def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
-        """See `VllmServers`."""
-        self.sampled_from.append(self.versions[-1])
+    def _complete(self, request: Request) -> list[SampledTokens]:
         checkpoint = replace(self._tokens, model=use_packed_attention(self._model))
-        groups = []
-        for request in requests:
-            params, generator = request.params, torch.Generator().manual_seed(request.params["seed"])
-            uniform_RT = torch.rand(params["n"], params["max_tokens"], dtype=torch.float64, generator=generator)
-            (group,) = Decoding(checkpoint, [request.prompt_ids], params["n"], params["temperature"]).run(uniform_RT)
-            groups.append([SampledTokens(each.tokens.completion_ids, each.logprobs) for each in group])
-        return groups
+        n, temperature, max_tokens, seed = (request.params[key] for key in ("n", "temperature", "max_tokens", "seed"))
+        rollout = RolloutContext(
+            checkpoint, Sampling(num_samples=n, temperature=temperature, max_new_tokens=max_tokens, seed=seed)
+        )
+        rows = [Trajectory(rollout, tiny.PROBLEMS[0], request.prompt_ids) for _ in range(n)]
+        generator = torch.Generator().manual_seed(seed)
+        uniform_RT = torch.rand(n, max_tokens, dtype=torch.float64, generator=generator)
+        Decoding(checkpoint, [request.prompt_ids], n, temperature).run(rows, uniform_RT)
+        completions = [row.completion() for row in rows]
+        return [SampledTokens(each.tokens.completion_ids, each.logprobs) for each in completions]
 
     @contextmanager
     def submitting(self) -> Iterator[Submit]:
@@ -64,9 +67,10 @@ class OwnWeights(VllmServers):
 
         def submit(request: Request) -> "Future[list[SampledTokens]]":
             answer: Future[list[SampledTokens]] = Future()
-            answer.set_result(self.complete([request])[0])
+            answer.set_result(self._complete(request))
             return answer
 
+        self.sampled_from.append(self.versions[-1])
         yield submit
 
     def set_weights(self, version: int, weights: Path | Mapping[str, Tensor] | None) -> None:

@@ -13,7 +13,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from components.environments.pool import Answer
 from components.policy.checkpoint import Checkpoint, save
@@ -21,7 +20,7 @@ from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict, save_adapters
 from components.policy.packing import TokenSequence, pack
-from components.rollout.sampler import Completion, PartialCompletions, Sampling, StopTexts, completed
+from components.rollout.sampler import Completion, PartialCompletions, Sampling
 from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.vllm.servers import Request, SampledTokens, Submit, VllmServers
 from components.rollout.vllm.verification import verify_logprobs
@@ -47,17 +46,10 @@ def complete(
     has_seeds, seeds = checkpoint.device.type != "cuda", random.Random(sampling.seed)
     # vLLM adds the number of the completion in its group.
     numbers = [seeds.getrandbits(53) if has_seeds else None for _ in problems]
-    if sampling.environments is not None or sampling.segment_tokens is not None or partial is not None:
-        groups = RolloutContext(checkpoint, sampling, max_tokens=engine.max_tokens).begin(problems, partial)
-        with engine.submitting() as submit:
-            _Turns(submit, checkpoint, sampling, numbers).run_to_completion(groups)
-        return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
-    params = {**_params(checkpoint, sampling, sampling.stop), "n": sampling.num_samples}
-    prompts = [checkpoint.prompt_ids(problem.question, problem.source, problem.earlier) for problem in problems]
-    requests = [Request(ids, {**params, "seed": seed}) for ids, seed in zip(prompts, numbers, strict=True)]
-    stop = StopTexts(sampling.stop, checkpoint.decode)
-    answers = zip(prompts, engine.complete(requests), strict=True)
-    return [[completed(checkpoint, prompt_ids, *each, stop) for each in group] for prompt_ids, group in answers]
+    groups = RolloutContext(checkpoint, sampling, max_tokens=engine.max_tokens).begin(problems, partial)
+    with engine.submitting() as submit:
+        _Turns(submit, checkpoint, sampling, numbers).run_to_completion(groups)
+    return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
 
 
 def _params(checkpoint: Checkpoint, sampling: Sampling, stop: Sequence[str]) -> dict[str, Any]:
@@ -156,7 +148,6 @@ class VllmSampler:
         self.engine, self._checkpoint, self._folder = engine, checkpoint, folder
         self._temperature, self._max_mismatch = temperature, max_mismatch
         self._version: int | None = None
-        self._logprobs_M: Tensor | None = None
         self.sleep, self.close = engine.sleep, engine.close
 
     def generate(
@@ -220,8 +211,7 @@ class VllmSampler:
     def _verify(self) -> None:
         """Compare the log-probabilities of the probes, as the engine and as the trainer computes them."""
         num_tokens = sum(len(probe.completion_ids) for probe in self._probes)
-        new_M = completion_logprobs(self._policy, self._batches, num_tokens).cpu()
+        trainer_M = completion_logprobs(self._policy, self._batches, num_tokens).cpu()
         for name, logprobs in self.engine.score(self._probes, self._temperature).items():
             sampler_M = torch.tensor([logprob for each in logprobs for logprob in each], dtype=torch.float64)
-            verify_logprobs(sampler_M, new_M, self._logprobs_M, max_mismatch=self._max_mismatch, name=name)
-        self._logprobs_M = new_M
+            verify_logprobs(sampler_M, trainer_M, max_mismatch=self._max_mismatch, name=name)

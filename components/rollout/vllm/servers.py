@@ -283,12 +283,6 @@ class VllmServers:
         """Where the current weights are; None for the initial ones, and for those that were sent."""
         self._version = INITIAL_VERSION
 
-    def complete(self, requests: Sequence[Request]) -> list[list[SampledTokens]]:
-        """Return the completions of each request, with the log-probabilities of their tokens."""
-        self._wake()
-        with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
-            return list(threads.map(self._complete, requests))
-
     @contextmanager
     def submitting(self) -> Iterator[Submit]:
         """Let the block begin requests one by one; those in flight at its end are given up."""
@@ -350,7 +344,7 @@ class VllmServers:
             self._asleep = False
 
     def _complete(self, request: Request) -> list[SampledTokens]:
-        """Return the answer of the server with the fewest requests; of another if that one is lost over it."""
+        """Return the completions by the server with the fewest requests; by another if that one is lost over it."""
         for _ in range(_MAX_TRIES):
             server = self._acquire()
             try:
