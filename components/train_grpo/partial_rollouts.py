@@ -12,11 +12,11 @@ No token is learned from more than `max_staleness` updates after it was sampled,
 Shape suffixes as in objective.py: P prompts, G completions per prompt.
 """
 
-import random
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -24,7 +24,7 @@ from torch.profiler import record_function
 
 from components.rollout.sampler import Completion
 from components.shared.problem import Problem
-from components.train_grpo.prefetched_rollouts import begin
+from components.train_grpo.prefetched_rollouts import begin, known
 from components.train_grpo.rollouts import Rollout, Rollouts, with_version
 from components.train_grpo.scoring import Group
 
@@ -62,10 +62,7 @@ _PARTIAL_GROUPS = TypeAdapter(list[PartialGroup])
 
 @dataclass
 class PartialRollouts(Rollouts):
-    """Rollouts of completions that are sampled over several steps.
-
-    With servers the segment of the next step is sampled while the policy learns; otherwise each step samples its own.
-    """
+    """Rollouts of completions that are sampled over several steps."""
 
     _groups: list[PartialGroup] = field(default_factory=list, init=False)
     """Groups of this process that nothing is sampled for now: finished ones, and all between two segments."""
@@ -96,10 +93,7 @@ class PartialRollouts(Rollouts):
             self.ranks.barrier("the end of prefetching")
 
     def state(self) -> dict[str, Any]:
-        """Return the place in the order of prompts and all groups that are not learned from yet, as plain values.
-
-        All processes call it together, and each has the groups of all.
-        """
+        """Return the place in the order of prompts and all groups that are not learned from yet, as plain values."""
         groups = self._groups + (self._segment.result().groups if self._segment else [])
         own = _PARTIAL_GROUPS.dump_python(groups, mode="json")
         of_ranks = self.ranks.all_gather(own, "the end of prefetching")
@@ -113,8 +107,7 @@ class PartialRollouts(Rollouts):
         every = [group for groups in of_ranks for group in groups]
         groups = _PARTIAL_GROUPS.validate_python(of_ranks[self.ranks.rank] if same else self.ranks.shard(every))
         if state["is_ahead"]:
-            self._segment = Future()
-            self._segment.set_result(Segment(groups, 0.0, 0.0))
+            self._segment = known(Segment(groups, 0.0, 0.0))
         else:
             self._groups = groups
 
@@ -125,9 +118,8 @@ class PartialRollouts(Rollouts):
         in_flight = [group for group in self._groups if group.scored is None]
         in_flight += [PartialGroup(number, problem) for number, problem in self.ranks.shard(numbered)]
         self._groups = [group for group in self._groups if group.scored is not None]
-        seed = random.Random(self._seed(f"step {step}", 0)).getrandbits(48)
-        in_thread = self.config.sampler.samples_ahead
-        return begin(lambda: self._sample_segment(in_flight, seed, version), in_thread=in_thread)
+        sample = partial(self._sample_segment, in_flight, self._seed(f"step {step}", 0), version)
+        return begin(sample, ahead=self.config.sampler.samples_ahead)
 
     def _sample_segment(self, groups: Sequence[PartialGroup], seed: int, version: int) -> Segment:
         """Return groups after another segment, from the weights after `version` updates; score those that finish."""

@@ -1,7 +1,4 @@
-"""The reference that the policy is kept close to, and the placement of its weights.
-
-It is a frozen copy of the model, or under LoRA the policy without its adapters.
-"""
+"""The reference that the policy is kept close to, and the placement of its weights."""
 
 import copy
 from collections.abc import Iterator, Mapping

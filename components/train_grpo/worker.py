@@ -147,10 +147,7 @@ class _Result(NamedTuple):
 
 
 def _result(trainer: Trainer, resumption: Resumption) -> _Result:
-    """Choose the policy: the best in validation with `checkpoint.keep_best`, else that of the last step.
-
-    PipelineError where training has stopped early without a policy to choose.
-    """
+    """Choose the policy: the best in validation with `checkpoint.keep_best`, else that of the last step."""
     history, config = trainer.history, trainer.config
     last = chosen = len(history.curves)
     early = early_stop(config, history.curves, history.validation) if last < config.num_steps else None
