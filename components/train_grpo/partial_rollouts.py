@@ -47,15 +47,8 @@ class PartialGroup:
         return bool(self.completions_G) and not any(each.paused for each in self.completions_G)
 
 
-@dataclass(frozen=True)
-class Segment:
-    """What this process has sampled in a step: its groups in flight, each with another segment."""
-
-    groups: list[PartialGroup]
-    sampling_s: float
-    scoring_s: float
-
-
+Segment = tuple[list[PartialGroup], float, float]
+"""Groups in flight of this process, each with what it has sampled in a step, and the time for sampling and scoring."""
 _PARTIAL_GROUPS = TypeAdapter(list[PartialGroup])
 """Turns groups into numbers, text, lists and dicts for a checkpoint, and back."""
 
@@ -76,15 +69,15 @@ class PartialRollouts(Rollouts):
             if segment is None:
                 sync_s = self.sampler.update_weights(step - 1)
                 segment = self._begin_segment(step, version=step - 1)
-            sampled = segment.result()
-            self._groups, self._segment = self._groups + sampled.groups, None
+            groups, sampling_s, scoring_s = segment.result()
+            self._groups, self._segment = self._groups + groups, None
             rollout = self._take_finished()
             if self.config.sampler.samples_ahead and step < self.config.num_steps:
                 # The gathering above has waited for all processes: nothing is sampled while the weights change.
                 sync_s += self.sampler.update_weights(step - 1)
                 self._segment = self._begin_segment(step + 1, version=step - 1)
             self.sampler.sleep()
-            return replace(rollout, sampling_s=sampled.sampling_s, scoring_s=sampled.scoring_s, sync_s=sync_s)
+            return replace(rollout, sampling_s=sampling_s, scoring_s=scoring_s, sync_s=sync_s)
 
     def finish_prefetch(self) -> None:
         """See `Rollouts`."""
@@ -94,7 +87,7 @@ class PartialRollouts(Rollouts):
 
     def state(self) -> dict[str, Any]:
         """Return the place in the order of prompts and all groups that are not learned from yet, as plain values."""
-        groups = self._groups + (self._segment.result().groups if self._segment else [])
+        groups = self._groups + (self._segment.result()[0] if self._segment else [])
         own = _PARTIAL_GROUPS.dump_python(groups, mode="json")
         of_ranks = self.ranks.all_gather(own, "the end of prefetching")
         return {**super().state(), "groups_of_ranks": of_ranks, "is_ahead": self._segment is not None}
@@ -107,7 +100,7 @@ class PartialRollouts(Rollouts):
         every = [group for groups in of_ranks for group in groups]
         groups = _PARTIAL_GROUPS.validate_python(of_ranks[self.ranks.rank] if same else self.ranks.shard(every))
         if state["is_ahead"]:
-            self._segment = known(Segment(groups, 0.0, 0.0))
+            self._segment = known((groups, 0.0, 0.0))
         else:
             self._groups = groups
 
@@ -142,7 +135,7 @@ class PartialRollouts(Rollouts):
             replace(each, completions_G=(), scored=numbered[each.number]) if each.number in numbered else each
             for each in after
         ]
-        return Segment(after, sampled - started, time.monotonic() - sampled)
+        return after, sampled - started, time.monotonic() - sampled
 
     def _take_finished(self) -> Rollout:
         """Return the oldest groups of all processes that are finished, and keep the others."""

@@ -133,7 +133,7 @@ class Trainer:
         """Retrain the reward model on the completions of the last iteration, and make the policy the reference."""
         if self.reward_model:
             self.history.reward_model.append(row_of(self.reward_model.retrain(iteration)))
-        if self.reference:
+        if isinstance(self.reference, Reference):
             with self.policy.gather_full_parameters():
                 self.reference.load(merged_state_dict(self.checkpoint.model))
             say(_STAGE, "a new iteration begins: the policy is the reference now")
@@ -244,5 +244,5 @@ class Trainer:
         """Continue from what `state` returned."""
         self.history = History(**state["history"])
         self.rollouts.restore(state["rollouts"])
-        if self.reference and state["reference"] is not None:
+        if isinstance(self.reference, Reference) and state["reference"] is not None:
             self.reference.load(state["reference"])

@@ -101,15 +101,17 @@ def test_format_is_reasoning_and_an_answer_where_the_prompt_asks_for_it(
     assert _format(text, model=_model(answer=policy), finished=finished) == expected
 
 
-@pytest.mark.parametrize(("extracted", "expected"), [("print(1)", 1.0), (None, 0.0)])
-def test_the_place_of_code_is_a_block(extracted: str | None, expected: float) -> None:
-    """Where the answer is unit tests, code that the grader could run is in the format, whatever the policy."""
+def test_the_place_of_code_is_a_block() -> None:
+    """Where the answer is unit tests, code that the grader could run is in the format, after a thought if asked for."""
     problem = tiny.problem(0, answer="assert f(1) == 2")
-    result = Grade(Verdict.WRONG, extracted, Reason.FAILED_TESTS, tests_passed=0.0)
-    assert answer_format(problem, completion(text="#### 2"), result, model=_model()) == expected
-    thinking = _model(THINKING)
-    assert answer_format(problem, completion(text="<think>f</think>code"), result, model=thinking) == expected
-    assert answer_format(problem, completion(text="code"), result, model=thinking) == 0.0
+    for extracted, prompt, text, expected in (
+        ("print(1)", "{question}\n", "#### 2", 1.0),
+        (None, "{question}\n", "#### 2", 0.0),
+        ("print(1)", THINKING, "<think>f</think>code", 1.0),
+        ("print(1)", THINKING, "code", 0.0),
+    ):
+        result = Grade(Verdict.WRONG, extracted, Reason.FAILED_TESTS, tests_passed=0.0)
+        assert answer_format(problem, completion(text=text), result, model=_model(prompt)) == expected
 
 
 @pytest.mark.parametrize(
@@ -133,11 +135,14 @@ def test_where_thoughts_are_asked_for_one_comes_first_and_then_the_answer(
     assert _format(text, model=_model(prompt)) == expected
 
 
-@pytest.mark.parametrize(("num_tokens", "expected"), [(1, 0), (12, 0), (13, -0.25), (14, -0.5), (15, -0.75), (16, -1)])
-def test_overlong_falls_linearly_over_the_last_tokens(num_tokens: int, expected: float) -> None:
-    """By hand: a limit of 16 tokens, of which the last four are the buffer."""
-    config = grpo_config(reward__weights={"overlong": 1.0}, reward__overlong_buffer_tokens=4)
-    assert overlong(PROBLEM, completion(num_tokens), grade(Verdict.RIGHT), config=config) == expected
+def test_overlong_falls_linearly_over_the_last_tokens() -> None:
+    """By hand: a limit of 16 tokens, or one of two segments of five; the last four are the buffer."""
+    settings = {"reward__weights": {"overlong": 1.0}, "reward__overlong_buffer_tokens": 4}
+    staleness = {"max_staleness": 1, "segment_tokens": 5, "correction": {"weight": {"max": 2.0}}}
+    for limit, config in ((16, grpo_config(**settings)), (10, grpo_config(**settings, sampler=staleness))):
+        lengths = [limit - 4, limit - 3, limit - 2, limit]
+        values = [overlong(PROBLEM, completion(each), grade(Verdict.RIGHT), config=config) for each in lengths]
+        assert values == [0, -0.25, -0.5, -1]
 
 
 @pytest.mark.parametrize(
@@ -402,6 +407,15 @@ def test_a_rollout_is_graded_in_one_call_each_completion_against_its_own_problem
     (call,) = calls
     expected = [("6", "#### 6"), ("6", "#### 8"), ("8", "#### 8"), ("8", "#### 6")]
     assert [(each.gold, each.response) for each in call] == expected
+
+
+def test_the_answer_counts_where_the_prompt_of_the_policy_asks_for_it(checkpoint: Checkpoint, verify: Verifier) -> None:
+    """The accuracy and the format of an answer in another place are zero."""
+    boxing = replace(checkpoint, config=checkpoint.config.model_copy(update={"answer": AnswerPolicy.BOXED}))
+    responses = _responses(checkpoint, "1+1=2\n#### 6", r"1+1=2, so \boxed{6}")
+    config = grpo_config(reward__weights={"accuracy": 1.0, "format": 1.0})
+    (result,) = Scorer(config, boxing, partial(grade_completions, verify))([PROBLEM], [responses])
+    assert [list(each.rewards.values()) for each in result.scored_G] == [[(0.0,), (0.0,)], [(1.0,), (1.0,)]]
 
 
 # Custom rewards -------------------------------------------------------------------------------------------------------

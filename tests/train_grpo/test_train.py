@@ -114,7 +114,7 @@ def test_an_out_of_memory_error_names_the_phase_and_its_keys(verify: Verifier, p
     sampler = TransformersSampler(checkpoint, 64)
     trainer = build_trainer(config, checkpoint, tiny.PROBLEMS, verify, sampler, held_out=tiny.PROBLEMS[:2])
     assert isinstance(trainer.reference, Reference)
-    model = trainer.reference._scorer.model if phase == "reference" else checkpoint.model
+    model = trainer.reference.scorer.model if phase == "reference" else checkpoint.model
 
     def need_much(*_: object) -> None:
         if torch.is_grad_enabled() == (phase == "update"):
@@ -166,6 +166,12 @@ def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path,
     trained = rows(tmp_path, "reward_model")
     assert [(row["iteration"], row["reward_model_examples"]) for row in trained] == [(0, 36), (1, 40)]
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "training" / "reward_model").num_labels == 1
+
+
+def test_a_run_without_any_learning_signal_fails(tmp_path: Path, reference: Path) -> None:
+    """Where no group of the whole run differs, the policy would be the reference under another name."""
+    with pytest.raises(PipelineError, match="no learning signal in any step"):
+        _run(tmp_path, [tiny.problem(3, answer="12345")], reference, num_steps=2, prompts_per_step=1)
 
 
 def test_a_step_whose_every_group_is_dropped_changes_nothing(tmp_path: Path, reference: Path) -> None:

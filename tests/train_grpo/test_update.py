@@ -94,6 +94,7 @@ def test_minibatches_are_whole_groups_and_hold_every_completion_once(
     assert all(len(part) % group_size == 0 for part in parts)
     assert max(map(len, parts)) - min(map(len, parts)) <= group_size
     assert len(parts) == min(count, num_groups)
+    assert all(float(minibatch.weights_B.sum()) == pytest.approx(1) for minibatch in minibatches)
 
 
 # The loss, against the objective written out --------------------------------------------------------------------------
