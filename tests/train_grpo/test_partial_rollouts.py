@@ -215,4 +215,4 @@ def test_segments_that_hold_a_whole_completion_change_nothing(make: Make) -> Non
     assert partial.history.curves == [{**row, **extra} for row in synchronous.history.curves]
     assert partial.history.completions == synchronous.history.completions
     rates = [row["learning_rate"] for row in partial.history.curves]  # a warm-up of one step, then down to a tenth
-    assert (rates[0], rates[-1]) == (pytest.approx(1e-3), pytest.approx(1e-4))
+    assert [rates[0], rates[-1]] == pytest.approx([1e-3, 1e-4])

@@ -23,7 +23,8 @@ from components.policy.packing import TokenSequence
 from components.policy.padded import use_padded_rows
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.errors import PipelineError, RetryableError
-from components.train_grpo import teacher as module
+from components.train_grpo import teacher as teacher_module
+from components.train_grpo.api import RETRIES
 from components.train_grpo.metrics import UpdateMetrics
 from components.train_grpo.teacher import TeacherServer
 from components.train_grpo.update import Experience, _loss
@@ -174,7 +175,7 @@ def test_a_server_is_asked_about_the_sampled_tokens_of_some_completions(monkeypa
     monkeypatch.setenv("MY_KEY", "secret")
     acted = TokenSequence((7, 8), (9, 10, 11, 12), ((1, 3),))
     answers = [(503, {}), _scored(None, -0.5, -1.0, -2.0, -3.0, -4.0)]
-    monkeypatch.setattr(module, "RETRIES", module.RETRIES.new(backoff_factor=0.0))
+    monkeypatch.setattr(teacher_module, "RETRIES", RETRIES.new(backoff_factor=0.0))
     with answering(answers) as (url, requests):
         scored_M = TeacherServer(url, "MY_KEY").logprobs([TokenSequence((1,), (2,)), acted], [1])
     assert scored_M[1:].tolist() == [-1.0, -4.0]
@@ -185,7 +186,7 @@ def test_a_server_is_asked_about_the_sampled_tokens_of_some_completions(monkeypa
 
 def test_a_server_that_cannot_score_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens there, it is no vLLM, its key is not there, or it would score at another temperature."""
-    monkeypatch.setattr(module, "RETRIES", module.RETRIES.new(total=0))
+    monkeypatch.setattr(teacher_module, "RETRIES", RETRIES.new(total=0))
     with pytest.raises(RetryableError, match=r"127\.0\.0\.1:9"):
         TeacherServer("http://127.0.0.1:9/v1").logprobs([TokenSequence((7,), (8,))], [0])
     answer = 200, {"choices": [{"prompt_logprobs": None}]}
