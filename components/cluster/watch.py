@@ -234,7 +234,6 @@ class Watch:
     def _check_time(self, phase: Phase) -> None:
         """Raise where a phase lasts longer than it may, or a running job prints nothing for too long."""
         config, now = self._stage.config, self._clock.monotonic()
-        spent_s = now - self._phase_began_s
         if phase is Phase.QUEUED:
             self._check_wait("not admitted by the queue", "queue_timeout_s", config.queue_timeout_s)
         elif phase is Phase.PENDING:

@@ -8,12 +8,12 @@ from collections import Counter
 from itertools import chain
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from components.policy.config import CheckpointConfig, EngineConfig, Schedule, TrackingConfig
 from components.rollout.vllm.config import MAX_LORA_RANK, SamplerDtype, ServersConfig, VllmConfig
 from components.shared.config import Config, Operational, SameAs
-from components.train_grpo.custom_rewards import MAX_REWARD, is_custom
+from components.train_grpo.custom_rewards import is_custom
 from components.train_grpo.judge import JudgeConfig
 from components.train_grpo.rewards import BUILT_IN
 from components.train_grpo.slow_rewards import RewardCallsConfig
@@ -64,7 +64,7 @@ class PromptsConfig(Config):
 class RewardModelConfig(Config):
     """A learned reward model: the probability that a completion, or each step of one, is right.
 
-    It is retrained on the rollouts of every iteration (Algorithm 1) as `engine` says.
+    It is retrained on the rollouts of every iteration and a tenth of earlier ones (Algorithm 1) as `engine` says.
     """
 
     base: str = "reference"
@@ -75,8 +75,6 @@ class RewardModelConfig(Config):
     learning_rate: float = Field(2e-5, gt=0, le=1)
     epochs: int = Field(1, gt=0)
     """Passes over the rollouts of an iteration."""
-    replay_fraction: float = Field(0.1, ge=0, lt=1)
-    """Share of earlier iterations' completions in what it is trained on (0.1 in the paper)."""
 
     @model_validator(mode="after")
     def _head_is_trained(self) -> "RewardModelConfig":
@@ -88,11 +86,9 @@ class RewardModelConfig(Config):
 class RewardConfig(Config):
     """What a completion is worth."""
 
-    weights: dict[str, Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD)]] = Field({"accuracy": 1.0}, min_length=1)
+    weights: dict[str, FiniteFloat] = Field({"accuracy": 1.0}, min_length=1)
     """Weight of each reward: the name of a built-in one (rewards.py), or `package.module:function` for a custom one."""
-    by_source: dict[str, dict[str, Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD)]]] = Field(
-        default_factory=dict
-    )
+    by_source: dict[str, dict[str, FiniteFloat]] = Field(default_factory=dict)
     """Weights of the rewards for problems of single sources, each in the place of `weights`."""
     supervision: Literal["outcome", "process", "turn"] = "outcome"
     """What is rewarded: the completion (section 4.1.2 of the paper) or each of its steps (section 4.1.3). The steps of
@@ -124,40 +120,29 @@ class RewardConfig(Config):
         """Return the weight of each reward that problems of a source have."""
         return self.by_source.get(source, self.weights)
 
-    @field_validator("weights")
-    @classmethod
-    def _rewards_exist(cls, weights: dict[str, float]) -> dict[str, float]:
-        built_in = ", ".join(sorted(BUILT_IN))
-        for name in weights:
-            known = name in BUILT_IN or is_custom(name)
-            _require(known, f"there is no reward `{name}`; built in: {built_in}; custom: package.module:function")
-        return weights
-
     @field_validator("by_source")
     @classmethod
-    def _rewards_of_sources_exist(cls, by_source: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-        for source, weights in by_source.items():
-            _require(bool(weights), f"{source}: names no reward; leave it out for `weights`")
-        return {source: dict(sorted(cls._rewards_exist(weights).items())) for source, weights in by_source.items()}
+    def _sorted(cls, by_source: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        return {source: dict(sorted(weights.items())) for source, weights in by_source.items()}
 
     @model_validator(mode="after")
-    def _columns_differ(self) -> "RewardConfig":
+    def _rewards_fit(self) -> "RewardConfig":
+        built_in = ", ".join(sorted(BUILT_IN))
+        for source, weights in self.by_source.items():
+            _require(bool(weights), f"by_source.{source}: names no reward; leave it out for `weights`")
+        for name in self.names:
+            known = name in BUILT_IN or is_custom(name)
+            _require(known, f"there is no reward `{name}`; built in: {built_in}; custom: package.module:function")
         column, count = Counter(map(reward_column, self.names)).most_common(1)[0]
         _require(count == 1, f"{count} rewards would share the column `{column}` of the curves; rename a custom one")
-        return self
-
-    @model_validator(mode="after")
-    def _keys_fit(self) -> "RewardConfig":
-        names, of_sources = set(self.names), (self.weights, *self.by_source.values())
         for name, reward in BUILT_IN.items():
-            both_or_neither = not reward.key or (name in names) == bool(getattr(self, reward.key))
+            both_or_neither = not reward.key or (name in self.names) == bool(getattr(self, reward.key))
             _require(both_or_neither, f"weights.{name} and {reward.key} go together: set both or neither")
         of_steps = {"process": {"reward_model"}, "turn": {"reward_model", "environment"}}.get(self.supervision, set())
-        have_steps = all(of_steps & each.keys() or any(map(is_custom, each)) for each in of_sources)
-        needed = " or ".join(f"weights.{name}" for name in sorted(of_steps))
-        _require(
-            not of_steps or have_steps, f"supervision: {self.supervision} needs {needed}, or a custom reward of steps"
-        )
+        for weights in (self.weights, *self.by_source.values()):
+            has_steps = not of_steps or of_steps & weights.keys() or any(map(is_custom, weights))
+            needed = " or ".join(f"weights.{name}" for name in sorted(of_steps))
+            _require(bool(has_steps), f"supervision: {self.supervision} needs {needed}, or a custom reward of steps")
         return self
 
 
@@ -470,44 +455,31 @@ class TrainGRPOConfig(Config):
 
     @model_validator(mode="after")
     def _adapters_fit(self) -> "TrainGRPOConfig":
-        adapters = self.reference == "adapters"
-        _require(not adapters or self.engine.lora is not None, "reference: adapters needs engine.lora")
+        lora, adapters = self.engine.lora, self.reference == "adapters"
+        _require(not adapters or lora is not None, "reference: adapters needs engine.lora")
         moves = "the reference of a new iteration is no longer the policy without adapters"
         _require(not adapters or self.num_iterations == 1, f"reference: adapters needs num_iterations: 1; {moves}")
         for key, sampler in (("vllm", self.sampler.vllm), ("servers", self.sampler.servers)):
             if sampler is not None and sampler.synchronise == "adapters":
                 name = f"sampler.{key}.synchronise: adapters"
-                _require(self.engine.lora is not None, f"{name} needs engine.lora")
-                rank = self.engine.lora.rank if self.engine.lora else 0
-                _require(
-                    rank <= MAX_LORA_RANK,
-                    f"{name} needs an engine.lora.rank of at most {MAX_LORA_RANK}, the largest of vLLM",
-                )
+                fits = lora is not None and lora.rank <= MAX_LORA_RANK
+                _require(fits, f"{name} needs engine.lora, with a rank of at most {MAX_LORA_RANK}, the largest of vLLM")
                 remedy = "vLLM has the base weights in full; set synchronise: weights"
                 _require(not self.engine.quantise, f"{name} does not go with engine.quantise: {remedy}")
         # There is no copy of weights in 4 bits: their reference can only be the policy with its adapters disabled.
-        copies_reference = self.loss.kl.coefficient > 0 and self.reference_placement != "adapters"
-        _require(
-            not (self.engine.quantise and copies_reference),
-            "engine.quantise needs reference: adapters, or a loss.kl.coefficient of 0",
-        )
+        copied = self.engine.quantise and self.loss.kl.coefficient > 0 and self.reference_placement != "adapters"
+        _require(not copied, "engine.quantise needs reference: adapters, or a loss.kl.coefficient of 0")
         return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "TrainGRPOConfig":
-        def require_multiple(key: str, of: str) -> None:
-            _require(getattr(self, key) % getattr(self, of) == 0, f"{key} must be a multiple of {of}")
-
         _require(self.warmup_steps < self.num_steps, "warmup_steps must be smaller than num_steps")
-        last = max(self.profile_steps, default=0)
-        _require(last <= self.num_steps, f"profile_steps has step {last}, and num_steps is {self.num_steps}")
-        require_multiple("num_steps", "num_iterations")
-        require_multiple("prompts_per_step", "minibatches_per_rollout")
+        for key, of in (("num_steps", "num_iterations"), ("prompts_per_step", "minibatches_per_rollout")):
+            _require(getattr(self, key) % getattr(self, of) == 0, f"{key} must be a multiple of {of}")
         enough = self.prompts_per_step >= self.engine.num_processes
         _require(enough, "prompts_per_step must be engine.num_processes or more: each process samples whole groups")
-        shorter = self.reward.overlong_buffer_tokens < self.max_sampled_tokens
-        limit = "sampling.max_new_tokens, and than the tokens of all segments where sampler.segment_tokens is set"
-        _require(shorter, f"reward.overlong_buffer_tokens must be smaller than {limit}")
+        shorter, limit = self.reward.overlong_buffer_tokens < self.max_sampled_tokens, self.max_sampled_tokens
+        _require(shorter, f"reward.overlong_buffer_tokens must be smaller than the {limit} tokens of a completion")
         holds_group = self.sampling.max_batch_size >= self.group_size
         _require(holds_group, "sampling.max_batch_size must hold a group: group_size or more")
         renews = self.num_iterations == 1 or self.loss.kl.coefficient > 0 or self.reward.model is not None

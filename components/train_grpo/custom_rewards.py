@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import partial
 from importlib import import_module
 from numbers import Real
 from pathlib import Path
@@ -36,8 +35,6 @@ _SLOW_S = 20.0
 MARK = "rewards that cannot be used: "
 """Begins the line with the answer: modules may print what they like."""
 _CUSTOM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
-MAX_REWARD = 1e15
-"""Magnitude of a weight, or of a weighted reward, whose square still fits, in float32, into sums over a rollout."""
 
 
 def is_custom(name: str) -> bool:
@@ -65,23 +62,7 @@ def load_reward(name: str) -> RewardFunction:
         raise PipelineError(
             f"{where}: {function_name} ({module.__file__}) rewards steps: it can be neither an `async def` nor threaded"
         )
-    if not _takes_three(function):
-        group = "completions, grades" if getattr(function, "compares_group", False) else "completion, grade"
-        group = "steps, grade" if getattr(function, "judges_steps", False) else group
-        raise PipelineError(
-            f"{where}: {function_name} ({module.__file__}) has to take three arguments: problem, {group}"
-        )
     return function
-
-
-def _takes_three(function: RewardFunction) -> bool:
-    try:
-        inspect.signature(function).bind(None, None, None)
-    except ValueError:  # some functions in C have no signature
-        return True
-    except TypeError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -96,64 +77,53 @@ class Failure:
 
 def ask(
     name: str,
-    weight: float,
     function: RewardFunction,
     problem: Problem,
     asked_G: Sequence[Any],
     grades_G: Sequence[Grade],
     *,
     deadline_s: float,
-) -> list[tuple[float, ...] | Failure]:
-    """Return what each completion is worth, or each of its steps, or how the reward failed.
+) -> list[Any] | Failure:
+    """Return what a reward returns for each completion, or how it failed.
 
-    The reward is asked about completions or, where it rewards steps, about their texts. It has to be a finite number;
-    NaN is allowed for what has no verdict. One that would end the process, as by sys.exit, ends the run with a
-    PipelineError, and so does one that has not returned after `deadline_s`.
+    It is asked about completions or, where it rewards steps, about their texts. One that would end the process, as by
+    sys.exit, ends the run with a PipelineError, and so does one that has not returned after `deadline_s`.
     """
-    has_steps = getattr(function, "judges_steps", False)
-
-    def listed(asked: Any, grade: Grade) -> list[Any]:
-        value = function(problem, asked, grade)
-        return list(value) if has_steps else [value]
-
-    here = Path.cwd()
     with _watched(name, problem, deadline_s):
         if getattr(function, "compares_group", False):
-            whole = _attempt(name, problem, lambda: list(function(problem, asked_G, grades_G)))
-            values_G = per_completion(name, whole, len(asked_G))
-        else:
-            pairs = list(zip(asked_G, grades_G, strict=True))
-            values_G = [_attempt(name, problem, partial(listed, *pair)) for pair in pairs]
-        if has_steps:
-            pairs_G = zip(values_G, asked_G, strict=True)
-            values_G = [_with_count(name, values, len(texts), "steps") for values, texts in pairs_G]
-    os.chdir(here)  # paths of a run may be relative
-    return [numbers_of(name, weight, values, grade) for values, grade in zip(values_G, grades_G, strict=True)]
+            values: list[Any] | Failure = _attempt(name, function, problem, asked_G, grades_G)
+            return values
+        return [_attempt(name, function, problem, *pair) for pair in zip(asked_G, grades_G, strict=True)]
 
 
-def per_completion(name: str, values: Any, count: int) -> list[Any]:
-    """Return for each completion of a group a list with its value, or the failure because of which it has none."""
-    values = _with_count(name, values, count, "completions")
-    if isinstance(values, Failure):
-        return [values] * count
-    return [value if isinstance(value, Failure) else [value] for value in values]
+def worth(
+    name: str, values: Any, grades_G: Sequence[Grade], num_steps_G: Sequence[int] | None = None
+) -> list[tuple[float, ...] | Failure]:
+    """Return what each completion is worth, or each of its steps, from what a reward has returned for a group.
+
+    Each value has to be a finite number; NaN is allowed for what has no verdict.
+    """
+    values_G = _as_many(name, values, len(grades_G), "completions")
+    if isinstance(values_G, Failure):
+        return [values_G] * len(grades_G)
+    if num_steps_G is None:
+        values_G = [each if isinstance(each, Failure) else [each] for each in values_G]
+    else:
+        values_G = [_as_many(name, *pair, "steps") for pair in zip(values_G, num_steps_G, strict=True)]
+    return [_numbers(name, each, grade) for each, grade in zip(values_G, grades_G, strict=True)]
 
 
-def _with_count(name: str, values: Any, count: int, things: str) -> Any:
-    """Return the values if there are `count` of them, or else a Failure."""
-    num_values = len(values) if isinstance(values, list) else 1
-    if isinstance(values, Failure) or num_values == count:
+def _as_many(name: str, values: Any, count: int, things: str) -> Any:
+    if isinstance(values, Failure) or (isinstance(values, list) and len(values) == count):
         return values
+    num_values = len(values) if isinstance(values, list) else 1
     what = f"reward {name} returned a wrong number of values"
     return Failure(what, f"{what}: {num_values} for {count} {things}")
 
 
 @contextmanager
 def _watched(name: str, problem: Problem, deadline_s: float) -> Iterator[None]:
-    """Name a reward that does not return, and end the process after the deadline: nothing interrupts what it does.
-
-    Where there are several ranks, the others notice the missing one, and end the run.
-    """
+    """Name a reward that does not return, and end the process after the deadline: nothing interrupts what it does."""
     done = threading.Event()
 
     def watch() -> None:
@@ -172,19 +142,18 @@ def _watched(name: str, problem: Problem, deadline_s: float) -> Iterator[None]:
         done.set()
 
 
-def _attempt(name: str, problem: Problem, call: Callable[[], Any]) -> Any:
-    """Return the result of a call, or the Failure that describes what it raised."""
+def _attempt(name: str, function: RewardFunction, problem: Problem, *asked: Any) -> Any:
+    """Return what a reward returns, or the Failure that describes what it raised."""
+    returns_list = getattr(function, "compares_group", False) or getattr(function, "judges_steps", False)
     try:
-        return call()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # one completion should not end the run
-        failure = failure_of(name, error)
-        if isinstance(error, Exception):
-            return failure
+        value = function(problem, *asked)
+        return list(value) if returns_list else value
+    except Exception as error:  # one completion should not end the run
+        return failure_of(name, error)
+    except (SystemExit, GeneratorExit) as error:
         raise PipelineError(
-            f"train_grpo.reward.weights.{name}: {failure.message} for a completion of {problem.id}; a reward has to "
-            "return a number, or raise an Exception for a completion that it cannot score"
+            f"train_grpo.reward.weights.{name}: {failure_of(name, error).message} for a completion of {problem.id}; a "
+            "reward has to return a number, or raise an Exception for a completion that it cannot score"
         ) from error
 
 
@@ -198,17 +167,17 @@ def failure_of(name: str, error: BaseException) -> Failure:
     return Failure(f"reward {name} raised {type(error).__name__}", f"reward {name} raised {last_line}{where}")
 
 
-def numbers_of(name: str, weight: float, values: Any, grade: Grade) -> tuple[float, ...] | Failure:
+def _numbers(name: str, values: Any, grade: Grade) -> tuple[float, ...] | Failure:
     """Return the values of a completion as floats, or its first failure."""
     if isinstance(values, Failure):
         return values
-    numbers = [_number(name, weight, value, grade) for value in values]
+    numbers = [_number(name, value, grade) for value in values]
     failure = next((number for number in numbers if isinstance(number, Failure)), None)
     return failure or tuple(number for number in numbers if not isinstance(number, Failure))
 
 
-def _number(name: str, weight: float, value: Any, grade: Grade) -> float | Failure:
-    """Return a reward as a float; one that is not finite, NaN without need, or too large has failed."""
+def _number(name: str, value: Any, grade: Grade) -> float | Failure:
+    """Return a reward as a float; one that is not finite, or NaN without need, has failed."""
     if getattr(value, "shape", None) == ():  # a scalar of NumPy or PyTorch
         value = value.item()
     number = math.inf
@@ -218,9 +187,6 @@ def _number(name: str, weight: float, value: Any, grade: Grade) -> float | Failu
     if math.isinf(number) or (math.isnan(number) and grade.verdict is not Verdict.UNSCORABLE):
         what = f"reward {name} returned"
         return Failure(f"{what} no finite number", f"{what} {value!r:.100}, where a finite number is expected")
-    if abs(number) * max(1.0, abs(weight)) > MAX_REWARD:
-        what = f"reward {name} is {abs(number):g} in magnitude, with a weight of {weight:g}: more than {MAX_REWARD:g}"
-        return Failure(f"reward {name} is too large", f"{what}, the statistics of a group overflow")
     return number
 
 

@@ -4,15 +4,16 @@ The request is that of `POST /chat/completions` with a JSON schema as response f
 """
 
 import json
-import os
 import re
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
+from urllib3 import Retry
 
 from components.shared.config import Config, Operational
-from components.shared.errors import PipelineError, RetryableError
+from components.shared.errors import PipelineError
 from components.shared.problem import Problem
+from components.train_grpo.api import Api
 from components.train_grpo.slow_rewards import Priced
 
 _PLACE = re.compile(r"\{(question|answer|response|rubric)\}")
@@ -56,12 +57,10 @@ class JudgeConfig(Config):
         return prompt
 
 
-async def judge(problem: Problem, response: str, settings: JudgeConfig) -> Priced:
+def judge(problem: Problem, response: str, settings: JudgeConfig) -> Priced:
     """Return the mean rating of a response, from 0 to 1, with the tokens that the server says it took.
 
-    Raises:
-        RetryableError: The server is overloaded, does not answer or breaks off.
-        PipelineError: It refuses, or its answer has no rating for each item.
+    PipelineError where its answer has no rating for each item; see `Api.post`.
     """
     filled = {
         "question": problem.conversation,
@@ -87,34 +86,12 @@ async def judge(problem: Problem, response: str, settings: JudgeConfig) -> Price
             "json_schema": {"name": "ratings", "schema": schema, "strict": True},
         },
     }
-    answer = await _post(settings, body)
+    url = f"{settings.base_url.rstrip('/')}/chat/completions"
+    # A call that fails is made again within the limits of `reward.calls`.
+    answer = Api(url, "train_grpo.reward.judge", settings.key_variable, retries=Retry(0)).post(body)
     usage = (answer.get("usage") if isinstance(answer, dict) else None) or {}  # not every server counts
     tokens = (int(usage.get(key) or 0) for key in ("prompt_tokens", "completion_tokens"))
     return Priced(_mean_rating(answer, settings), *tokens)
-
-
-async def _post(settings: JudgeConfig, body: dict[str, Any]) -> Any:
-    import aiohttp  # takes a third of a second
-
-    headers = {}
-    if settings.key_variable:
-        key = os.environ.get(settings.key_variable)
-        if not key:
-            raise PipelineError(f"train_grpo.reward.judge: the environment has no {settings.key_variable}")
-        headers["Authorization"] = f"Bearer {key}"
-    url = f"{settings.base_url.rstrip('/')}/chat/completions"
-    try:
-        async with aiohttp.ClientSession(headers=headers) as session, session.post(url, json=body) as answer:
-            if answer.status == 429 or answer.status >= 500:
-                raise RetryableError(f"{url} answers {answer.status}")
-            if answer.status != 200:
-                reason = " ".join((await answer.text()).split())[:_SHOWN_CHARACTERS]
-                raise PipelineError(f"{url} answers {answer.status} ({reason})")
-            return await answer.json(content_type=None)
-    except aiohttp.ClientError as error:
-        raise RetryableError(f"{url}: {error or type(error).__name__}") from None
-    except ValueError:
-        raise PipelineError(f"{url} answers no JSON") from None
 
 
 def _mean_rating(answer: Any, settings: JudgeConfig) -> float:

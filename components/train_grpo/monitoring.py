@@ -4,7 +4,7 @@ import shutil
 import statistics
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -24,7 +24,8 @@ from components.shared.live import LIVE
 from components.shared.model import context_tokens_of
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.metrics import Row, is_unanswered
+from components.train_grpo.metrics import is_unanswered
+from components.train_grpo.records import Row
 from components.train_grpo.rollouts import Rollout, differs
 from components.train_grpo.scoring import Group, Scored
 
@@ -60,22 +61,19 @@ def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
     # Reversed, so that the first failure of each kind is the one that stays.
     first = {failure.kind: (problem, failure.message) for problem, failure in reversed(failed)}
     counts = Counter(failure.kind for _, failure in failed)
+    advice = []
+    if Reason.ENVIRONMENT in counts:
+        advice.append("Check the environment (train_sft.model.tools, its timeout_s too).")
+    if set(counts) - {Reason.ENVIRONMENT}:
+        advice.append("Check these rewards, and the answers of these problems in train.jsonl of the problems")
     reasons = [
         f"{count} times, first for problem {first[kind][0]}: {first[kind][1]}"
         for kind, count in counts.most_common(_REASONS_SHOWN)
     ]
     raise PipelineError(
         f"{fraction:.0%} of the {len(scored)} completions of a rollout are unscorable, and "
-        f"train_grpo.reward.max_unscorable_fraction is {limit:g}. {'; '.join(reasons)}. {' '.join(_advice(counts))}"
+        f"train_grpo.reward.max_unscorable_fraction is {limit:g}. {'; '.join(reasons)}. {' '.join(advice)}"
     )
-
-
-def _advice(kinds: Collection[str]) -> Iterator[str]:
-    """Yield what to do about completions that are unscorable for reasons of these kinds."""
-    if Reason.ENVIRONMENT in kinds:
-        yield "Check the environment (train_sft.model.tools, its timeout_s too)."
-    if set(kinds) - {Reason.ENVIRONMENT}:
-        yield "Check these rewards, and the answers of these problems in train.jsonl of the problems"
 
 
 def try_largest_pass(config: TrainGRPOConfig, policy: Policy, checkpoint: Checkpoint, rollout: Rollout) -> None:
@@ -119,12 +117,16 @@ def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str
         yield f"warning: only groups whose rewards differ are learned from. {_what_to_change(config, shares)}"
 
 
-def require_first_signal(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
-    """Raise PipelineError where rewards differ in fewer groups of the first rollout than the config asks for."""
+def check_first(config: TrainGRPOConfig, groups: Sequence[Group], *, is_main: bool) -> list[str]:
+    """Print and return what `first_look` says; PipelineError where rewards differ in too few groups."""
+    lines = list(first_look(config, groups))
+    for line in lines if is_main else ():
+        say("train_grpo", line)
     needed, mixed = config.reward.min_mixed_at_start, sum(differs(config, group) for group in groups)
     if mixed < needed * len(groups):
         what = f"rewards differ in {mixed} of the first {len(groups)} groups"
         raise PipelineError(f"{what}; train_grpo.reward.min_mixed_at_start asks for {needed:.0%} of them")
+    return lines
 
 
 def _outcome(scored: Scored) -> str:
@@ -161,16 +163,13 @@ def _what_to_change(config: TrainGRPOConfig, shares: Mapping[str, float]) -> str
 
 
 def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None:
-    """Return why the run has to stop, if too many steps in a row had no learning signal; print a warning before, once.
+    """Return why the run has to stop, if too many steps in a row had no learning signal; print a warning before.
 
     Steps in which partial rollouts had finished no group do not count. With a teacher every step has a signal.
     """
-    if config.teacher:
+    if config.teacher or (curves and not _with_groups(curves[-1:])):
         return None
-    if curves and not _with_groups(curves[-1:]):
-        return None
-    curves = _with_groups(curves)
-    rows = list(takewhile(_teaches_nothing, reversed(curves)))
+    rows = list(takewhile(_teaches_nothing, reversed(_with_groups(curves))))
     means = {
         name: statistics.fmean(values)
         for name, column in _SHOWN.items()
@@ -181,26 +180,21 @@ def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None
     what = f"no learning signal in the last {len(rows)} steps: the rewards of each group were all equal ({figures})"
     if 0 < config.reward.max_steps_without_signal <= len(rows):
         return f"{what}. {advice}. To continue anyway, set {_SIGNAL_KEY}: 0"
-    if _first_warning(curves) == len(curves):
+    if len(rows) == _WARN_AFTER_STEPS:
         say("train_grpo", f"warning: {what}. {advice}")
     return None
 
 
-def _first_warning(curves: Sequence[Row]) -> int | None:
-    """Return how many steps had been done when a series without a learning signal first was long enough to warn."""
-    missing, size = [_teaches_nothing(row) for row in curves], _WARN_AFTER_STEPS
-    return next((stop for stop in range(size, len(missing) + 1) if all(missing[stop - size : stop])), None)
-
-
 def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
-    """Raise PipelineError where no step of a whole run had a learning signal: the policy would be its reference.
-
-    A run in which every answer was right succeeds, with a warning: there was nothing left to learn.
-    """
+    """Raise PipelineError where no step of a whole run had a learning signal: the policy would be its reference."""
     curves = _with_groups(curves)
     if all(row["groups_all_right_fraction"] == 1 for row in curves):
         say("train_grpo", "warning: every answer was right in every step: there was nothing left to learn")
-    elif config.reward.max_steps_without_signal and not config.teacher and all(map(_has_no_signal, curves)):
+    elif (
+        config.reward.max_steps_without_signal
+        and not config.teacher
+        and all(row["groups_without_spread_fraction"] == 1 for row in curves)
+    ):
         raise PipelineError(
             "no learning signal in any step of the run: the rewards of each group were all equal. A group needs right "
             f"and wrong answers, or another reward that differs between them. To finish anyway, set {_SIGNAL_KEY}: 0"
@@ -213,11 +207,7 @@ def _with_groups(curves: Sequence[Row]) -> list[Row]:
 
 
 def _teaches_nothing(row: Row) -> bool:
-    return _has_no_signal(row) and row["groups_all_right_fraction"] != 1
-
-
-def _has_no_signal(row: Row) -> bool:
-    return row["groups_without_spread_fraction"] == 1
+    return row["groups_without_spread_fraction"] == 1 and row["groups_all_right_fraction"] != 1
 
 
 # Timing ---------------------------------------------------------------------------------------------------------------

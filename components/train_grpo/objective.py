@@ -12,7 +12,6 @@ Shape suffixes, the same in all of train_grpo:
 A reward of NaN is no reward: it counts in no statistic, and its advantage is zero.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,15 +22,13 @@ from torch import Tensor
 from components.train_grpo.config import (
     AdvantageEstimator,
     Aggregation,
-    CorrectionConfig,
-    ImportanceMaskConfig,
     KLEstimator,
     LossConfig,
 )
 
 _SPREAD_TOLERANCE = 1e-6
 """Rewards that differ by less are equal: their standard deviation is rounding error, and dividing by it makes noise."""
-_MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
 """Bound on a log-ratio before it is exponentiated: one outlier must not overflow."""
 
 
@@ -69,11 +66,13 @@ class TokenObjective:
     """What the correction multiplies the policy loss by, 0 where it is masked; None without a correction."""
 
 
-def token_objective(loss: LossConfig, tokens: Tokens, correction: CorrectionConfig) -> TokenObjective:
-    """Return policy loss and KL penalty of each token: the bracket of equation 3, before its means."""
+def token_objective(loss: LossConfig, tokens: Tokens, weight_N: Tensor | None) -> TokenObjective:
+    """Return policy loss and KL penalty of each token: the bracket of equation 3, before its means.
+
+    `weight_N` are the weights of corrections.py, where there are any.
+    """
     ratio_N = policy_ratio(tokens, loss.ratio)
     objective_N = policy_objective(tokens, ratio_N, loss)
-    weight_N = importance_weights(tokens, correction)
     if weight_N is not None:
         objective_N = objective_N * weight_N
     kl_N = None
@@ -166,12 +165,12 @@ def policy_ratio(tokens: Tokens, level: Literal["token", "sequence"]) -> Tensor:
     """
     log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
     if level == "sequence":
-        mean_B = _summed(log_ratio_N, tokens) / tokens.num_tokens_B.clamp(min=1)
+        mean_B = summed(log_ratio_N, tokens) / tokens.num_tokens_B.clamp(min=1)
         log_ratio_N = mean_B[tokens.sequence_N]
-    return log_ratio_N.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def _summed(values_N: Tensor, tokens: Tokens) -> Tensor:
+def summed(values_N: Tensor, tokens: Tokens) -> Tensor:
     """Return the sum over each completion, (B,)."""
     zero_B = torch.zeros_like(tokens.num_tokens_B, dtype=values_N.dtype)
     return zero_B.index_add(0, tokens.sequence_N, values_N)
@@ -202,7 +201,7 @@ def policy_objective(tokens: Tokens, ratio_N: Tensor, loss: LossConfig) -> Tenso
             # positive, times A (GMPO, arXiv 2507.20673).
             below_N, above_N = ratio_N.clamp(max=1 + clip.high), ratio_N.clamp(min=1 - clip.low)
             bounded_N = torch.where(advantages_N > 0, below_N, above_N)
-            mean_B = _summed(bounded_N.log(), tokens) / tokens.num_tokens_B.clamp(min=1)
+            mean_B = summed(bounded_N.log(), tokens) / tokens.num_tokens_B.clamp(min=1)
             return mean_B.exp()[tokens.sequence_N] * advantages_N
         case "dppo":  # ratio * A, without a gradient where the probability has changed too much (arXiv 2602.04879)
             high_N, low_N = clipped(loss, tokens, ratio_N)
@@ -226,62 +225,6 @@ def clipped(loss: LossConfig, tokens: Tokens, ratio_N: Tensor) -> tuple[Tensor, 
             return (ratio_N > 1 + clip.high) & (advantages_N > 0), (ratio_N < 1 - clip.low) & (advantages_N < 0)
 
 
-# The correction for a sampler that is not the policy before the update ------------------------------------------------
-
-
-def importance_weights(tokens: Tokens, correction: CorrectionConfig) -> Tensor | None:
-    """Return the factor of each token's policy loss, without gradient; None where no token is corrected.
-
-    The samples are from pi_sampler; weighted by pi_old / pi_sampler, their mean is that over pi_old. So the weight
-    takes the age of the sampler's weights and what it computes in another way; the clipped ratio, pi / pi_old, takes
-    what the updates on this rollout change (decoupled PPO, arXiv 2110.00641; asynchronous RL of language models: AReaL,
-    arXiv 2505.24298).
-
-    - Truncated importance sampling: min(weight, max), of tokens (https://fengyao.notion.site/off-policy-rl) or, with
-      smaller bias and larger variance, of completions, whose tokens' ratios are multiplied
-      (https://richardli.xyz/rl-collapse).
-    - IcePop (Ring-1T, arXiv 2510.18855): the weight of a token is zero where its ratio is outside [low, high]. The
-      token still counts in what the loss is divided by, as a clipped one does.
-    """
-    weight, mask = correction.weight, correction.mask
-    masks_tokens = mask is not None and mask.level == "token"
-    if weight is None and not masks_tokens:
-        return None
-    log_ratio_N = (tokens.old_logprobs_N - tokens.sampler_logprobs_N).detach()
-    weight_N = torch.ones_like(log_ratio_N)
-    if weight is not None:
-        of_sequence = weight.level == "sequence"
-        log_weight_N = _summed(log_ratio_N, tokens)[tokens.sequence_N] if of_sequence else log_ratio_N
-        weight_N = log_weight_N.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
-        weight_N = weight_N.clamp(max=math.inf if weight.max is None else weight.max)
-    if mask is not None and masks_tokens:
-        weight_N = weight_N * _is_within(log_ratio_N, mask)
-    return weight_N
-
-
-def is_within_mask(
-    old_logprobs_M: Tensor, sampler_logprobs_M: Tensor, num_tokens_B: Sequence[int], mask: ImportanceMaskConfig
-) -> Tensor:
-    """Return which completions have pi_old / pi_sampler within the bounds of the mask, (B,) (MIS).
-
-    The ratio of a completion is the product over its tokens, or their geometric mean, which does not grow with the
-    length: masked importance sampling and geometric sequence masking of J. Liu, Y. Li et al., "When Speed Kills
-    Stability", 2025, https://richardli.xyz/rl-collapse.
-    """
-    sum_B = torch.stack([part.sum() for part in (old_logprobs_M - sampler_logprobs_M).split(list(num_tokens_B))])
-    match mask.level:
-        case "sequence":
-            return _is_within(sum_B, mask)
-        case "geometric":
-            return _is_within(sum_B / torch.tensor(num_tokens_B, device=sum_B.device).clamp(min=1), mask)
-        case "token":
-            raise AssertionError("tokens are masked one by one: see importance_weights")
-
-
-def _is_within(log_ratio: Tensor, mask: ImportanceMaskConfig) -> Tensor:
-    return (log_ratio >= (math.log(mask.low) if mask.low else -math.inf)) & (log_ratio <= math.log(mask.high))
-
-
 # The KL divergence from the reference, and the aggregation ------------------------------------------------------------
 
 
@@ -295,7 +238,7 @@ def kl_to_reference(
     that of KL(pi || pi_ref) (names: http://joschu.net/blog/kl-approx.html).
     """
     x_N = reference_logprobs_N - logprobs_N
-    bounded_N = x_N.clamp(max=_MAX_LOG_RATIO)  # in both places, or the gradient above it has the wrong sign
+    bounded_N = x_N.clamp(max=MAX_LOG_RATIO)  # in both places, or the gradient above it has the wrong sign
     k3_N = torch.expm1(bounded_N) - bounded_N
     match estimator:
         case "k3":

@@ -12,11 +12,11 @@ No token is learned from more than `max_staleness` updates after it was sampled,
 Shape suffixes as in objective.py: P prompts, G completions per prompt.
 """
 
-import random
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -24,7 +24,7 @@ from torch.profiler import record_function
 
 from components.rollout.sampler import Completion
 from components.shared.problem import Problem
-from components.train_grpo.prefetched_rollouts import begin
+from components.train_grpo.prefetched_rollouts import begin, known
 from components.train_grpo.rollouts import Rollout, Rollouts, with_version
 from components.train_grpo.scoring import Group
 
@@ -47,25 +47,15 @@ class PartialGroup:
         return bool(self.completions_G) and not any(each.paused for each in self.completions_G)
 
 
-@dataclass(frozen=True)
-class Segment:
-    """What this process has sampled in a step: its groups in flight, each with another segment."""
-
-    groups: list[PartialGroup]
-    sampling_s: float
-    scoring_s: float
-
-
+Segment = tuple[list[PartialGroup], float, float]
+"""Groups in flight of this process, each with what it has sampled in a step, and the time for sampling and scoring."""
 _PARTIAL_GROUPS = TypeAdapter(list[PartialGroup])
 """Turns groups into numbers, text, lists and dicts for a checkpoint, and back."""
 
 
 @dataclass
 class PartialRollouts(Rollouts):
-    """Rollouts of completions that are sampled over several steps.
-
-    With servers the segment of the next step is sampled while the policy learns; otherwise each step samples its own.
-    """
+    """Rollouts of completions that are sampled over several steps."""
 
     _groups: list[PartialGroup] = field(default_factory=list, init=False)
     """Groups of this process that nothing is sampled for now: finished ones, and all between two segments."""
@@ -79,15 +69,15 @@ class PartialRollouts(Rollouts):
             if segment is None:
                 sync_s = self.sampler.update_weights(step - 1)
                 segment = self._begin_segment(step, version=step - 1)
-            sampled = segment.result()
-            self._groups, self._segment = self._groups + sampled.groups, None
+            groups, sampling_s, scoring_s = segment.result()
+            self._groups, self._segment = self._groups + groups, None
             rollout = self._take_finished()
             if self.config.sampler.samples_ahead and step < self.config.num_steps:
                 # The gathering above has waited for all processes: nothing is sampled while the weights change.
                 sync_s += self.sampler.update_weights(step - 1)
                 self._segment = self._begin_segment(step + 1, version=step - 1)
             self.sampler.sleep()
-            return replace(rollout, sampling_s=sampled.sampling_s, scoring_s=sampled.scoring_s, sync_s=sync_s)
+            return replace(rollout, sampling_s=sampling_s, scoring_s=scoring_s, sync_s=sync_s)
 
     def finish_prefetch(self) -> None:
         """See `Rollouts`."""
@@ -96,11 +86,8 @@ class PartialRollouts(Rollouts):
             self.ranks.barrier("the end of prefetching")
 
     def state(self) -> dict[str, Any]:
-        """Return the place in the order of prompts and all groups that are not learned from yet, as plain values.
-
-        All processes call it together, and each has the groups of all.
-        """
-        groups = self._groups + (self._segment.result().groups if self._segment else [])
+        """Return the place in the order of prompts and all groups that are not learned from yet, as plain values."""
+        groups = self._groups + (self._segment.result()[0] if self._segment else [])
         own = _PARTIAL_GROUPS.dump_python(groups, mode="json")
         of_ranks = self.ranks.all_gather(own, "the end of prefetching")
         return {**super().state(), "groups_of_ranks": of_ranks, "is_ahead": self._segment is not None}
@@ -113,8 +100,7 @@ class PartialRollouts(Rollouts):
         every = [group for groups in of_ranks for group in groups]
         groups = _PARTIAL_GROUPS.validate_python(of_ranks[self.ranks.rank] if same else self.ranks.shard(every))
         if state["is_ahead"]:
-            self._segment = Future()
-            self._segment.set_result(Segment(groups, 0.0, 0.0))
+            self._segment = known((groups, 0.0, 0.0))
         else:
             self._groups = groups
 
@@ -125,9 +111,8 @@ class PartialRollouts(Rollouts):
         in_flight = [group for group in self._groups if group.scored is None]
         in_flight += [PartialGroup(number, problem) for number, problem in self.ranks.shard(numbered)]
         self._groups = [group for group in self._groups if group.scored is not None]
-        seed = random.Random(self._seed(f"step {step}", 0)).getrandbits(48)
-        in_thread = self.config.sampler.samples_ahead
-        return begin(lambda: self._sample_segment(in_flight, seed, version), in_thread=in_thread)
+        sample = partial(self._sample_segment, in_flight, self._seed(f"step {step}", 0), version)
+        return begin(sample, ahead=self.config.sampler.samples_ahead)
 
     def _sample_segment(self, groups: Sequence[PartialGroup], seed: int, version: int) -> Segment:
         """Return groups after another segment, from the weights after `version` updates; score those that finish."""
@@ -150,7 +135,7 @@ class PartialRollouts(Rollouts):
             replace(each, completions_G=(), scored=numbered[each.number]) if each.number in numbered else each
             for each in after
         ]
-        return Segment(after, sampled - started, time.monotonic() - sampled)
+        return after, sampled - started, time.monotonic() - sampled
 
     def _take_finished(self) -> Rollout:
         """Return the oldest groups of all processes that are finished, and keep the others."""

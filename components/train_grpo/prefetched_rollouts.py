@@ -1,9 +1,5 @@
-"""Rollouts that are sampled ahead of the updates before them, for `sampler.max_staleness`.
+"""Rollouts that are sampled ahead of the updates before them, for `sampler.max_staleness`."""
 
-Shape suffixes as in objective.py: P prompts.
-"""
-
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -15,6 +11,7 @@ from pydantic import TypeAdapter
 
 from components.train_grpo.rollouts import Rollout, Rollouts
 from components.train_grpo.scoring import Group
+from components.train_grpo.slow_rewards import in_thread
 
 _T = TypeVar("_T")
 _GROUPS = TypeAdapter(list[Group])
@@ -69,31 +66,26 @@ class PrefetchedRollouts(Rollouts):
         super().restore(state)
         for groups_P in state["ahead"]:
             groups = _GROUPS.validate_python(self.ranks.shard(groups_P))
-            self._ahead.append(Future())
-            self._ahead[-1].set_result(Rollout(groups, groups, 0.0, 0.0))
+            self._ahead.append(known(Rollout(groups, groups, 0.0, 0.0)))
 
     def _begin(self, step: int, *, version: int) -> "Future[Rollout]":
         """Begin this process's part of the rollout of a step: in a thread if servers sample, else sample it now."""
         problems_P = self.ranks.shard(self.prompts.next_batch(self.config.prompts_per_step))
         return begin(
             partial(self._sample_shard, problems_P, self._seed(f"step {step}", 0), version),
-            in_thread=self.config.sampler.samples_ahead,
+            ahead=self.config.sampler.samples_ahead,
         )
 
 
-def begin(sample: Callable[[], _T], *, in_thread: bool) -> "Future[_T]":
-    """Return the future result of sampling in a thread, or the result of sampling now."""
-    result: Future[_T] = Future()
+def begin(sample: Callable[[], _T], *, ahead: bool) -> "Future[_T]":
+    """Return the future result of sampling ahead in a thread, or the result of sampling now."""
+    if ahead:
+        return in_thread(sample)
+    return known(sample())
 
-    def run() -> None:
-        try:
-            result.set_result(sample())
-        except BaseException as error:  # SystemExit, too: otherwise whoever waits for the result waits forever
-            result.set_exception(error)
 
-    if in_thread:
-        # A daemon: a run that ends for another reason does not wait for it.
-        threading.Thread(target=run, daemon=True).start()
-    else:
-        result.set_result(sample())
-    return result
+def known(result: _T) -> "Future[_T]":
+    """Return a future that has its result."""
+    future: Future[_T] = Future()
+    future.set_result(result)
+    return future

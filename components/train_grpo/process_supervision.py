@@ -38,6 +38,19 @@ def outcome(grade: Grade) -> float:
     return _OUTCOMES[grade.verdict]
 
 
+def steps_of(
+    supervision: str, completion: "Completion", grade: Grade, decode: Callable[[Sequence[int]], str]
+) -> tuple[Step, ...]:
+    """Return the steps of a completion: its lines, its turns, or the whole of it."""
+    match supervision:
+        case "process":
+            return tuple(line_steps(completion, grade, decode))
+        case "turn":
+            return tuple(turn_steps(completion, grade))
+        case _:
+            return (Step(completion.num_tokens, outcome(grade)),)
+
+
 def line_steps(completion: "Completion", grade: Grade, decode: Callable[[Sequence[int]], str]) -> list[Step]:
     """Return a step for each line of a completion, whose ends increase strictly.
 

@@ -75,10 +75,7 @@ class Prompts:
             self._pools[name] = replace(pool, **{key: copy(state["pools"][name][key]) for key in pool.saved})
 
     def _apportion(self, count: int) -> list[str]:
-        """Return the pool of each problem of a batch: always the one that is furthest behind its share.
-
-        So no pool gets more than a problem ahead of its share, unless all problems of another are in the batch already.
-        """
+        """Return the pool of each problem of a batch: always the one that is furthest behind its share."""
         most = {name: self._num_sampled[name] + len(pool.ids) for name, pool in self._pools.items()}
         first = self._num_sampled.total() + 1
         pools: list[str] = []

@@ -1,7 +1,4 @@
-"""The reference that the policy is kept close to, and the placement of its weights.
-
-It is a frozen copy of the model, or under LoRA the policy without its adapters.
-"""
+"""The reference that the policy is kept close to, and the placement of its weights."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -29,37 +26,33 @@ class Reference:
         self._replaced = False
         self._device = model.device
         scorer = LogprobModel(copy.deepcopy(model), temperature=temperature, with_entropy=False)
-        self._scorer = scorer.requires_grad_(False)
-        self._score: Any = _sharded(self._scorer) if placement == "sharded" else self._scorer
+        self.scorer = scorer.requires_grad_(False)
+        """The frozen model."""
+        self._score: Any = _sharded(self.scorer) if placement == "sharded" else self.scorer
         if placement == "offloaded":
-            self._scorer.to("cpu")
+            self.scorer.to("cpu")
 
     def __call__(self, batch: MicroBatch) -> TokenLogprobs:
         """Return the reference's scores of a micro-batch."""
         scores: TokenLogprobs = self._score(batch)
         return scores
 
-    @property
-    def scorer(self) -> LogprobModel:
-        """The frozen model, where its weights are not sharded."""
-        return self._scorer
-
     @contextmanager
     def onloaded(self) -> Iterator["Reference"]:
         """Hold offloaded weights on the device of the model while the block runs."""
         offloaded = self._placement == "offloaded"
         if offloaded:
-            self._scorer.to(self._device)
+            self.scorer.to(self._device)
         try:
             yield self
         finally:
             if offloaded:
-                self._scorer.to("cpu")
+                self.scorer.to("cpu")
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the weights by others, which are not sharded."""
         with self._gathered(written=True):
-            self._scorer.model.load_state_dict(weights)
+            self.scorer.model.load_state_dict(weights)
         self._replaced = True
 
     def state(self, *, main: bool) -> dict[str, Tensor] | None:
@@ -67,14 +60,14 @@ class Reference:
         if not self._replaced:
             return None
         with self._gathered(written=False):
-            weights = self._scorer.model.state_dict() if main else {}
+            weights = self.scorer.model.state_dict() if main else {}
             return {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
 
     def _gathered(self, *, written: bool) -> AbstractContextManager[None]:
         """Gather sharded weights in every process while the block runs; keep changes to them if `written`."""
         from deepspeed.runtime.zero import GatheredParameters
 
-        parameters, enabled = list(self._scorer.parameters()), self._placement == "sharded"
+        parameters, enabled = list(self.scorer.parameters()), self._placement == "sharded"
         gathered: AbstractContextManager[None] = GatheredParameters(
             parameters, modifier_rank=0 if written else None, enabled=enabled
         )
@@ -96,10 +89,6 @@ class AdapterReference:
     def onloaded(self) -> AbstractContextManager["AdapterReference"]:
         """See `Reference`; there is nothing to move."""
         return nullcontext(self)
-
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Refuse: the config has refused more than one iteration."""
-        raise AssertionError("these weights cannot be replaced")
 
     def state(self, *, main: bool) -> None:
         """Return None: these are always the weights of the start."""

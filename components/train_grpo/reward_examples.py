@@ -1,11 +1,8 @@
-"""What the learned reward model is trained on, as compact arrays, and the replay of earlier iterations.
-
-The main process holds the examples, and hands each optimizer step's to the others: see reward_model.py.
-"""
+"""What the learned reward model is trained on, as compact arrays, and the replay of earlier iterations."""
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +15,11 @@ from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.scoring import Group, is_masked
 
 Row = npt.NDArray[np.int32]
-"""An example in 4 bytes per token: the main process holds those of a whole iteration."""
+"""An example in 4 bytes per token: every process holds those of a whole iteration."""
 _CAPACITY = 10_000
 """Examples in the replay: a tenth of the training of iterations of 90,000 completions, 22 MB at 500 tokens each."""
+_OLD_FRACTION = 0.1
+"""Share of earlier iterations in what the model is trained on (section 4.1.4 of the paper)."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +62,15 @@ def examples_of(config: TrainGRPOConfig, group: Group) -> list[LabeledExample]:
     ]
 
 
-def joined(rows: Sequence[Row]) -> dict[str, Tensor]:
-    """Return examples in two tensors, for a checkpoint."""
+def joined(rows: Sequence[Row], name: str) -> dict[str, Tensor]:
+    """Return examples in two tensors with names of their own, for a checkpoint."""
     sizes = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    return {"rows": torch.from_numpy(np.concatenate([np.empty(0, np.int32), *rows])), "sizes": sizes}
+    return {f"{name}/rows": torch.from_numpy(np.concatenate([np.empty(0, np.int32), *rows])), f"{name}/sizes": sizes}
 
 
-def separated(state: dict[str, Tensor]) -> list[Row]:
+def separated(state: Mapping[str, Tensor], name: str) -> list[Row]:
     """Return the examples that were `joined`."""
-    return [rows.numpy() for rows in state["rows"].split(state["sizes"].tolist())]
+    return [rows.numpy() for rows in state[f"{name}/rows"].split(state[f"{name}/sizes"].tolist())]
 
 
 class Replay:
@@ -84,9 +83,9 @@ class Replay:
         self._num_seen = 0
         self._sample: list[Row] = []
 
-    def mix(self, new: list[Row], *, fraction: float, seed: int) -> list[Row]:
-        """Return the new examples, then earlier ones: `fraction` of the result, or all there are."""
-        num_old = round(len(new) * fraction / (1 - fraction))
+    def mix(self, new: list[Row], *, seed: int) -> list[Row]:
+        """Return the new examples, then earlier ones: a tenth of the result, or all there are."""
+        num_old = round(len(new) * _OLD_FRACTION / (1 - _OLD_FRACTION))
         return new + random.Random(seed).sample(self._sample, min(num_old, len(self._sample)))
 
     def add(self, new: Sequence[Row]) -> None:
@@ -102,8 +101,8 @@ class Replay:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything as tensors, for a checkpoint."""
-        return {"num_seen": torch.tensor(self._num_seen), **joined(self._sample)}
+        return {"num_seen": torch.tensor(self._num_seen), **joined(self._sample, "replay")}
 
-    def restore(self, state: dict[str, Tensor]) -> None:
+    def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from what `state` returned."""
-        self._num_seen, self._sample = int(state["num_seen"]), separated(state)
+        self._num_seen, self._sample = int(state["num_seen"]), separated(state, "replay")

@@ -4,7 +4,7 @@ One head serves both kinds of supervision. Read at the last token of a completio
 at the last token of each step the process reward model (DeepSeekMath, arXiv 2402.03300, sections 4.1.2 and 4.1.3).
 
 It is trained by the engine of the policy, with the same keys: sharding, offloading, precision, adapters, micro-batches,
-clipping and weight decay. Every process calls each public method here together with the others.
+clipping and weight decay. Every process calls each public method here together with the others, and holds all examples.
 
 Shape suffixes, beside those of objective.py:
     R  sequences of a micro-batch, one in each row     T  tokens of the longest of them, padded on the right
@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -54,15 +53,10 @@ _EXAMPLES_READ = 1024
 _EXPECTED_BASE = "expected the folder or hub id of a sequence classifier, or `reference` to make one"
 _WEIGHTS, _EXAMPLES = "reward_model", "reward_examples"
 """Names of the tensors in a checkpoint."""
-_Value = TypeVar("_Value")
 
 
 class RewardModel:
-    """A sequence classifier with one label, retrained on each iteration with a share of earlier ones (line 12).
-
-    The optimizer goes on from one training to the next. The main process alone holds the examples, and hands those of
-    an optimizer step to all.
-    """
+    """A sequence classifier with one label, retrained on each iteration with a share of earlier ones (line 12)."""
 
     def __init__(
         self,
@@ -91,19 +85,19 @@ class RewardModel:
         self._replay = Replay()
         if saved:
             self.engine.load_state(saved.tensors(_WEIGHTS))
-        if saved and self._ranks.is_main:
-            self._restore_examples(load_file(saved.tensors(_EXAMPLES)))
+            examples = load_file(saved.tensors(_EXAMPLES))
+            self.collected = separated(examples, "collected")
+            self._replay.restore(examples)
 
     def collect(self, groups: Sequence[Group]) -> None:
-        """Add what a rollout teaches by the verifier's verdicts, in the main process."""
-        if self._ranks.is_main:
-            self.collected += [each.packed() for group in groups for each in examples_of(self.config, group)]
+        """Add what a rollout teaches by the verifier's verdicts."""
+        self.collected += [each.packed() for group in groups for each in examples_of(self.config, group)]
 
     def retrain(self, iteration: int) -> dict[str, float]:
         """Train on what was collected since the last time; return the metrics."""
         new, self.collected = self.collected, []
         seed = self.config.seed + iteration
-        examples = self._replay.mix(new, fraction=self.settings.replay_fraction, seed=seed)
+        examples = self._replay.mix(new, seed=seed)
         figures = self.fit(examples, num_new=len(new), seed=seed)
         self._replay.add(new)
         self._say("reward model trained" if new else "reward model not trained: no verdict to learn from", figures)
@@ -127,7 +121,7 @@ class RewardModel:
         return scores
 
     def fit(self, rows: Sequence[Row], *, num_new: int, seed: int) -> dict[str, float]:
-        """Train on the main process's rows in an order given by `seed`; return the metrics.
+        """Train on rows, equal in all processes, in an order given by `seed`; return the metrics.
 
         The first `num_new` examples are new, the rest replayed. `reward_model_accuracy` is the share of new labels on
         whose side the score was before any of this training (exactly between is on neither side), and
@@ -135,20 +129,18 @@ class RewardModel:
         are no examples. Raises NonFiniteError before a step whose loss is not finite.
         """
         accuracy = self._accuracy(rows[:num_new])
-        num_rows = self._share(len(rows))
-        num_steps = math.ceil(num_rows / _EXAMPLES_PER_STEP)
+        num_steps = math.ceil(len(rows) / _EXAMPLES_PER_STEP)
         order, loss = random.Random(seed), math.nan
-        for _ in range(self.settings.epochs if num_rows else 0):
-            shuffled = order.sample(range(num_rows), num_rows)
-            # Every num_steps-th example: steps of equal size, not a last one of whatever is left.
-            parts = [shuffled[step::num_steps] for step in range(num_steps)]
+        for _ in range(self.settings.epochs if rows else 0):
+            shuffled = order.sample(rows, len(rows))
             with memory_for_update(_STAGE, self.config.engine):
-                losses = [self._step([rows[index] for index in part] if rows else []) for part in parts]
+                # Every num_steps-th example: steps of equal size, not a last one of whatever is left.
+                losses = [self._step(shuffled[step::num_steps]) for step in range(num_steps)]
             loss = sum(total for total, _ in losses) / sum(num_labels for _, num_labels in losses)
         return {
             "reward_model_loss": loss,
             "reward_model_accuracy": accuracy,
-            "reward_model_examples": float(num_rows),
+            "reward_model_examples": float(len(rows)),
         }
 
     def save(self, folder: Path) -> None:
@@ -160,24 +152,17 @@ class RewardModel:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return all that further training and scoring depend on, by name, for a checkpoint of the main process."""
-        parts = {"collected": joined(self.collected), "replay": self._replay.state()}
-        examples = {f"{part}/{name}": each for part, tensors in parts.items() for name, each in tensors.items()}
-        return {_WEIGHTS: self.engine.state(), _EXAMPLES: examples}
-
-    def _restore_examples(self, state: dict[str, Tensor]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"collected": {}, "replay": {}}
-        for path, tensor in state.items():
-            part, name = path.split("/")
-            parts[part][name] = tensor
-        self.collected = separated(parts["collected"])
-        self._replay.restore(parts["replay"])
+        return {
+            _WEIGHTS: self.engine.state(),
+            _EXAMPLES: {**joined(self.collected, "collected"), **self._replay.state()},
+        }
 
     @torch.no_grad()
     def _accuracy(self, rows: Sequence[Row]) -> float:
-        """Return the share of the labels of the main process's rows on whose side the score is; NaN without any."""
+        """Return the share of the labels of rows on whose side the score is; NaN without any."""
         right = total = 0
-        for start in range(0, self._share(len(rows)), _EXAMPLES_READ):
-            examples = self._own(self._shared(rows[start : start + _EXAMPLES_READ]))
+        for start in range(0, len(rows), _EXAMPLES_READ):
+            examples = self._own(rows[start : start + _EXAMPLES_READ])
             for batch in self._batches(examples):
                 labels_E = _labels(batch, examples)
                 right += int((self.engine(batch) * (2 * labels_E - 1) > 0).sum())
@@ -190,9 +175,8 @@ class RewardModel:
 
         A label has the loss -log p(label) with p(right) = sigmoid(score).
         """
-        every = self._shared(rows)
-        num_labels = sum(len(each.labels) for each in every)
-        examples = self._own(every)
+        num_labels = sum(len(unpacked(row).labels) for row in rows)
+        examples = self._own(rows)
         for batch in self._batches(examples):
             labels_E = _labels(batch, examples)
             loss = functional.binary_cross_entropy_with_logits(self.engine(batch), labels_E, reduction="sum")
@@ -212,20 +196,10 @@ class RewardModel:
         most = max(self._ranks.all_gather(len(batches), "the micro-batches of the reward model"))
         return batches + [_empty_batch(self._device)] * (most - len(batches))
 
-    def _own(self, examples: Sequence[LabeledExample]) -> list[LabeledExample]:
+    def _own(self, rows: Sequence[Row]) -> list[LabeledExample]:
         """Return this process's part, of about as many tokens as any other's."""
-        by_length = sorted(examples, key=lambda example: -len(example.tokens))
+        by_length = sorted(map(unpacked, rows), key=lambda example: -len(example.tokens))
         return by_length[self._ranks.rank :: self._ranks.world_size]
-
-    def _shared(self, rows: Sequence[Row]) -> list[LabeledExample]:
-        """Return the examples of the main process's rows in every process."""
-        return [unpacked(row) for row in self._share(rows)]
-
-    def _share(self, value: _Value) -> _Value:
-        """Return the main process's value in every process."""
-        values = self._ranks.all_gather(value if self._ranks.is_main else None, "the examples of the reward model")
-        assert values[0] is not None
-        return values[0]
 
     def _say(self, what: str, figures: dict[str, float]) -> None:
         if self._ranks.is_main:

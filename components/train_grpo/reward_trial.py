@@ -6,7 +6,7 @@
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any
 
 from components.grading.verdicts import Reason
@@ -17,7 +17,7 @@ from components.train_grpo.custom_rewards import MARK, Failure, RewardFunction, 
 from components.train_grpo.judge import JudgeConfig
 from components.train_grpo.process_supervision import Step, outcome
 from components.train_grpo.rewards import judged
-from components.train_grpo.slow_rewards import Answers, RewardCallsConfig, is_slow
+from components.train_grpo.slow_rewards import Answers, RewardCallsConfig, calls_about, is_slow, values_of
 
 _LIMITS = RewardCallsConfig(max_tries=1)
 # Where the run's own problems cannot be read beforehand.
@@ -37,7 +37,7 @@ def _failure(name: str, function: RewardFunction, problem: Problem) -> str | Non
     """Return how a reward fails for a right completion or a wrong one."""
     from components.policy.packing import TokenSequence  # torch, which takes seconds
     from components.rollout.sampler import Completion
-    from components.train_grpo.scoring import Group, Scored, calls_about, values_of
+    from components.train_grpo.scoring import Scored
 
     scored_G = []
     for text, verdict, reason in (
@@ -47,9 +47,8 @@ def _failure(name: str, function: RewardFunction, problem: Problem) -> str | Non
         completion = Completion(TokenSequence((0,), (0,)), logprobs=(0.0,), text=text, finished=True)
         grade = Grade(verdict, problem.answer if verdict is Verdict.RIGHT else "no idea", reason)
         scored_G.append(Scored(completion, grade, (Step(1, outcome(grade), text),), {}))
-    group = Group(problem, scored_G)
-    answers = iter(Answers().get(calls_about(name, function, group) if is_slow(function) else [], _LIMITS))
-    values_G = values_of(name, 1.0, function, group, answers, deadline_s=_LIMITS.deadline_s)
+    answers = iter(Answers().get(calls_about(name, function, problem, scored_G) if is_slow(function) else [], _LIMITS))
+    values_G = values_of(name, function, problem, scored_G, answers, deadline_s=_LIMITS.deadline_s)
     return next((value.message for value in values_G if isinstance(value, Failure)), None)
 
 
@@ -60,7 +59,10 @@ def _trial_errors(
     asked = Problem.model_validate(problem) if problem else _PROBLEM
     rewards = {f"train_grpo.reward.weights.{name}": (name, function) for name, function in functions.items()}
     if judge:
-        rewards["train_grpo.reward.judge"] = "judge", partial(judged, settings=JudgeConfig.model_validate(judge))
+        rewards["train_grpo.reward.judge"] = (
+            "judge",
+            update_wrapper(partial(judged, settings=JudgeConfig.model_validate(judge)), judged),
+        )
     for key, (name, function) in rewards.items():
         try:
             if failure := _failure(name, function, asked):

@@ -212,6 +212,7 @@ def overlong(problem: Problem, completion: "Completion", grade: Grade, *, config
 
 
 @built_in("judge", key="judge", settings=lambda config, model: {"settings": config.reward.judge})
-async def judged(problem: Problem, completion: "Completion", grade: Grade, *, settings: JudgeConfig) -> float:
+@threaded_reward
+def judged(problem: Problem, completion: "Completion", grade: Grade, *, settings: JudgeConfig) -> float:
     """Return what a model says of the response, from 0 to 1; its thoughts are left out."""
-    return await judge(problem, outside_thoughts(completion.response), settings)
+    return judge(problem, outside_thoughts(completion.response), settings)

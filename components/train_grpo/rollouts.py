@@ -113,12 +113,11 @@ class Rollouts:
         """Continue from what `state` returned."""
         self.prompts.restore(state["prompts"])
 
-    def _sample_shard(self, problems_P: Sequence[Problem], seed: str, version: int) -> Rollout:
+    def _sample_shard(self, problems_P: Sequence[Problem], seed: int, version: int) -> Rollout:
         """Sample and score this process's part of a rollout, from the weights after `version` updates."""
         started = time.monotonic()
-        sampling = self.sampling(random.Random(seed).getrandbits(48))
         with record_function("sampling"):
-            completions_PG = with_version(self.sampler.generate(problems_P, sampling), version)
+            completions_PG = with_version(self.sampler.generate(problems_P, self.sampling(seed)), version)
         sampled = time.monotonic()
         with record_function("scoring"), self._scoring:
             groups = self.score(problems_P, completions_PG)
@@ -134,9 +133,10 @@ class Rollouts:
             environments=self.environments,
         )
 
-    def _seed(self, name: str, round_: int) -> str:
-        """Return the name of a stream of random numbers: each process has its own in every round of every rollout."""
-        return f"{self.config.seed}/{name}/{round_}" + (f"/{self.ranks.rank}" if self.ranks.rank else "")
+    def _seed(self, name: str, round_: int) -> int:
+        """Return the seed of a stream of random numbers: each process has its own in every round of every rollout."""
+        stream = f"{self.config.seed}/{name}/{round_}" + (f"/{self.ranks.rank}" if self.ranks.rank else "")
+        return random.Random(stream).getrandbits(48)
 
     def _gather(self, groups: list[Group]) -> list[Group]:
         """Return the groups of all processes; see `_recorded`."""

@@ -3,7 +3,6 @@
 Shape suffixes: P prompts, G completions per prompt (see objective.py)
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,18 +16,10 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.custom_rewards import (
-    Failure,
-    RewardFunction,
-    ask,
-    is_custom,
-    load_reward,
-    numbers_of,
-    per_completion,
-)
-from components.train_grpo.process_supervision import Step, line_steps, outcome, turn_steps
+from components.train_grpo.custom_rewards import Failure, RewardFunction, is_custom, load_reward
+from components.train_grpo.process_supervision import Step, steps_of
 from components.train_grpo.rewards import BUILT_IN, BuiltIn
-from components.train_grpo.slow_rewards import Answers, Call, is_slow
+from components.train_grpo.slow_rewards import Answers, calls_about, is_slow, values_of
 
 if TYPE_CHECKING:  # transformers, and what learns from the scores
     from components.policy.checkpoint import Checkpoint
@@ -110,10 +101,7 @@ class Scorer:
         self._failures_shown: set[str] = set()
 
     def __call__(self, problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Completion]]) -> list[Group]:
-        """Return the completions of each problem with their rewards; a masked or failed one has none.
-
-        They are graded in one call, which keeps every grader busy.
-        """
+        """Return the completions of each problem with their rewards; a masked or failed one has none."""
         problems_B = [problem for problem, group in zip(problems_P, completions_PG, strict=True) for _ in group]
         grades_B = iter(self._grade(problems_B, list(chain(*completions_PG)), self.checkpoint.config.answer))
         groups = [
@@ -156,7 +144,7 @@ class Scorer:
             for name, function in self._functions.items()
             if is_slow(function)
             for group in self._asked(name, groups)
-            for call in calls_about(name, function, group)
+            for call in calls_about(name, function, group.problem, group.scored_G)
         ]
         return iter(self.answers.get(calls, self.config.reward.calls))
 
@@ -177,18 +165,12 @@ class Scorer:
                 [environment_rewards(each.completion, by_turn=by_turn) for each in group.scored_G] for group in groups
             ]
         function, deadline_s = self._functions[name], self.config.engine.deadline_s
-        weights = [self.config.reward.weights_of(group.problem.source)[name] for group in groups]
         return [
-            values_of(name, weight, function, group, answers, deadline_s=deadline_s)
-            for weight, group in zip(weights, groups, strict=True)
+            values_of(name, function, group.problem, group.scored_G, answers, deadline_s=deadline_s) for group in groups
         ]
 
     def _without_reward(self, problem: Problem, completion: Completion, grade: Grade) -> Scored:
-        steps: tuple[Step, ...] = (Step(completion.num_tokens, outcome(grade)),)
-        if self.config.reward.supervision == "process":
-            steps = tuple(line_steps(completion, grade, self.checkpoint.decode))
-        elif self.config.reward.supervision == "turn":
-            steps = tuple(turn_steps(completion, grade))
+        steps = steps_of(self.config.reward.supervision, completion, grade, self.checkpoint.decode)
         names = self.config.reward.weights_of(problem.source)
         return Scored(completion, grade, steps, dict.fromkeys(names, (math.nan,) * len(steps)))
 
@@ -206,39 +188,6 @@ class Scorer:
         if failure.kind not in self._failures_shown:
             self._failures_shown.add(failure.kind)
             say("train_grpo", f"warning: no reward for a completion of {problem.id}: {failure.message}")
-
-
-def values_of(
-    name: str, weight: float, function: RewardFunction, group: Group, answers: Iterator[Any], *, deadline_s: float
-) -> Sequence[tuple[float, ...] | Failure]:
-    """Return the values of a reward function for each completion: one for every step, or one for the last step.
-
-    A reward that waits has been called already, and its answers are next.
-    """
-    grades_G = [scored.grade for scored in group.scored_G]
-    if is_slow(function):
-        of_group = getattr(function, "compares_group", False)
-        values = next(answers) if of_group else list(islice(answers, len(grades_G)))
-        pairs = zip(per_completion(name, values, len(grades_G)), grades_G, strict=True)
-        return [numbers_of(name, weight, each, grade) for each, grade in pairs]
-    asked_G: list[Any] = [scored.completion for scored in group.scored_G]
-    if getattr(function, "judges_steps", False):
-        asked_G = [[step.text for step in scored.steps] for scored in group.scored_G]
-    return ask(name, weight, function, group.problem, asked_G, grades_G, deadline_s=deadline_s)
-
-
-def calls_about(name: str, function: RewardFunction, group: Group) -> list[Call]:
-    """Return the calls of a reward that waits: one for each completion, or one for the group."""
-    in_thread, problem = getattr(function, "runs_in_thread", False), group.problem
-    completions_G, grades_G = ([getattr(each, key) for each in group.scored_G] for key in ("completion", "grade"))
-    texts_G = [each.text for each in completions_G]
-    if getattr(function, "compares_group", False):
-        whole = partial(function, problem, completions_G, grades_G)
-        return [Call(name, json.dumps([problem.id, *texts_G]), whole, in_thread)]
-    return [
-        Call(name, json.dumps([problem.id, text]), partial(function, problem, completion, grade), in_thread)
-        for text, completion, grade in zip(texts_G, completions_G, grades_G, strict=True)
-    ]
 
 
 def environment_rewards(completion: Completion, *, by_turn: bool) -> tuple[float, ...]:

@@ -16,22 +16,27 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import Field
 
 from components.shared import jsonl
 from components.shared.config import Config, Operational
 from components.shared.errors import RetryableError
+from components.shared.problem import Problem
 from components.shared.progress import say
-from components.train_grpo.custom_rewards import Failure, failure_of
+from components.train_grpo.custom_rewards import Failure, RewardFunction, ask, failure_of, worth
 
 if TYPE_CHECKING:  # it names `Priced`
     from components.train_grpo.judge import JudgeConfig
 
+_T = TypeVar("_T")
 _PASSING = (ConnectionError, TimeoutError, RetryableError)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _REPORT_S = 20.0
@@ -66,6 +71,45 @@ class Call:
 def is_slow(function: Callable[..., Any]) -> bool:
     """Return whether a reward is called concurrently."""
     return inspect.iscoroutinefunction(function) or getattr(function, "runs_in_thread", False)
+
+
+def calls_about(name: str, function: RewardFunction, problem: Problem, scored_G: Sequence[Any]) -> list[Call]:
+    """Return the calls of a reward that waits: one for each completion with its grade, or one for the group."""
+    in_thread = getattr(function, "runs_in_thread", False)
+    completions_G, grades_G = ([getattr(each, key) for each in scored_G] for key in ("completion", "grade"))
+    texts_G = [each.text for each in completions_G]
+    if getattr(function, "compares_group", False):
+        whole = partial(function, problem, completions_G, grades_G)
+        return [Call(name, json.dumps([problem.id, *texts_G]), whole, in_thread)]
+    return [
+        Call(name, json.dumps([problem.id, text]), partial(function, problem, completion, grade), in_thread)
+        for text, completion, grade in zip(texts_G, completions_G, grades_G, strict=True)
+    ]
+
+
+def values_of(
+    name: str,
+    function: RewardFunction,
+    problem: Problem,
+    scored_G: Sequence[Any],
+    answers: Iterator[Any],
+    *,
+    deadline_s: float,
+) -> Sequence[tuple[float, ...] | Failure]:
+    """Return the values of a reward for each completion with its grade: one for every step, or one for the last step.
+
+    A reward that waits has been called already, and its answers are next.
+    """
+    grades_G = [scored.grade for scored in scored_G]
+    if is_slow(function):
+        of_group = getattr(function, "compares_group", False)
+        return worth(name, next(answers) if of_group else list(islice(answers, len(grades_G))), grades_G)
+    if getattr(function, "judges_steps", False):
+        texts_G = [[step.text for step in scored.steps] for scored in scored_G]
+        values = ask(name, function, problem, texts_G, grades_G, deadline_s=deadline_s)
+        return worth(name, values, grades_G, [len(texts) for texts in texts_G])
+    completions_G = [scored.completion for scored in scored_G]
+    return worth(name, ask(name, function, problem, completions_G, grades_G, deadline_s=deadline_s), grades_G)
 
 
 class Answers:
@@ -104,15 +148,32 @@ class Answers:
             failures[tasks[task]] = Failure(what, f"{what} within {limits.deadline_s:g} s, the time for a rollout")
         return failures
 
-    def _keep(self, name: str, reward: str, answer: "_Answer | Failure", failures: dict[str, Failure]) -> None:
+    def _keep(self, name: str, reward: str, answer: dict[str, Any] | Failure, failures: dict[str, Failure]) -> None:
         if isinstance(answer, Failure):
             failures[name] = answer
             return
-        self._known[name] = answer.value
+        self._known[name] = answer["value"]
         if self._path:
-            row = {"call": name, "reward": reward, **vars(answer)}
+            row = {"call": name, "reward": reward, **answer}
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"\n{json.dumps(row)}")  # what a killed process has left of a line ends before it
+
+
+def in_thread(call: Callable[[], _T]) -> "Future[_T]":
+    """Return the future result of a call in a thread, which ends with the process."""
+    result: Future[_T] = Future()
+    result.set_running_or_notify_cancel()  # nobody can cancel it any more
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except Exception as error:
+            result.set_exception(error)
+        except BaseException as error:  # whoever waits for the result must not wait forever
+            result.set_exception(RuntimeError(f"it raised {type(error).__name__}"))
+
+    threading.Thread(target=run, daemon=True).start()
+    return result
 
 
 class Priced(float):
@@ -126,16 +187,6 @@ class Priced(float):
 
     prompt_tokens: int
     completion_tokens: int
-
-
-@dataclass(frozen=True)
-class _Answer:
-    value: Any
-    """As JSON holds it."""
-    seconds: float
-    """Duration of the successful try."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
 
 
 def write_totals(answers: Path, path: Path, judge: "JudgeConfig | None") -> None:
@@ -171,16 +222,18 @@ def _name(call: Call) -> str:
     return hashlib.sha256(f"{call.reward}\n{call.key}".encode()).hexdigest()
 
 
-async def _answered(call: Call, limits: RewardCallsConfig, free: asyncio.Semaphore) -> _Answer | Failure:
-    """Return the answer to a call, or a Failure after its last try."""
+async def _answered(call: Call, limits: RewardCallsConfig, free: asyncio.Semaphore) -> dict[str, Any] | Failure:
+    """Return the answer to a call with what it took, or a Failure after its last try."""
     pause_s = _FIRST_PAUSE_S
     for tries_left in reversed(range(limits.max_tries)):
         async with free:
             started = time.monotonic()
             try:
-                value = await asyncio.wait_for(_begun(call), limits.timeout_s)
-                tokens = (value.prompt_tokens, value.completion_tokens) if isinstance(value, Priced) else (0, 0)
-                return _Answer(_plain(value), time.monotonic() - started, *tokens)
+                # A thread of its own: a function that does not return must hold up nothing at the end.
+                answer = asyncio.wrap_future(in_thread(call.ask)) if call.in_thread else call.ask()
+                value = await asyncio.wait_for(answer, limits.timeout_s)
+                tokens = {key: getattr(value, key, 0) for key in ("prompt_tokens", "completion_tokens")}
+                return {"value": _plain(value), "seconds": time.monotonic() - started, **tokens}
             except _PASSING as error:
                 last: Exception = error
                 if isinstance(error, TimeoutError) and not str(error):
@@ -191,30 +244,6 @@ async def _answered(call: Call, limits: RewardCallsConfig, free: asyncio.Semapho
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     return failure_of(call.reward, last)
-
-
-async def _begun(call: Call) -> Any:
-    """Begin a call, a function in a thread of its own: one that does not return must hold up nothing at the end."""
-    if not call.in_thread:
-        return await call.ask()
-    loop, answer = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if not answer.done():
-            answer.set_exception(error) if error else answer.set_result(value)
-
-    def run() -> None:
-        value: Any = None
-        error: BaseException | None = None
-        try:
-            value = call.ask()
-        except BaseException as raised:  # the caller raises it
-            error = raised if isinstance(raised, Exception) else RuntimeError(f"it raised {type(raised).__name__}")
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await answer
 
 
 def _plain(value: Any) -> Any:

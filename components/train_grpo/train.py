@@ -25,8 +25,14 @@ def train(
     config: TrainGRPOConfig, *, problems: Path, reference: Path, policy: Path, training: Path, timings: Path, work: Path
 ) -> dict[str, float]:
     """Optimise the reference checkpoint with GRPO on the training problems."""
-    for warning in config_warnings(config):
-        say("train_grpo", f"warning: {warning}")
+    sampler, limit = config.sampler, config.sampling.max_new_tokens
+    if config.max_sampled_tokens < limit:
+        say(
+            "train_grpo",
+            f"warning: completions are truncated at {config.max_sampled_tokens} tokens, below sampling.max_new_tokens: "
+            f"{limit}; sampler.segment_tokens is {sampler.segment_tokens}, and max_staleness allows "
+            f"{sampler.max_segments} segments",
+        )
     with sampling_services(config, reference, work), checkpoints_published(config, work):
         return run_ranks(
             _train_rank,
@@ -64,22 +70,6 @@ STAGE = Stage(
     has_work=True,
     sources=_materials,
 )
-
-
-def config_warnings(config: TrainGRPOConfig) -> Iterator[str]:
-    """Yield warnings about settings that are allowed and hardly intended."""
-    sampler, limit = config.sampler, config.sampling.max_new_tokens
-    if sampler.max_staleness >= config.num_steps:
-        yield (
-            f"sampler.max_staleness is {sampler.max_staleness} and num_steps is {config.num_steps}: the whole run may "
-            "learn from what the reference has sampled"
-        )
-    if config.max_sampled_tokens < limit:
-        yield (
-            f"completions are truncated at {config.max_sampled_tokens} tokens, below sampling.max_new_tokens: {limit}; "
-            f"sampler.segment_tokens is {sampler.segment_tokens}, and max_staleness allows {sampler.max_segments} "
-            "segments"
-        )
 
 
 def _train_rank(config: TrainGRPOConfig, **folders: Path) -> dict[str, float]:

@@ -10,47 +10,42 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from components.policy.checkpoint import Checkpoint, save
 from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict
-from components.policy.packing import MicroBatch, pack_shard
+from components.policy.packing import MicroBatch
 from components.policy.training import learning_rate, memory_for_passes, memory_for_update
 from components.shared import jsonl
 from components.shared.progress import Progress, progress, say
 from components.shared.work import MODEL
 from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.corrections import MASKED_COMPLETIONS, mask_completions, old_logprobs
 from components.train_grpo.metrics import (
-    History,
-    completion_records,
     figures_without_update,
     rollout_metrics,
-    row_of,
     staleness_metrics,
-    trajectory_metrics,
 )
 from components.train_grpo.monitoring import (
     Profiler,
     StepTimer,
-    first_look,
-    require_first_signal,
+    check_first,
     require_scorable,
     try_largest_pass,
 )
+from components.train_grpo.records import History, completion_records, row_of
 from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rollouts import Rollout, Rollouts
 from components.train_grpo.scoring import Group
 from components.train_grpo.teacher import TeacherServer
+from components.train_grpo.trajectories import trajectory_metrics
 from components.train_grpo.update import (
-    MASKED_COMPLETIONS,
     Experience,
     Minibatch,
     make_experience,
-    mask_completions,
     split_minibatches,
     update,
 )
@@ -79,47 +74,50 @@ class Trainer:
     profiler: Profiler | None = None
     """None in all but the main process."""
     history: History = field(default_factory=History)
+    _has_tried: bool = field(default=False, init=False)
 
     def run(self, *, steps_done: int, after_step: Callable[[int], None]) -> None:
         """Run algorithm 1 from after `steps_done` steps to its end, or until there is a reason to stop early."""
-        config = self.config
-        steps_per_iteration = config.num_steps // config.num_iterations
         if not steps_done and self.reward_model:
             self._fit_first_reward_model(self.reward_model)
         if not steps_done and self.validator:
             self._validate(self.validator, 0)
-        has_tried = False
-        with progress(_STAGE, config.num_steps) as bar:
+        with progress(_STAGE, self.config.num_steps) as bar:
             bar.skip(steps_done)
-            for step in range(steps_done + 1, config.num_steps + 1):
-                if early_stop(config, self.history.curves, self.history.validation):
+            for step in range(steps_done + 1, self.config.num_steps + 1):
+                if early_stop(self.config, self.history.curves, self.history.validation):
                     break
-                iteration, place = divmod(step - 1, steps_per_iteration)
-                if iteration and not place:
-                    self._begin_iteration(iteration)  # lines 2, 3 and 12
-                self.timer.start()
-                with self.profiler.step(step) if self.profiler else nullcontext():
-                    rollout = self.rollouts.of_step(step)  # lines 5 to 7
-                    require_scorable(config, rollout.sampled)
-                    self._show_first(step, rollout)
-                    if rollout.sampled and not has_tried:
-                        try_largest_pass(config, self.policy, self.checkpoint, rollout)
-                        has_tried = True
-                    if self.reward_model and iteration + 1 < config.num_iterations:
-                        self.reward_model.collect(rollout.sampled)
-                    figures, batches = self._learn(rollout.trained, step)  # lines 8 to 11
-                figures |= self._validation_columns(step)
-                self._record(step, rollout, figures, batches, bar)
+                self._step(step, bar)
                 after_step(step)
 
-    def _show_first(self, step: int, rollout: Rollout) -> None:
-        """Print and record whether the first rollout lets the policy learn; it may end the run."""
-        if step > 1:
-            return
-        self.history.first_rollout = list(first_look(self.config, rollout.sampled))
-        for line in self.history.first_rollout if self.policy.ranks.is_main else ():
-            say(_STAGE, line)
-        require_first_signal(self.config, rollout.sampled)
+    def _step(self, step: int, bar: Progress) -> None:
+        """Sample, score and learn; the numbers are lines of algorithm 1."""
+        config = self.config
+        iteration, place = divmod(step - 1, config.num_steps // config.num_iterations)
+        if iteration and not place:
+            self._begin_iteration(iteration)  # lines 2, 3 and 12
+        self.timer.start()
+        with self.profiler.step(step) if self.profiler else nullcontext():
+            rollout = self.rollouts.of_step(step)  # lines 5 to 7
+            self._check(step, rollout)
+            if self.reward_model and iteration + 1 < config.num_iterations:
+                self.reward_model.collect(rollout.sampled)
+            figures, batches = self._learn(rollout.trained, step)  # lines 8 to 11
+        if self.validator:
+            with self.timer.phase("validation_s"):
+                measured = self._validate(self.validator, step) if self.validator.is_due(step) else None
+            figures |= self.validator.columns(measured)
+        self._record(step, rollout, figures, batches, bar)
+
+    def _check(self, step: int, rollout: Rollout) -> None:
+        """End a run that cannot learn, and before its first update one whose largest micro-batch does not fit."""
+        require_scorable(self.config, rollout.sampled)
+        if step == 1:
+            is_main = self.policy.ranks.is_main
+            self.history.first_rollout = check_first(self.config, rollout.sampled, is_main=is_main)
+        if rollout.sampled and not self._has_tried:
+            try_largest_pass(self.config, self.policy, self.checkpoint, rollout)
+            self._has_tried = True
 
     def _fit_first_reward_model(self, reward_model: RewardModel) -> None:
         """Fit a reward model to rollouts of the reference, before anything learns from its rewards."""
@@ -135,18 +133,10 @@ class Trainer:
         """Retrain the reward model on the completions of the last iteration, and make the policy the reference."""
         if self.reward_model:
             self.history.reward_model.append(row_of(self.reward_model.retrain(iteration)))
-        if self.reference:
+        if isinstance(self.reference, Reference):
             with self.policy.gather_full_parameters():
                 self.reference.load(merged_state_dict(self.checkpoint.model))
             say(_STAGE, "a new iteration begins: the policy is the reference now")
-
-    def _validation_columns(self, step: int) -> dict[str, float]:
-        """Measure the policy where that is due; return the columns of the step's row, none without validation."""
-        if not self.validator:
-            return {}
-        is_due = self.validator.is_due(step)
-        with self.timer.phase("validation_s"):
-            return self.validator.columns(self._validate(self.validator, step) if is_due else None)
 
     def _validate(self, validator: Validator, step: int) -> Measured:
         """Measure the policy after a step on held-out problems, and record it."""
@@ -180,8 +170,6 @@ class Trainer:
         onloaded = teacher.onloaded() if teacher else nullcontext()
         with self.timer.phase("update_s"), memory_for_update(_STAGE, config.engine), onloaded:
             figures = update(config, self.policy, minibatches, experience, rate, teacher.scorer if teacher else None)
-        if experience.masked_B is not None:
-            figures[MASKED_COMPLETIONS] = float(experience.masked_B.double().mean())
         return figures, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
 
     def _prepare(self, groups: Sequence[Group]) -> tuple[Experience, list[Minibatch]]:
@@ -189,14 +177,12 @@ class Trainer:
         experience = make_experience(self.config, groups, self.checkpoint.device)
         if self.config.sampler.correction.masks_completions:
             with self._memory_for_logprobs():
-                experience.old_logprobs_M = self._old_logprobs(experience)
+                experience.old_logprobs_M = old_logprobs(self.config, self.policy, self.checkpoint, experience)
             mask_completions(self.config, experience)
         padded = self.checkpoint.is_padded
         minibatches = split_minibatches(self.config, experience, ranks=self.policy.ranks, padded=padded)
         if isinstance(self.teacher, TeacherServer):
-            own = {
-                b for minibatch in minibatches for batch in minibatch.shard.batches for b in batch.sequence_N.tolist()
-            }
+            own = {b for each in minibatches for batch in each.shard.batches for b in batch.sequence_N.tolist()}
             teacher_M = self.teacher.logprobs(experience.sequences_B, own)
             experience.teacher_logprobs_M = teacher_M.to(self.checkpoint.device)
         if self.reference and minibatches:
@@ -204,22 +190,6 @@ class Trainer:
             with self._memory_for_logprobs(), self.reference.onloaded() as reference:
                 experience.reference_logprobs_M = completion_logprobs(reference, batches, len(experience.advantages_M))
         return experience, minibatches
-
-    def _old_logprobs(self, experience: Experience) -> Tensor:
-        """Return the policy's log-probability of every completion token (M,): each process computes its shard."""
-        sequences_B = experience.sequences_B
-        shard = pack_shard(
-            self.policy.ranks,
-            sequences_B,
-            max_tokens=self.config.engine.micro_batch_tokens,
-            device=self.checkpoint.device,
-            indices=[index for index, sequence in enumerate(sequences_B) if sequence.num_sampled],
-            padded=self.checkpoint.is_padded,
-        )
-        of_shard_M = completion_logprobs(self.policy, shard.all_batches, len(experience.advantages_M))
-        of_ranks = self.policy.ranks.all_gather(of_shard_M.cpu(), "the log-probabilities of a rollout")
-        # Tokens of dummy batches were computed by several processes: the values differ only by rounding.
-        return torch.stack(of_ranks).nanmean(0).to(self.checkpoint.device)
 
     def _memory_for_logprobs(self) -> AbstractContextManager[None]:
         """Name the keys that lower the memory for the reference or a forward pass where it runs out."""
@@ -230,28 +200,28 @@ class Trainer:
     def _record(
         self, step: int, rollout: Rollout, figures: Mapping[str, float], batches: Sequence[MicroBatch], bar: Progress
     ) -> None:
-        model = self.checkpoint.config
+        config, tools = self.config, self.checkpoint.config.tools
         row = {
             "step": step,
-            **rollout_metrics(self.config, rollout, model.answer),
-            **(trajectory_metrics(self.config, model.tools, rollout, self.history.columns) if model.tools else {}),
-            **staleness_metrics(self.config, rollout, step),
+            **rollout_metrics(config, rollout, self.checkpoint.config.answer),
+            **(trajectory_metrics(config, tools, rollout, self.history.columns) if tools else {}),
+            **staleness_metrics(config, rollout, step),
             **figures,
         }
         timing = self.timer.row(step, rollout, batches, self.policy.ranks)
         self.history.curves.append(row_of(row))
         self.history.timings.append(timing)
-        lost = {"truncated": row["truncated_fraction"], "no_answer": row["unanswered_fraction"]}
-        shown = {
-            "reward": row["reward"],
-            **({"accuracy": row["accuracy"]} if self.config.reward.weights != {"accuracy": 1.0} else {}),
-            **{name: share for name, share in lost.items() if share >= _SHOWN_FROM},
-            "length": row["completion_length_tokens"],
-            **({"kl": row["kl"]} if self.reference else {}),
-            **({"teacher_kl": row["teacher_kl"]} if self.teacher else {}),
-            "tokens_per_s": timing["tokens_per_s"],
-        }
-        bar.advance(**shown)
+        shown = {"reward": "reward", "length": "completion_length_tokens"}
+        if config.reward.weights != {"accuracy": 1.0}:
+            shown["accuracy"] = "accuracy"
+        for name, column in (("truncated", "truncated_fraction"), ("no_answer", "unanswered_fraction")):
+            if row[column] >= _SHOWN_FROM:
+                shown[name] = column
+        if self.reference:
+            shown["kl"] = "kl"
+        if self.teacher:
+            shown["teacher_kl"] = "teacher_kl"
+        bar.advance(**{name: row[column] for name, column in shown.items()}, tokens_per_s=timing["tokens_per_s"])
 
     def export(self, folder: Path) -> None:
         """Write the policy as a model that others can load, with the metrics of the last step."""
@@ -274,5 +244,5 @@ class Trainer:
         """Continue from what `state` returned."""
         self.history = History(**state["history"])
         self.rollouts.restore(state["rollouts"])
-        if self.reference and state["reference"] is not None:
+        if isinstance(self.reference, Reference) and state["reference"] is not None:
             self.reference.load(state["reference"])

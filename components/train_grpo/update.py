@@ -15,26 +15,18 @@ from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel, TeacherTerm, TokenLogprobs, completion_logprobs
 from components.policy.packing import MicroBatch, Shard, TokenSequence, pack_shard
 from components.policy.parallel import Ranks
-from components.shared.errors import PipelineError
 from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.corrections import MASKED_COMPLETIONS, importance_weights, require_sampler_match
 from components.train_grpo.metrics import UpdateMetrics, figures_without_update
 from components.train_grpo.objective import (
     Tokens,
     advantages,
-    is_within_mask,
     token_advantages,
     token_objective,
     token_weights,
 )
 from components.train_grpo.rollouts import combined_rewards
 from components.train_grpo.scoring import Group, is_masked
-
-MASKED_COMPLETIONS = "masked_completion_fraction"
-"""Column of the curves: the share of completions that `sampler.correction.mask` takes out of the loss."""
-
-
-class SamplerMismatchError(PipelineError):
-    """The sampler does not sample from the policy that is trained."""
 
 
 @dataclass
@@ -73,18 +65,6 @@ def make_experience(config: TrainGRPOConfig, groups: Sequence[Group], device: to
         sampler_logprobs_M=sampler_logprobs_M.to(device),
         old_logprobs_M=torch.full_like(advantages_M, torch.nan),
     )
-
-
-def mask_completions(config: TrainGRPOConfig, experience: Experience) -> None:
-    """Take completions outside `sampler.correction.mask` out of the loss; `old_logprobs_M` are known."""
-    mask = config.sampler.correction.mask
-    assert mask is not None
-    old_M, sampler_M = experience.old_logprobs_M, experience.sampler_logprobs_M
-    # Of all completions: those that are masked are not in the metrics of the update, which would hide stale weights.
-    _require_sampler_match(config, float((old_M - sampler_M).abs().mean()))
-    within_B = is_within_mask(old_M, sampler_M, experience.num_tokens_B, mask).cpu()
-    experience.in_loss_B = experience.in_loss_B & within_B
-    experience.masked_B = ~within_B
 
 
 def rollout_advantages(config: TrainGRPOConfig, groups: Sequence[Group]) -> Tensor:
@@ -129,11 +109,10 @@ def split_minibatches(
             group_size=config.group_size,
             max_new_tokens=config.sampling.max_new_tokens,
         )
-        max_tokens = config.engine.micro_batch_tokens
         shard = pack_shard(
             ranks,
             experience.sequences_B,
-            max_tokens=max_tokens,
+            max_tokens=config.engine.micro_batch_tokens,
             device=device,
             indices=indices,
             padded=padded,
@@ -157,8 +136,9 @@ def update(
     no forward pass of their own, and the ratio of that step is exactly one. Only the minibatches after it take one more
     forward pass, before the policy changes.
     """
+    masked = {} if experience.masked_B is None else {MASKED_COMPLETIONS: float(experience.masked_B.double().mean())}
     if not minibatches:
-        return figures_without_update(learning_rate)
+        return {**figures_without_update(learning_rate), **masked}
     later = [batch for minibatch in minibatches[1:] for batch in minibatch.shard.all_batches]
     if later and experience.old_logprobs_M.isnan().any():
         experience.old_logprobs_M = completion_logprobs(policy, later, len(experience.old_logprobs_M))
@@ -176,9 +156,9 @@ def update(
             for batch in minibatch.shard.dummies:  # other processes have more micro-batches, and wait for as many here
                 policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
             metrics = UpdateMetrics.merged(policy.ranks.all_gather(of_rank, "the metrics of an update"))
-            _require_sampler_match(config, metrics.mean_mismatch)
+            require_sampler_match(config, metrics.mean_mismatch)
             steps.append(policy.step(learning_rate))
-    return metrics.figures(steps)
+    return {**metrics.figures(steps), **masked}
 
 
 def _teacher_term(
@@ -212,10 +192,7 @@ def _loss(
     *,
     is_first: bool,
 ) -> Tensor:
-    """Return the loss of some tokens of a micro-batch: minus the weighted sum of their objectives (equation 3).
-
-    In the first step of a rollout the policy is still pi_old.
-    """
+    """Return the loss of some tokens of a micro-batch: minus the weighted sum of their objectives (equation 3)."""
     token_N, sequence_N = batch.token_N[rows], batch.sequence_N[rows]
     if is_first:
         experience.old_logprobs_M[token_N] = scores.logprobs_N.detach().double()
@@ -241,16 +218,6 @@ def _loss(
         sequence_N=sequence_N,
         num_tokens_B=torch.tensor(experience.num_tokens_B, device=sequence_N.device),
     )
-    terms = token_objective(config.loss, tokens, config.sampler.correction)
+    terms = token_objective(config.loss, tokens, importance_weights(tokens, config.sampler.correction))
     metrics.add(config.loss, tokens, terms)
     return -(weights_B[sequence_N].to(terms.objective_N.dtype) * terms.objective_N).sum()
-
-
-def _require_sampler_match(config: TrainGRPOConfig, mean_nats: float) -> None:
-    """Stop a run whose sampler samples from another distribution, as one with stale weights does."""
-    if not mean_nats <= config.sampler.max_mismatch:  # written so that NaN does not pass
-        raise SamplerMismatchError(
-            f"the sampler's log-probabilities differ from the trainer's by {mean_nats:.4g} nats per token on average, "
-            f"more than sampler.max_mismatch = {config.sampler.max_mismatch:g}: it does not sample from the policy "
-            "under training"
-        )

@@ -46,10 +46,7 @@ class Validator:
     """What the policy acts in; None for answers of one turn."""
 
     def measure(self, step: int) -> dict[str, Any]:
-        """Return the accuracy of the policy after `step` steps, with its interval and by source, and how it answers.
-
-        All processes call it together: each answers its shard of the problems. An unscorable answer is not right.
-        """
+        """Return the accuracy of the policy after `step` steps, with its interval and by source, and how it answers."""
         self.sampler.update_weights(step)
         shard = self.ranks.shard(self.problems)
         greedy = Sampling(

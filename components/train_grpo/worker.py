@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from components.environments.pool import Environments
 from components.grading.verifier import Verifier
@@ -88,11 +88,11 @@ def train_rank(
                     steps_done=resumption.steps_done, after_step=partial(_after_step, trainer, resumption, stop, live)
                 )
                 require_learning(config, history.curves)
-                result = _result(trainer, resumption)
+                weights, metrics, facts = _result(trainer, resumption)
             with trainer.policy.gather_full_parameters():
                 if ranks.is_main:
-                    if result.weights:
-                        trainer.policy.load_weights(result.weights)
+                    if weights:
+                        trainer.policy.load_weights(weights)
                     save(checkpoint, policy)
             if trainer.profiler:
                 trainer.profiler.copy(training)
@@ -100,11 +100,11 @@ def train_rank(
                 history.write(training, timings)
                 write_totals(work / "answers", timings / "reward_calls.json", config.reward.judge)
                 if config.validation:
-                    jsonl.write_json(training / "result.json", result.facts)
+                    jsonl.write_json(training / "result.json", facts)
             if trainer.reward_model:
                 trainer.reward_model.save(training / "reward_model")
             ranks.barrier("the end")
-    return result.metrics
+    return metrics
 
 
 def _environments(checkpoint: Checkpoint) -> AbstractContextManager[Environments | None]:
@@ -136,20 +136,10 @@ def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, liv
         raise PipelineError(problem)
 
 
-class _Result(NamedTuple):
-    """The outcome of a training."""
-
-    weights: Path | None
-    """File with the weights of the policy, where it is not that of the last step."""
-    metrics: dict[str, float]
-    """Metrics of the step whose policy is the result."""
-    facts: dict[str, Any]
-
-
-def _result(trainer: Trainer, resumption: Resumption) -> _Result:
+def _result(trainer: Trainer, resumption: Resumption) -> tuple[Path | None, dict[str, float], dict[str, Any]]:
     """Choose the policy: the best in validation with `checkpoint.keep_best`, else that of the last step.
 
-    PipelineError where training has stopped early without a policy to choose.
+    Return the file with its weights where it is not that of the last step, the metrics of its step, and its records.
     """
     history, config = trainer.history, trainer.config
     last = chosen = len(history.curves)
@@ -170,7 +160,7 @@ def _result(trainer: Trainer, resumption: Resumption) -> _Result:
             metrics[ACCURACY] = accuracy
         say(_STAGE, f"the policy is that of step {chosen} of {last}")
     facts = {"policy_step": chosen, "num_steps": last, "stopped": early.reason if early else None}
-    return _Result(weights, metrics, facts)
+    return weights, metrics, facts
 
 
 def build_trainer(

@@ -63,9 +63,9 @@ QUESTIONED = [
 """A model that is fitted to these gives an answer that goes wrong in `Flaky` now and then."""
 
 
-def fitted(tools: ToolsConfig, problems: list[Problem], *, steps: int) -> Checkpoint:
+def fitted(tools: ToolsConfig | None, problems: list[Problem], *, steps: int) -> Checkpoint:
     """Return a tiny model that has learned something of the solutions, and samples others as well."""
-    model = ModelConfig.model_validate({**tiny.MODEL.model_dump(), "tools": tools.model_dump()})
+    model = ModelConfig.model_validate({**tiny.MODEL.model_dump(), "tools": tools and tools.model_dump()})
     checkpoint = create(model, problems, seed=1, dtype=torch.float32)
     engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config())
     examples = checkpoint.examples(problems)
@@ -77,7 +77,7 @@ def fitted(tools: ToolsConfig, problems: list[Problem], *, steps: int) -> Checkp
     return checkpoint
 
 
-def write_reference(folder: Path, tools: ToolsConfig, problems: list[Problem], *, steps: int) -> Path:
+def write_reference(folder: Path, tools: ToolsConfig | None, problems: list[Problem], *, steps: int) -> Path:
     """Save such a model; return its folder."""
     folder.mkdir(parents=True)
     save(fitted(tools, problems, steps=steps), folder)

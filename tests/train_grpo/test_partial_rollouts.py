@@ -16,8 +16,7 @@ from components.rollout.sampler import Completion, PartialCompletions, Sampling
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.problem import Problem
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.metrics import Row, staleness_metrics
-from components.train_grpo.monitoring import missing_signal, require_learning
+from components.train_grpo.metrics import staleness_metrics
 from components.train_grpo.partial_rollouts import PartialRollouts
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.rollouts import Rollout
@@ -111,7 +110,7 @@ def _varied(number: int, g: int) -> int:
 
 
 @pytest.mark.parametrize("servers", [None, SERVERS])
-@pytest.mark.parametrize(("segment", "staleness"), [(4, 3), (1, 2), (4, 2), (16, 2), (5, 7), (3, 9)])
+@pytest.mark.parametrize(("segment", "staleness"), [(1, 2), (4, 3), (5, 7)])
 def test_no_token_is_older_than_the_bound_and_nothing_is_lost(
     servers: dict[str, Any] | None, segment: int, staleness: int
 ) -> None:
@@ -155,23 +154,6 @@ def test_what_would_become_too_old_is_truncated_and_counted() -> None:
     enough = grpo_config(**PARTIAL)  # 4 segments of 4 tokens
     (_, first), *_ = _steps(enough, _Lengths(lambda *_: 4))
     assert staleness_metrics(enough, first, 1)["stale_truncated_fraction"] == 0
-
-
-def test_steps_without_a_finished_group_are_no_lack_of_signal() -> None:
-    """The rows of the curves before and after them count as if they were neighbours."""
-    equal: Row = {
-        "groups_without_spread_fraction": 1.0,
-        "groups_all_right_fraction": 0.5,
-        "reward": 0.0,
-        "accuracy": 0.5,
-        "truncated_fraction": 0.0,
-    }
-    empty = dict.fromkeys(equal)
-    config = grpo_config(reward__max_steps_without_signal=3)
-    assert missing_signal(config, [empty] * 9) is None
-    assert missing_signal(config, [equal, empty, equal]) is None
-    assert "in the last 3 steps" in str(missing_signal(config, [equal, empty, equal, equal]))
-    require_learning(config, [empty, {**equal, "groups_without_spread_fraction": 0.5}])
 
 
 def test_several_processes_learn_from_the_groups_that_one_would() -> None:
@@ -224,13 +206,6 @@ def _assert_same(one: Trainer, other: Trainer) -> None:
     assert all(torch.equal(*pair) for pair in pairs)
 
 
-def test_each_step_has_its_rate_of_the_schedule(make: Make) -> None:
-    """The warm-up begins at its first rate and the last step has the last: by hand, for a warm-up of two steps."""
-    settings = {"num_steps": 4, "warmup_steps": 2, "learning_rate": 1e-3, "final_learning_rate_fraction": 0.1}
-    rates = [row["learning_rate"] for row in _run(make(**settings)).history.curves]
-    assert rates == pytest.approx([5e-4, 1e-3, 1e-3, 1e-4])
-
-
 def test_segments_that_hold_a_whole_completion_change_nothing(make: Make) -> None:
     """Weights and metrics are those of the synchronous trainer, to the last bit; nothing is ever in flight or old."""
     synchronous = _run(make(sampler__max_staleness=0, sampler__segment_tokens=None))
@@ -239,3 +214,5 @@ def test_segments_that_hold_a_whole_completion_change_nothing(make: Make) -> Non
     extra = {"staleness_mean": 0.0, "staleness_max": 0, "stale_truncated_fraction": 0.0, "groups_in_flight": 0}
     assert partial.history.curves == [{**row, **extra} for row in synchronous.history.curves]
     assert partial.history.completions == synchronous.history.completions
+    rates = [row["learning_rate"] for row in partial.history.curves]  # a warm-up of one step, then down to a tenth
+    assert [rates[0], rates[-1]] == pytest.approx([1e-3, 1e-4])

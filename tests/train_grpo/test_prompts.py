@@ -51,16 +51,6 @@ def test_every_pass_takes_each_problem_once(data: st.DataObject, size: int, seed
     _assert_passes([problem_id for batch in batches for problem_id in batch], problems)
 
 
-def test_every_pass_and_every_seed_has_its_own_order() -> None:
-    """Five passes over ten problems have five orders, another seed has others, and the same seed the same."""
-    drawn = _ids(Prompts(_problems(a=10), _config(), seed=1), *[5] * 10)
-    passes = [tuple(drawn[start : start + 10]) for start in range(0, 50, 10)]
-    assert len(set(passes)) == 5
-    assert _ids(Prompts(_problems(a=10), _config(), seed=1), *[5] * 10) == drawn
-    other = _ids(Prompts(_problems(a=10), _config(), seed=2), *[5] * 10)
-    assert all(tuple(other[start : start + 10]) not in passes for start in range(0, 50, 10))
-
-
 @given(
     weights=st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 5)),
     counts=st.lists(st.integers(1, 8), min_size=1, max_size=20),
@@ -85,8 +75,6 @@ def test_shares_of_sources_are_exact_over_time(weights: tuple[int, int, int], co
     ("weights", "named"),
     [
         ({"gsm8k": 1.0, "maths": 1.0}, "weights for gsm8k, maths, but problems from gsm8k, math"),
-        ({"gsm8k": 1.0}, "weights for gsm8k, but problems from gsm8k, math"),
-        ({"gsm8k": 1.0, "math": 1.0, "aime": 0.0}, "weights for aime, gsm8k, math, but problems from gsm8k, math"),
         ({"gsm8k": 0.0, "math": 0.0}, "at least one must be above"),
     ],
 )
@@ -95,11 +83,7 @@ def test_weights_that_do_not_fit_are_refused(weights: dict[str, float], named: s
     with pytest.raises(PipelineError, match=named) as caught:
         Prompts(_problems(gsm8k=2, math=2), _config(**weights), seed=1)
     assert "train_grpo.prompts.source_weights" in str(caught.value)
-
-
-def test_a_share_larger_than_its_source_is_refused() -> None:
-    """No batch could keep the weights, so it is said before the first one."""
-    prompts = Prompts(_problems(a=2, b=90), _config(a=3, b=1), seed=1)
+    prompts = Prompts(_problems(a=2, b=90), _config(a=3, b=1), seed=1)  # no batch could keep the weights
     with pytest.raises(PipelineError, match="6 of prompts_per_step = 8 have to come from `a`, which has only 2"):
         prompts.next_batch(8)
 
@@ -114,15 +98,9 @@ def test_a_solved_problem_is_left_out_of_later_passes() -> None:
     assert [set(_ids(prompts, 2)) for _ in range(3)] == [{"a1", "a3"}] * 3
     prompts.record("a2", num_right=1, num_scored=4)
     assert set(_ids(prompts, 3)) == {"a1", "a2", "a3"}
-
-
-def test_all_problems_are_back_once_too_few_are_left_for_a_step() -> None:
-    """Of four, three are solved, and a step takes two."""
-    prompts = Prompts(_problems(a=4), _config(max_pass_rate=0.9), seed=1)
-    _ids(prompts, 4)
-    for problem_id in ("a0", "a1", "a2"):
+    for problem_id in ("a1", "a2", "a3"):  # too few are left for a step: all are back
         prompts.record(problem_id, num_right=4, num_scored=4)
-    assert len(set(_ids(prompts, 2, 2))) == 4
+    assert set(_ids(prompts, 4)) == {"a0", "a1", "a2", "a3"}
 
 
 _CONFIGS = [_config(), _config(a=3, b=1), _config(max_pass_rate=0.5), _config(max_pass_rate=0.5, a=3, b=1)]
@@ -161,10 +139,3 @@ def test_a_run_resumes_exactly(
     assert _train(resumed, after) == _train(unbroken, after)
     assert resumed.state() == unbroken.state()
     assert saved == json.loads(text)  # a snapshot: no run has written to it
-
-
-def test_the_order_is_the_same_in_every_process() -> None:
-    """The seed alone says what is drawn, in whichever order a params file has the weights."""
-    expected = ["a3", "b2", "a1", "b0", "a4", "b1", "a2", "b3"]
-    for weights in ({"a": 1.0, "b": 1.0}, {"b": 1.0, "a": 1.0}):
-        assert _ids(Prompts(_problems(b=5, a=5), _config(**weights), seed=3), 4, 4) == expected

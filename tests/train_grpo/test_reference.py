@@ -60,18 +60,6 @@ def test_the_placement_of_the_reference_does_not_change_its_scores(tmp_path: Pat
     assert abs(result["first_mean"] - result["other_mean"]) > 1e-3
 
 
-def test_a_reference_scores_at_the_temperature_of_sampling() -> None:
-    """As the model that it copies does."""
-    model = tiny.checkpoint().model
-    batches = tiny.batches(tiny.checkpoint().examples(tiny.PROBLEMS[:2]), 60)
-    num_tokens = max(int(batch.token_N.max()) for batch in batches) + 1
-    scored_M = completion_logprobs(Reference(model, "replicated", temperature=0.7), batches, num_tokens)
-    at_07, at_1 = (LogprobModel(model, temperature=temperature) for temperature in (0.7, 1.0))
-    at_07_M, at_1_M = (completion_logprobs(each, batches, num_tokens) for each in (at_07, at_1))
-    assert torch.equal(scored_M, at_07_M)
-    assert float((scored_M - at_1_M).abs().max()) > 1e-4
-
-
 def compare_with_adapters(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
     """Score with a copy and with disabled adapters, before and after a step of training; return the differences."""
     del folder

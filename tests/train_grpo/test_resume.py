@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import random
 import re
@@ -6,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,17 @@ from torch.distributed import get_rank, get_world_size
 
 from components.cluster.launch import run_ranks
 from components.policy.checkpoint import save
+from components.policy.packing import Shard, TokenSequence, pack_shard
+from components.policy.parallel import Ranks
 from components.shared import jsonl
 from components.shared.errors import StoppedError
 from components.shared.problem import Split, write_problems
+from components.shared.tools import ToolsConfig
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.trainer import Trainer
 from tests import tiny
+from tests.rollout import acting as words
+from tests.rollout.test_forks import FORGETTING
 from tests.train_grpo import acting
 from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.killed import train_in
@@ -39,23 +45,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "updates_per_rollout": 2,
         "minibatches_per_rollout": 2,
     },
-    "a reference that was reset, and a reward model": {
-        "num_iterations": 4,
-        "reward__weights": {"accuracy": 1.0, "reward_model": 0.5},
-        "reward__model": {**REWARD_MODEL, "replay_fraction": 0.3},
-    },
     "rollouts sampled ahead": {
         "sampler": {"max_staleness": 2, "correction": {"weight": {"max": 2.0}}, "max_mismatch": 1.0},
-    },
-    "completions sampled over several steps": {
-        "sampling__max_new_tokens": 8,
-        "sampler": {
-            "max_staleness": 2,
-            "segment_tokens": 4,
-            "correction": {"weight": {"level": "sequence", "max": 2.0}, "mask": {"level": "token"}},
-            "max_mismatch": 1.0,
-        },
-        **VALIDATION,
     },
     "adapters, and the best in validation as the result": {
         **VALIDATION,
@@ -118,6 +109,18 @@ def _calculating(folder: Path) -> dict[str, Path]:
     return {"problems": folder / "problems", "reference": reference}
 
 
+def _forgetting(folder: Path) -> dict[str, Path]:
+    """Write problems, and a reference whose chat template leaves out earlier thoughts: its trajectories fork."""
+    for name in ("problems", "reference"):
+        (folder / name).mkdir()
+    write_problems(folder / "problems", Split.TRAIN, tiny.PROBLEMS)
+    checkpoint = words.checkpoint(words.qwen3, FORGETTING, b="</think>")
+    tools = ToolsConfig(environment="tests.environments.own:Counting", max_turns=4, max_observation_tokens=12)
+    config = checkpoint.config.model_copy(update={"tools": tools})
+    save(dataclasses.replace(checkpoint, config=config), folder / "reference")
+    return {name: folder / name for name in ("problems", "reference")}
+
+
 def _config(**changes: Any) -> TrainGRPOConfig:
     return grpo_config(**{**SETTINGS, "reward__weights": SHORTNESS, **changes})
 
@@ -176,18 +179,28 @@ SEGMENTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("segments", [{}, SEGMENTS], ids=["whole", "in segments"])
-def test_a_resumed_run_with_a_calculator_ends_where_an_uninterrupted_one_does(
-    tmp_path: Path, segments: dict[str, Any]
+@pytest.mark.parametrize("inputs", [_calculating, _forgetting])
+def test_a_resumed_run_with_an_environment_ends_where_an_uninterrupted_one_does(
+    tmp_path: Path, inputs: Callable[[Path], dict[str, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So do the turns of its trajectories, also of those in flight: their environments are replayed."""
+    """So do the turns of trajectories in flight, whose environments are replayed, and those that have forked."""
+    has_forks: list[bool] = []
+
+    def packed(ranks: Ranks, sequences: Sequence[TokenSequence], **options: Any) -> Shard:
+        has_forks.append(any(each.forks for each in sequences))
+        return pack_shard(ranks, sequences, **options)
+
+    monkeypatch.setattr("components.train_grpo.update.pack_shard", packed)
     (tmp_path / "zero_2").mkdir()
-    config = _config(learning_rate=1e-3, sampling__max_new_tokens=24, **segments)
-    run_both(config, **_calculating(tmp_path), folder=tmp_path)
+    config = _config(learning_rate=1e-3, sampling__max_new_tokens=24, **SEGMENTS)
+    run_both(config, **inputs(tmp_path), folder=tmp_path)
     assert_equal(tmp_path / "zero_2", num_steps=4)
     curves = rows(tmp_path / "zero_2" / RESUMED)
-    assert all(row["tool_use_fraction"] > 0 for row in curves if row["groups_sampled"])
-    assert not segments or curves[1]["groups_in_flight"] > 0
+    assert curves[1]["groups_in_flight"] > 0
+    if inputs is _calculating:
+        assert all(row["tool_use_fraction"] > 0 for row in curves if row["groups_sampled"])
+    else:
+        assert any(has_forks)
 
 
 @pytest.mark.slow

@@ -15,8 +15,6 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
-    LlamaConfig,
-    LlamaForSequenceClassification,
     Qwen3Config,
     Qwen3ForSequenceClassification,
     XGLMConfig,
@@ -26,7 +24,6 @@ from transformers import (
 from components.cluster.launch import run_ranks
 from components.policy.checkpoint import Checkpoint, save
 from components.policy.engine import NonFiniteError
-from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
 from components.policy.parallel import init_ranks
 from components.policy.training import TrainingCheckpoint, prepare_process
@@ -51,10 +48,6 @@ _SIZE = {
     "num_labels": 1,
     "initializer_range": 0.3,
 }
-_FAMILIES = {
-    "qwen3": (Qwen3Config, Qwen3ForSequenceClassification),
-    "llama": (LlamaConfig, LlamaForSequenceClassification),
-}
 _SEQUENCES = [
     TokenSequence((5, 6, 7), (8, 9, 10, 11)),
     TokenSequence((3,), (20, 21, 1)),
@@ -66,11 +59,10 @@ _SEQUENCES = [
 _STEPS = [(2, 4), (1, 2, 3), (2,), (1,), (3, 7, 9, 10)]
 
 
-def _save_classifier(folder: Path, *, family: str = "qwen3", **changes: Any) -> None:
+def _save_classifier(folder: Path, **changes: Any) -> None:
     """Write a tiny classifier with weights of its own, head included, and the tokenizer of `tiny`."""
-    config, classifier = _FAMILIES[family]
     torch.manual_seed(1)
-    classifier(config(**{**_SIZE, **changes})).save_pretrained(folder)
+    Qwen3ForSequenceClassification(Qwen3Config(**{**_SIZE, **changes})).save_pretrained(folder)
     tiny.checkpoint().tokenizer.save_pretrained(folder)
 
 
@@ -83,8 +75,8 @@ def _made(
     return RewardModel(config, config.reward.model, reference, saved)
 
 
-def _model(folder: Path, *, family: str = "qwen3", micro_batch_tokens: int = 16, **changes: Any) -> RewardModel:
-    _save_classifier(folder, family=family)
+def _model(folder: Path, *, micro_batch_tokens: int = 16, **changes: Any) -> RewardModel:
+    _save_classifier(folder)
     return _made(tiny.checkpoint(), base=str(folder), micro_batch_tokens=micro_batch_tokens, **changes)
 
 
@@ -128,43 +120,22 @@ def _saved(model: RewardModel, folder: Path) -> TrainingCheckpoint:
 # Scoring and training -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
-@pytest.mark.parametrize("ends", [[(len(s.completion_ids),) for s in _SEQUENCES], _STEPS], ids=["outcome", "process"])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 16, 10_000])
-def test_a_score_is_that_of_transformers_for_the_text_up_to_there(
-    tmp_path: Path, family: str, ends: list[tuple[int, ...]], micro_batch_tokens: int
-) -> None:
-    """An outcome or a step is scored as the library scores the text up to there, alone and without padding."""
-    model = _model(tmp_path, family=family, micro_batch_tokens=micro_batch_tokens)
+def test_a_score_is_that_of_transformers_for_the_text_up_to_there(tmp_path: Path, micro_batch_tokens: int) -> None:
+    """A step is scored as the library scores the text up to there, alone and without padding."""
+    model = _model(tmp_path, micro_batch_tokens=micro_batch_tokens)
     library = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     expected = [
         [torch.sigmoid(_library_logit(library, sequence, end)).item() for end in stops]
-        for sequence, stops in zip(_SEQUENCES, ends, strict=True)
+        for sequence, stops in zip(_SEQUENCES, _STEPS, strict=True)
     ]
-    scores = model.score(_SEQUENCES, ends)
-    assert [len(row) for row in scores] == [len(stops) for stops in ends]
+    scores = model.score(_SEQUENCES, _STEPS)
+    assert [len(row) for row in scores] == [len(stops) for stops in _STEPS]
     torch.testing.assert_close(sum(scores, []), sum(expected, []), rtol=0, atol=1e-6)  # noqa: RUF017
     assert max(sum(scores, [])) - min(sum(scores, [])) > 0.1  # noqa: RUF017
 
 
-def test_a_reward_model_learns_what_makes_a_completion_right() -> None:
-    """After a few passes a copy of the reference tells right from wrong in completions it has not seen."""
-    model = _made(tiny.checkpoint(), epochs=10)
-    first = model.fit(_toy(range(120)), num_new=120, seed=1)
-    rows = _toy(range(1000, 1060))
-    unseen = [unpacked(row) for row in rows]
-    scores = model.score([each.tokens for each in unseen], [each.step_ends for each in unseen])
-    assert all(
-        (score > 0.9) if example.labels == (1.0,) else (score < 0.1)
-        for (score,), example in zip(scores, unseen, strict=True)
-    )
-    second = model.fit(rows, num_new=60, seed=2)
-    assert (first["reward_model_accuracy"], second["reward_model_accuracy"]) == (0.0, 1.0)
-    assert second["reward_model_loss"] < 0.1
-    assert (first["reward_model_examples"], second["reward_model_examples"]) == (120, 60)
-
-
-@pytest.mark.parametrize("micro_batch_tokens", [1, 16, 10_000])
+@pytest.mark.parametrize("micro_batch_tokens", [16, 10_000])
 def test_the_gradient_is_that_of_the_mean_loss_over_labels(tmp_path: Path, micro_batch_tokens: int) -> None:
     """However a step is split, it averages -log p(label) of float64 logits."""
     model = _model(tmp_path, micro_batch_tokens=micro_batch_tokens, engine__max_gradient_norm=1e6)
@@ -197,16 +168,6 @@ def test_accuracy_counts_new_labels_before_they_are_learned(tmp_path: Path) -> N
     new = [_example(*fields) for fields in zip(tokens, ends, labels, strict=True)]
     # Of 2 + 3 + 1 new labels, three are on the wrong side.
     assert model.fit([*new, *[new[1]] * 7], num_new=3, seed=1)["reward_model_accuracy"] == pytest.approx(3 / 6)
-
-
-def test_nothing_to_learn_from_changes_nothing(tmp_path: Path) -> None:
-    """Without examples there is no step, and neither loss nor accuracy is a number."""
-    model = _model(tmp_path)
-    figures = model.fit([], num_new=0, seed=1)
-    assert model.engine.state()["num_steps"] == 0
-    assert figures["reward_model_examples"] == 0
-    assert math.isnan(figures["reward_model_loss"])
-    assert math.isnan(figures["reward_model_accuracy"])
 
 
 def test_a_loss_or_score_that_is_not_finite_is_an_error(tmp_path: Path) -> None:
@@ -317,19 +278,15 @@ def _written(state: Any) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("num_new", "fraction", "num_old"), [(90, 0.1, 10), (3, 0.25, 1), (50, 0.5, 50), (50, 0.0, 0), (300, 0.5, 100)]
-)
-def test_old_examples_make_up_their_share_of_the_total(num_new: int, fraction: float, num_old: int) -> None:
-    """A tenth of 100 is 10 old to 90 new: the new come first, the old from all there are, none twice, by the seed."""
+@pytest.mark.parametrize(("num_new", "num_old"), [(90, 10), (4, 0), (1800, 100)])
+def test_old_examples_make_up_a_tenth_of_the_total(num_new: int, num_old: int) -> None:
+    """Of 100 that is 10 old to 90 new: the new come first, the old from all there are, none twice, by the seed."""
     replay = _after(_numbered(0, 100))
-    before = _written(replay.state())
-    mixes = [_numbers(replay.mix(_numbered(1000, num_new), fraction=fraction, seed=seed)) for seed in (1, 1, 2)]
+    mixes = [_numbers(replay.mix(_numbered(1000, num_new), seed=seed)) for seed in (1, 1, 2)]
     assert mixes[0][:num_new] == [*range(1000, 1000 + num_new)]
     assert len(mixes[0][num_new:]) == len({*mixes[0][num_new:]} & {*range(100)}) == num_old
     assert mixes[0] == mixes[1]
-    assert num_old < 2 or mixes[0] != mixes[2]
-    assert _written(replay.state()) == before
+    assert num_old != 10 or mixes[0] != mixes[2]
 
 
 def test_a_full_reservoir_is_a_uniform_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +296,7 @@ def test_a_full_reservoir_is_a_uniform_sample(monkeypatch: pytest.MonkeyPatch) -
     quarters: Counter[int] = Counter()
     for size in range(30, 70):
         replay = _after(*(rows[start : start + size] for start in range(0, 2000, size)))
-        numbers = _numbers(replay.mix(new, fraction=0.5, seed=1)[900:])
+        numbers = _numbers(replay.mix(new, seed=1)[900:])
         assert len(set(numbers)) == len(numbers) == 100
         quarters.update(number // 500 for number in numbers)
     assert all(abs(quarters[quarter] / 4000 - 0.25) < 0.03 for quarter in range(4))
@@ -364,11 +321,11 @@ def train_in_ranks(config: TrainGRPOConfig, *, base: Path, folder: Path) -> dict
     assert config.reward.model is not None
     prepare_process(1)
     ranks = init_ranks(config.engine)
-    rows = _toy(range(70)) if ranks.is_main else []
+    rows = _toy(range(70))
     for stage in (0, 2, 3):
         changed = config.model_copy(update={"engine": config.engine.model_copy(update={"zero_stage": stage})})
         model = RewardModel(changed, config.reward.model.model_copy(update={"base": str(base)}), tiny.checkpoint())
-        figures = model.fit(rows, num_new=min(10, len(rows)), seed=1)
+        figures = model.fit(rows, num_new=10, seed=1)
         _saved(model, folder / f"{ranks.world_size}-{stage}")
         # The last process has nothing to score where there are two.
         shard = slice(0, 0 if ranks.rank else len(_SEQUENCES))
@@ -381,7 +338,7 @@ def train_in_ranks(config: TrainGRPOConfig, *, base: Path, folder: Path) -> dict
 
 @pytest.mark.slow
 def test_training_depends_on_neither_processes_nor_sharding(tmp_path: Path) -> None:
-    """Two processes that share steps, whose examples only the first holds, end with the weights of one."""
+    """Two processes that share steps end with the weights of one."""
     _save_classifier(tmp_path / "base")
     folders = {"base": tmp_path / "base", "folder": tmp_path}
     for processes in (1, 2):
@@ -426,33 +383,12 @@ def test_a_copy_of_the_reference_has_its_layers_and_a_head_of_zeros() -> None:
         assert torch.equal(weight, original)
 
 
-def test_a_copy_attends_as_the_model_does_by_itself() -> None:
-    """However a training engine has set up the reference's attention, the copy takes plain padded batches."""
-    reference = tiny.checkpoint()
-    ids = torch.tensor([reference.encode("Tom has 3 apples")])
-    expected = reference.model.base_model(ids).last_hidden_state
-    LogprobModel(reference.model, temperature=1.0)
-    actual = (
-        load_classifier("reference", reference, dtype=torch.float32)
-        .base_model(ids, torch.ones_like(ids))
-        .last_hidden_state
-    )
-    torch.testing.assert_close(actual, expected)
-
-
 def test_a_model_family_without_classifier_is_named() -> None:
     """Where transformers has no sequence classifier of the reference's kind, the error says so."""
     model = XGLMForCausalLM(XGLMConfig(vocab_size=300, d_model=16, num_layers=1, attention_heads=2, ffn_dim=16))
     reference = Checkpoint(model, tiny.checkpoint().tokenizer, tiny.MODEL)
     with pytest.raises(PipelineError, match=r"reward\.model\.base: reference: .* like XGLMForCausalLM"):
         load_classifier("reference", reference, dtype=torch.float32)
-
-
-@pytest.mark.parametrize("base", ["/no/such/folder", "nobody/nothing"])
-def test_a_base_that_is_nowhere_is_named(base: str) -> None:
-    """A folder that is not there and an id that no hub answers for are one line each."""
-    with pytest.raises(PipelineError, match=rf"reward\.model\.base: {base}: cannot be loaded .*folder or hub id"):
-        load_classifier(base, tiny.checkpoint(), dtype=torch.float32)
 
 
 def _with_other_tokens(folder: Path) -> None:
@@ -477,8 +413,9 @@ def _encoder(folder: Path) -> None:
         (lambda folder: _save_classifier(folder, num_labels=2), "has 2 labels, 1 is expected"),
         (_with_other_tokens, "its vocabulary is not the policy's"),
         (_encoder, "BertForSequenceClassification has no linear head `score`"),
+        (lambda folder: None, "cannot be loaded .*folder or hub id"),
     ],
-    ids=["a language model", "two labels", "other tokens", "an encoder"],
+    ids=["a language model", "two labels", "other tokens", "an encoder", "nothing"],
 )
 def test_a_checkpoint_that_cannot_score_steps_is_refused(
     tmp_path: Path, write: Callable[[Path], None], message: str

@@ -23,19 +23,16 @@ from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.train_grpo import custom_rewards
-from components.train_grpo.custom_rewards import RewardFunction, load_reward
+from components.train_grpo.custom_rewards import Failure, RewardFunction, load_reward, worth
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import (
-    BUILT_IN,
     answer_format,
-    built_in,
     code_tests,
     group_reward,
     length,
     overlong,
     require_rewards,
-    step_reward,
 )
 from components.train_grpo.scoring import Scored, Scorer
 from tests import tiny
@@ -88,14 +85,11 @@ def test_code_is_worth_the_share_of_the_tests_it_passes(
     [
         ("1+1=2\n#### 2", True, AnswerPolicy.DECLARED, 1.0),
         (r"So it is \boxed{2}", True, AnswerPolicy.DECLARED, 1.0),
-        ("1+1=2\n#### 2", False, AnswerPolicy.DECLARED, 0.0),
         ("#### 2", True, AnswerPolicy.DECLARED, 0.0),
         ("1+1=2", True, AnswerPolicy.DECLARED, 0.0),
-        ("1+1=2\n####", True, AnswerPolicy.DECLARED, 0.0),
         ("It is 1+1. The answer is 2.", True, AnswerPolicy.DECLARED, 0.0),
         (r"So it is \boxed{2}", True, AnswerPolicy.BOXED, 1.0),
         ("1+1=2\n#### 2", True, AnswerPolicy.BOXED, 0.0),
-        (r"So it is \boxed{2}", True, AnswerPolicy.MARKED, 0.0),
         ("1+1=2\n#### 2", True, AnswerPolicy.MARKED, 1.0),
         ("First <think>1+1=2</think>\n#### 2", True, AnswerPolicy.DECLARED, 1.0),  # no thoughts were asked for
     ],
@@ -107,36 +101,31 @@ def test_format_is_reasoning_and_an_answer_where_the_prompt_asks_for_it(
     assert _format(text, model=_model(answer=policy), finished=finished) == expected
 
 
-@pytest.mark.parametrize(("extracted", "expected"), [("print(1)", 1.0), (None, 0.0)])
-def test_the_place_of_code_is_a_block(extracted: str | None, expected: float) -> None:
-    """Where the answer is unit tests, code that the grader could run is in the format, whatever the policy."""
+def test_the_place_of_code_is_a_block() -> None:
+    """Where the answer is unit tests, code that the grader could run is in the format, after a thought if asked for."""
     problem = tiny.problem(0, answer="assert f(1) == 2")
-    result = Grade(Verdict.WRONG, extracted, Reason.FAILED_TESTS, tests_passed=0.0)
-    assert answer_format(problem, completion(text="#### 2"), result, model=_model()) == expected
-    thinking = _model(THINKING)
-    assert answer_format(problem, completion(text="<think>f</think>code"), result, model=thinking) == expected
-    assert answer_format(problem, completion(text="code"), result, model=thinking) == 0.0
+    for extracted, prompt, text, expected in (
+        ("print(1)", "{question}\n", "#### 2", 1.0),
+        (None, "{question}\n", "#### 2", 0.0),
+        ("print(1)", THINKING, "<think>f</think>code", 1.0),
+        ("print(1)", THINKING, "code", 0.0),
+    ):
+        result = Grade(Verdict.WRONG, extracted, Reason.FAILED_TESTS, tests_passed=0.0)
+        assert answer_format(problem, completion(text=text), result, model=_model(prompt)) == expected
 
 
 @pytest.mark.parametrize(
     ("prompt", "text", "expected"),
     [
         (THINKING, "<think>1+1=2</think>\n#### 2", 1.0),
-        (THINKING, "\n <think>\n1+1=2\n</think>#### 2", 1.0),
         (THINKING, "1+1=2\n#### 2", 0.0),
         (THINKING, "First <think>1+1=2</think>\n#### 2", 0.0),
-        (THINKING, "1+1=2</think>\n#### 2", 0.0),
         (THINKING, "<think>1+1=2</think><think>2</think>\n#### 2", 0.0),
-        (THINKING, "<think>1<think>+1=2</think>\n#### 2", 0.0),
-        (THINKING, "<think>1+1=2</think></think>\n#### 2", 0.0),
         (THINKING, "<think>1+1=2\n#### 2</think>", 0.0),
         (THINKING, "<think> \n</think>\nAs 1+1=2:\n#### 2", 0.0),
-        (THINKING, "</think><think>1+1=2</think>\n#### 2", 0.0),
         (OPENED, "1+1=2</think>\n#### 2", 1.0),
-        (OPENED, "1+1=2\n#### 2", 0.0),
         (OPENED, " </think>1+1=2\n#### 2", 0.0),
         (OPENED, "<think>1+1=2</think>\n#### 2", 0.0),
-        (OPENED, "1+1=2</think>So</think>\n#### 2", 0.0),
     ],
 )
 def test_where_thoughts_are_asked_for_one_comes_first_and_then_the_answer(
@@ -146,25 +135,14 @@ def test_where_thoughts_are_asked_for_one_comes_first_and_then_the_answer(
     assert _format(text, model=_model(prompt)) == expected
 
 
-@pytest.mark.parametrize(("num_tokens", "expected"), [(1, 0), (12, 0), (13, -0.25), (14, -0.5), (15, -0.75), (16, -1)])
-def test_overlong_falls_linearly_over_the_last_tokens(num_tokens: int, expected: float) -> None:
-    """By hand: a limit of 16 tokens, of which the last four are the buffer."""
-    config = grpo_config(reward__weights={"overlong": 1.0}, reward__overlong_buffer_tokens=4)
-    assert overlong(PROBLEM, completion(num_tokens), grade(Verdict.RIGHT), config=config) == expected
-
-
-def test_overlong_measures_to_where_segments_end() -> None:
-    """By hand: two segments of five tokens, of which the last two are the buffer, end before the limit of 16."""
-    config = grpo_config(
-        reward__weights={"overlong": 1.0},
-        reward__overlong_buffer_tokens=2,
-        sampler__segment_tokens=5,
-        sampler__max_staleness=1,
-        sampler__correction__weight={"level": "token", "max": 2.0},
-    )
-    assert config.max_sampled_tokens == 10
-    values = [overlong(PROBLEM, completion(number), grade(Verdict.RIGHT), config=config) for number in (8, 9, 10)]
-    assert values == [0, -0.5, -1]
+def test_overlong_falls_linearly_over_the_last_tokens() -> None:
+    """By hand: a limit of 16 tokens, or one of two segments of five; the last four are the buffer."""
+    settings = {"reward__weights": {"overlong": 1.0}, "reward__overlong_buffer_tokens": 4}
+    staleness = {"max_staleness": 1, "segment_tokens": 5, "correction": {"weight": {"max": 2.0}}}
+    for limit, config in ((16, grpo_config(**settings)), (10, grpo_config(**settings, sampler=staleness))):
+        lengths = [limit - 4, limit - 3, limit - 2, limit]
+        values = [overlong(PROBLEM, completion(each), grade(Verdict.RIGHT), config=config) for each in lengths]
+        assert values == [0, -0.25, -0.5, -1]
 
 
 @pytest.mark.parametrize(
@@ -174,8 +152,6 @@ def test_overlong_measures_to_where_segments_end() -> None:
         ([10, 20, 30, 25], [0, 1, 0, 0], [0.0, 0.0, -0.5, -0.25]),
         ([7, 7, 7], [1, 0, 1], [0.0, 0.0, 0.0]),
         ([1000, 20, 30], [NAN, 1, 0], [NAN, 0.5, -0.5]),
-        ([1, 20, 20], [NAN, 1, 0], [NAN, 0.0, 0.0]),
-        ([5, 9], [NAN, NAN], [NAN, NAN]),
     ],
 )
 def test_length_by_hand(lengths: list[int], outcomes: list[float], expected: list[float]) -> None:
@@ -204,22 +180,14 @@ def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatc
     ("content", "name", "message"),
     [
         (None, "mine:half", r"cannot be imported \(ModuleNotFoundError: No module named .*PYTHONPATH"),
-        ("import no_such_library", "mine:half", r"cannot be imported \(ModuleNotFoundError: .*'no_such_library'"),
         ("raise RuntimeError('no licence')", "mine:half", r"cannot be imported \(RuntimeError: no licence\)"),
-        ("raise SystemExit(0)", "mine:half", r"cannot be imported \(SystemExit: 0\)"),
         (
             "from components.train_grpo.rewards import step_reward\n"
             "@step_reward\nasync def half(problem, steps, grade): return [0.5]",
             "mine:half",
             "rewards steps: it can be neither an `async def` nor threaded",
         ),
-        ("half = 0.5", "mine:third", r"mine\.py\) has no function `third`"),
         ("half = 0.5", "mine:half", r"mine\.py\) has no function `half`: it is 0\.5"),
-        (
-            "def half(problem): return 0.5",
-            "mine:half",
-            r"half \(.*mine\.py\) has to take three arguments: problem, ",
-        ),
     ],
 )
 def test_a_custom_reward_that_cannot_be_loaded_is_named(
@@ -233,14 +201,6 @@ def test_a_custom_reward_that_cannot_be_loaded_is_named(
     with pytest.raises(PipelineError, match=message) as error:
         load_reward(name)
     assert str(error.value).startswith(f"train_grpo.reward.weights.{name}: ")
-
-
-def test_a_missing_module_is_named_before_torch_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes seconds; only rewards that can be loaded are tried."""
-    (tmp_path / "torch.py").write_text("raise RuntimeError('torch is imported')")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    (line,) = custom_rewards.reward_errors(["no_such_module:half"], trained_here=True)
-    assert line.startswith("train_grpo.reward.weights.no_such_module:half: module no_such_module cannot be imported")
 
 
 def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
@@ -261,30 +221,39 @@ def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
         assert ended.wait(60)
         return 1.0
 
-    custom_rewards.ask("mine:endless", 1.0, endless, PROBLEM, [None], [None], deadline_s=0.02)  # type: ignore[list-item]
+    custom_rewards.ask("mine:endless", endless, PROBLEM, [None], [None], deadline_s=0.02)  # type: ignore[list-item]
     assert codes == [PipelineError.exit_code]
     printed = capfd.readouterr()
     assert f"reward mine:endless has been computing for 0.01 s, for problem {PROBLEM.id}" in printed.out
     assert "error: train_grpo.reward.weights.mine:endless did not return within engine.deadline_s" in printed.err
 
 
-@pytest.mark.parametrize("value", [np.isclose(1, 1), np.array(1.0), np.float32(1), torch.tensor(1), Decimal(1), True])
+@pytest.mark.parametrize("value", [np.isclose(1, 1), np.float32(1), torch.tensor(1), Decimal(1), True])
 def test_scalars_of_any_library_are_rewards(value: Any) -> None:
-    """What NumPy and PyTorch compute is a number."""
-    values = custom_rewards.ask("mine:f", 1.0, lambda *_: value, PROBLEM, [None], [None], deadline_s=60)  # type: ignore[list-item]
-    assert values == [(1.0,)]
+    """What NumPy and PyTorch compute is a number; NaN is one where there is no verdict."""
+    assert worth("mine:f", [value], [grade(Verdict.RIGHT)]) == [(1.0,)]
+    assert worth("mine:f", [NAN], [grade(Verdict.UNSCORABLE)]) == [pytest.approx((NAN,), nan_ok=True)]
 
 
-def test_a_reward_may_change_the_working_folder(tmp_path: Path) -> None:
-    """Paths of a run are relative to the one in which it was started."""
-
-    def wanders(*_: object) -> float:
-        os.chdir(tmp_path)
-        return 1.0
-
-    here = Path.cwd()
-    custom_rewards.ask("mine:f", 1.0, wanders, PROBLEM, [None], [None], deadline_s=60)  # type: ignore[list-item]
-    assert Path.cwd() == here
+@pytest.mark.parametrize(
+    ("values", "num_steps", "message"),
+    [
+        ([None], None, "returned None, where a finite number is expected"),
+        ([NAN], None, "returned nan"),
+        ([10**400], None, "returned 1000"),
+        ([[1.0, math.inf, 0.0]], [3], "returned inf, where a finite number is expected"),
+        ([[1.0]], [3], "returned a wrong number of values: 1 for 3 steps"),
+        ([1.0, 2.0], None, "returned a wrong number of values: 2 for 1 completions"),
+        (1.0, None, "returned a wrong number of values: 1 for 1 completions"),
+    ],
+)
+def test_what_is_no_finite_number_for_each_completion_is_a_failure(
+    values: Any, num_steps: list[int] | None, message: str
+) -> None:
+    """The message shows what was returned."""
+    (failure,) = worth("mine:f", values, [grade(Verdict.RIGHT)], num_steps)
+    assert isinstance(failure, Failure)
+    assert failure.message.startswith(f"reward mine:f {message}")
 
 
 # Combination ----------------------------------------------------------------------------------------------------------
@@ -372,8 +341,7 @@ def test_process_supervision_rewards_each_line_and_the_answer(checkpoint: Checkp
     assert ends[-1] == len(ids)
 
 
-@pytest.mark.parametrize("supervision", ["outcome", "process"])
-def test_a_reward_model_is_read_at_the_end_of_each_step(checkpoint: Checkpoint, score: Score, supervision: str) -> None:
+def test_a_reward_model_is_read_at_the_end_of_each_step(checkpoint: Checkpoint, score: Score) -> None:
     """The reward of each step is what the model itself says there, completion by completion."""
     config = reward_model_config()
     assert config.reward.model is not None
@@ -385,10 +353,10 @@ def test_a_reward_model_is_read_at_the_end_of_each_step(checkpoint: Checkpoint, 
         "#### 7",
         model=model,
         reward__weights={"reward_model": 1.0, "accuracy": 1.0},
-        reward__supervision=supervision,
+        reward__supervision="process",
         reward__model=REWARD_MODEL,
     )
-    assert [len(each.rewards["reward_model"]) for each in results] == ([3, 1] if supervision == "process" else [1, 1])
+    assert [len(each.rewards["reward_model"]) for each in results] == [3, 1]
     for each in results:
         (expected,) = model.score([each.completion.tokens], [tuple(step.end for step in each.steps)])
         assert each.rewards["reward_model"] == pytest.approx(expected, rel=1e-5)
@@ -396,16 +364,13 @@ def test_a_reward_model_is_read_at_the_end_of_each_step(checkpoint: Checkpoint, 
     assert [each.rewards["accuracy"] for each in results] == [(1.0,), (0.0,)]
 
 
-@pytest.mark.parametrize("supervision", ["outcome", "process"])
-def test_a_truncated_completion_is_wrong_or_has_no_reward_at_all(
-    checkpoint: Checkpoint, score: Score, supervision: str
-) -> None:
+def test_a_truncated_completion_is_wrong_or_has_no_reward_at_all(checkpoint: Checkpoint, score: Score) -> None:
     """`score` counts it as a wrong answer, `mask` gives none of its steps a reward; finished ones are untouched."""
-    weights = {"accuracy": 1.0} if supervision == "outcome" else {CHECKED: 1.0}
+    weights = {CHECKED: 1.0}
     both = [*_responses(checkpoint, WORKED, finished=False), *_responses(checkpoint, WORKED)]
     values = {}
     for truncated in ("score", "mask"):
-        changes = {"reward__supervision": supervision, "sampling__truncated": truncated}
+        changes = {"reward__supervision": "process", "sampling__truncated": truncated}
         results = score(*both, reward__weights=weights, **changes)
         assert results[0].grade.verdict == "wrong"
         values[truncated] = [each.combined(weights) for each in results]
@@ -414,38 +379,27 @@ def test_a_truncated_completion_is_wrong_or_has_no_reward_at_all(
     assert values["mask"][1] == values["score"][1]
 
 
-def test_an_answer_that_cannot_be_graded_has_no_reward(score: Score) -> None:
-    """Under outcome supervision that is the completion, under process supervision its last step; no reward failed."""
-    (result,) = score(WORKED, problem=UNREADABLE)
-    assert math.isnan(result.rewards["accuracy"][0])
-    assert result.failure is None
-    assert result.unscorable is not None
-    assert result.grade.reason in result.unscorable.message
-    (result,) = score(WORKED, problem=UNREADABLE, reward__weights={CHECKED: 1.0}, reward__supervision="process")
-    assert result.rewards[CHECKED] == pytest.approx((1.0, 0.0, NAN), nan_ok=True)
-
-
 def test_a_step_reward_needs_steps() -> None:
     """Known before the first step."""
     with pytest.raises(PipelineError, match=r"supervision: .*:checked rewards each step; set it to process"):
         require_rewards(grpo_config(reward__weights={CHECKED: 1.0}), [])
 
 
-def test_a_rollout_is_graded_in_one_call_each_completion_against_its_own_problem(checkpoint: Checkpoint) -> None:
+def test_a_rollout_is_graded_in_one_call_each_completion_against_its_own_problem(
+    checkpoint: Checkpoint, verify: Verifier
+) -> None:
     """Groups may differ in size; a truncated completion is not sent to the grader."""
     calls: list[list[Submission]] = []
 
-    class Recording(Verifier):
-        def __call__(self, submissions: Sequence[Submission]) -> list[Grade]:
-            calls.append(list(submissions))
-            return super().__call__(submissions)
+    def recording(submissions: Sequence[Submission]) -> list[Grade]:
+        calls.append(list(submissions))
+        return verify(submissions)
 
     problems = [PROBLEM, tiny.problem(4), tiny.problem(5)]  # 6, 8 and 10
     truncated = _responses(checkpoint, "#### 8", finished=False)
     first, second = _responses(checkpoint, "#### 6", "#### 8"), _responses(checkpoint, "#### 8", "#### 6")
     completions = [first, [second[0], *truncated, second[1]], []]
-    with Recording(num_workers=1) as verify:
-        results = Scorer(grpo_config(), checkpoint, partial(grade_completions, verify))(problems, completions)
+    results = Scorer(grpo_config(), checkpoint, partial(grade_completions, recording))(problems, completions)  # type: ignore[arg-type]
     values = [[each.rewards["accuracy"] for each in group.scored_G] for group in results]
     assert values == [[(1.0,), (0.0,)], [(1.0,), (0.0,), (0.0,)], []]
     assert [[each.completion for each in group.scored_G] for group in results] == completions
@@ -462,36 +416,6 @@ def test_the_answer_counts_where_the_prompt_of_the_policy_asks_for_it(checkpoint
     config = grpo_config(reward__weights={"accuracy": 1.0, "format": 1.0})
     (result,) = Scorer(config, boxing, partial(grade_completions, verify))([PROBLEM], [responses])
     assert [list(each.rewards.values()) for each in result.scored_G] == [[(0.0,), (0.0,)], [(1.0,), (1.0,)]]
-
-
-def test_a_new_reward_is_known_by_its_name_once_it_is_registered(score: Score) -> None:
-    """One function with a decorator: the config accepts its name, and the scorer computes it."""
-
-    @built_in("brevity", settings=lambda config, model: {"scale": config.group_size})
-    def brevity(problem: Problem, response: Completion, result: Grade, *, scale: int) -> float:
-        del problem, result
-        return -response.num_tokens / scale
-
-    try:
-        (result,) = score("#### 6", group_size=2, reward__weights={"brevity": 1.0})
-    finally:
-        del BUILT_IN["brevity"]
-    assert result.rewards == {"brevity": (-result.completion.num_tokens / 2,)}
-
-
-def test_a_source_may_have_rewards_of_its_own(checkpoint: Checkpoint, verify: Verifier) -> None:
-    """In the place of those of the others; what a source does not name it does not have."""
-    sources = [PROBLEM, PROBLEM.model_copy(update={"source": "code"})]
-    completions = [_responses(checkpoint, "1+1=2\n#### 6", "#### 6")] * 2
-    config = grpo_config(
-        reward__weights={"accuracy": 1.0},
-        reward__by_source={"code": {"format": 2.0, "tests.train_grpo.groups:shortness": 1}},
-    )
-    assert config.reward.names == ["accuracy", "format", "tests.train_grpo.groups:shortness"]
-    of_sums, of_code = Scorer(config, checkpoint, partial(grade_completions, verify))(sources, completions)
-    assert [each.rewards for each in of_sums.scored_G] == [{"accuracy": (1.0,)}] * 2
-    assert [each.rewards["format"] for each in of_code.scored_G] == [(1.0,), (0.0,)]
-    assert all("accuracy" not in each.rewards for each in of_code.scored_G)
 
 
 # Custom rewards -------------------------------------------------------------------------------------------------------
@@ -521,27 +445,6 @@ def _raise(error: BaseException) -> RewardFunction:
     return reward
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda problem, steps, grade: [1.0], "returned a wrong number of values: 1 for 3 steps"),
-        (lambda problem, steps, grade: [1.0, math.inf, 0.0], "returned inf, where a finite number is expected"),
-        (lambda problem, steps, grade: steps[7], "raised IndexError"),
-    ],
-)
-def test_a_step_reward_that_fails_leaves_its_completion_without_reward(
-    custom: Custom, score: Score, function: Callable[..., Any], message: str
-) -> None:
-    """It has to return a number for each step."""
-    (result,) = score(WORKED, reward__weights={custom(step_reward(function)): 1.0}, reward__supervision="process")
-    assert result.failure is not None
-    assert message in result.failure.message
-
-
-async def _one_number(*_: object) -> float:
-    return 1.0
-
-
 def test_a_custom_reward_may_compare_a_group(checkpoint: Checkpoint, score: Score, custom: Custom) -> None:
     """It gets the completions that are not masked, in their order, and returns a value for each."""
 
@@ -556,22 +459,6 @@ def test_a_custom_reward_may_compare_a_group(checkpoint: Checkpoint, score: Scor
     results = score("#### 8", *truncated, "#### 6", "#### 7", **changes)
     assert [each.rewards[name][0] for each in results] == pytest.approx([2.0, NAN, 0.0, 1.0], nan_ok=True)
     assert [type(each.rewards[name][0]) for each in results] == [float] * 4
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda *_: [1.0], "returned a wrong number of values: 1 for 2 completions"),
-        (lambda *_: [1.0, 1 / 0], "raised ZeroDivisionError: division by zero (test_rewards.py"),
-        (_one_number, "returned a wrong number of values: 1 for 2 completions"),
-    ],
-)
-def test_a_group_reward_that_fails_leaves_the_whole_group_without_reward(
-    score: Score, custom: Custom, function: RewardFunction, message: str
-) -> None:
-    """Nobody knows which of the completions it failed for."""
-    results = score("#### 6", "#### 7", reward__weights={custom(group_reward(function)): 1.0})
-    assert [each.failure is not None and message in each.failure.message for each in results] == [True, True]
 
 
 def test_a_reward_that_raises_leaves_its_completion_without_any(
@@ -596,40 +483,12 @@ def test_a_reward_that_raises_leaves_its_completion_without_any(
     assert printed == [f"train_grpo: warning: no reward for a completion of {PROBLEM.id}: {failure.message}"]
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (None, "returned None"),
-        (NAN, "returned nan"),
-        (math.inf, "returned inf"),
-        (10**400, "returned 1000"),
-        (-1e308, "is 1e+308 in magnitude"),
-    ],
-)
-def test_a_reward_that_is_no_finite_number_failed(score: Score, custom: Custom, value: Any, message: str) -> None:
-    """The message shows what was returned; only NaN is allowed for a completion without a verdict."""
-    name = custom(lambda *_: value)
-    (result,) = score("#### 7", reward__weights={name: 1.0})
-    assert result.failure is not None
-    assert f"reward {name} {message}" in result.failure.message
-    assert math.isnan(result.combined({name: 1.0})[0])
-    (result,) = score(WORKED, problem=UNREADABLE, reward__weights={name: 1.0})
-    assert (result.failure is None) is (message == "returned nan")
-
-
-@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit()])
-def test_a_reward_that_would_end_the_process_is_an_error(score: Score, custom: Custom, error: BaseException) -> None:
+def test_a_reward_that_would_end_the_process_is_an_error(score: Score, custom: Custom) -> None:
     """With an exit code of its own choice, a run without outputs would pass for a finished one."""
-    name = custom(_raise(error))
+    name = custom(_raise(SystemExit(0)))
     with pytest.raises(PipelineError) as caught:
         score("#### 7", reward__weights={name: 1.0})
     message = str(caught.value)
-    assert message.startswith(f"train_grpo.reward.weights.{name}: reward {name} raised {type(error).__name__}")
+    assert message.startswith(f"train_grpo.reward.weights.{name}: reward {name} raised SystemExit")
     assert PROBLEM.id in message
     assert "\n" not in message
-
-
-def test_ctrl_c_inside_a_reward_stops_the_run(score: Score, custom: Custom) -> None:
-    """It is no failure of the reward."""
-    with pytest.raises(KeyboardInterrupt):
-        score("#### 7", reward__weights={custom(_raise(KeyboardInterrupt())): 1.0})

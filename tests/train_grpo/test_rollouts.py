@@ -23,12 +23,12 @@ from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.monitoring import require_scorable
 from components.train_grpo.prefetched_rollouts import PrefetchedRollouts
 from components.train_grpo.prompts import Prompts
-from components.train_grpo.rollouts import Rollout, Rollouts, differs
+from components.train_grpo.rollouts import Rollout, Rollouts
 from components.train_grpo.scoring import Group, Scored
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.worker import build_trainer
 from tests import tiny
-from tests.train_grpo.groups import CHECKED, SHORTNESS, completion, graded, group, scored
+from tests.train_grpo.groups import SHORTNESS, completion, graded, scored
 from tests.train_grpo.own_weights import OwnWeights
 from tests.train_grpo.runs import in_processes
 from tests.train_grpo.settings import SERVERS, grpo_config
@@ -99,8 +99,7 @@ def test_a_rollout_has_a_group_of_completions_for_each_problem() -> None:
     assert {name: call[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 4, 20])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("rounds", "seed"), [(1, 0), (2, 1), (20, 2)])
 def test_zero_variance_groups_are_replaced_for_a_bounded_number_of_rounds(rounds: int, seed: int) -> None:
     """Each round asks for just what is missing; only groups that disagree are trained on, and never too many."""
     sampler = _Sampler(_sometimes)
@@ -140,17 +139,10 @@ class _Separate(Ranks):
 
 
 def test_every_process_round_and_step_has_random_numbers_of_its_own() -> None:
-    """No two of three processes sample with the same seed; the same rollout has the same seeds again."""
-    config = grpo_config(prompts__max_resampling_rounds=2)
-
-    def seeds(rank: int, name: str) -> list[int]:
-        sampler = _Sampler(lambda _: 0)
-        _rollouts(config, sampler, ranks=_Separate(rank, 3)).sample(name, version=0)
-        return [call["seed"] for call in sampler.calls]
-
-    every = [seed for rank in range(3) for step in (1, 2) for seed in seeds(rank, f"step {step}")]
-    assert len(every) == len(set(every)) == 3 * 2 * 3
-    assert seeds(2, "step 2") == every[-3:]
+    """No two of three processes sample with the same seed in any round of any step."""
+    every = [_rollouts(grpo_config(), None, ranks=_Separate(rank, 3)) for rank in range(3)]
+    seeds = {each._seed(f"step {step}", round_) for each in every for step in (1, 2) for round_ in range(3)}
+    assert len(seeds) == 3 * 2 * 3
 
 
 def test_the_problem_of_every_group_that_is_solved_is_left_out() -> None:
@@ -176,16 +168,6 @@ def test_the_problem_of_every_group_that_is_solved_is_left_out() -> None:
 # Groups and their rewards ---------------------------------------------------------------------------------------------
 
 
-def test_groups_are_compared_by_what_is_normalised() -> None:
-    """Opposite rewards cancel out in the sum; steps differ one by one."""
-    weights = {"accuracy": 1.0, "format": 1.0}
-    opposite = group(scored({"accuracy": [1], "format": [0]}), scored({"accuracy": [0], "format": [1]}))
-    assert not differs(grpo_config(reward__weights=weights), opposite)
-    process = grpo_config(reward__weights={CHECKED: 1.0}, reward__supervision="process")
-    assert differs(process, group(*(scored({CHECKED: [1, 0]}, ends=[1, 3]) for _ in range(2))))
-    assert not differs(process, group(scored({CHECKED: [1, 1]}, ends=[1, 3]), scored({CHECKED: [1]})))
-
-
 # Too much that cannot be scored ---------------------------------------------------------------------------------------
 
 FINE = scored({"accuracy": [0.0]}, verdict=Verdict.WRONG)
@@ -205,19 +187,12 @@ def _groups(*bad: Scored, size: int = 10) -> list[Group]:
     return [Group(tiny.PROBLEMS[0], row[: size // 2]), Group(tiny.PROBLEMS[1], row[size // 2 :])]
 
 
-@pytest.mark.parametrize(("limit", "allowed", "size"), [(0.0, 0, 10), (0.3, 3, 10), (0.99, 9, 10), (0.29, 29, 100)])
-def test_more_unscorable_completions_than_the_limit_stop_the_run(limit: float, allowed: int, size: int) -> None:
-    """The limit itself is allowed, without rounding (0.29 times 100 is a little less than 29); the error names it."""
-    config = grpo_config(reward__max_unscorable_fraction=limit)
-    require_scorable(config, _groups(*[_failed("a")] * allowed, size=size))
-    with pytest.raises(PipelineError) as error:
-        require_scorable(config, _groups(*[_failed("a")] * (allowed + 1), size=size))
-    assert f"{100 * (allowed + 1) // size}% of the {size} completions of a rollout are unscorable" in str(error.value)
-    assert f"train_grpo.reward.max_unscorable_fraction is {limit:g}" in str(error.value)
-
-
 def test_the_commonest_reasons_come_first_with_their_counts_and_an_example() -> None:
-    """Failures of one kind are counted together, whatever their details; three reasons are shown, in one line."""
+    """Failures of one kind are counted together; three reasons are shown. The limit itself is allowed, unrounded."""
+    config = grpo_config(reward__max_unscorable_fraction=0.29)
+    require_scorable(config, _groups(*[_failed("a")] * 29, size=100))  # 0.29 times 100 is a little less than 29
+    with pytest.raises(PipelineError, match=r"30% of the 100 completions .*max_unscorable_fraction is 0\.29"):
+        require_scorable(config, _groups(*[_failed("a")] * 30, size=100))
     slow, empty = Reason.TIME, Reason.NO_GOLD
     rare = _failed("rare", kind="reward mine:other returned no finite number")
     failed = [_failed("'a'"), _failed("'b'"), _failed("'c'")]
@@ -279,75 +254,59 @@ def _run(trainer: Trainer, *, steps_done: int = 0, after_step: Callable[[int], N
 def test_the_sampler_gets_the_weights_of_every_update(make: Make, tmp_path: Path, weights_by: WeightsBy) -> None:
     """Its log-probabilities are the trainer's; one copy is left in the folder, none if weights are sent directly."""
     lora = {"rank": 4, "alpha": 8.0, "targets": ["all-linear"]} if weights_by == "nccl" else None
-    trainer, engine = make(weights_by=weights_by, engine__lora=lora)
+    trainer, engine = make(weights_by=weights_by, engine__lora=lora, num_steps=2)
     _run(trainer)
-    assert engine.versions == engine.sampled_from == [0, 1, 2, 3]
+    assert engine.versions == engine.sampled_from == [0, 1]
     assert all((row["sampler_mismatch"] or 0.0) < 1e-5 for row in trainer.history.curves)
-    assert [path.name for path in (tmp_path / "weights").iterdir()] == (["3"] if weights_by == "folder" else [])
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == (["1"] if weights_by == "folder" else [])
 
 
 def test_completions_that_the_sampler_scores_differently_are_masked(make: Make) -> None:
     """Those that differ by rounding where the bound is below it, which changes what is learned; none above it."""
-    curves, weights = [], []
-    bounds: tuple[dict[str, float] | None, ...]
-    bounds = (None, {"low": math.exp(-10), "high": math.exp(10)}, {"low": 1 - 1e-12, "high": 1 + 1e-12})
-    for bound in bounds:
-        mask: dict[str, Any] | None = {"level": "geometric", **bound} if bound else None
+    curves = []
+    for low, high in ((math.exp(-10), math.exp(10)), (1 - 1e-12, 1 + 1e-12)):
+        mask = {"level": "geometric", "low": low, "high": high}
         trainer, _ = make(
-            sampler__vllm={"max_tokens": 64, "cache_gib": 0.1}, sampler__correction__mask=mask, num_steps=2
+            sampler__vllm={"max_tokens": 64, "cache_gib": 0.1},
+            sampler__correction__mask=mask,
+            num_steps=1,
+            warmup_steps=0,
         )
         _run(trainer)
-        curves.append(trainer.history.curves)
-        weights.append(trainer.checkpoint.model.state_dict())
-    assert ["masked_completion_fraction" in rows[0] for rows in curves] == [False, True, True]
-    assert [row["masked_completion_fraction"] for row in curves[1]] == [0.0, 0.0]
-    masked = [row["masked_completion_fraction"] or 0.0 for row in curves[2]]
-    assert min(masked) > 0.3, masked
-    assert curves[2][0]["gradient_norm"] != curves[1][0]["gradient_norm"]
-    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+        curves += trainer.history.curves
+    wide, narrow = curves
+    assert wide["masked_completion_fraction"] == 0.0
+    assert (narrow["masked_completion_fraction"] or 0.0) > 0.3
+    assert narrow["gradient_norm"] != wide["gradient_norm"]
 
 
-@pytest.mark.parametrize("zero_stage", [2, 3])
-def test_the_sampler_gets_the_adapters_of_every_update(make: Make, tmp_path: Path, zero_stage: int) -> None:
-    """Nothing else is written; with the weights of the start they are what is trained, sharded or not."""
+def test_the_sampler_gets_the_adapters_of_every_update(make: Make, tmp_path: Path) -> None:
+    """Nothing else is written; with the weights of the start they are what is trained, sharded as well."""
     lora = {"rank": 4, "alpha": 6.0, "targets": ["all-linear"]}
-    trainer, engine = make(synchronise="adapters", engine__lora=lora, engine__zero_stage=zero_stage)
+    trainer, engine = make(synchronise="adapters", engine__lora=lora, engine__zero_stage=3, num_steps=2)
     _run(trainer)
-    assert engine.versions == engine.sampled_from == [0, 1, 2, 3]
+    assert engine.versions == engine.sampled_from == [0, 1]
     assert all((row["sampler_mismatch"] or 0.0) < 1e-5 for row in trainer.history.curves)
-    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["3"]
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["1"]
 
 
-@pytest.mark.parametrize("weights_by", ["folder", "nccl"])
-def test_a_sampler_with_stale_weights_stops_the_run_after_the_first_step(make: Make, weights_by: WeightsBy) -> None:
-    """Before anything is sampled from them."""
-    trainer, engine = make(stale=True, weights_by=weights_by, learning_rate=1e-3, sampler__max_mismatch=1e-3)
-    with pytest.raises(StaleWeightsError, match="a copy received the trainer"):
+def test_a_sampler_with_stale_weights_stops_the_run_after_the_first_step(make: Make) -> None:
+    """Before anything is sampled from them, also where a step is too small for the bound on the mismatch."""
+    trainer, engine = make(stale=True, weights_by="nccl", learning_rate=1e-5, sampler__max_mismatch=0.1)
+    with pytest.raises(StaleWeightsError, match=r"a copy (still samples from|received the trainer)"):
         _run(trainer)
     assert len(trainer.history.curves) == 1
     assert engine.sampled_from == [0]
 
 
-def test_a_prefetched_rollout_is_one_update_old(make: Make) -> None:
-    """Never more, and what is learned from is what was sampled: the mismatch is an update's worth."""
-    trainer, engine = make(**OVERLAP)
-    _run(trainer)
-    assert engine.sampled_from == [0, 0, 1, 2]
-    mismatches = [row["sampler_mismatch"] or 0.0 for row in trainer.history.curves]
-    assert mismatches[0] < 1e-5
-    assert min(mismatches[1:]) > 1e-4
-    assert all(row["gradient_norm"] for row in trainer.history.curves)
-
-
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("servers", [SERVERS, None])
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("broken")])
-def test_any_error_while_prefetching_ends_the_run(error: BaseException, servers: Any) -> None:
+def test_any_error_while_prefetching_ends_the_run(servers: Any) -> None:
     """In the thread that samples, too, nobody waits for it forever."""
 
     class Sampler(_Sampler):
         def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
-            raise error
+            raise SystemExit(3)
 
         def update_weights(self, version: int) -> float:
             return 0.0
@@ -356,7 +315,7 @@ def test_any_error_while_prefetching_ends_the_run(error: BaseException, servers:
             pass
 
     rollouts = _rollouts(grpo_config(**{**OVERLAP, "sampler__servers": servers}), Sampler(lambda _: 1))
-    with pytest.raises(type(error)):
+    with pytest.raises((RuntimeError, SystemExit)):
         rollouts.of_step(1)
 
 
@@ -382,14 +341,10 @@ def test_weights_change_after_all_processes_have_prefetched() -> None:
     assert events[-2:] == ["the end of prefetching", "weights 1"]
 
 
-@pytest.mark.parametrize(
-    ("staleness", "sampled_from"), [(1, [0, 0, 1, 2, 3, 4, 5]), (2, [0, 0, 0, 2, 2, 4, 4]), (3, [0, 0, 0, 0, 3, 3, 3])]
-)
-def test_staleness_is_bounded_and_does_not_depend_on_where_is_sampled(
-    make: Make, staleness: int, sampled_from: list[int]
-) -> None:
+def test_staleness_is_bounded_and_does_not_depend_on_where_is_sampled(make: Make) -> None:
     """Each rollout is from the newest weights of every so many steps; servers change when it is sampled, not what."""
-    settings = {**OVERLAP, "sampler__max_staleness": staleness, "num_steps": 7}
+    sampled_from = [0, 0, 0, 2]
+    settings = {**OVERLAP, "sampler__max_staleness": 2, "num_steps": 4}
     rows = []
     for servers in (SERVERS, None):
         trainer, engine = make(**{**settings, "sampler__servers": servers})
@@ -400,30 +355,32 @@ def test_staleness_is_bounded_and_does_not_depend_on_where_is_sampled(
     assert rows[0] == rows[1]
     ages = [step - version for step, version in enumerate(sampled_from)]
     assert [row["staleness_mean"] for row in rows[0]] == [row["staleness_max"] for row in rows[0]] == ages
-    assert max(ages) == staleness
-    assert [row["groups_trained"] for row in rows[0]] == [3] * 7
+    mismatches = [row["sampler_mismatch"] or 0.0 for row in rows[0]]  # an update's worth for each
+    assert mismatches[0] < 1e-5
+    assert min(mismatches[1:]) > 1e-4
+    assert all(row["gradient_norm"] for row in rows[0])
 
 
 def test_servers_sample_a_segment_while_the_policy_learns(make: Make, tmp_path: Path) -> None:
     """Each from the newest weights, those of the step before; a resumed run goes on with the same completions."""
     saved: dict[str, Any] = {}
-    settings = {**OVERLAP, "sampler__max_staleness": 5, "sampler__segment_tokens": 4, "num_steps": 7}
+    settings = {**OVERLAP, "sampler__max_staleness": 5, "sampler__segment_tokens": 4, "num_steps": 5}
     straight, engine = make(**settings, learning_rate=1e-2)
 
     def save_state(step: int) -> None:
-        if step == 4:
+        if step == 3:
             save_file(straight.policy.state(), tmp_path / "policy.safetensors")
             saved.update(values=straight.state(), policy=tmp_path / "policy.safetensors")
 
     _run(straight, after_step=save_state)
     assert engine.sampled_from == sorted(engine.sampled_from)
-    assert list(dict.fromkeys(engine.sampled_from)) == [0, 1, 2, 3, 4, 5]
+    assert list(dict.fromkeys(engine.sampled_from)) == [0, 1, 2, 3]
     rows = straight.history.curves
-    assert 2 < max(row["staleness_max"] or 0 for row in rows) <= 5
+    assert 1 < max(row["staleness_max"] or 0 for row in rows) <= 5
     assert max(row["groups_in_flight"] or 0 for row in rows) > 3
     assert {row["stale_truncated_fraction"] for row in rows} <= {0, None}  # five segments of 4 tokens are enough for 16
     resumed, _ = make(**settings, learning_rate=1e-2, saved=type("Saved", (), saved))
-    _run(resumed, steps_done=4)
+    _run(resumed, steps_done=3)
     assert resumed.history.curves == rows
     pairs = zip(resumed.checkpoint.model.parameters(), straight.checkpoint.model.parameters(), strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
@@ -431,12 +388,12 @@ def test_servers_sample_a_segment_while_the_policy_learns(make: Make, tmp_path: 
 
 def test_validation_leaves_prefetched_rollouts_as_they_are(make: Make) -> None:
     """It waits for them, then samples from the newest weights, which are sent once."""
-    plain, _ = make(**OVERLAP)
+    plain, _ = make(**OVERLAP, num_steps=3)
     _run(plain)
-    validated, engine = make(**OVERLAP, validation={"every_steps": 2})
+    validated, engine = make(**OVERLAP, num_steps=3, validation={"every_steps": 2})
     _run(validated)
-    assert engine.versions == [0, 1, 2, 4]
-    assert engine.sampled_from == [0, 0, 0, 1, 2, 2, 4]  # validations are the first, the fifth and the last
+    assert engine.versions == [0, 1, 2, 3]
+    assert engine.sampled_from == [0, 0, 0, 1, 2, 3]  # validations are the first and the last two
     for row in validated.history.curves:
         row.pop("validation_accuracy")
     assert validated.history.curves == plain.history.curves

@@ -1,134 +1,42 @@
 """What a policy learns from trajectories: turns that it sampled, with the text of an environment between them."""
 
-import copy
 import functools
 import math
-import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import Mock, patch
+from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
-from torch.distributed import get_rank
-from transformers import PreTrainedModel
 
-from components.cluster.launch import run_ranks
 from components.environments.pool import Environments
 from components.grading.verifier import Grade, Submission, Verdict, Verifier
-from components.policy.checkpoint import Checkpoint
-from components.policy.engine import Policy
-from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
-from components.policy.parallel import SINGLE_PROCESS, init_ranks
-from components.rollout.sampler import Completion, Sampling, Turn, grade_completions
+from components.rollout.sampler import Completion, Turn, grade_completions
 from components.rollout.transformers_sampler import TransformersSampler
-from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Split
 from components.shared.tools import ToolsConfig
-from components.train_grpo import monitoring
-from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.metrics import completion_records, rollout_metrics, trajectory_metrics
 from components.train_grpo.monitoring import require_scorable
 from components.train_grpo.process_supervision import Step
+from components.train_grpo.records import completion_records
 from components.train_grpo.reward_examples import LabeledExample, examples_of
 from components.train_grpo.reward_model import RewardModel
-from components.train_grpo.rewards import answer_format, length, overlong
-from components.train_grpo.rollouts import Rollout, with_version
+from components.train_grpo.rewards import answer_format
+from components.train_grpo.rollouts import Rollout
 from components.train_grpo.scoring import Group, Scored, Scorer
-from components.train_grpo.update import Experience, make_experience, rollout_advantages, split_minibatches, update
-from components.train_grpo.validation import Validator
+from components.train_grpo.trajectories import trajectory_metrics
+from components.train_grpo.update import make_experience, rollout_advantages
 from components.train_grpo.worker import build_trainer
 from tests import tiny
-from tests.policy import plain
 from tests.rollout import acting as words
 from tests.train_grpo import acting
-from tests.train_grpo.groups import CHECKED, completion, grade, trajectory
+from tests.train_grpo.groups import completion, grade, trajectory
 from tests.train_grpo.runs import rows, run
 from tests.train_grpo.settings import grpo_config, reward_model_config
-from tests.train_grpo.test_update import TRAJECTORIES, exact_experience, exact_model, gradients_of
-from tests.train_grpo.written_out import plain_loss, plain_scores
-
-# The gradient, in one process and in two ------------------------------------------------------------------------------
-
-OBJECTIVES: dict[str, dict[str, Any]] = {
-    "sequence_mean": {},
-    "token_mean": {"loss__aggregation": "token_mean"},
-    "constant": {"loss__aggregation": "constant"},
-    "sequence ratio": {"loss__ratio": "sequence"},
-}
-
-
-ZERO_STAGES = {0: list(OBJECTIVES), 2: ["token_mean"], 3: ["sequence_mean", "constant"]}
-"""Objectives by which a step is taken under each stage of ZeRO."""
-
-
-def _config(name: str, num_processes: int, zero_stage: int = 0) -> TrainGRPOConfig:
-    changes = {"engine__num_processes": num_processes, "engine__max_gradient_norm": 1e6, **OBJECTIVES[name]}
-    fixed = {"prompts_per_step": 2, "group_size": 3, "loss__kl__coefficient": 0.5, "sampler__max_mismatch": 1.0}
-    return grpo_config(**fixed, engine__micro_batch_tokens=12, engine__zero_stage=zero_stage, **changes)
-
-
-def _experience() -> Experience:
-    """Return what the sampler and a reference said of trajectories, before the policy has scored them."""
-    experience = exact_experience("the paper's", TRAJECTORIES)
-    experience.old_logprobs_M = torch.full_like(experience.old_logprobs_M, torch.nan)
-    return experience
-
-
-def take_steps(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
-    """Take a step by each objective as a process of a training; leave the gradients and the losses in the folder."""
-    ranks = init_ranks(config.engine)
-    results = {}
-    for stage, name in ((stage, name) for stage, names in ZERO_STAGES.items() for name in names):
-        settings = _config(name, config.engine.num_processes, stage)
-        model = LogprobModel(copy.deepcopy(exact_model()).float(), temperature=1.0)
-        policy, experience = Policy(model, settings.engine), _experience()
-        minibatches = split_minibatches(settings, experience, ranks=ranks)
-        figures = update(settings, policy, minibatches, experience, learning_rate=1e-3)
-        # The optimizer's first moment is a tenth of its first gradient.
-        moments = {key.removesuffix("/exp_avg"): each for key, each in policy.state().items() if "/exp_avg" in key}
-        gradients = {key.removeprefix("model."): 10 * each for key, each in moments.items() if "/" not in key}
-        results[stage, name] = {"loss": figures["loss"], "gradients": gradients}
-    torch.save(results, folder / f"{get_rank()}.pt")
-    return {}
-
-
-def _expected(name: str) -> tuple[float, dict[str, Tensor]]:
-    """Return the written out loss of the policy that has just sampled, in float64, and its gradient."""
-    model, experience = copy.deepcopy(exact_model()), _experience()
-    with torch.no_grad():
-        experience.old_logprobs_M = torch.cat([plain_scores(model, sequence)[0] for sequence in TRAJECTORIES])
-    loss = plain_loss(_config(name, 1), experience, model)
-    loss.backward()
-    return float(loss.detach()), gradients_of(model)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_an_environments_tokens_have_no_part_in_the_gradient(tmp_path: Path, num_processes: int) -> None:
-    """Under every stage of ZeRO it is that of the objective over sampled tokens alone, in float64.
-
-    The optimizer has it in float32. That the parts of several processes add up in float64, test_update.py shows.
-    """
-    config = _config("sequence_mean", num_processes)
-    run_ranks(take_steps, config, {"folder": tmp_path}, num_processes=num_processes, work=tmp_path / "work", grace_s=30)
-    results = torch.load(tmp_path / "0.pt")
-    expected = {name: _expected(name) for name in OBJECTIVES}
-    for (stage, name), measured in results.items():
-        loss, gradients = expected[name]
-        assert measured["loss"] == pytest.approx(loss, rel=1e-5), (stage, name)
-        assert measured["gradients"].keys() == gradients.keys()
-        for key, gradient in gradients.items():
-            plain.assert_near(measured["gradients"][key].double(), gradient, 1e-5, f"ZeRO {stage}, {name}, {key}")
-
 
 # Rewards and steps ----------------------------------------------------------------------------------------------------
 
@@ -148,22 +56,11 @@ def _score(completions: list[Completion], **changes: Any) -> list[Scored]:
     return score([tiny.PROBLEMS[0]], [completions])[0].scored_G
 
 
-def test_an_environment_rewards_a_completion_with_the_sum_of_its_parts() -> None:
-    """Of all turns; a completion of one turn without any is worth 0."""
-    weights = {"accuracy": 1.0, "environment": 2.0}
-    several, one = _score([trajectory(ASKED, ANSWERED), completion()], reward__weights=weights)
-    assert several.rewards == {"accuracy": (1.0,), "environment": (1.25,)}
-    assert several.combined(weights) == (3.5,)
-    assert one.rewards == {"accuracy": (1.0,), "environment": (0.0,)}
-
-
 @pytest.mark.parametrize(
     ("first", "in_thought", "prompt", "last", "expected"),
     [
         ("3+5=8\n", False, "{question}\n", "#### 18", 1.0),
-        ("3+5=8\n", False, "{question}\n", "18", 0.0),
         ("#### 18\n", False, "{question}\n", "18", 0.0),
-        ("3+5=8\n", False, "<think> first. {question}\n", "#### 18", 0.0),
         ("<think>3+5=8</think>\n```calculator\n3+5\n```\n", False, "<think> first. {question}\n", "#### 18", 1.0),
         ("3+5=8</think>\n```calculator\n3+5\n```\n", True, "{question}\n<think>\n", "#### 18", 1.0),
         ("3+5=8\n```calculator\n3+5\n```\n", True, "{question}\n<think>\n", "#### 18", 0.0),
@@ -179,8 +76,10 @@ def test_the_format_of_a_trajectory_is_an_answer_at_its_end_and_a_thought_at_its
 
 
 def test_each_turn_may_be_a_step_with_its_own_rewards() -> None:
-    """It ends where the turn does; the last is worth what the completion is worth, too."""
+    """It ends where the turn does; the last is worth what the completion is worth, too. Else their sum is one."""
     weights = {"accuracy": 1.0, "environment": 2.0}
+    several, one = _score([trajectory(ASKED, ANSWERED), completion()], reward__weights=weights)
+    assert (several.combined(weights), one.combined(weights)) == ((3.5,), (1.0,))
     turn = {"reward__weights": weights, "reward__supervision": "turn"}
     several, one = _score([trajectory(ASKED, ANSWERED), completion()], **turn)
     assert [step.end for step in several.steps] == [3, 5]
@@ -191,14 +90,6 @@ def test_each_turn_may_be_a_step_with_its_own_rewards() -> None:
     config = grpo_config(**turn, advantage__estimator="mean_only")
     groups = [Group(tiny.PROBLEMS[0], [several, one])]
     assert rollout_advantages(config, groups).tolist() == pytest.approx([0.5] * 3 + [1.5] * 2 + [-0.5] * 3)
-
-
-def test_a_custom_reward_sees_the_turns() -> None:
-    """What the model wrote in each; not what the environment wrote."""
-    called = Turn(3, "```calculator\n3+5\n```\n", "8, says the calculator\n")
-    name = "tests.train_grpo.acting:num_calls"
-    (scored,) = _score([trajectory(called, called, ANSWERED)], reward__weights={name: 1.0})
-    assert scored.rewards == {name: (2.0,)}
 
 
 def test_a_trajectory_whose_environment_failed_has_no_reward_and_no_part_in_the_loss(
@@ -295,11 +186,10 @@ def test_parts_of_an_environments_reward_keep_their_columns() -> None:
     assert set(second) < set(many)
 
 
-@pytest.mark.parametrize("names", [("a.b", "a_b"), ("a.b", "a:b"), ("a:b", "a_b")])
-def test_parts_of_an_environments_reward_that_would_share_a_column_are_an_error(names: tuple[str, str]) -> None:
+def test_parts_of_an_environments_reward_that_would_share_a_column_are_an_error() -> None:
     """The error names both."""
-    with pytest.raises(PipelineError, match=rf"`({names[0]}|{names[1]})` .* `({names[0]}|{names[1]})` would share"):
-        _rewarded_parts(dict.fromkeys(names, 1.0))
+    with pytest.raises(PipelineError, match=r"`a_b` .* `a\.b` would share"):
+        _rewarded_parts({"a.b": 1.0, "a_b": 1.0})
 
 
 def test_the_record_of_a_trajectory_shows_its_turns() -> None:
@@ -317,121 +207,13 @@ def test_the_record_of_a_trajectory_shows_its_turns() -> None:
     assert [each["finished"] for each in (first, second)] == [True, False]
 
 
-# What counts tokens ---------------------------------------------------------------------------------------------------
-
-READ = TokenSequence((1, 2), (3, 4, 9, 9, 9, 9, 5, 6), ((2, 6),))
-"""Four sampled tokens, and four equal ones of an environment in between."""
-ACTED = Completion(READ, (-1.0,) * 4, "#### 18", finished=True)
-
-
-def _rollout(response: Completion) -> Rollout:
-    return Rollout([Group(tiny.PROBLEMS[0], _score([response]))], [], sampling_s=0.0, scoring_s=0.0)
-
-
-def _overlong(response: Completion) -> float:
-    buffer = {"reward__weights": {"overlong": 1.0}, "reward__overlong_buffer_tokens": 4}
-    config = grpo_config(sampling__max_new_tokens=6, **buffer)
-    return overlong(tiny.PROBLEMS[0], response, RIGHT, config=config)
-
-
-def _length_reward(response: Completion) -> float:
-    return length(tiny.PROBLEMS[0], [response, completion(6)], [RIGHT] * 2)[0]
-
-
-def _recorded_length(response: Completion) -> tuple[float, float]:
-    metrics = rollout_metrics(grpo_config(), _rollout(response), AnswerPolicy.DECLARED)
-    return metrics["completion_length_tokens"], metrics["completion_length_max_tokens"]
-
-
-def _versions(response: Completion) -> list[tuple[int, ...]]:
-    paused = replace(completion(1), versions=(2,))
-    return [with_version([[response]], 3, partial)[0][0].versions for partial in (None, [[paused]])]
-
-
-def _speed(response: Completion) -> float:
-    """Tokens per second of a step of two seconds."""
-    with (
-        patch.object(monitoring, "measure_matmul_flops", lambda *_: 1e12),
-        patch.object(monitoring, "time", Mock(monotonic=Mock(side_effect=[5.0, 7.0]))),
-    ):
-        timer = monitoring.StepTimer(grpo_config(), tiny.checkpoint())
-        timer.start()
-        return timer.row(1, _rollout(response), [], SINGLE_PROCESS)["tokens_per_s"]
-
-
-def _validated_length(response: Completion) -> float:
-    sampler = Mock(generate=lambda problems, sampling: [[response] for _ in problems])
-    settings = grpo_config(), tiny.PROBLEMS[:3], sampler, lambda problems, *_: [RIGHT] * len(problems)
-    measured = Validator(*settings, AnswerPolicy.DECLARED, SINGLE_PROCESS).measure(1)
-    return float(measured["completion_length_tokens"])
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [
-        (_overlong, -0.5),
-        (_length_reward, 0.5),
-        (_recorded_length, (4.0, 4)),
-        (_versions, [(3, 3, 3, 3), (2, 3, 3, 3)]),
-        (_speed, 2.0),
-        (_validated_length, 4.0),
-    ],
-)
-def test_what_counts_tokens_counts_the_sampled_ones(count: Callable[[Completion], Any], expected: Any) -> None:
-    """By hand; an environment's tokens between them change nothing."""
-    assert count(replace(ACTED, tokens=TokenSequence((1, 2), (3, 4, 5, 6)))) == expected
-    assert count(ACTED) == expected
-
-
 # From the sampler to the loss -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def actor() -> Checkpoint:
-    """A model that mostly calls a calculator before it answers."""
-    return acting.fitted(acting.CALCULATOR, acting.PROBLEMS, steps=20)
-
-
-def _with_own_attention(checkpoint: Checkpoint) -> PreTrainedModel:
-    """Return a copy of the model that computes one sequence at a time, as transformers does."""
-    model = copy.deepcopy(checkpoint.model)
-    model.set_attn_implementation("sdpa")
-    return model
-
-
-def test_a_sampled_trajectory_has_the_log_probabilities_that_it_was_sampled_with(actor: Checkpoint) -> None:
-    """Its tokens are the sampled ones, never tokenised again, with the observations in their places."""
-    assert actor.format.tools
-    with Environments(actor.format.tools) as environments:
-        sampling = Sampling(num_samples=4, temperature=1.0, max_new_tokens=40, seed=1, environments=environments)
-        groups = TransformersSampler(actor, 64).generate(acting.PROBLEMS, sampling)
-    completions = [each for group in groups for each in group]
-    assert sum(len(each.turns) > 1 for each in completions) > len(completions) / 2
-    for each in completions:
-        sequence, turns = each.tokens, each.turns
-        observed = [sequence.completion_ids[start:stop] for start, stop in sequence.environment]
-        read = [turn.observation for turn in turns if turn.observation]
-        assert observed == [actor.read_observation(text, ended=False).ids for text in read]
-        ends = [0, *(turn.end for turn in turns)]
-        of_turns = [sequence.sampled_ids[start:stop] for start, stop in pairwise(ends)]
-        assert [actor.decode(ids) for ids in of_turns] == [turn.text for turn in turns]
-        assert each.num_tokens == len(each.logprobs) == ends[-1]
-    sampled_M = torch.tensor([logprob for each in completions for logprob in each.logprobs], dtype=torch.float64)
-    sequences = [each.tokens for each in completions]
-    batches = tiny.batches(sequences, 300)
-    trained_M = completion_logprobs(LogprobModel(actor.model, temperature=1.0), batches, len(sampled_M))
-    with torch.no_grad():
-        model = _with_own_attention(actor)
-        plain_M = torch.cat([plain_scores(model, sequence)[0] for sequence in sequences])
-    torch.testing.assert_close(trained_M, plain_M, rtol=0, atol=1e-4)
-    torch.testing.assert_close(trained_M, sampled_M, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        {"reward__weights": {CHECKED: 1.0}, "reward__supervision": "process"},
         {"reward__weights": {"environment": 1.0}, "reward__supervision": "turn"},
         {
             "sampler__max_staleness": 1,
@@ -439,56 +221,34 @@ def test_a_sampled_trajectory_has_the_log_probabilities_that_it_was_sampled_with
             "sampler__max_mismatch": 1.0,
         },
     ],
-    ids=["outcome", "process", "turn", "a mask of completions"],
+    ids=["outcome", "turn", "a mask of completions"],
 )
-@pytest.mark.parametrize("questions", [["1+2" * 40, "1+2"], ["1+2" * 40, "3+3" * 40]], ids=["one of two", "all"])
 def test_completions_without_tokens_are_masked(
-    changes: dict[str, Any], questions: list[str], verify: Verifier, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any], verify: Verifier, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Their prompts fill the context, which is named once; the step learns from the others."""
     config = grpo_config(prompts_per_step=2, num_steps=1, warmup_steps=0, logged_completions_per_step=8, **changes)
     checkpoint = words.checkpoint()
-    problems = tiny.asked(questions)
+    problems = tiny.asked(["1+2" * 40, "1+2"])
     environments = cast(Environments, words.ActingEnvironments())
     sampler = TransformersSampler(checkpoint, 64)
     trainer = build_trainer(config, checkpoint, problems, verify, sampler, environments=environments)
     trainer.run(steps_done=0, after_step=lambda _: None)
     records = trainer.history.completions
     empty = [each for each in records if not each["num_tokens"]]
-    (row,) = trainer.history.curves
-    if questions[1] == "1+2":
-        assert [each["num_tokens"] > 0 for each in records] == [each["question"] == "1+2" for each in records]
-        assert len(empty) == 4
-        assert all((each["reward"], each["advantage"], each["finished"]) == (None, 0.0, False) for each in empty)
-    else:
-        assert (row["completion_length_tokens"], row["gradient_norm"]) == (0, 0)
+    assert [each["num_tokens"] > 0 for each in records] == [each["question"] == "1+2" for each in records]
+    assert len(empty) == 4
+    assert all((each["reward"], each["advantage"], each["finished"]) == (None, 0.0, False) for each in empty)
     assert capsys.readouterr().out.count("its prompt fills the context of the model") == 1
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-def _processes() -> list[int]:
-    """Return the processes of environments that this process has started."""
-    parent = str(os.getpid()).encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            arguments = path.read_bytes().split(b"\0")
-            if b"components.environments.worker:EnvironmentService" in arguments and parent in arguments:
-                found.append(int(path.parent.name))
-    return found
-
-
-@pytest.mark.parametrize(
-    "num_steps",
-    [
-        pytest.param(4, marks=pytest.mark.slow),
-        pytest.param(300, marks=[pytest.mark.long(minutes=6), pytest.mark.timeout(3600)]),
-    ],
-)
-def test_environments_that_crash_and_hang_cost_their_own_trajectories_alone(tmp_path: Path, num_steps: int) -> None:
-    """Every step is recorded with how many failed, the others are learned from, and no process is left."""
+@pytest.mark.slow
+def test_environments_that_crash_and_hang_cost_their_own_trajectories_alone(tmp_path: Path) -> None:
+    """Every step is recorded with how many failed, and the others are learned from."""
+    num_steps = 4
     reference = acting.write_reference(tmp_path / "reference", acting.FLAKY, acting.QUESTIONED, steps=25)
     held_out = [each.model_copy(update={"split": Split.DEV, "id": f"dev/{each.id}"}) for each in acting.QUESTIONED[:4]]
     run(
@@ -506,7 +266,6 @@ def test_environments_that_crash_and_hang_cost_their_own_trajectories_alone(tmp_
         reward__max_unscorable_fraction=1.0,
         validation={"every_steps": 2},
     )
-    assert _processes() == []
     curves, records = rows(tmp_path), rows(tmp_path, "completions")
     assert [row["step"] for row in curves] == list(range(1, num_steps + 1))
     assert all(row["gradient_norm"] > 0 for row in curves)

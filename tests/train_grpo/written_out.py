@@ -18,7 +18,13 @@ def is_sampled(sequence: TokenSequence) -> list[bool]:
 
 
 def plain_scores(model: PreTrainedModel, sequence: TokenSequence) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies of the sampled tokens, from the full logits of the sequence alone."""
+    """Return log-probabilities and entropies of the sampled tokens, from the full logits of each branch alone."""
+    parts = [_scores_of_branch(model, branch) for branch in sequence.branches]
+    logprobs, entropies = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    return logprobs, entropies
+
+
+def _scores_of_branch(model: PreTrainedModel, sequence: TokenSequence) -> tuple[Tensor, Tensor]:
     start = len(sequence.prompt_ids)
     logits_TV = model(torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]])).logits[0].double()
     logprobs_TV = torch.log_softmax(logits_TV, dim=-1)[start - 1 : -1]

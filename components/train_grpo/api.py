@@ -1,0 +1,56 @@
+"""Requests to an OpenAI-compatible server: the judge's, and a teacher's."""
+
+import os
+from typing import Any
+
+import urllib3
+
+from components.shared.errors import PipelineError, RetryableError
+
+RETRIES = urllib3.Retry(
+    4,
+    read=1,
+    backoff_factor=1.0,
+    status_forcelist=(429, 500, 502, 503, 504),
+    allowed_methods=None,
+    raise_on_status=False,
+)
+_REQUEST_S = 600.0
+"""Time for one request, which may wait in the server for others."""
+_SHOWN_CHARACTERS = 300
+
+
+class Api:
+    """One address of a server."""
+
+    def __init__(
+        self, url: str, key: str, key_variable: str | None, *, retries: urllib3.Retry, maxsize: int = 1
+    ) -> None:
+        """`key` of the params is named in errors; PipelineError where the environment has no `key_variable`."""
+        headers = {}
+        if key_variable:
+            if not os.environ.get(key_variable):
+                raise PipelineError(f"{key}: the environment has no {key_variable}")
+            headers["Authorization"] = f"Bearer {os.environ[key_variable]}"
+        self._url, self._where = url, f"{key}: {url}"
+        self._pool = urllib3.PoolManager(maxsize=maxsize, headers=headers, retries=retries, timeout=_REQUEST_S)
+
+    def post(self, body: dict[str, Any]) -> Any:
+        """Return the answer to a request as JSON.
+
+        Raises:
+            RetryableError: The server is overloaded, does not answer, or not in time.
+            PipelineError: It refuses the request, or answers with something else.
+        """
+        try:
+            answer = self._pool.request("POST", self._url, json=body)
+            if answer.status == 429 or answer.status >= 500:
+                raise RetryableError(f"{self._where} answers {answer.status}")
+            if answer.status != 200:
+                reason = " ".join(answer.data.decode(errors="replace").split())[:_SHOWN_CHARACTERS]
+                raise PipelineError(f"{self._where} answers {answer.status} ({reason})")
+            return answer.json()
+        except urllib3.exceptions.HTTPError as error:
+            raise RetryableError(f"{self._where}: {error}") from None
+        except ValueError:
+            raise PipelineError(f"{self._where} does not answer with JSON") from None

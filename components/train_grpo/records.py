@@ -1,0 +1,99 @@
+"""The records of a run: the rows of its steps, and completions to be read by people."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from components.policy.training import write_curves
+from components.shared import jsonl
+from components.shared.live import FIRST_ROLLOUT
+from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.scoring import Group
+
+Row = Mapping[str, float | None]
+"""The metrics of a step, None for what could not be measured, as JSON has no NaN."""
+
+
+@dataclass
+class History:
+    """The records of all steps of a run."""
+
+    curves: list[dict[str, float | None]] = field(default_factory=list)
+    completions: list[dict[str, Any]] = field(default_factory=list)
+    timings: list[dict[str, float]] = field(default_factory=list)
+    reward_model: list[dict[str, float | None]] = field(default_factory=list)
+    validation: list[dict[str, Any]] = field(default_factory=list)
+    first_rollout: list[str] = field(default_factory=list)
+    """Whether the policy can learn, judging by the first rollout."""
+
+    @property
+    def rows(self) -> list[dict[str, float | None]]:
+        """The metrics of each step with its timings."""
+        return [{**curve, **timing} for curve, timing in zip(self.curves, self.timings, strict=True)]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the last step, which has all that the steps before had."""
+        return list(self.curves[-1]) if self.curves else []
+
+    def of_step(self, step: int) -> tuple[dict[str, float | None], list[dict[str, Any]]]:
+        """Return the metrics and timings of the last step, and its completions."""
+        completions = takewhile(lambda each: each["step"] == step, reversed(self.completions))
+        return {**self.curves[-1], **self.timings[-1]}, list(completions)[::-1]
+
+    def write(self, training: Path, timings: Path) -> None:
+        """Write all records as JSON lines, and the curves as CSV too."""
+        write_curves(training, self.curves)
+        if self.validation:
+            jsonl.write_rows(training / "validation.jsonl", self.validation)
+        jsonl.write_rows(training / "completions.jsonl", self.completions)
+        (training / FIRST_ROLLOUT).write_text("".join(f"{line}\n" for line in self.first_rollout), encoding="utf-8")
+        if self.reward_model:
+            jsonl.write_rows(training / "reward_model.jsonl", self.reward_model)
+        jsonl.write_rows(timings / "timings.jsonl", self.timings)
+
+
+def row_of(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Return metrics with None for NaN."""
+    return {name: _or_none(value) for name, value in metrics.items()}
+
+
+def completion_records(
+    config: TrainGRPOConfig, groups: Sequence[Group], advantages_M: Tensor, *, step: int
+) -> Iterator[dict[str, Any]]:
+    """Yield the first completions of a rollout with their rewards, to be read by people."""
+    first = 0
+    samples = [(group.problem, number, scored) for group in groups for number, scored in enumerate(group.scored_G)]
+    for problem, number, scored in samples[: config.logged_completions_per_step]:
+        completion, grade = scored.completion, scored.grade
+        yield {
+            "step": step,
+            "id": problem.id,
+            "sample": number,
+            "question": problem.conversation,
+            "answer": problem.answer,
+            "completion": completion.text,
+            **({"turns": completion.turn_records()} if completion.turns else {}),
+            "extracted": grade.extracted,
+            "verdict": grade.verdict.value,
+            "reason": grade.reason.value,
+            "detail": grade.detail,
+            "num_tokens": completion.num_tokens,
+            "finished": completion.finished,
+            "reward": _or_none(sum(scored.combined(config.reward.weights_of(problem.source)))),
+            "rewards": {name: [_or_none(value) for value in values] for name, values in scored.rewards.items()},
+            "reward_failure": scored.failure.message if scored.failure else None,
+            **({"environment_failure": completion.failure} if completion.turns else {}),
+            # That of the first token, which every step of the completion adds to.
+            "advantage": float(advantages_M[first]) if completion.num_tokens else 0.0,
+        }
+        first += completion.num_tokens
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
