@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ class Plan:
             self.history.cluster.preempt(jobs[0]["metadata"]["name"], self.draw.choice([20, 300]))
 
     def _outage(self) -> None:
-        fault = self.draw.choice([{"status": 503}, {"drop": BEFORE}, {"status": 429, "retry_after_s": 5}])
+        fault: dict[str, Any] = self.draw.choice([{"status": 503}, {"drop": BEFORE}, {"status": 429, "retry_after_s": 5}])
         self.history.outage(self.draw.choice([20, 76, 300, 580, 800]), **fault)
 
     def _strike(self) -> None:
