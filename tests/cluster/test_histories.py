@@ -97,7 +97,8 @@ class Plan:
             self.history.cluster.preempt(jobs[0]["metadata"]["name"], self.draw.choice([20, 300]))
 
     def _outage(self) -> None:
-        fault: dict[str, Any] = self.draw.choice([{"status": 503}, {"drop": BEFORE}, {"status": 429, "retry_after_s": 5}])
+        faults: list[dict[str, Any]] = [{"status": 503}, {"drop": BEFORE}, {"status": 429, "retry_after_s": 5}]
+        fault = self.draw.choice(faults)
         self.history.outage(self.draw.choice([20, 76, 300, 580, 800]), **fault)
 
     def _strike(self) -> None:
