@@ -72,6 +72,15 @@ class _Command(argparse.ArgumentParser):
         return known, unknown
 
 
+class _Version(argparse.Action):
+    """Prints the version, which is looked up only then, as that is slow."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib import metadata
+
+        parser.exit(message=f"{parser.prog} {metadata.version('grpo-pipeline')}\n")
+
+
 def _add(commands: Any, name: str, function: str, summary: str, *shared: argparse.ArgumentParser, **more: Any) -> Any:
     """Add a command that calls `package.module:function` with its options, and return its `add_argument`.
 
@@ -109,17 +118,30 @@ _ONE_MODEL = _option("model", metavar="MODEL", help=_MODEL)
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="grpo-pipeline", description="Post-train a language model with GRPO.")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version and exit"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Command)
 
     option = _add(commands, "run", "pipelines.run.local:run", "run the whole pipeline on this machine", _SETTINGS)
     option("--params", type=Path, help="params file (default: params.yaml)")
     option("--resume", metavar="RUN", help=f"resume a stopped or failed run with its params: {_RUN}")
-    option("--from", dest="start", default="", metavar="STAGE", help="recompute this stage and those after it")
+    option(
+        "--from",
+        dest="start",
+        default="",
+        metavar="STAGE",
+        help="recompute this stage, such as train_grpo, and those after it",
+    )
     option("--fresh", action="store_true", help="recompute every stage; reuse nothing from earlier runs")
     option("--dry-run", action="store_true", help="check everything, say which stages would run and why, run nothing")
     option("--containers", action="store_true", help="run each stage in its image (podman or docker)")
-    option("--name", default="", help="name of the run, after its start time (default: the name of its params file)")
-    option("--note", default="", metavar="TEXT", help="purpose of the run, shown by `runs list` and the index")
+    option(
+        "--name",
+        default="",
+        help="what follows the start time in the run's name (default: the name of its params file)",
+    )
+    option("--note", default="", metavar="TEXT", help="purpose of the run, shown by `runs list` and outputs/index.html")
     option("--tag", dest="tags", action="append", default=[], help="word to find the run by; may be repeated")
 
     _add_runs(commands)

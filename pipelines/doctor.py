@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from components.shared.environment import available_cores
 from components.shared.errors import PipelineError
+from components.shared.libraries import missing_libraries
 
 if TYPE_CHECKING:
     from components.preflight.config import Params
@@ -81,7 +82,7 @@ def slow_here(params: "Params") -> str:
         return ""
     remedy = "; set engine.precision: bf16 and zero_stage: 2, which this processor has instructions for" if fast else ""
     return (
-        f"{params.train_sft.model.base}: trains {shape.num_parameters / 1e6:,.0f} M parameters without a GPU, slowly"
+        f"{params.train_sft.model.base}: training {shape.num_parameters / 1e6:,.0f} M parameters without a GPU is slow"
         f"{remedy if precision == 'fp32' else ''}"
     )
 
@@ -93,7 +94,7 @@ def _has_fast_bf16() -> bool:
 
 def doctor(params: Path | None) -> int:
     """Print the findings about this machine and a run on it; return 2 if one of them is an error."""
-    checks = [_machine, _disk, _gpu_and_torch, _imports, _lock, _tools, _sandbox, _hub]
+    checks = [_machine, _disk, _gpu_and_torch, _imports, _libraries, _lock, _tools, _sandbox, _hub]
     checks += [partial(_run, params)] if params else []
     failed = False
     for finding in (finding for check in checks for finding in check()):
@@ -102,6 +103,12 @@ def doctor(params: Path | None) -> int:
             print(f"{'':<23}{finding.remedy}", flush=True)
         failed = failed or finding.state == "error"
     return PipelineError.exit_code if failed else 0
+
+
+def _libraries() -> Iterator[Finding]:
+    for name, file in (missing_libraries() if shutil.which("ldd") else {}).items():
+        remedy = "install the system package that contains it, such as libnuma1 for libnuma.so.1"
+        yield Finding("libraries", "warning", f"{file} needs {name}, which is missing", remedy)
 
 
 def _judged(name: str, text: str, is_wrong: bool, remedy: str, state: State = "warning") -> Finding:
@@ -113,8 +120,8 @@ def _machine() -> Iterator[Finding]:
     yield Finding("python", "ok", f"{platform.python_version()} on {sys.platform}")
     cores, busy = available_cores(), os.getloadavg()[0]
     bf16 = "with" if _has_fast_bf16() else "without"
-    text = f"{cores} cores {bf16} instructions for bf16, {busy:.1f} of them busy in the last minute"
-    remedy = "training on CPUs takes about twice as long beside other work"
+    text = f"{cores} cores {bf16} instructions for bf16; load {busy:.1f} in the last minute"
+    remedy = "other programs use the cores: until they end, training takes about twice as long"
     yield _judged("cores", text, busy > _BUSY_FRACTION * cores, remedy)
     path = Path("/proc/meminfo")
     if path.is_file():
@@ -144,7 +151,7 @@ def _gpu_and_torch() -> Iterator[Finding]:
         remedy = "another process holds its memory: `nvidia-smi` names it"
         yield _judged("gpu", text, int(used) >= 0.1 * int(total), remedy)
     if not gpus:
-        yield Finding("gpu", "ok", "none (nvidia-smi finds no GPU): models of a few million parameters can be trained")
+        yield Finding("gpu", "ok", "none (nvidia-smi finds no GPU): only small models can be trained here")
     yield _torch(gpus)
 
 
@@ -203,7 +210,7 @@ def _sandbox() -> Iterator[Finding]:
 
     try:
         require_sandbox()
-        yield Finding("sandbox", "ok", "code of answers can be run in it")
+        yield Finding("sandbox", "ok", "works: the code in a model's answer can be run safely")
     except PipelineError as error:
         yield Finding("sandbox", "warning", str(error), "only data sources with code to run (mbpp) need it")
 
@@ -220,7 +227,7 @@ def _hub() -> Iterator[Finding]:
         answers = True
     except OSError:
         answers = False
-    remedy = "use models and datasets in folders, or set HTTPS_PROXY, SSL_CERT_FILE or HF_ENDPOINT"
+    remedy = "use models and datasets from local folders, or set HTTPS_PROXY, SSL_CERT_FILE or HF_ENDPOINT"
     text = f"{constants.ENDPOINT} {f'answers, {token}' if answers else 'cannot be reached'}"
     yield _judged("hub", text, not answers, remedy)
 

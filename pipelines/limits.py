@@ -57,9 +57,9 @@ def limits(params: Path) -> None:
         prepare(config.prepare_data, problems=folder)
         problems = [problem for split in splits_in(folder) for problem in read_problems(folder, split)]
     print(f"\n{first_prompt(config, problems)}")
-    lengths = measure(config, problems)
-    reads = "" if context is None else f", which reads {context:,} tokens"
-    print(f"\nby the tokenizer of {model.base}{reads}\n\n{table(lengths)}\n")
+    lengths = lengths_by_source(config, problems)
+    reads = "" if context is None else f" (context: {context:,} tokens)"
+    print(f"\nCounted with the tokenizer of {model.base}{reads}:\n\n{table(lengths)}\n")
     if defect := ungradable(problems, model.answer):
         print(f"warning: {defect}\n")
     values = proposals(config, lengths, context)
@@ -77,15 +77,16 @@ def first_prompt(params: Params, problems: Sequence[Problem]) -> str:
     return f"the prompt of {first.id}, as the model reads it:\n\n{text}\n\nand the expected answer: {first.answer}"
 
 
-def measure(params: Params, problems: Sequence[Problem]) -> dict[str, Lengths]:
-    """Return the lengths of problems by source."""
+def lengths_by_source(params: Params, problems: Sequence[Problem]) -> dict[str, Lengths]:
+    """Return the lengths of problems in tokens, by source."""
     lengths: dict[str, Lengths] = {}
-    for problem, prompt, solution in zip(problems, *token_lengths(params.train_sft.model, problems), strict=True):
+    tokens = token_lengths(params.train_sft.model, problems)
+    for problem, prompt_tokens, solution_tokens in zip(problems, *tokens, strict=True):
         of_source = lengths.setdefault(problem.source, Lengths([], [], []))
-        of_source.prompts.append(prompt)
+        of_source.prompts.append(prompt_tokens)
         if problem.split == Split.TRAIN and problem.solution:
-            of_source.solutions.append(solution)
-            of_source.examples.append(prompt + solution + 1)
+            of_source.solutions.append(solution_tokens)
+            of_source.examples.append(prompt_tokens + solution_tokens + 1)  # and the end token
     return lengths
 
 
@@ -151,10 +152,11 @@ def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
             place = place.setdefault(parent, {})
         place[name] = value
         now: Any = reduce(getattr, key.split("."), params)
-        remarks.setdefault(f"{name}: {value}", []).append("" if now == value else f"  # instead of {now}")
+        remarks.setdefault(f"{name}: {value}", []).append("  # as now" if now == value else f"  # instead of {now}")
     text = yaml.safe_dump(nested, sort_keys=False)
     lines = [line + (remarks[line.strip()].pop(0) if line.strip() in remarks else "") for line in text.splitlines()]
-    return "\n".join([f"# Limits that no problem exceeds, by `grpo-pipeline limits --params {path}`", *lines]) + "\n"
+    heading = f"# Limits that no problem exceeds, and room for completions; put them into {path}:"
+    return "\n".join([heading, *lines]) + "\n"
 
 
 def _quantile(tokens: Sequence[int], fraction: float) -> int:

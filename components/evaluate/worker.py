@@ -71,19 +71,20 @@ class Evaluator:
                 graded = self._answer(*batch)
                 _write_whole(path, graded)
                 records += graded
-                self._show(bar, batch[1], graded, records)
+                self._show(bar, graded, records)
         order = {problem.id: index for index, problem in enumerate(problems)}
         return sorted(records, key=lambda record: (order[record["id"]], record["sample"]))
 
-    def _show(self, bar: Progress, sampling: Sampling, graded: Sequence[Record], records: Sequence[Record]) -> None:
-        """Advance the bar by the records of a batch, with the accuracy of all records like them."""
+    def _show(self, bar: Progress, graded: Sequence[Record], records: Sequence[Record]) -> None:
+        """Advance the bar by the records of a batch, with the shares of right greedy and sampled answers."""
         num_tokens = sum(record["num_tokens"] for record in graded)
-        alike = [record for record in records if (record["sample"] == 0) == (sampling.temperature == 0)]
+        right: dict[str, list[bool]] = {}
+        for record in records:
+            right.setdefault("sampled" if record["sample"] else "greedy", []).append(record["verdict"] == "right")
         bar.advance(
             len(graded),
             model=self.name,
-            decoding=f"T={sampling.temperature:g}" if sampling.temperature else "greedy",
-            accuracy=fmean(record["verdict"] == "right" for record in alike),
+            **{name: fmean(each) for name, each in right.items()},
             length=num_tokens / len(graded),
             tokens_per_s=bar.rate(num_tokens),
         )

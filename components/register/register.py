@@ -122,7 +122,7 @@ STAGE = Stage(
     config=RegisterConfig,
     inputs={**_INPUTS, "report": "report/report"},
     outputs=("registration",),
-    never_reused="writes to the registry",
+    never_reused="always, as it writes to the registry",
 )
 
 

@@ -356,7 +356,7 @@ def _ensure_repository(folder: Path, workspace: Workspace) -> None:
         for key, value in ((_VIEW, "true"), ("receive.denyCurrentBranch", "ignore")):
             workspace.git("-C", str(new), "config", key, value)
         new.rename(folder)
-        say("register", f"{folder.resolve()}: a new registry, with no version yet")
+        say("register", f"created the registry {folder.resolve()}")
 
 
 def _clone(location: str, origin: str, workspace: Workspace) -> Registry:

@@ -119,7 +119,7 @@ STAGE = Stage(
         "validation": "validate_data/validation",
     },
     outputs=("report",),
-    never_reused="reads the registry",
+    never_reused="always, as the registry that it reads may have changed",
 )
 
 

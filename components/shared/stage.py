@@ -74,7 +74,7 @@ class Stage:
     image: str = LIGHT
     """Container image that it runs in."""
     never_reused: str = ""
-    """Why it runs even if nothing has changed: `reads the registry`; empty if its results can be reused."""
+    """Why it runs even if nothing has changed; empty if its results can be reused."""
     has_work: bool = False
     """Whether the function takes a folder `work` for checkpoints, which outlives a failed or killed run."""
     materials: Callable[[Any, Mapping[str, Path]], Mapping[str, Material]] = lambda config, outputs: {}

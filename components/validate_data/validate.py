@@ -53,7 +53,8 @@ def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dic
         is_long = any(outcome.name == "prompt_length" for outcome in rejected)
         remedy = "; `grpo-pipeline limits` proposes limits that fit" if is_long else ""
         raise DataRejectedError(f"{_describe(rejected[0])}{also}; {PAGE} has the details{remedy}")
-    say("validate_data", f"{len(frame):,} problems, all critical expectations met")
+    which = "critical" if missed["warning"] or missed["info"] else f"{len(outcomes)}"
+    say("validate_data", f"{len(frame):,} problems, all {which} expectations met")
     return {
         "expectations": float(len(outcomes)),
         **{f"{split}_rows": float(number) for split, number in result["rows"].items()},

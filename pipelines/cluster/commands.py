@@ -27,7 +27,8 @@ _INTERRUPTED = 130
 
 def add_commands(commands: Any) -> None:
     """Add the commands to those of `grpo-pipeline`."""
-    run: dict[str, Any] = {"metavar": "RUN", "help": "id or name, its beginning, or a schedule's name: its newest run"}
+    of_run = "id or name of a run, or the beginning of either; or the name of a schedule, for its newest run"
+    run: dict[str, Any] = {"metavar": "RUN", "help": of_run}
     command = _add(commands, "publish", _publish, "upload the graph, for runs from Kubeflow's page")
     command.add_argument("--params", type=Path, metavar="FILE", default=PARAMS, help="initial values of the run form")
     command.add_argument("--local-images", action="store_true", help="accept images that no registry has")

@@ -288,10 +288,10 @@ def _is_over(run: Any, stage: Stage, pod: str) -> bool:
 
 def _events(kubeflow: Kubeflow, pod: str) -> list[dict[str, Any]]:
     """Return the events of a pod, which outlive it by up to an hour; none where they cannot be had."""
-    with suppress(PipelineError, ValueError, KeyError):
+    with suppress(PipelineError, ValueError, KeyError):  # a refusal is text, not JSON
         try:
-            text = _ask_ui(kubeflow, "/k8s/pod/events", pod)[1]
-        except NotFoundError:
+            _, text = _ask_ui(kubeflow, "/k8s/pod/events", pod)
+        except NotFoundError:  # the address is not that of a UI server
             about = {"field_selector": f"involvedObject.name={pod}"}
             text = _ask_kubernetes(kubeflow, lambda api: api.list_namespaced_event, **about) or ""
         return [each for each in json.loads(text)["items"] if "message" in each]
@@ -332,12 +332,15 @@ def _log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
 
 
 def _log_of_pod(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
+    """Return what a pod has printed, from the UI server or else from Argo's archive; None where neither has it."""
     # The day is part of the archive's path on some installations.
     query = {"runid": run.run_id, "createdat": run.created_at.strftime("%Y-%m-%d")}
     status, text = _ask_ui(kubeflow, "/k8s/pod/logs", pod, **query)
-    # The server reports a log that breaks off with a line at its end, under status 200.
+    # Where a log breaks off, the server still answers 200, and appends a line that says so.
     printed, marker, _ = text.partition(_NO_LOG)
-    return printed if status == 200 and (printed or not marker) else _archived_log(kubeflow, run, stage, pod)
+    if status == 200 and (printed or not marker):
+        return printed
+    return _archived_log(kubeflow, run, stage, pod)
 
 
 def _archived_log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:

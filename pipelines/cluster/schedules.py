@@ -48,14 +48,14 @@ def listed(kubeflow: Kubeflow) -> list[str]:
 def apply(
     kubeflow: Kubeflow,
     name: str,
-    times: str,
+    cron: str,
     package: "Package",
     parameters: Any,
     about: str,
     experiment: str,
     account: str | None,
 ) -> tuple[str, list[Any]]:
-    """Create or update the named schedule; return what that took, and unfinished runs of the previous one.
+    """Create or update the named schedule; return what was done, and unfinished runs of the schedules it replaces.
 
     One that another release of Kubeflow compiled is created again. A schedule cannot be changed in Kubeflow: a new one
     is created, and then the old one is removed. Where a run of it is unfinished, the old one is left disabled, and the
@@ -63,16 +63,16 @@ def apply(
     """
     from components.shared import lineage
 
-    digest = lineage.value_digest([times, package.digest, parameters, experiment, account])
+    digest = lineage.value_digest([cron, package.digest, parameters, experiment, account])
     known = _named(kubeflow, name)
     if not all(map(_digest, known)):
         raise PipelineError(f"{name}: grpo-pipeline did not create the schedule of this name; choose another name")
     equal = [each for each in known if _digest(each) == digest]
-    same = next((each for each in equal if not _is_outdated(kubeflow, each)), None)
-    outcome = "changed" if known else "created"
-    if equal and same is None:
-        outcome = f"created again, compiled by Kubeflow Pipelines {kubeflow.version}"
-    if same is None:
+    kept = next((each for each in equal if not _is_outdated(kubeflow, each)), None)
+    if kept is None:
+        outcome = "changed" if known else "created"
+        if equal:
+            outcome = f"created again, compiled by Kubeflow Pipelines {kubeflow.version}"
         with redirect_stdout(io.StringIO()):  # the client prints an address
             experiment_id = kubeflow.client.create_experiment(
                 experiment, namespace=kubeflow.user_namespace
@@ -80,20 +80,24 @@ def apply(
         kubeflow.client.create_recurring_run(
             experiment_id,
             name,
-            description=_description(about, times, kubeflow.version, digest),
-            cron_expression=times,
+            description=_description(about, cron, kubeflow.version, digest),
+            cron_expression=cron,
             max_concurrency=1,
             no_catchup=True,  # of all times that were missed only the latest is caught up
             params=parameters,
             pipeline_package_path=str(package.path),
             service_account=account,
         )
-    elif same.status == _ENABLED:
+    elif kept.status == _ENABLED:
         outcome = "unchanged"
     else:
-        kubeflow.client.enable_recurring_run(same.recurring_run_id)
+        kubeflow.client.enable_recurring_run(kept.recurring_run_id)
         outcome = "enabled again, and at once if a time passed while it was disabled"
-    return outcome, [run for each in known if each is not same for run in _retire(kubeflow, each)]
+    unfinished = []
+    for each in known:
+        if each is not kept:
+            unfinished += _retire(kubeflow, each)
+    return outcome, unfinished
 
 
 def remove(kubeflow: Kubeflow, name: str, *, now: bool = False) -> Iterator[str]:

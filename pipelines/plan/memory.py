@@ -113,12 +113,12 @@ def layer_bytes_per_token(run: Run) -> int:
 def _buffers(run: Run) -> float:
     """Return the bytes of collectives, gathered weights and gradients at the peak of the backward pass.
 
-    The peak is at its start, in the output layer, or later, in a layer, with the bucket of gradients under ZeRO 1 and
-    2. ZeRO 3 has this bucket, gathered and prefetched weights all the time.
+    The peak is in the output layer, where the pass starts, or in a layer, with the bucket of gradients under ZeRO 1 and
+    2. ZeRO 3 has this bucket and gathered weights all the time; prefetched ones count where they take more.
     """
     shape, size, num_tokens = run.shape, run.element_bytes, run.tokens_at_once
-    rows = min(num_tokens, max(_MIN_CHUNK_ROWS, _CHUNK_ELEMENTS // shape.vocabulary_size))
-    rows = num_tokens if run.padded else rows
+    chunk = min(num_tokens, max(_MIN_CHUNK_ROWS, _CHUNK_ELEMENTS // shape.vocabulary_size))
+    rows = num_tokens if run.padded else chunk  # whose logits exist at once
     # The output layer: its gradient, two chunks of logits, and the gradient of the hidden states.
     head = float(4 * shape.head_weights + 2 * 4 * rows * shape.vocabulary_size + num_tokens * shape.hidden_size * size)
     # A layer: gradients of the widest tensors of its MLP; with checkpointing its activations, too.
@@ -134,33 +134,35 @@ def _buffers(run: Run) -> float:
 
 
 def _sampler(run: Run) -> dict[str, float]:
-    """Return the bytes of the sampler's weights, cache and logits, and of what ZeRO 3 gathers to update them."""
+    """Return the bytes of the sampler's process, weights, cache and logits, and of what ZeRO 3 gathers for it."""
+    # Completions that a GPU samples at once.
     rows = min(-(-run.prompts // run.num_trainers), max(1, run.max_batch_size // run.group_size)) * run.group_size
     if run.sampler == "vllm":
         rows = min(rows, run.max_batch_size)
-    # Every completion may reach its limit; vLLM then lets some wait, so that mean lengths are enough.
-    capacity = run.mean_completion_tokens
-    if run.sampler == "transformers":
+    capacity = run.mean_completion_tokens  # enough for vLLM, which lets some completions wait
+    if run.sampler == "transformers":  # every completion may reach its limit
         capacity = _FIRST_CAPACITY
         while capacity < run.completion_tokens:
             capacity *= 2
     tokens = rows // run.group_size * run.prompt_tokens + rows * capacity  # the prompt of a group once
     cache = run.cache_bytes or tokens * run.shape.kv_bytes_per_token(run.element_bytes)
     gathered = _unsharded(run) if run.zero_stage == 3 else 0.0
-    vllm, apart = _unsharded(run) / run.tensor_parallel, run.num_servers > 0
+    vllm_weights = _unsharded(run) / run.tensor_parallel
+    has_servers = run.num_server_gpus > 0  # which sample on GPUs of their own
     # Logits in fp32, the same over the temperature, and their exponentials.
     sampling = 3.0 * 4 * rows * run.shape.vocabulary_size
     engine = 0.0
     if run.sampler == "vllm":
         engine = _CONTEXT_BYTES + (_GRAPH_BYTES if run.compiled else 0.0)
+        # Or the activations of a prefill, where they take more.
         width = 3 * run.shape.intermediate_size + 4 * run.shape.hidden_size
         sampling = max(sampling, float(_PREFILL_TOKENS * width * run.element_bytes))
     return {
         "engine": engine,
         # An unsharded copy beside the shards of ZeRO 3, where transformers samples.
-        "sampler_weights": {"vllm": vllm, "transformers": gathered}.get(run.sampler, 0.0),
-        "kv_cache": 0.0 if apart else cache / run.tensor_parallel,
-        "sampling": 0.0 if apart else sampling,
+        "sampler_weights": {"vllm": vllm_weights, "transformers": gathered}.get(run.sampler, 0.0),
+        "kv_cache": 0.0 if has_servers else cache / run.tensor_parallel,
+        "sampling": 0.0 if has_servers else sampling,
         "gathered": gathered,
     }
 
@@ -171,7 +173,7 @@ def fits(run: Run, gpu: Gpu) -> bool:
         return False
     # A server holds the weights, and a cache for at least one completion.
     cache = max(run.longest * run.shape.kv_bytes_per_token(run.element_bytes), run.cache_bytes)
-    return not run.num_servers or (_unsharded(run) + cache) / run.tensor_parallel <= gpu.usable_bytes
+    return not run.num_server_gpus or (_unsharded(run) + cache) / run.tensor_parallel <= gpu.usable_bytes
 
 
 class _Change(NamedTuple):
@@ -183,15 +185,16 @@ class _Change(NamedTuple):
     values: dict[str, Any]
 
 
-def smallest_change(run: Run, gpu: Gpu) -> str | None:
-    """Return the cheapest change that makes a run fit, as keys of the params file; None if no change does."""
-    combinations = [list(filter(None, choice)) for choice in product(*([None, *options] for options in _options(run)))]
+def cheapest_changes(run: Run, gpu: Gpu) -> str | None:
+    """Return the cheapest changes that make a run fit: keys of `train_grpo`, or else enough GPUs; None if none do."""
+    choices = product(*([None, *options] for options in _options(run)))  # of each key one change or none
+    combinations = [[each for each in choice if each] for choice in choices]
     for changes in sorted(combinations, key=lambda changes: (sum(each.cost for each in changes), len(changes))):
         changed = replace(run, **{name: value for each in changes for name, value in each.values.items()})
         if changed.zero_stage >= _MIN_ZERO_STAGE[changed.offload] and fits(changed, gpu):
             return ", ".join(each.text for each in changes)
     num_gpus = 2 * run.num_gpus
-    while num_gpus <= min(_MAX_GPUS, run.prompts):
+    while num_gpus <= min(_MAX_GPUS, run.prompts):  # each GPU needs a prompt
         if fits(replace(run, num_gpus=num_gpus), gpu):
             return f"--gpus {num_gpus}"
         num_gpus *= 2
@@ -207,7 +210,7 @@ def _options(run: Run) -> list[list[_Change]]:
     samplers = [_change("sampling.max_batch_size", size, 2 + i / 10) for i, size in enumerate(sizes)]
     samplers.append(_Change("sampler.vllm", 3.5, {"sampler": "vllm"}))
     if servers := run.num_gpus // 2:
-        values = {"sampler": "vllm_server", "num_servers": servers}
+        values = {"sampler": "vllm_server", "num_server_gpus": servers}
         samplers.append(_Change(f"sampler.servers on {servers} of the GPUs", 5, values))
     stages = range(run.zero_stage + 1, 3 if run.quantised else 4)
     references = [_change("reference", "sharded", 1.5), _change("reference", "offloaded", 3.0)]

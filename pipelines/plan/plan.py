@@ -8,7 +8,7 @@ from components.shared.errors import PipelineError
 from pipelines.plan.counted import CountedShape
 from pipelines.plan.hardware import GIB, Gpu
 from pipelines.plan.hardware import gpu as named
-from pipelines.plan.memory import fits, memory_of, peak, smallest_change
+from pipelines.plan.memory import cheapest_changes, fits, memory_of, peak
 from pipelines.plan.run import Run, run_of
 from pipelines.plan.step_time import EFFICIENCY, StepTime, step_time
 from pipelines.tables import aligned
@@ -21,8 +21,8 @@ _LABELS = {
     "sampler_weights": "sampler's weights",
     "kv_cache": "KV cache",
     "sampling": "logits while sampling",
-    "update_peak": "peak of the update",
-    "sampling_peak": "peak while sampling",
+    "update_peak": "sum at the peak of the update",
+    "sampling_peak": "sum at the peak of sampling",
 }
 """Names that the table shows for parts."""
 
@@ -40,9 +40,14 @@ def plan(params: Path, gpus: int, gpu: str, completion_tokens: float | None) -> 
         *([_counted(run.shape)] if isinstance(run.shape, CountedShape) else []),
         _memory(run, device),
         _verdict(run, device),
-        _time(run, step_time(run, device), config.train_grpo.num_steps),
-        f"Times are for completions of {run.mean_completion_tokens:,.0f} tokens on average (--completion-tokens), "
-        f"the longest of {run.completion_tokens:,},\nand prompts of {run.mean_prompt_tokens:,.0f}. "
+        _time(
+            run,
+            step_time(run, device),
+            config.train_grpo.num_steps,
+            would="" if fits(run, device) else ", if it fitted",
+        ),
+        f"Times assume completions of {run.mean_completion_tokens:,.0f} tokens on average (--completion-tokens) and "
+        f"{run.completion_tokens:,} at most,\nand prompts of {run.mean_prompt_tokens:,.0f}. "
         "docs/explanation/planning.md lists the assumptions; docs/scaling.md compares plans with published runs.",
     ]
     print("\n\n".join(parts))
@@ -78,33 +83,32 @@ def _memory(run: Run, gpu: Gpu) -> str:
     for name in by_stage[0]:
         if name != "gathered" and any(memory[name] for memory in by_stage.values()):  # a moment of the peak
             rows.append([_LABELS.get(name, name), *(_gib(memory[name]) for memory in by_stage.values())])
-    fit = ("yes" if peak(memory) <= gpu.usable_bytes else "no" for memory in by_stage.values())
-    rows.append([f"fits into {_gib(gpu.usable_bytes)}", *fit])
-    note = "\n* as in the params file"
+    fit = ["yes" if peak(memory) <= gpu.usable_bytes else "no" for memory in by_stage.values()]
     if run.element_bytes == 2:
-        note += "; bf16 needs ZeRO 2 or 3, where gradients are summed in fp32"
-    return aligned(rows, left=1) + note
+        fit[:2] = ["fp32 only"] * 2  # only ZeRO 2 and 3 sum the gradients of bf16 in fp32
+    rows.append([f"fits into {_gib(gpu.usable_bytes)}", *fit])
+    return f"{aligned(rows, left=1)}\n* as in the params file; the driver and fragments take the rest of the card"
 
 
 def _verdict(run: Run, gpu: Gpu) -> str:
-    figures = f"{_gib(peak(memory_of(run)))} of {_gib(gpu.usable_bytes)} usable GiB"
+    needed, usable = _gib(peak(memory_of(run))), _gib(gpu.usable_bytes)
     if fits(run, gpu):
-        return f"Fits: {figures}."
-    change = smallest_change(run, gpu)
-    remedy = f"the smallest change that makes it fit: {change}" if change else "no change of its settings makes it fit"
-    return f"Does not fit: {figures}; {remedy}."
+        return f"Fits: {needed} of {usable} usable GiB."
+    changes = cheapest_changes(run, gpu)
+    remedy = f"What makes it fit and costs least, below train_grpo: {changes}" if changes else "No setting makes it fit"
+    return f"Does not fit: it needs {needed} GiB, and {usable} are usable.\n{remedy}."
 
 
-def _time(run: Run, time: StepTime, num_steps: int) -> str:
+def _time(run: Run, time: StepTime, num_steps: int, *, would: str) -> str:
     """Return a table of the phases of a step, and the hours of all steps."""
-    rows = [["Time of a step", "s"], *([phase, f"{seconds:.1f}"] for phase, seconds in time.phases.items())]
+    rows = [[f"Time of a step{would}", "s"], *([phase, f"{seconds:.1f}"] for phase, seconds in time.phases.items())]
     rows.append(["step" + ", overlapped" * time.overlap, f"{time.total:.1f}"])
     rate, hours = run.completions * run.mean_completion_tokens / time.total, num_steps * time.total / 3600
     return (
         f"{aligned(rows, left=1)}\n"
-        f"{rate:,.0f} completion tokens per second; {num_steps:,} steps take {hours:,.1f} hours\n"
-        f"This is {EFFICIENCY:.0%} of the roofline of arithmetic and memory. Published steps of other trainers took\n"
-        "0.7 to 1.5 times as long; models below a billion parameters take longer, as they wait for operations."
+        f"{rate:,.0f} completion tokens per second of the whole step; {num_steps:,} steps take {hours:,.1f} hours\n"
+        f"GPUs are assumed to reach {EFFICIENCY:.0%} of their peak arithmetic and bandwidth. Published steps of\n"
+        "other trainers took 0.7 to 1.5 times as long; models below a billion parameters take longer still."
     )
 
 

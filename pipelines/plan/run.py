@@ -58,7 +58,7 @@ class Run:
     sampler: Literal["transformers", "vllm", "vllm_server"]
     max_batch_size: int
     """Completions at once on a GPU; with vLLM and a given `cache_bytes` those that fit the cache."""
-    num_servers: int = 0
+    num_server_gpus: int = 0
     """GPUs that only sample; 0 if all GPUs sample and train."""
     tensor_parallel: int = 1
     cache_bytes: float = 0.0
@@ -81,7 +81,7 @@ class Run:
     @property
     def num_trainers(self) -> int:
         """GPUs that hold the policy and update it."""
-        return self.num_gpus - self.num_servers
+        return self.num_gpus - self.num_server_gpus
 
     @property
     def tokens_at_once(self) -> int:
@@ -96,9 +96,11 @@ class Run:
         """Parameters that have gradients and optimizer state."""
         if not self.lora_rank:
             return self.shape.num_parameters
-        sizes = self.shape.projections
-        targets = sizes if ALL_LINEAR in self.lora_targets else self.lora_targets
-        return self.shape.num_layers * self.lora_rank * sum(sum(sizes[name]) for name in targets if name in sizes)
+        matrices = self.shape.projections
+        targets = tuple(matrices) if ALL_LINEAR in self.lora_targets else self.lora_targets
+        # An adapter has rank x (inputs + outputs) parameters.
+        ends = sum(sum(matrices[name]) for name in targets if name in matrices)
+        return self.shape.num_layers * self.lora_rank * ends
 
 
 def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, *, engine_sequences: int = 256) -> Run:
@@ -112,13 +114,16 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         raise PipelineError(
             f"--completion-tokens {mean_completion_tokens:g}: from 1 to sampling.max_new_tokens, {limit}, is accepted"
         )
-    devices = sampler.servers and (sampler.servers.devices or ["0"] * sampler.servers.num_servers)
-    num_servers = sum(len(each.split(",")) for each in devices or [])
-    if num_servers >= num_gpus:
+    servers = sampler.servers
+    # Lists of GPUs such as "4,5"; a server whose GPUs are not named takes one.
+    devices = (servers.devices or ["0"] * servers.num_servers) if servers else []
+    gpus_of_servers = [len(each.split(",")) for each in devices]
+    num_server_gpus = sum(gpus_of_servers)
+    if num_server_gpus >= num_gpus:
         raise PipelineError(
-            f"--gpus {num_gpus}: sampler.servers takes {num_servers} of them and leaves none to train on"
+            f"--gpus {num_gpus}: sampler.servers takes {num_server_gpus} of them and leaves none to train on"
         )
-    vllm = sampler.servers or sampler.vllm
+    vllm = servers or sampler.vllm
     model = params.train_sft.model
     file = None if model.scratch else config_file(local_model(model.base))
     is_known = not file or not file.is_file() or jsonl.read_json(file).get("model_type") in FAMILIES
@@ -149,8 +154,8 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         reward_model=config.reward.model is not None,
         sampler="vllm_server" if sampler.servers else "vllm" if vllm else "transformers",
         max_batch_size=engine_sequences if vllm else config.sampling.max_batch_size,
-        num_servers=num_servers,
-        tensor_parallel=len(devices[0].split(",")) if devices else 1,
+        num_server_gpus=num_server_gpus,
+        tensor_parallel=gpus_of_servers[0] if gpus_of_servers else 1,
         cache_bytes=vllm.cache_gib * GIB if vllm else 0.0,
         compiled=vllm.compile if vllm else True,
         overlap=sampler.samples_ahead,

@@ -60,7 +60,7 @@ def _busiest(run: Run, num_parts: float, prompts: int) -> float:
 def _sampling_s(run: Run, gpu: Gpu, rate: float) -> float:
     """Return the seconds of decoding, which reads all weights and the caches of running completions for each token."""
     shape, group = run.shape, run.group_size if run.shared_prompts else 1
-    rows = _busiest(run, (run.num_servers or run.num_gpus) / run.tensor_parallel, run.prompts)
+    rows = _busiest(run, (run.num_server_gpus or run.num_gpus) / run.tensor_parallel, run.prompts)
     tokens, weights = rows * run.mean_completion_tokens, shape.layer_weights + shape.head_weights
     # On average half of a completion is cached; long ones count more.
     cached = run.mean_prompt_tokens / group + (run.mean_completion_tokens + run.completion_tokens) / 4

@@ -13,7 +13,7 @@ from pipelines.run.history import Run
 from pipelines.run.screen import duration
 from pipelines.run.stages import declared
 
-_NEVER_FINISHED = "no earlier run of this file has finished it"
+_NEVER_FINISHED = "no earlier run of this params file has finished it"
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,10 @@ def _expected(
 
 
 def _difference(stage: Stage, work: Fingerprint, known: Collection[str | None], *, unknown: str = "") -> str:
-    """Return how the work differs from the latest of a known run; `unknown` if only its inputs may differ."""
+    """Return how the work differs from the latest that a known run has finished, or `unknown` where it does not.
+
+    Inputs that are yet to be made are not in `work`, and are taken to be the same.
+    """
     for before, results in records(stage.name):
         if any(each.run in known for each in results):
             inputs = {**before["inputs"], **work["inputs"]}

@@ -47,7 +47,7 @@ def list_runs(text: str, *, as_json: bool) -> None:
     elif not every:
         print(f"{OUTPUTS / 'runs'} has no {f'run that says {text!r}' if text else 'runs'}")
     else:
-        header = ("run", "state", *MODELS.values(), "gate", "version", "size", "freed by rm", "note")
+        header = ("run", "state", *MODELS.values(), "gate", "version", "size", "freed by `runs rm`", "note")
         rows = [
             (
                 each["name"],
@@ -85,10 +85,11 @@ def show(run: str, *, as_json: bool) -> None:
     print(f"{shown.name}: {shown.state}{gate}{', ' + facts['version'] if facts['version'] else ''}")
     for stage in shown.stages.values():
         print_labelled(stage.name, _told(stage))
-    print_labelled("note", [_note(facts)])
+    if _note(facts):
+        print_labelled("note", [_note(facts)])
     print_labelled("accuracy", _accuracies(shown))
-    print_labelled("set keys", own_keys(shown.folder / PARAMS))
-    print_labelled("disk", [f"{decimal(facts['bytes'])}, of which rm frees {decimal(facts['bytes_freed'])}"])
+    print_labelled("params set", own_keys(shown.folder / PARAMS))
+    print_labelled("disk", [f"{decimal(facts['bytes'])}; `runs rm` frees {decimal(facts['bytes_freed'])}"])
     print_labelled("files", _files(shown).values())
 
 

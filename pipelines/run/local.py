@@ -165,7 +165,11 @@ def _show_expected(expected: Sequence[Expectation], screen: Screen, *, every: bo
         screen.show(f"[{expected.index(each) + 1}/{len(expected)}] {each.stage:<14}{each}")
     if every:
         seconds = [each.seconds for each in computed]
-        known = "no estimate: no run like it" if None in seconds else f"about {duration(sum(filter(None, seconds)))}"
+        known = (
+            "no time estimate: no earlier run is comparable"
+            if None in seconds
+            else f"about {duration(sum(filter(None, seconds)))}"
+        )
         screen.show(f"{len(computed)} of {len(expected)} stages would run ({known}); nothing was run", Style.DIM)
 
 
@@ -226,7 +230,7 @@ def _execute(
         except SystemExit:
             screen.draw([])
             if tracker.running in TRAININGS:
-                saves = f"ends its step and saves a checkpoint (at most {grace_s:g} s)"
+                saves = f"finishes its step and saves a checkpoint, within {grace_s:g} s"
                 screen.show(f"stopping: {tracker.running} {saves}", Style.DIM)
             raise
 

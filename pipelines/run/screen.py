@@ -79,7 +79,7 @@ class Screen:
 
     def error(self, text: str, *more: str) -> None:
         """Write an error in one line, and more lines about its cause, on standard error."""
-        self.draw([])
+        self.draw([])  # removes the changing lines
         self._write(self._error, f"{INDENT}error: {text}", Style.RED)
         for line in more:
             self._write(self._error, f"{INDENT}{line}")

@@ -89,8 +89,8 @@ def test_a_second_run_takes_what_is_unchanged(smoke_run: FinishedRun, tmp_path: 
     assert again.exit_code == 0, again.printed + again.errors
     assert again.printed.count(f"      unchanged: from {smoke_run.folder.resolve().name}\n") == len(BEFORE)
     other = Project(tmp_path / "again").pipeline("run", "--dry-run", "--set", "prepare_data.seed=9").printed
-    assert "[3/7] train_sft     runs: no earlier run of this file has finished it\n" in other
-    assert "stages would run (no estimate: no run like it); nothing was run" in other
+    assert "[3/7] train_sft     runs: no earlier run of this params file has finished it\n" in other
+    assert "stages would run (no time estimate: no earlier run is comparable); nothing was run" in other
     for stage in BEFORE:
         for name, folder in again.outputs[stage].items():
             for path in filter(Path.is_file, folder.rglob("*")):
@@ -136,7 +136,7 @@ def test_ctrl_c_leaves_a_checkpoint_of_what_was_trained(tmp_path: Path) -> None:
     expected = project.pipeline("run", "--resume", name[1], "--dry-run").printed.splitlines()
     assert expected[0] == f"[1/7] prepare_data  unchanged: from {name[1]}"
     goes_on = f"goes on after step {step} of 100000"
-    assert expected[2] == f"[3/7] train_sft     runs: no earlier run of this file has finished it; {goes_on}"
+    assert expected[2] == f"[3/7] train_sft     runs: no earlier run of this params file has finished it; {goes_on}"
 
 
 @pytest.mark.long(minutes=8)

@@ -8,7 +8,7 @@ import pytest
 from components.preflight.config import Params, contradictions, load_params
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
-from pipelines.limits import Lengths, first_prompt, measure, overlay, proposals, table
+from pipelines.limits import Lengths, first_prompt, lengths_by_source, overlay, proposals, table
 from pipelines.requirements import missing_here
 from tests import chat_model, tiny
 from tests.presets import preset, write_params
@@ -28,7 +28,7 @@ def test_lengths_are_measured_by_source_with_the_chat_template(tmp_path: Path) -
     folder = chat_model.write(tmp_path)
     params = _params(model={"base": str(folder), "chat": {"system": "Add."}, "prompts": {"code": "Code: {question}"}})
     problems = [tiny.problem(1), tiny.problem(2, source="code", solution=""), tiny.problem(3, split=Split.TEST)]
-    lengths = measure(params, problems)
+    lengths = lengths_by_source(params, problems)
     user = "<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
     encode = chat_model.tokenizer().encode
     assert lengths["code"] == Lengths([len(encode(user.format(f"Code: {problems[1].question}")))], [], [])
@@ -114,7 +114,7 @@ def test_what_is_printed_is_a_part_of_a_params_file_that_removes_every_complaint
     assert [line.split(":")[0] for line in complaints] == [*limits, "validate_data.max_prompt_tokens"]
     assert "is 8, and 20 of the first 20 prompts have up to" in complaints[-1]
     problems = [problem for source in params.prepare_data.sources for problem in source.problems(1)]  # type: ignore[union-attr]
-    text = overlay(params, proposals(params, measure(params, problems), 512), tmp_path)
+    text = overlay(params, proposals(params, lengths_by_source(params, problems), 512), tmp_path)
     assert "max_prompt_tokens: " in text
     assert "# instead of 8" in text
     write_params(tmp_path / "base.yaml", params.model_dump(mode="json"))

@@ -135,11 +135,11 @@ def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert rows["weights"] == ["12.9", "12.9", "12.9", "1.6"]
     assert rows["gradients"] == ["25.7", "25.7", "3.2", "3.2"]
     assert rows["optimizer"] == ["77.2", "9.7", "9.7", "9.7"]
-    assert rows["fits into 72.7"] == ["no", "no", "no", "no"]  # 92 % of what the device reports
+    assert rows["fits into 72.7"] == ["fp32", "only", "fp32", "only", "no", "no"]  # 92 % of what the device reports
     text = "\n".join(lines)
-    assert "72.7 usable GiB; the smallest change that makes it fit: sampling.max_batch_size: 64." in text
-    assert " completion tokens per second; 900 steps take " in text
-    assert "This is 40% of the roofline of arithmetic and memory." in text
+    assert "72.7 are usable.\nWhat makes it fit and costs least, below train_grpo: sampling.max_batch_size: 64." in text
+    assert "Time of a step, if it fitted" in text
+    assert " completion tokens per second of the whole step; 900 steps take " in text
     overlay = tmp_path / "changed.yaml"
     overlay.write_text(f"extends: {DEEPSEEK}\ntrain_grpo: {{sampling: {{max_batch_size: 64}}}}\n")
     assert _plan(params=overlay) == 0
@@ -163,7 +163,7 @@ def test_vllm_is_planned_as_configured(
     params = Params.model_validate(changed)
     run = run_of(params, 8, None)
     assert run.sampler == ("vllm_server" if num_servers else "vllm")
-    assert (run.num_servers, run.tensor_parallel) == (num_servers, tensor_parallel)
+    assert (run.num_server_gpus, run.tensor_parallel) == (num_servers, tensor_parallel)
     assert (run.cache_bytes, run.num_trainers) == (20 * GIB, 8 - num_servers)
     if num_servers:
         with pytest.raises(PipelineError, match=f"sampler.servers takes {num_servers} of them and leaves none"):

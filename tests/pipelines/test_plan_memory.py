@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from components.shared.model_shape import KNOWN_MODELS, ModelShape
 from pipelines.plan.hardware import gpu
-from pipelines.plan.memory import STATES, _options, fits, memory_of, peak, smallest_change
+from pipelines.plan.memory import STATES, _options, cheapest_changes, fits, memory_of, peak
 from pipelines.plan.run import Run
 from tests.pipelines.planned import NUM_PARAMETERS, run
 from tests.presets import ROOT
@@ -91,7 +91,7 @@ def test_quantised_matrices_take_four_bits_and_their_scales() -> None:
 def test_the_sampler_has_its_copy_of_the_weights() -> None:
     """Under ZeRO 3 an unsharded one all the time; vLLM's only while it is awake; servers' are elsewhere."""
     sharded, vllm = memory_of(run(zero_stage=3)), memory_of(run(zero_stage=3, sampler="vllm"))
-    apart = memory_of(run(zero_stage=3, sampler="vllm_server", num_servers=2))
+    apart = memory_of(run(zero_stage=3, sampler="vllm_server", num_server_gpus=2))
     assert memory_of(run())["sampler_weights"] == 0
     assert sharded["sampler_weights"] == vllm["sampler_weights"] == near(WHOLE)
     # What a sleeping engine keeps: its context and its graphs, half a GiB and one.
@@ -183,7 +183,7 @@ def test_the_cheapest_change_that_fits_is_named(num_gpus: int, changes: dict[str
     """Not just any that makes it fit."""
     planned = run(num_gpus, **{"max_batch_size": 64, **changes})
     assert not fits(planned, H100)
-    assert smallest_change(planned, H100) == change
+    assert cheapest_changes(planned, H100) == change
     assert fits(run(zero_stage=3, max_batch_size=64), H100)
 
 
@@ -192,16 +192,16 @@ def test_more_gpus_are_the_last_resort() -> None:
     large = {"zero_stage": 3, "offload": "optimizer", "reference": "none", "max_batch_size": 64, "sampler": "vllm"}
     large |= {"micro_batch_tokens": 2048, "shape": KNOWN_MODELS["qwen2.5-32b"]}
     # The sampler's copy and the gathered weights are 61 GiB each: of the policy a sixteenth has room beside them.
-    assert smallest_change(run(8, **large), H200) == "--gpus 16"
-    assert smallest_change(run(8, prompts=8, **large), H200) is None
+    assert cheapest_changes(run(8, **large), H200) == "--gpus 16"
+    assert cheapest_changes(run(8, prompts=8, **large), H200) is None
     # 72 billion parameters on one GPU of 44 GiB.
-    assert smallest_change(run(1, shape=KNOWN_MODELS["qwen2.5-72b"], prompts=1), gpu("l40s")) is None
+    assert cheapest_changes(run(1, shape=KNOWN_MODELS["qwen2.5-72b"], prompts=1), gpu("l40s")) is None
 
 
 def test_servers_need_memory_for_weights_and_a_completion() -> None:
     """61 GiB, and 10 or 13 GiB for 41,024 or 51,024 tokens."""
     apart = run(64, shape=KNOWN_MODELS["qwen2.5-32b"], zero_stage=3, reference="none", offload="all")
-    apart = replace(apart, sampler="vllm_server", num_servers=32)
+    apart = replace(apart, sampler="vllm_server", num_server_gpus=32)
     longer = replace(apart, completion_tokens=50_000)
     assert peak(memory_of(longer)) < A100.usable_bytes
     assert fits(replace(apart, completion_tokens=40_000), A100)

@@ -13,7 +13,7 @@ def test_a_second_request_to_stop_is_told_from_the_first_one_sent_twice(
     monkeypatch: pytest.MonkeyPatch, number: int, same_s: float, expected: list[str]
 ) -> None:
     """As `timeout` sends it to a command and to its group; afterwards signals mean what they meant before."""
-    monkeypatch.setattr(shutdown, "_SAME_S", same_s)
+    monkeypatch.setattr(shutdown, "_ONE_REQUEST_S", same_s)
     calls: list[str] = []
     before = signal.getsignal(number)
     with on_stop_signal(lambda: calls.append("first"), lambda: calls.append("again")):
@@ -28,7 +28,7 @@ def test_a_second_request_ends_a_run_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], launched: bool, expected: list[int]
 ) -> None:
     """But for a rank, which is told by its launcher and by the terminal, and ends with the launcher."""
-    monkeypatch.setattr(shutdown, "_SAME_S", 0.0)
+    monkeypatch.setattr(shutdown, "_ONE_REQUEST_S", 0.0)
     monkeypatch.delenv("RANK", raising=False)
     if launched:
         monkeypatch.setenv("RANK", "1")
