@@ -14,7 +14,9 @@ from components.rollout.vllm.verification import (
 
 GENERATOR = torch.Generator().manual_seed(3)
 WEIGHT_OI = torch.randn(6, 8, generator=GENERATOR)
-LOGPROBS_M = -2 * torch.rand(100, dtype=torch.float64, generator=GENERATOR)
+NEW_M = -2 * torch.rand(100, dtype=torch.float64, generator=GENERATOR)
+STEP_M = 1e-4 * torch.randn(100, dtype=torch.float64, generator=GENERATOR)
+NOISE_M = torch.randn(100, dtype=torch.float64, generator=GENERATOR)
 
 
 def _loaded(tensor: Tensor, offset: int, size: list[int], stride: list[int], dtype: str = "float32") -> LoadedWeights:
@@ -70,9 +72,35 @@ def test_other_weights_are_reported_by_name() -> None:
             verify_weights(sent, held, name="vLLM")
 
 
+def _verify_logprobs(sampler_M: Tensor, old_M: Tensor | None = None) -> None:
+    verify_logprobs(sampler_M, NEW_M, old_M, max_mismatch=0.01, name="vLLM at http://x")
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-4, 5e-3])
+def test_log_probabilities_of_the_new_weights_pass(noise: float) -> None:
+    """Whatever the rounding, below or far above what a step moves; also where a step moved nothing."""
+    _verify_logprobs(NEW_M + noise * NOISE_M, NEW_M + STEP_M)
+    _verify_logprobs(NEW_M + noise * NOISE_M, NEW_M)
+    _verify_logprobs(NEW_M + noise * NOISE_M)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rounding_that_happens_to_point_to_the_old_weights_passes(sign: int) -> None:
+    """Rounding fifty times a step lies beyond the old weights one way or the other: only its correlation tells."""
+    rounding_M = sign * 5e-3 * NOISE_M
+    assert abs(float(rounding_M @ STEP_M)) > float(STEP_M @ STEP_M), "rounding has to reach that far"
+    _verify_logprobs(NEW_M + rounding_M, NEW_M + STEP_M)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 5e-5, 1e-4])
+def test_weights_from_before_a_small_step_are_detected(noise: float) -> None:
+    """Though they differ by a hundredth of the allowed mismatch, and rounding is as large as the step."""
+    with pytest.raises(StaleWeightsError, match="http://x still samples from the weights before the last update"):
+        _verify_logprobs(NEW_M + STEP_M + noise * NOISE_M, NEW_M + STEP_M)
+
+
 @pytest.mark.parametrize("difference", [0.02, float("nan"), float("inf")])
 def test_other_weights_are_detected_by_their_log_probabilities(difference: float) -> None:
-    """By the mismatch, and where it is not a number; rounding passes."""
-    verify_logprobs(LOGPROBS_M + 0.009, LOGPROBS_M, max_mismatch=0.01, name="vLLM at http://x")
-    with pytest.raises(StaleWeightsError, match=r"http://x .*max_mismatch = 0\.01"):
-        verify_logprobs(LOGPROBS_M + difference, LOGPROBS_M, max_mismatch=0.01, name="vLLM at http://x")
+    """By the mismatch, and where it is not a number."""
+    with pytest.raises(StaleWeightsError, match=r"max_mismatch = 0\.01"):
+        _verify_logprobs(NEW_M + difference)

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from components.environments.pool import Answer
 from components.policy.checkpoint import Checkpoint, save
@@ -148,6 +149,7 @@ class VllmSampler:
         self.engine, self._checkpoint, self._folder = engine, checkpoint, folder
         self._temperature, self._max_mismatch = temperature, max_mismatch
         self._version: int | None = None
+        self._logprobs_M: Tensor | None = None
         self.sleep, self.close = engine.sleep, engine.close
 
     def generate(
@@ -211,7 +213,8 @@ class VllmSampler:
     def _verify(self) -> None:
         """Compare the log-probabilities of the probes, as the engine and as the trainer computes them."""
         num_tokens = sum(len(probe.completion_ids) for probe in self._probes)
-        trainer_M = completion_logprobs(self._policy, self._batches, num_tokens).cpu()
+        new_M = completion_logprobs(self._policy, self._batches, num_tokens).cpu()
         for name, logprobs in self.engine.score(self._probes, self._temperature).items():
             sampler_M = torch.tensor([logprob for each in logprobs for logprob in each], dtype=torch.float64)
-            verify_logprobs(sampler_M, trainer_M, max_mismatch=self._max_mismatch, name=name)
+            verify_logprobs(sampler_M, new_M, self._logprobs_M, max_mismatch=self._max_mismatch, name=name)
+        self._logprobs_M = new_M
