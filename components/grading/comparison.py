@@ -16,13 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
-from components.grading.expression import (
-    UnreadableError,
-    exact_value,
-    parse_expression,
-    same_rational_function,
-    variables,
-)
+from components.grading.expression import UnreadableError, exact_value, parse_expression, variables
 from components.grading.parsing import Answer, Kind, Structure, exact_parts, is_integer, is_name, parse, parse_structure
 from components.grading.quantities import Number
 from components.grading.regions import ascending, parse_region
@@ -168,10 +162,9 @@ def _equals_decimal(latex: str, decimal: Number) -> bool:
 
 
 def _same_value(latex: str, other: str) -> bool:
-    with suppress(UnreadableError):
-        same = same_rational_function(parse_expression(latex), parse_expression(other))
-        if same is not None:
-            return same
+    numbers = [_exact_number(each) for each in (latex, other)]
+    if numbers[0] and numbers[1]:
+        return numbers[0].value == numbers[1].value
     from components.grading.algebra import same_value
 
     return same_value(latex, other)
