@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,7 +23,10 @@ from components.shared.problem import Problem, Split
 if TYPE_CHECKING:
     from components.grading.verifier import Verifier
 
+T = TypeVar("T")
 _MAX_EXCERPT = 40
+MAX_DRAWS = 20_000
+"""Random draws without a new problem after which the problems count as exhausted."""
 _NAME = re.compile(r"\w[\w.-]*")
 _PUBLISHED = {
     ("gsm8k", Split.TRAIN): 7473,
@@ -238,6 +241,15 @@ class BuiltIn(Config):
     def max_problems(self, split: Split) -> int:
         """The number of problems of one split."""
         return int(getattr(self, f"num_{split}", 0))
+
+    def _first(self, new: Iterator[T], split: Split, index: int) -> T:
+        """Return the first new problem that was drawn; PipelineError where too many draws gave none."""
+        if (drawn := next(new, None)) is None:
+            raise PipelineError(
+                f"prepare_data.sources: {self.name}: num_{split} is {self.max_problems(split)}, but only {index} "
+                "distinct problems exist in equal shares of families and levels; lower it or allow more of them"
+            )
+        return drawn
 
     def _problem(self, split: Split, index: int, **fields: Any) -> Problem:
         return Problem(id=f"{self.name}/{split}/{index:05d}", source=self.name, split=split, **fields)
