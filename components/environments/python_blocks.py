@@ -51,7 +51,6 @@ def _run(block: str, names: dict[str, object]) -> str:
 
 
 def _line(place: TracebackType | None) -> int | None:
-    """The line of the code in which an error arose."""
     line = None
     while place:
         line = place.tb_lineno if place.tb_frame.f_code.co_filename == _FILE else line

@@ -142,7 +142,6 @@ class Evaluator:
 
 
 def _trajectory(completion: Completion) -> dict[str, Any]:
-    """Additional fields of a record for an answer in turns."""
     return {
         "turns": completion.turn_records(),
         "num_environment_tokens": completion.num_environment_tokens,
@@ -224,7 +223,6 @@ def evaluate_model(
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a model, from its scores."""
     accuracies = {f"accuracy_{source}": each["accuracy"] for source, each in summary["greedy"]["by_source"].items()}
     return {**accuracies, **{key: summary[key] for key in ("worked_fraction", "mean_length_tokens")}}
 
@@ -267,7 +265,6 @@ def _write_evaluation(
     folder: Path,
     batches: Path,
 ) -> None:
-    """Answer all questions with a model, and write the records, the scores and the probes."""
     torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
     prepare_process(config.seed)
     checkpoint = asked_model(model, config, questions)

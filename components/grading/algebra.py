@@ -96,7 +96,6 @@ def _parse(latex: str) -> Any:
 
 
 def _root(value: Any, index: Any) -> Any:
-    """The root; for an odd one of a negative number the real one."""
     if value.is_number and value.is_negative and index.is_odd:
         return -sympy.root(-value, index)
     return sympy.root(value, index)
@@ -291,7 +290,6 @@ def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False
 
 
 def _is_real(expression: Any, point: dict[Any, Any]) -> bool:
-    """Whether an expression is real at a point, and so are the roots and logarithms in it."""
     roots = [power for power in expression.atoms(sympy.Pow) if not power.exp.is_integer]
     values = (part.subs(point).evalf() for part in (expression, *roots, *expression.atoms(sympy.log)))
     return all(value.is_real for value in values if value.is_number)

@@ -58,7 +58,6 @@ def compare(gold: str, answer: str, question: str = "") -> Decision:
 
 
 def _is_readable(answer: Answer) -> bool:
-    """Whether an answer can be read in all of its parts."""
     if answer.number or is_wording(answer):
         return True
     if _MODULUS.fullmatch(answer.latex) or answer.latex in _SETS:
@@ -93,7 +92,6 @@ def _compare(expected: Answer, actual: Answer) -> Decision:
 
 
 def _compare_values(expected: Answer, actual: Answer) -> Decision:
-    """Compare two answers regardless of their units."""
     if expected.number and actual.number:
         return Decision.on("number", expected.number.equals(actual.number))
     if decision := decide_by_wording(expected, actual) or _compare_congruences(expected, actual):
@@ -195,7 +193,6 @@ def _conversions(expected: Answer, actual: Answer) -> list[tuple[Answer, Answer]
 
 
 def _converted(answer: Answer) -> Answer:
-    """The plain number that a percentage or an angle in degrees is."""
     if answer.unit == PERCENT:
         return _times(answer, Fraction(1, 100), places=2)
     return parse(rf"({answer.latex})\cdot\frac{{\pi}}{{180}}")
@@ -319,7 +316,6 @@ def _distinct(values: Sequence[str]) -> list[str]:
 
 
 def _members(parts: Sequence[str]) -> list[str]:
-    r"""The values of a list, of which `\pm 2` is two."""
     return [value for part in parts for value in (parse_structure(part).parts if _TWO_SIGNS.search(part) else [part])]
 
 
@@ -346,7 +342,6 @@ def _is_vector(structure: Structure) -> bool:
 
 
 def _rows(structure: Structure) -> list[list[str]]:
-    """The elements of a matrix row by row; those of anything else are one row."""
     if structure.kind is not Kind.MATRIX:
         return [list(structure.parts)]
     return [[element.strip() for element in row.split("&")] for row in structure.parts]
@@ -444,7 +439,6 @@ def _is_quantity(names: list[set[str] | None], *, asked: bool) -> bool:
 
 
 def _exact_number(latex: str) -> Number | None:
-    """The value of a constant expression, where it is rational."""
     with suppress(UnreadableError):
         if (value := exact_value(parse_expression(latex))) is not None:
             return Number(value, None)
@@ -460,7 +454,6 @@ def _names(latex: str) -> set[str] | None:
 
 
 def _compare_regions(expected: Answer, actual: Answer) -> Decision:
-    """Compare parts of the real line: intervals, unions and solved inequalities."""
     structures = [parse_structure(each.latex) for each in (expected, actual)]
     regions = [parse_region(each, answer.latex) for each, answer in zip(structures, (expected, actual), strict=True)]
     if not any(regions) and all(each.kind is Kind.INEQUALITY and len(each.parts) == 2 for each in structures):

@@ -136,13 +136,11 @@ class _Parser:
             raise UnreadableError
 
     def _command(self) -> str:
-        """The name of the command that comes next; empty where none does."""
         token = self._peek()
         return token[1:] if token[:1] == "\\" else ""
 
     @contextmanager
     def _nested(self) -> Iterator[None]:
-        """Limit how deeply expressions are in one another."""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise UnreadableError
@@ -150,7 +148,6 @@ class _Parser:
         self._depth -= 1
 
     def _follows(self, pattern: re.Pattern[str]) -> bool:
-        """Whether the next tokens begin with a pattern."""
         return bool(pattern.match("".join(self._tokens[self._place : self._place + _MAX_AHEAD])))
 
     # Sums and products.
@@ -178,7 +175,6 @@ class _Parser:
         return Node("-", (left,)) if negative else left
 
     def _factors(self) -> Node:
-        """Factors that follow one another without a sign between them."""
         factors = [self._factor()]
         while self._begins_factor():
             if self._peek().isdigit() and factors[-1].operation in {"number", "name"}:
@@ -203,7 +199,6 @@ class _Parser:
         return self._powers(self._atom())
 
     def _powers(self, base: Node) -> Node:
-        """What is written behind a factor: powers, factorials and degrees."""
         while (token := self._peek()) in {"^", "!", "_", "'"} or token == r"\degree":
             if token == "^" and base.operation == "^":
                 raise UnreadableError
@@ -263,12 +258,10 @@ class _Parser:
         return ""
 
     def _typed(self) -> str:
-        """The name of a function that comes next without a backslash."""
         match = _TYPED.match("".join(self._tokens[self._place : self._place + 7]))
         return match[0] if match else ""
 
     def _function(self, name: str) -> Node:
-        """The value of a function whose name was taken."""
         power, base = self._scripts(name)
         if name in _WITH_LIST:
             self._expect("(")
@@ -285,7 +278,6 @@ class _Parser:
         return self._powers(value) if bracketed else value
 
     def _scripts(self, name: str) -> tuple[Node | None, Node | None]:
-        """The power and the base between the name of a function and its argument."""
         power = base = None
         while (token := self._peek()) in {"^", "_"}:
             self._next()
@@ -309,7 +301,6 @@ class _Parser:
         return place - self._place > 1 and place < len(self._tokens) and not self._tokens[place].isdigit()
 
     def _unbracketed(self) -> Node:
-        """The argument of a function without brackets around it."""
         with self._nested():
             return self._any_unbracketed()
 
@@ -378,7 +369,6 @@ class _Parser:
         return self._structure(name)
 
     def _structure(self, name: str) -> Node:
-        """A root, a matrix, or a sum or product over an index."""
         if name == "begin":
             return self._matrix()
         if name in _SERIES:
@@ -408,7 +398,6 @@ class _Parser:
         return Node("apply", (low, high, term), f"\\{name}")
 
     def _verbatim(self) -> str:
-        """The text between two braces, in which there are none."""
         self._expect("{")
         text = ""
         while (token := self._tokens[self._place] if self._place < len(self._tokens) else "{") != "}":

@@ -177,7 +177,6 @@ def _cardinal(words: list[str]) -> int | None:
 
 
 def _small(words: list[str]) -> int | None:
-    """A whole number below 100."""
     if len(words) == 2 and words[0] in _TENS and _DIGITS.get(words[1]):
         return _TENS[words[0]] + _DIGITS[words[1]]
     return _SMALL.get(words[0]) if len(words) == 1 else None

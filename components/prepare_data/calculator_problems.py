@@ -95,7 +95,6 @@ def _question(rng: random.Random, family: CalculatorFamily, numbers: Numbers) ->
 
 
 def _calls(family: CalculatorFamily, numbers: Numbers) -> list[tuple[str, int]]:
-    """Return the calls of the calculator, one operation each, with their results."""
     first, second, *changes = numbers
     calls = [(f"{first}*{second}", first * second)]
     for sign, change in zip(_SIGNS[family], changes, strict=True):
@@ -105,6 +104,5 @@ def _calls(family: CalculatorFamily, numbers: Numbers) -> list[tuple[str, int]]:
 
 
 def _fenced(call: tuple[str, int]) -> str:
-    """Return a call as the model writes it, and its answer as the environment does."""
     expression, result = call
     return f"```calculator\n{expression}\n```\n```output\n{result}\n```\n"

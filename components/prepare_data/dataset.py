@@ -104,7 +104,6 @@ class Dataset(FileSource):
         return None if self.is_on_hub(split, root) else super().num_rows(split, root)
 
     def _split(self, split: Split) -> tuple[str | None, str | None, str]:
-        """The subset, the split, and its name if it is not set."""
         is_test = split == Split.TEST and self.test is not None
         return self.subset, self.test_split if is_test else self.train_split, "test" if is_test else "train"
 

@@ -105,7 +105,6 @@ def _numbers(chance: random.Random, subject: str) -> tuple[int, int]:
 
 
 def _details(chance: random.Random) -> dict[str, str | int]:
-    """Return names, things, a place, days, and the distractor `z`."""
     a, b = chance.sample(_NAMES, 2)
     t, u = chance.sample(_THINGS, 2)
     d, e = chance.sample(_DAYS, 2)

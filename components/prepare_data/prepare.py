@@ -130,7 +130,6 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
 def _choose_by_difficulty(
     config: PrepareConfig, raw: RawFolder, splits: dict[Split, list[Problem]], raw_files: Rows
 ) -> Mapping[str, Any]:
-    """Leave in the train split what is neither too easy nor too hard, and return what is recorded of it."""
     assert config.difficulty
     path = config.difficulty.pass_rates
     splits[Split.TRAIN], difficulty = within_band(splits[Split.TRAIN], config.difficulty, raw.path)

@@ -179,7 +179,6 @@ def _obtain(pointer: Pointer, file: Path) -> None:
 
 
 def _md5(path: Path) -> str | None:
-    """Return the MD5 of a file; None if it does not exist."""
     if not path.is_file():
         return None
     with path.open("rb") as file:

@@ -122,7 +122,6 @@ def _list(numbers: Chain | list[int]) -> str:
 
 
 def _steps(chain: Chain) -> str:
-    """Return one addition or subtraction per line."""
     totals = list(accumulate(chain))
     steps = zip(totals, chain[1:], totals[1:], strict=False)
     return "".join(f"{before}{step:+d}={after}\n" for before, step, after in steps)

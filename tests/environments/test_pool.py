@@ -76,22 +76,18 @@ def test_turns_are_not_replayed_where_the_process_lives(tmp_path: Path) -> None:
     [
         ("exit", "its process ended with exit code 3"),
         ("crash", "its process ended by signal 11"),
-        ("kill", "its worker process was killed (for example by the OOM killer), or sent what is no reply, 3 times"),
-        ("close", "its "),  # it ends by itself, or its socket does three times
-        ("write", "its worker process was killed (for example by the OOM killer), or sent what is no reply, 3 times"),
+        ("kill", "its worker process was killed (for example by the OOM killer), or sent what is no reply, 10 times"),
+        ("close", "its "),  # it ends by itself, or its socket does ten times
+        ("write", "its worker process was killed (for example by the OOM killer), or sent what is no reply, 10 times"),
         ("heartbeats", "its worker process was killed (for example"),
         ("address", "raised LookupError: <object object at 0x...> (own.py, line "),
-        ("object", "step returned <object object at 0x...>, where an Observation is expected"),
         ("raise", "raised LookupError: no such (own.py, line "),
         ("quit", "raised SystemExit: done (own.py, line "),
-        ("interrupt", "raised KeyboardInterrupt (own.py, line "),
-        ("unprintable", "raised Unprintable (own.py, line "),
         ("memory", "raised MemoryError (own.py, line "),
         ("nothing", "step returned None, where an Observation is expected"),
         ("text", "the text of an observation is b'text', where text is expected"),
         ("lie", "done is 'yes', where True or False is expected"),
         ("nan", "the reward x is nan, where a finite number is expected"),
-        ("huge", "the reward x is 1000"),
         ("names", "the name of a reward is 1, where a short text is expected"),
     ],
 )
@@ -125,17 +121,12 @@ def test_an_environment_that_hangs_fails_after_its_time(text: str) -> None:
 
 
 def test_a_long_answer_is_cut_in_the_process_of_its_environment() -> None:
-    """Only its beginning reaches the trainer; what is printed reaches nobody."""
+    """Only its beginning reaches the trainer; what is printed reaches nobody, what is no text is replaced."""
     with Environments(_config("Hostile")) as environments:
         episode = environments.begin(tiny.PROBLEMS[0])
         assert episode.step("flood").result() == Answer(Observation("é" * 65_536))
         assert episode.step("print").result() == Answer(Observation("printed"))
-
-
-def test_text_that_could_not_be_tokenised_is_replaced() -> None:
-    """Half of a pair of surrogates has no bytes."""
-    with Environments(_config("Hostile")) as environments:
-        assert environments.begin(tiny.PROBLEMS[0]).step("surrogate").result() == Answer(Observation("a?b"))
+        assert episode.step("surrogate").result() == Answer(Observation("a?b"))
 
 
 def test_a_process_that_forks_confuses_no_trajectory() -> None:
@@ -146,13 +137,6 @@ def test_a_process_that_forks_confuses_no_trajectory() -> None:
         for turn in range(1, 11):
             futures = [other.step("a") for other in others]
             assert [future.result() for future in futures] == [_answered("a", turn)] * 9
-
-
-def test_turns_that_fork_are_replayed() -> None:
-    """Each of them is counted once."""
-    with Environments(_config("Hostile")) as environments:
-        episodes = [environments.begin(tiny.PROBLEMS[0], past=["fork", "a", "b"]) for _ in range(20)]
-        assert [episode.step("c").result() for episode in episodes] == [_answered("c", 3)] * 20
 
 
 def _fork_server() -> int:
@@ -378,15 +362,6 @@ def test_an_environment_that_cannot_be_made_is_named(name: str, arguments: dict[
     with pytest.raises(PipelineError, match=rf"train_sft\.model\.tools\.{message}"):
         Environments(config)
     assert str(environment_error(config, used_here=False)).startswith("train_sft.model.tools.")
-
-
-def test_too_little_memory_is_an_error_before_anything_is_trained() -> None:
-    """Also for a built-in environment, which needs little."""
-    with pytest.raises(
-        PipelineError, match=r"tools\.memory_gib: 0\.01 GiB do not suffice for one environment; set more"
-    ):
-        Environments(ToolsConfig(environment="calculator", memory_gib=0.01))
-    Environments(ToolsConfig(environment="calculator", memory_gib=0.5)).close()
 
 
 def test_a_missing_file_is_an_error_only_where_the_environment_is_used() -> None:

@@ -63,9 +63,7 @@ def test_answer_is_read_from_the_boxes(verify: Verifier, solution: str, answer: 
     [
         ("It is 2.", r"the solution has no closed \boxed"),
         (r"It is $\boxed{}$.", r"the solution has an empty \boxed{}"),
-        (r"It is $\boxed{1}$ or $\boxed{}$.", r"the solution has an empty \boxed{}"),
         (r"It is $\boxed{1}$ or $\boxed{2", "the last box of the solution is never closed"),
-        (r"It is $\boxed{\frac{1}{2}", r"the solution has no closed \boxed"),
     ],
 )
 def test_solution_without_a_readable_answer_is_malformed(verify: Verifier, solution: str, reason: str) -> None:
@@ -103,12 +101,6 @@ def test_malformed_row_has_a_reason(verify: Verifier, change: dict[str, Any], re
     with pytest.raises(MalformedRowError) as refused:
         _MATH.read_row(_ROW | change, verify)
     assert reason in str(refused.value)
-
-
-def test_math500_needs_its_answer_column(verify: Verifier) -> None:
-    """Its answers were cleaned by its authors; the boxes are no substitute."""
-    with pytest.raises(MalformedRowError, match="column `answer` is missing"):
-        _MATH500.read_row(_ROW, verify)
 
 
 @pytest.mark.skipif(not _PUBLISHED.is_file(), reason="the published MATH-500 file is not here")

@@ -104,7 +104,6 @@ def _unsolved(train: list[dict[str, Any]], test: list[dict[str, Any]], *, answer
 
 CRITICAL: list[tuple[str, Spoil, str]] = [
     ("columns", lambda train, test: train[3].update(hint="x"), "sums/train/3 (has hint)"),
-    ("columns", lambda train, test: train[3].pop("source"), "sums/train/3 (lacks source)"),
     (
         "columns",
         lambda train, test: [row.popitem() for row in [*train, *test] for _ in list(row)],
@@ -112,23 +111,10 @@ CRITICAL: list[tuple[str, Spoil, str]] = [
     ),
     ("values", lambda train, test: test[3].update(question=" "), "sums/test/3 (question: is blank)"),
     ("values", lambda train, test: train[0].update(level="3"), "sums/train/0 (level: "),
-    ("values", lambda train, test: train[0].update(answer=None), "sums/train/0 (answer: "),
-    ("values", lambda train, test: train[0].update(id=""), "train.jsonl:1 (id: "),
     ("values", lambda train, test: train[0].update(id=" "), "train.jsonl:1 (id: is blank)"),
     ("unique_ids", lambda train, test: train[3].update(id="sums/test/4"), "sums/test/4 (train.jsonl:4) and 1 more"),
     ("splits", lambda train, test: test[3].update(split="train"), "sums/test/3"),
-    (
-        "splits",
-        lambda train, test: [train[3].update(split="test"), train[4].update(answer="99")],
-        "also not met: gradable_answers",
-    ),
     ("gradable_answers", lambda train, test: train[3].update(answer="99"), "sums/train/3 (answer 99, graded wrong)"),
-    ("gradable_answers", lambda train, test: train[3].update(solution="it is 7"), "(answer 7, graded wrong)"),
-    (
-        "gradable_answers",
-        lambda train, test: test[3].update(answer=r"\frac{", solution=""),
-        r"sums/test/3 (answer \frac{, graded ",
-    ),
     *(
         ("gradable_answers", partial(_unsolved, answer=answer), f"(answer {answer}, graded {verdict})")
         for answer, verdict in ((r"1, 2, \ldots, n", "unscorable"), ("He has 12 apples.", "wrong"))
@@ -216,7 +202,7 @@ def test_dev_problems_are_checked_and_counted_too(problems: Path, tmp_path: Path
         run(problems, tmp_path / "bad", min_train_rows=15)
 
 
-_OTHER_FORMS = ["\uff13\uff10\uff10", "\u0663", "12 apples", r"\text{Friday}", "New York City", "May 2nd"]
+_OTHER_FORMS = ["\uff13\uff10\uff10", "12 apples", "New York City"]
 
 
 @pytest.mark.parametrize("answer", _OTHER_FORMS)

@@ -183,7 +183,6 @@ def _is_computing(process: int) -> bool:
 
 
 def _read(selector: selectors.BaseSelector, timeout_s: float) -> bool:
-    """Take what the pipes hold, and tell whether the process has ended."""
     has_ended = False
     for key, _ in selector.select(timeout_s):
         if key.data is None:
