@@ -60,7 +60,7 @@ def compare(gold: str, answer: str, question: str = "") -> Decision:
 def _is_readable(answer: Answer) -> bool:
     if answer.number or is_wording(answer):
         return True
-    if _MODULUS.fullmatch(answer.latex) or answer.latex in _SETS:
+    if _REMAINDER.fullmatch(answer.latex) or answer.latex in _SETS:
         return True
     structure = parse_structure(answer.latex)
     if structure.kind is Kind.EXPRESSION:
@@ -94,7 +94,7 @@ def _compare(expected: Answer, actual: Answer) -> Decision:
 def _compare_values(expected: Answer, actual: Answer) -> Decision:
     if expected.number and actual.number:
         return Decision.on("number", expected.number.equals(actual.number))
-    if decision := decide_by_wording(expected, actual) or _compare_congruences(expected, actual):
+    if decision := decide_by_wording(expected, actual):
         return decision
     expected, actual = _without_name(expected, actual), _without_name(actual, expected)
     first, second = parse_structure(expected.latex), parse_structure(actual.latex)
@@ -107,32 +107,7 @@ def _compare_values(expected: Answer, actual: Answer) -> Decision:
     return _compare_parts(expected, actual, first, second)
 
 
-_MODULUS = re.compile(
-    r"(?P<value>[^=<>]+?)\s*(?:\(\s*(?:\\(?:bmod|mod)(?![a-zA-Z])|(?:\\text\s*\{\s*)?mod\b\s*\}?)\s*(?P<inner>[^()]+)\)"
-    r"|\\(?:pmod|bmod|mod)(?![a-zA-Z])\s*(?P<outer>\{[^{}]+\}|[0-9]+|[a-zA-Z]))"
-)
-
-
-def _compare_congruences(expected: Answer, actual: Answer) -> Decision | None:
-    r"""Compare remainders: by the same modulus they are equal if they differ by a multiple of it.
-
-    A remainder is a plain number if it is smaller than its modulus: `3 \pmod 7` is 3, and `10 \pmod 7` is not 10.
-    """
-    matches = [_MODULUS.fullmatch(each.latex) for each in (expected, actual)]
-    if not any(matches):
-        return None
-    moduli = {(match["inner"] or match["outer"]).strip("{} ") for match in matches if match}
-    values = [
-        parse(match["value"] if match else each.latex) for match, each in zip(matches, (expected, actual), strict=True)
-    ]
-    numbers = [each.number.value for each in values if each.number]
-    if len(moduli) > 1 or len(numbers) < 2 or not (modulus := parse(moduli.pop()).number):
-        return Decision.on("value", len(moduli) <= 1 and all(matches) and values[0].text == values[1].text)
-    if all(matches):
-        return Decision.on("value", modulus.value > 0 and (numbers[0] - numbers[1]) % modulus.value == 0)
-    return Decision.on("value", numbers[0] == numbers[1] and 0 <= numbers[0] < modulus.value)
-
-
+_REMAINDER = re.compile(r"[^=<>]+\\pmod\s*\{[^{}]+\}")
 _POINT = re.compile(r"(?:[A-Z]|\\(?:text|mathrm)\s*\{[A-Z]\})(?:_(?:\{\w+\}|\w)|')?\s*(?=\()")
 
 
