@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from components.grading.verifier import Verifier
 from components.prepare_data.config import ContaminationConfig, PrepareConfig
 from components.prepare_data.contamination import Contamination, find_contamination
 from components.prepare_data.dataset import Dataset
@@ -99,7 +98,7 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
     splits: dict[Split, list[Problem]] = {split: [] for split in Split}
     quarantine: Rows = []
     raw_files: Rows = []
-    with raw_folder(config) as raw, Verifier() as verify:
+    with raw_folder(config) as raw:
         for source in config.sources:
             if not isinstance(source, FileSource):
                 for problem in source.problems(config.seed):
@@ -107,7 +106,7 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
                 continue
             for split in Split:
                 if source.path(split):
-                    rows = list(source.read(split, raw.path, verify, seed=config.seed))
+                    rows = list(source.read(split, raw.path, seed=config.seed))
                     malformed = [row for row in rows if isinstance(row, MalformedRow)]
                     _check_rows(source, split, len(rows), malformed, config.max_malformed_fraction)
                     splits[split] += [row for row in rows if isinstance(row, Problem)]

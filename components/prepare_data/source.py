@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,9 +19,6 @@ from components.prepare_data.rows import ACCEPTED, RawFile, count_rows, is_data_
 from components.shared.config import Config
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
-
-if TYPE_CHECKING:
-    from components.grading.verifier import Verifier
 
 T = TypeVar("T")
 _MAX_EXCERPT = 40
@@ -180,14 +177,14 @@ class FileSource(Config):
         return [RawFile(root / path / name, path / name, stem(name)) for name in names]
 
     @abstractmethod
-    def read_row(self, columns: dict[str, Any], verify: "Verifier") -> Fields:
+    def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem in one row.
 
         Raises:
             MalformedRowError: The row cannot be used.
         """
 
-    def read(self, split: Split, root: Path, verify: "Verifier", *, seed: int = 0) -> Iterator[Problem | MalformedRow]:
+    def read(self, split: Split, root: Path, *, seed: int = 0) -> Iterator[Problem | MalformedRow]:
         """Yield what is in each row of a split, up to its maximum of problems; its path is relative to `root`.
 
         The id of a problem names its row by number from 0, or by its path in a folder. `seed` decides which problems
@@ -199,7 +196,7 @@ class FileSource(Config):
                 try:
                     if row.columns is None:
                         raise MalformedRowError(row.reason)
-                    fields = self.read_row(row.columns, verify)
+                    fields = self.read_row(row.columns)
                 except MalformedRowError as error:
                     if split == Split.TRAIN or not in_train_file:  # else the train split has it
                         yield MalformedRow(row.file, row.line, str(error))

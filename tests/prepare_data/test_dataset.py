@@ -13,7 +13,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from components.grading.verifier import Verifier
 from components.prepare_data import dataset
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.dataset import Dataset
@@ -46,7 +45,7 @@ _HUB = {
 
 def _row(columns: dict[str, Any], **names: str) -> Fields:
     source = Dataset.model_validate({"kind": "dataset", "train": "rows.csv", "columns": names})
-    return source.read_row(columns, Verifier())
+    return source.read_row(columns)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +249,7 @@ def test_folder_of_shards_is_read_in_the_order_of_their_numbers(tmp_path: Path) 
         table = pyarrow.table({"question": [f"{number}?"], "answer": [number]})
         pyarrow.parquet.write_table(table, folder / f"part-{number}.parquet")
     source = Dataset.model_validate({"kind": "dataset", "test": str(folder)})
-    rows = list(source.read(Split.TEST, Path(), Verifier()))
+    rows = list(source.read(Split.TEST, Path()))
     assert [(row.id, row.answer) for row in rows if isinstance(row, Problem)] == [
         (f"shards/test/part-{number}/00000", str(number)) for number in (1, 2, 10)
     ]

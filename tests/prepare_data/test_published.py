@@ -1,14 +1,13 @@
 """Rows of published datasets: what becomes a question, a solution and an answer, and which rows are malformed."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from components.grading.unit_tests import grade_code
-from components.grading.verifier import Verdict, Verifier, is_unit_tests
+from components.grading.verifier import Verdict, is_unit_tests
 from components.prepare_data.gsm8k import GSM8K
 from components.prepare_data.math_dataset import MATH, boxed_answer
 from components.prepare_data.mbpp import MBPP
@@ -55,13 +54,6 @@ _MARBLES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def verify() -> Iterator[Verifier]:
-    """Decides whether two boxes have the same answer."""
-    with Verifier() as verify:
-        yield verify
-
-
 @pytest.mark.parametrize(
     ("source", "row", "change", "reason"),
     [
@@ -94,21 +86,21 @@ def verify() -> Iterator[Verifier]:
     ],
 )
 def test_malformed_row_has_a_reason(
-    verify: Verifier, source: FileSource, row: dict[str, Any], change: dict[str, Any], reason: str
+    source: FileSource, row: dict[str, Any], change: dict[str, Any], reason: str
 ) -> None:
     """Each names the column and its content, or what would be accepted; an answer is never guessed."""
     with pytest.raises(MalformedRowError) as refused:
-        source.read_row(row | change, verify)
+        source.read_row(row | change)
     assert reason in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("final", "answer"), [("1,234,567", "1234567"), ("-1,000", "-1000"), ("2.5", "2.5"), ("Step 1\n#### 66", "66")]
 )
-def test_answer_of_gsm8k_is_the_number_after_the_last_mark(verify: Verifier, final: str, answer: str) -> None:
+def test_answer_of_gsm8k_is_the_number_after_the_last_mark(final: str, answer: str) -> None:
     """Thousands commas go, signs and decimals stay, and the solution is kept to the letter."""
     solution = f"She sold 48/2 = <<48/2=24>>24 clips, 1,000 in all.\n#### {final}"
-    fields = _GSM8K.read_row({"question": "How many?", "answer": solution}, verify)
+    fields = _GSM8K.read_row({"question": "How many?", "answer": solution})
     assert fields == Fields("How many?", solution, answer, "", None)
 
 
@@ -134,32 +126,32 @@ _REMARKS = [
 
 
 @pytest.mark.parametrize(("solution", "answer"), [*_ONE_ANSWER, *_JOINED, *_REMARKS])
-def test_answer_of_math_is_read_from_the_boxes(verify: Verifier, solution: str, answer: str) -> None:
+def test_answer_of_math_is_read_from_the_boxes(solution: str, answer: str) -> None:
     """One answer in its last form; parts joined without repetition; other accepted answers left out."""
-    assert boxed_answer(solution, verify) == answer
+    assert boxed_answer(solution) == answer
 
 
-def test_columns_of_both_published_layouts_of_math_are_read(verify: Verifier) -> None:
+def test_columns_of_both_published_layouts_of_math_are_read() -> None:
     """The subject is `subject` or `type`, a level text, a number or unknown; an answer column counts before boxes."""
-    assert _MATH.read_row(_ADDED, verify).subject == "Algebra"
-    assert _MATH.read_row(_ADDED | {"subject": "Geometry"}, verify).subject == "Geometry"
-    assert _MATH.read_row(_ADDED | {"answer": r" \frac{4}{2} "}, verify).answer == r"\frac{4}{2}"
+    assert _MATH.read_row(_ADDED).subject == "Algebra"
+    assert _MATH.read_row(_ADDED | {"subject": "Geometry"}).subject == "Geometry"
+    assert _MATH.read_row(_ADDED | {"answer": r" \frac{4}{2} "}).answer == r"\frac{4}{2}"
     for level, expected in (("Level 5", 5), (3, 3), (3.0, 3), ("4", 4), ("Level ?", None)):
-        assert _MATH.read_row(_ADDED | {"level": level}, verify).level == expected
+        assert _MATH.read_row(_ADDED | {"level": level}).level == expected
 
 
 @pytest.mark.skipif(not _PUBLISHED.is_dir(), reason="the published files are not here")
-def test_boxes_agree_with_the_published_answers_of_math500(verify: Verifier) -> None:
+def test_boxes_agree_with_the_published_answers_of_math500() -> None:
     """On all 500 rows, the boxes of the solution give the answer that the authors wrote down."""
     rows = [json.loads(line) for line in (_PUBLISHED / "math500.jsonl").read_text(encoding="utf-8").splitlines()]
     assert len(rows) == 500
-    differing = [row for row in rows if boxed_answer(row["solution"], verify) != _MATH500.read_row(row, verify).answer]
+    differing = [row for row in rows if boxed_answer(row["solution"]) != _MATH500.read_row(row).answer]
     assert [row["unique_id"] for row in differing] == []
 
 
-def test_row_of_mbpp_becomes_a_problem_with_its_tests_as_answer(verify: Verifier) -> None:
+def test_row_of_mbpp_becomes_a_problem_with_its_tests_as_answer() -> None:
     """The question shows the first test alone; the solution is a block of code; the answer is all tests."""
-    assert _MBPP.read_row(_DOUBLE, verify) == Fields(
+    assert _MBPP.read_row(_DOUBLE) == Fields(
         question="Write a function to double each element of a list.\n"
         "Answer with a Python code block that passes tests like:\n"
         "assert double([1, 2]) == [2, 4]",
@@ -169,30 +161,30 @@ def test_row_of_mbpp_becomes_a_problem_with_its_tests_as_answer(verify: Verifier
 
 
 @pytest.mark.parametrize("row", [_DOUBLE, _AREA])
-def test_prepared_solution_passes_the_prepared_tests(verify: Verifier, row: dict[str, Any]) -> None:
+def test_prepared_solution_passes_the_prepared_tests(row: dict[str, Any]) -> None:
     """The parts of a row fit together as the grader sees them, and returning the value that is shown is not enough."""
-    fields = _MBPP.read_row(row, verify)
+    fields = _MBPP.read_row(row)
     assert is_unit_tests(fields.answer)
     assert grade_code(fields.answer, fields.solution).verdict == Verdict.RIGHT
     repeated = "```python\ndef double(numbers):\n    return [2, 4]\ndef area(radius):\n    return 3.14159\n```"
     assert grade_code(fields.answer, repeated).verdict == Verdict.WRONG
 
 
-def test_a_row_of_svamp_becomes_a_question_with_its_equation_as_solution(verify: Verifier) -> None:
+def test_a_row_of_svamp_becomes_a_question_with_its_equation_as_solution() -> None:
     """The body ends in a full stop, whole numbers lose their decimals, and outer brackets go."""
     told = "A bag has 12 red and 5 blue marbles. If Kim takes 3 of the red ones. How many red marbles are left?"
-    assert _SVAMP.read_row(_MARBLES, verify) == Fields(told, "12 - 3 = 9\n#### 9", "9", "Subtraction")
+    assert _SVAMP.read_row(_MARBLES) == Fields(told, "12 - 3 = 9\n#### 9", "9", "Subtraction")
     changes = {"Equation": "( ( 12.0 - 3.0 ) / 4.5 )", "Answer": 2.0, "Type": "Common-Divison"}
-    two_steps = _SVAMP.read_row(_MARBLES | changes, verify)
+    two_steps = _SVAMP.read_row(_MARBLES | changes)
     assert (two_steps.solution, two_steps.subject) == ("(12 - 3) / 4.5 = 2\n#### 2", "Common-Division")
-    assert SVAMP(kind="svamp", train=Path("x"), solutions=False).read_row(_MARBLES, verify).solution == ""
+    assert SVAMP(kind="svamp", train=Path("x"), solutions=False).read_row(_MARBLES).solution == ""
 
 
 @pytest.mark.skipif(not _PUBLISHED.is_dir(), reason="the published files are not here")
-def test_every_published_problem_of_svamp_is_read_and_solved_by_its_solution(verify: Verifier) -> None:
+def test_every_published_problem_of_svamp_is_read_and_solved_by_its_solution() -> None:
     """The equation of each gives its answer, but for one, of which the published answer is wrong."""
     source = SVAMP(kind="svamp", train=_PUBLISHED / "svamp.json")
-    problems = [each for each in source.read(Split.TRAIN, Path(), verify) if isinstance(each, Problem)]
+    problems = [each for each in source.read(Split.TRAIN, Path()) if isinstance(each, Problem)]
     assert len(problems) == 1000
     wrong = []
     for problem in problems:
