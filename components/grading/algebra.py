@@ -155,7 +155,10 @@ def _equal(first: Any, second: Any) -> bool:
     if not symbols:
         return _agree(first, second, {}) is True
     first, second = (_with_steps(each) for each in (first, second))
-    steps = [each.atoms(sympy.floor, sympy.sign, sympy.Mod) | _powers_of_zero(each) for each in (first, second)]
+    steps = [
+        each.atoms(sympy.floor, sympy.sign, sympy.Mod) | {power for power in each.atoms(sympy.Pow) if power.base == 0}
+        for each in (first, second)
+    ]
     if steps[0] != steps[1]:  # a step is nowhere to be seen but where it is
         return False
     names = {step: sympy.Dummy() for step in steps[0]}
@@ -186,10 +189,6 @@ def _with_steps(expression: Any) -> Any:
     expression = expression.replace(sympy.ceiling, lambda value: -sympy.floor(-value))
     expression = expression.replace(sympy.floor, lambda value: sympy.floor(sympy.expand(value)))
     return expression.rewrite((sympy.Max, sympy.Min), sympy.Abs)
-
-
-def _powers_of_zero(expression: Any) -> set[Any]:
-    return {power for power in expression.atoms(sympy.Pow) if power.base == 0}
 
 
 def _agree_around_kinks(first: Any, second: Any, point: dict[Any, Any]) -> bool:

@@ -285,13 +285,10 @@ class _Parser:
                 # `\sin^230` is the square of the sine of 30.
                 power = self._argument() if self._peek().isdigit() else self._exponent()
             elif token == "_" and base is None and name == "log":
-                base = self._group_or_number()
+                base = self._number() if self._peek().isdigit() and self._is_long_index() else self._argument()
             else:
                 raise UnreadableError
         return power, base
-
-    def _group_or_number(self) -> Node:
-        return self._number() if self._peek().isdigit() and self._is_long_index() else self._argument()
 
     def _is_long_index(self) -> bool:
         r"""Whether an index that is a number is followed by a space: `\log_10 2`, but `\log_28` is of 8."""

@@ -69,8 +69,8 @@ class Verifier(AbstractContextManager["Verifier"]):
             raise RuntimeError("a forked process cannot use the workers of its parent: make a new Verifier there")
         outcomes: SimpleQueue[tuple[int, Any, Failure | None]] = SimpleQueue()
         for place, each in enumerate(submissions):
-            deliver = partial(_put, outcomes, place)
-            self._pool.submit((each.gold, each.response, each.policy, each.question), deliver)
+            fields = (each.gold, each.response, each.policy, each.question)
+            self._pool.submit(fields, lambda *outcome, place=place: outcomes.put((place, *outcome)))
         grades: dict[int, Grade] = {}
         for _ in submissions:
             place, reply, failure = outcomes.get()
@@ -102,10 +102,6 @@ class Verifier(AbstractContextManager["Verifier"]):
         if failure.exit_code == -signal.SIGPROF or failure.kind == "time":
             return unscorable(Reason.TIME, detail=f"took longer than {self._deadline_s:g} s")
         return unscorable(Reason.CRASH, detail=failure.text)
-
-
-def _put(outcomes: "SimpleQueue[tuple[int, Any, Failure | None]]", place: int, *outcome: Any) -> None:
-    outcomes.put((place, *outcome))
 
 
 def _grade_of(fields: Any) -> Grade:

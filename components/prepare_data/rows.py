@@ -97,6 +97,11 @@ def stem(path: Path) -> str:
     return (path.with_suffix("").with_suffix("") if _is_compressed(path) else path.with_suffix("")).as_posix()
 
 
+def natural_order(path: str | Path) -> list[int | str]:
+    """Order 2.json before 10.json, and both after what is in other folders before them."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
+
+
 def _is_compressed(path: Path) -> bool:
     return path.suffix.lower() == ".gz"
 

