@@ -152,10 +152,7 @@ def _trajectory(completion: Completion) -> dict[str, Any]:
 def _batches(
     config: EvaluateConfig, problems: Sequence[Problem], environments: Environments | None
 ) -> Iterator[tuple[Sequence[Problem], Sampling]]:
-    """Yield the problems that are answered at once, and how: all greedily, then all with samples.
-
-    Short questions go first: a batch takes as long as its longest one.
-    """
+    """Yield the problems that are answered at once, and how: short questions first, as the longest one decides."""
     ordered = sorted(problems, key=lambda problem: len(problem.question))
     decodings = [(1, 0.0), *([(config.num_samples, config.temperature)] if config.num_samples else [])]
     for num_samples, temperature in decodings:

@@ -359,10 +359,7 @@ def _same_name(name: str, other: str) -> bool:
 
 
 def _in_order(equation: Structure, value: str, only: str = "") -> str:
-    """The value of an equation such as `(y,x) = (2,1)`, with the components in the alphabetical order of their names.
-
-    With `only`, this holds for names among these, and others keep their order.
-    """
+    """The value of `(y,x) = (2,1)`, in the alphabetical order of the names; with `only`, if they are among these."""
     names, values = parse_structure(equation.parts[0]), parse_structure(value)
     if names.kind is not Kind.TUPLE or values.kind is not Kind.TUPLE or len(names.parts) != len(values.parts):
         return value

@@ -86,12 +86,7 @@ class Verifier(AbstractContextManager["Verifier"]):
         self.close()
 
     def _unscorable(self, failure: Failure) -> Grade:
-        """Return the grade of a submission that got none.
-
-        Raises:
-            RuntimeError: The verifier was closed.
-            PipelineError: No worker starts.
-        """
+        """Return the grade of a submission that got none; raise where the verifier is closed, or no worker starts."""
         if failure.kind == "closed":
             raise RuntimeError("the verifier is closed")
         if failure.kind == "start":

@@ -91,10 +91,7 @@ STAGE = Stage(
 
 
 def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Rows, Rows, Mapping[str, Any] | None]:
-    """Return the problems of every source, those of the train split that are neither too easy nor too hard.
-
-    Then what is quarantined, the raw files, and what is recorded of the difficulty.
-    """
+    """Return the problems of every source by split, what is quarantined, the raw files, and the difficulty."""
     splits: dict[Split, list[Problem]] = {split: [] for split in Split}
     quarantine: Rows = []
     raw_files: Rows = []

@@ -118,19 +118,6 @@ def test_the_deadline_can_be_set() -> None:
         ]
 
 
-def test_only_the_submission_that_ends_its_worker_is_to_blame() -> None:
-    """Of many that are given to a worker at once, those before and behind it are graded."""
-    submissions = [fine(number) for number in range(200)]
-    expected = [right(number) for number in range(200)]
-    for number in (0, 1, 7, 15, 16, 100, 199):
-        submissions[number], expected[number] = (
-            act("exit"),
-            unscorable(Reason.CRASH, "its process ended with exit code 3"),
-        )
-    with pool_of(1) as pool:
-        assert pool(submissions) == expected
-
-
 def test_a_worker_that_has_grown_large_is_replaced() -> None:
     """The memory that one submission left behind is not counted against the next."""
     with pool_of(1) as pool:

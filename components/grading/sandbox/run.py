@@ -108,10 +108,7 @@ def _unavailable(reason: str) -> PipelineError:
 
 
 def _run_process(code: str, calls: Sequence[str]) -> tuple[bytes, bytes, str]:
-    """Run the request in a new process, which has ended on return: what it sent and printed, and how it ended.
-
-    Raises OSError where it cannot be started.
-    """
+    """Run the request in a new process, which has ended on return: what it sent and printed, and how it ended."""
     with _start(code, calls) as process:
         try:
             sent, printed, ending = _watch(process)
