@@ -42,6 +42,8 @@ class FinalAnswer:
     """Other values that the text gives for the same answer: all have to be right."""
     place: int = 0
     """Where the answer, or the mark of it, begins."""
+    is_claimed: bool = True
+    """Whether a mark or words say that this is the answer; otherwise it is the formula of a single line."""
 
 
 def final_answer(text: str, policy: AnswerPolicy) -> str | None:
@@ -458,7 +460,10 @@ def _stated(text: str, *, last_sentence: bool) -> FinalAnswer | None:
         answer = _bare(end) or _concluded(end, last_sentence=last_sentence)
     if not answer:
         return None
-    return FinalAnswer(answer, place=max(0, text.rfind(answer)))
+    line = text.strip()
+    is_claimed = len(line) > _MAX_LINE_CHARACTERS or "\n" in line or bool(phrases) or last_sentence
+    is_claimed = is_claimed or bool(_CONCLUDES.search(line) or _INTRODUCES.search(line) or _bare(line))
+    return FinalAnswer(answer, place=max(0, text.rfind(answer)), is_claimed=is_claimed)
 
 
 def _before_special_tokens(text: str) -> str:

@@ -11,7 +11,7 @@ from components.grading.verifier import Reason, Submission, Verdict, Verifier, g
 from components.shared.answer_policy import AnswerPolicy
 
 MATH500 = Path("../shared/data/math500.jsonl")
-BOXED = AnswerPolicy.BOXED
+BOXED, STATED = AnswerPolicy.BOXED, AnswerPolicy.STATED
 _FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 
 
@@ -47,6 +47,13 @@ def test_a_sum_of_numbers_is_no_number_whatever_was_asked(question: str) -> None
     """The grader does not do the last step."""
     graded = grade("42", r"\boxed{40 + 2}", BOXED, question)
     assert (graded.verdict, graded.reason) == (Verdict.WRONG, Reason.SETUP)
+
+
+def test_a_sum_that_nobody_calls_the_answer_is_read_as_its_value() -> None:
+    """The only formula of a line, which only the policy `stated` looks for."""
+    assert grade("10", r"Answer \( (9+1) \)", STATED).verdict is Verdict.RIGHT
+    for response in (r"The answer is \( 9+1 \).", r"So it is \( 9+1 \).", "9+1", r"#### 9+1", r"\boxed{9+1}"):
+        assert grade("10", response, STATED).verdict is Verdict.WRONG
 
 
 @pytest.mark.slow
