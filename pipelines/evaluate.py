@@ -11,7 +11,6 @@ from components.evaluate.config import EvaluateConfig
 from components.evaluate.evaluate import MODEL_STAGE
 from components.evaluate.protocols import EXAMPLES_FILE, PIPELINE, PROTOCOLS, Dataset, Protocol
 from components.evaluate.questions import asked_model, read_questions
-from components.grading.verifier import Verifier
 from components.prepare_data.gsm8k import GSM8K
 from components.prepare_data.math_dataset import MATH
 from components.prepare_data.source import FileSource, MalformedRow
@@ -143,8 +142,7 @@ def _raw(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
             f"{data}: holds no test.jsonl; the protocol {PIPELINE} asks the problems of a run: give --data the folder "
             "`problems` that prepare_data has written"
         )
-    with Verifier() as verify:
-        rows = list(_SOURCES[protocol.dataset].read(split, data, verify))
+    rows = list(_SOURCES[protocol.dataset].read(split, data))
     for row in rows:
         if isinstance(row, MalformedRow):
             say(MODEL_STAGE.name, f"{data / row.file}:{row.line}: is left out: {row.reason}")

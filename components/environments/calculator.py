@@ -1,5 +1,7 @@
 """A calculator: exact arithmetic with fractions, for expressions of a small grammar and of bounded size."""
 
+import ast
+import operator
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -7,12 +9,12 @@ from fractions import Fraction
 from components.environments.environment import ToolEnvironment
 from components.shared.tools import CalculatorArguments, CallError, ToolsConfig
 
-_TOKEN = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+|\*\*|//|[-+*/%()])")
+_EXPRESSION = re.compile(r"[\d.+\-*/%()\s]+")
+_LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
 _MAX_CHARACTERS = 500
 _MAX_LINES = 20
 _MAX_BITS = 10_000
 """Of a numerator or a denominator, about 3,000 digits."""
-_MAX_DEPTH = 50
 _ACCEPTED = "accepted: numbers, + - * / // % ** and parentheses"
 
 
@@ -35,15 +37,16 @@ class Calculator(ToolEnvironment):
 
 
 def value_of(expression: str) -> Fraction:
-    """Return the exact value of an expression; CallError where it has no value or does not follow the grammar.
-
-    sum: product (("+" | "-") product)*        power: atom ["**" signed]
-    product: signed (("*" | "/" | "//" | "%") signed)*        atom: number | "(" sum ")"
-    signed: ("+" | "-") signed | power
-    """
+    """Return the exact value of an expression in Python's grammar; CallError where it has none."""
     if len(expression) > _MAX_CHARACTERS:
         raise CallError(f"the expression is longer than {_MAX_CHARACTERS} characters")
-    return _Parser(_tokens(expression)).whole()
+    plain = _LEADING_ZEROS.sub("", expression.strip())
+    try:
+        if not _EXPRESSION.fullmatch(plain):
+            raise SyntaxError
+        return _value(ast.parse(plain, mode="eval").body, plain)
+    except (SyntaxError, RecursionError, MemoryError):
+        raise CallError(f'"{plain[:20]}" cannot be read; {_ACCEPTED}') from None
 
 
 def format_number(value: Fraction, decimals: int) -> str:
@@ -58,93 +61,30 @@ def format_number(value: Fraction, decimals: int) -> str:
     return f"{sign}{whole}.{places:0{decimals}}".rstrip("0").rstrip(".") if decimals else f"{sign}{whole}"
 
 
-def _tokens(expression: str) -> list[str]:
-    tokens, place = [], 0
-    expression = expression.rstrip()
-    while place < len(expression):
-        match = _TOKEN.match(expression, place)
-        if match is None:
-            rest = expression[place:].strip()[:20]
-            raise CallError(f'"{rest}" cannot be read; {_ACCEPTED}')
-        tokens.append(match[1])
-        place = match.end()
-    return tokens
+def _value(node: ast.expr, text: str) -> Fraction:
+    match node:
+        case ast.Constant():  # not its value, which is a binary fraction
+            return Fraction(text[node.col_offset : node.end_col_offset].removesuffix("."))
+        case ast.UnaryOp(ast.UAdd() | ast.USub() as sign, operand):
+            return _value(operand, text) * (1 if isinstance(sign, ast.UAdd) else -1)
+        case ast.BinOp(left, sign, right):
+            return _computed(type(sign), _value(left, text), _value(right, text))
+    raise SyntaxError
 
 
-class _Parser:
-    """A recursive-descent parser that evaluates while it reads."""
-
-    def __init__(self, tokens: list[str]) -> None:
-        self._tokens, self._place, self._depth = tokens, 0, 0
-
-    def whole(self) -> Fraction:
-        value = self._sum()
-        if self._next():
-            raise CallError(f'"{self._next()}" is unexpected; {_ACCEPTED}')
-        return value
-
-    def _next(self) -> str:
-        return self._tokens[self._place] if self._place < len(self._tokens) else ""
-
-    def _take(self, *accepted: str) -> str:
-        token = self._next()
-        if token not in accepted:
-            return ""
-        self._place += 1
-        return token
-
-    def _sum(self) -> Fraction:
-        value = self._product()
-        while operator := self._take("+", "-"):
-            value = _computed(operator, value, self._product())
-        return value
-
-    def _product(self) -> Fraction:
-        value = self._signed()
-        while operator := self._take("*", "/", "//", "%"):
-            value = _computed(operator, value, self._signed())
-        return value
-
-    def _signed(self) -> Fraction:
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise CallError(f"the expression is nested more than {_MAX_DEPTH} times")
-        sign = self._take("+", "-")
-        value = self._signed() if sign else self._power()
-        self._depth -= 1
-        return -value if sign == "-" else value
-
-    def _power(self) -> Fraction:
-        base = self._atom()
-        return _computed("**", base, self._signed()) if self._take("**") else base
-
-    def _atom(self) -> Fraction:
-        if self._take("("):
-            value = self._sum()
-            if not self._take(")"):
-                raise CallError('a ")" is missing')
-            return value
-        token = self._next()
-        if not token or not (token[0].isdigit() or token[0] == "."):
-            place = f'before "{token}"' if token else "at the end"
-            raise CallError(f"a number is missing {place}")
-        self._place += 1
-        return Fraction(f"{token}0" if token.endswith(".") else token)
-
-
-_OPERATORS: dict[str, Callable[[Fraction, Fraction], Fraction | int]] = {
-    "+": lambda left, right: left + right,
-    "-": lambda left, right: left - right,
-    "*": lambda left, right: left * right,
-    "/": lambda left, right: left / right,
-    "//": lambda left, right: left // right,
-    "%": lambda left, right: left % right,
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
 }
 
 
-def _computed(operator: str, left: Fraction, right: Fraction) -> Fraction:
+def _computed(kind: type[ast.operator], left: Fraction, right: Fraction) -> Fraction:
     try:
-        value = _power(left, right) if operator == "**" else Fraction(_OPERATORS[operator](left, right))
+        value = _power(left, right) if kind is ast.Pow else Fraction(_OPERATORS[kind](left, right))
     except ZeroDivisionError:
         raise CallError("division by zero") from None
     if _bits(value) > _MAX_BITS:

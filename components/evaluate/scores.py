@@ -121,7 +121,6 @@ def _reasons(records: Records) -> dict[str, dict[str, int]]:
 
 
 def _tool_use(records: Records) -> dict[str, Any]:
-    """Use of the environment in answers in turns."""
     by_source = _grouped(records, itemgetter("source"))
 
     def means(of: Callable[[Record], float]) -> dict[str, Any]:
@@ -137,7 +136,6 @@ def _tool_use(records: Records) -> dict[str, Any]:
 
 
 def _num_calls(record: Record) -> int:
-    """Return how often the environment answered the model."""
     return sum(bool(turn["observation"]) for turn in record["turns"])
 
 
@@ -159,13 +157,11 @@ def _accuracy(records: Records, *, is_right: Callable[[Record], bool]) -> dict[s
 
 
 def _share(records: Records, *, condition: Callable[[Record], bool]) -> dict[str, Any]:
-    """How many records meet a condition."""
     count, total = sum(map(condition, records)), len(records)
     return {"count": count, "total": total, "fraction": count / total, "interval": list(wilson_interval(count, total))}
 
 
 def _shares(records: Records, condition: Callable[[Record], bool]) -> dict[str, Any]:
-    """The share of all records and of each source."""
     share = partial(_share, condition=condition)
     return {"all": share(records), "by_source": _each(_grouped(records, itemgetter("source")), share)}
 

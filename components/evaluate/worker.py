@@ -143,7 +143,6 @@ class Evaluator:
 
 
 def _trajectory(completion: Completion) -> dict[str, Any]:
-    """Additional fields of a record for an answer in turns."""
     return {
         "turns": completion.turn_records(),
         "num_environment_tokens": completion.num_environment_tokens,
@@ -154,10 +153,7 @@ def _trajectory(completion: Completion) -> dict[str, Any]:
 def _batches(
     config: EvaluateConfig, problems: Sequence[Problem], environments: Environments | None
 ) -> Iterator[tuple[Sequence[Problem], Sampling]]:
-    """Yield the problems that are answered at once, and how: all greedily, then all with samples.
-
-    Short questions go first: a batch takes as long as its longest one.
-    """
+    """Yield the problems that are answered at once, and how: short questions first, as the longest one decides."""
     ordered = sorted(problems, key=lambda problem: len(problem.question))
     decodings = [(1, 0.0), *([(config.num_samples, config.temperature)] if config.num_samples else [])]
     for num_samples, temperature in decodings:
@@ -225,7 +221,6 @@ def evaluate_model(
 
 
 def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics of a model, from its scores."""
     accuracies = {f"accuracy_{source}": each["accuracy"] for source, each in summary["greedy"]["by_source"].items()}
     return {**accuracies, **{key: summary[key] for key in ("worked_fraction", "mean_length_tokens")}}
 
@@ -268,7 +263,6 @@ def _write_evaluation(
     folder: Path,
     batches: Path,
 ) -> None:
-    """Answer all questions with a model, and write the records, the scores and the probes."""
     torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
     prepare_process(config.seed)
     checkpoint = asked_model(model, config, questions)

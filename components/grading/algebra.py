@@ -96,7 +96,6 @@ def _parse(latex: str) -> Any:
 
 
 def _root(value: Any, index: Any) -> Any:
-    """The root; for an odd one of a negative number the real one."""
     if value.is_number and value.is_negative and index.is_odd:
         return -sympy.root(-value, index)
     return sympy.root(value, index)
@@ -156,7 +155,10 @@ def _equal(first: Any, second: Any) -> bool:
     if not symbols:
         return _agree(first, second, {}) is True
     first, second = (_with_steps(each) for each in (first, second))
-    steps = [each.atoms(sympy.floor, sympy.sign, sympy.Mod) | _powers_of_zero(each) for each in (first, second)]
+    steps = [
+        each.atoms(sympy.floor, sympy.sign, sympy.Mod) | {power for power in each.atoms(sympy.Pow) if power.base == 0}
+        for each in (first, second)
+    ]
     if steps[0] != steps[1]:  # a step is nowhere to be seen but where it is
         return False
     names = {step: sympy.Dummy() for step in steps[0]}
@@ -187,10 +189,6 @@ def _with_steps(expression: Any) -> Any:
     expression = expression.replace(sympy.ceiling, lambda value: -sympy.floor(-value))
     expression = expression.replace(sympy.floor, lambda value: sympy.floor(sympy.expand(value)))
     return expression.rewrite((sympy.Max, sympy.Min), sympy.Abs)
-
-
-def _powers_of_zero(expression: Any) -> set[Any]:
-    return {power for power in expression.atoms(sympy.Pow) if power.base == 0}
 
 
 def _agree_around_kinks(first: Any, second: Any, point: dict[Any, Any]) -> bool:
@@ -291,7 +289,6 @@ def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False
 
 
 def _is_real(expression: Any, point: dict[Any, Any]) -> bool:
-    """Whether an expression is real at a point, and so are the roots and logarithms in it."""
     roots = [power for power in expression.atoms(sympy.Pow) if not power.exp.is_integer]
     values = (part.subs(point).evalf() for part in (expression, *roots, *expression.atoms(sympy.log)))
     return all(value.is_real for value in values if value.is_number)
@@ -305,7 +302,7 @@ def _evaluate(expression: Any, point: dict[Any, Any]) -> Any:
 
 def same_region(first: Sequence[Interval], second: Sequence[Interval]) -> bool:
     """Tell whether two unions of intervals with constant ends are the same part of the real line."""
-    ours, theirs = _merged(first), _merged(second)
+    ours, theirs = _parts(first), _parts(second)
     return len(ours) == len(theirs) and all(
         one[2:] == other[2:] and all(_same_end(*ends) for ends in zip(one[:2], other[:2], strict=True))
         for one, other in zip(ours, theirs, strict=True)
@@ -316,37 +313,25 @@ def _same_end(first: Any, second: Any) -> bool:
     return bool(first == second) or (first.is_finite and second.is_finite and _equal(first, second))
 
 
-def _merged(intervals: Sequence[Interval]) -> list[tuple[Any, Any, bool, bool]]:
-    """The intervals in order, as ends and whether those belong to them, with those that touch put together."""
-    read = [(_parse(each.low), _parse(each.high), each.has_low, each.has_high) for each in intervals]
-    if not all(map(_is_interval, read)):
+def _parts(intervals: Sequence[Interval]) -> list[tuple[Any, Any, bool, bool]]:
+    """The ends of the parts of a union, in order, and whether they belong to it."""
+    union = sympy.Union(*map(_interval, intervals))
+    read = []
+    for part in union.args if isinstance(union, sympy.Union) else (union,):
+        if isinstance(part, sympy.Interval):
+            read.append((part.start, part.end, not part.left_open, not part.right_open))
+        else:
+            read += [(point, point, True, True) for point in part]
+    return sorted(read, key=lambda part: float(part[0]))
+
+
+def _interval(interval: Interval) -> Any:
+    low, high = _parse(interval.low), _parse(interval.high)
+    is_real = low.is_extended_real and high.is_extended_real
+    if not is_real or (low.is_infinite and interval.has_low) or (high.is_infinite and interval.has_high):
         raise UnreadableError
-    merged: list[tuple[Any, Any, bool, bool]] = []
-    for each in sorted(read, key=lambda each: (float(each[0]), not each[2])):
-        both = _joined(merged[-1], each) if merged else None
-        merged[-1:] = [both] if both else [*merged[-1:], each]
-    return merged
-
-
-def _is_interval(interval: tuple[Any, Any, bool, bool]) -> bool:
-    """Whether the ends are real and in order, and both belong to it where they are the same."""
-    low, high, has_low, has_high = interval
-    if not (low.is_extended_real and high.is_extended_real):
-        return False
-    if (low.is_infinite and has_low) or (high.is_infinite and has_high):
-        return False
-    return (has_low and has_high) if _same_end(low, high) else bool(low < high)
-
-
-def _joined(
-    first: tuple[Any, Any, bool, bool], second: tuple[Any, Any, bool, bool]
-) -> tuple[Any, Any, bool, bool] | None:
-    """The union of two intervals of which the second does not begin before the first; None if a gap is between them."""
-    low, end, has_low, has_end = first
-    start, high, has_start, has_high = second
-    meet = _same_end(end, start)
-    if not (has_end or has_start if meet else bool(start < end)):
-        return None
-    if _same_end(end, high):
-        return low, end, has_low, has_end or has_high
-    return first if bool(high < end) else (low, high, has_low, has_high)
+    if _same_end(low, high) and interval.has_low and interval.has_high:
+        return sympy.FiniteSet(low)
+    if not low < high:
+        raise UnreadableError
+    return sympy.Interval(low, high, not interval.has_low, not interval.has_high)

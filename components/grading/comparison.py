@@ -16,13 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
-from components.grading.expression import (
-    UnreadableError,
-    exact_value,
-    parse_expression,
-    same_rational_function,
-    variables,
-)
+from components.grading.expression import UnreadableError, exact_value, parse_expression, variables
 from components.grading.parsing import Answer, Kind, Structure, exact_parts, is_integer, is_name, parse, parse_structure
 from components.grading.quantities import Number
 from components.grading.regions import ascending, parse_region
@@ -64,10 +58,9 @@ def compare(gold: str, answer: str, question: str = "") -> Decision:
 
 
 def _is_readable(answer: Answer) -> bool:
-    """Whether an answer can be read in all of its parts."""
     if answer.number or is_wording(answer):
         return True
-    if _MODULUS.fullmatch(answer.latex) or answer.latex in _SETS:
+    if _REMAINDER.fullmatch(answer.latex) or answer.latex in _SETS:
         return True
     structure = parse_structure(answer.latex)
     if structure.kind is Kind.EXPRESSION:
@@ -99,10 +92,9 @@ def _compare(expected: Answer, actual: Answer) -> Decision:
 
 
 def _compare_values(expected: Answer, actual: Answer) -> Decision:
-    """Compare two answers regardless of their units."""
     if expected.number and actual.number:
         return Decision.on("number", expected.number.equals(actual.number))
-    if decision := decide_by_wording(expected, actual) or _compare_congruences(expected, actual):
+    if decision := decide_by_wording(expected, actual):
         return decision
     expected, actual = _without_name(expected, actual), _without_name(actual, expected)
     first, second = parse_structure(expected.latex), parse_structure(actual.latex)
@@ -115,32 +107,7 @@ def _compare_values(expected: Answer, actual: Answer) -> Decision:
     return _compare_parts(expected, actual, first, second)
 
 
-_MODULUS = re.compile(
-    r"(?P<value>[^=<>]+?)\s*(?:\(\s*(?:\\(?:bmod|mod)(?![a-zA-Z])|(?:\\text\s*\{\s*)?mod\b\s*\}?)\s*(?P<inner>[^()]+)\)"
-    r"|\\(?:pmod|bmod|mod)(?![a-zA-Z])\s*(?P<outer>\{[^{}]+\}|[0-9]+|[a-zA-Z]))"
-)
-
-
-def _compare_congruences(expected: Answer, actual: Answer) -> Decision | None:
-    r"""Compare remainders: by the same modulus they are equal if they differ by a multiple of it.
-
-    A remainder is a plain number if it is smaller than its modulus: `3 \pmod 7` is 3, and `10 \pmod 7` is not 10.
-    """
-    matches = [_MODULUS.fullmatch(each.latex) for each in (expected, actual)]
-    if not any(matches):
-        return None
-    moduli = {(match["inner"] or match["outer"]).strip("{} ") for match in matches if match}
-    values = [
-        parse(match["value"] if match else each.latex) for match, each in zip(matches, (expected, actual), strict=True)
-    ]
-    numbers = [each.number.value for each in values if each.number]
-    if len(moduli) > 1 or len(numbers) < 2 or not (modulus := parse(moduli.pop()).number):
-        return Decision.on("value", len(moduli) <= 1 and all(matches) and values[0].text == values[1].text)
-    if all(matches):
-        return Decision.on("value", modulus.value > 0 and (numbers[0] - numbers[1]) % modulus.value == 0)
-    return Decision.on("value", numbers[0] == numbers[1] and 0 <= numbers[0] < modulus.value)
-
-
+_REMAINDER = re.compile(r"[^=<>]+\\pmod\s*\{[^{}]+\}")
 _POINT = re.compile(r"(?:[A-Z]|\\(?:text|mathrm)\s*\{[A-Z]\})(?:_(?:\{\w+\}|\w)|')?\s*(?=\()")
 
 
@@ -168,10 +135,9 @@ def _equals_decimal(latex: str, decimal: Number) -> bool:
 
 
 def _same_value(latex: str, other: str) -> bool:
-    with suppress(UnreadableError):
-        same = same_rational_function(parse_expression(latex), parse_expression(other))
-        if same is not None:
-            return same
+    numbers = [_exact_number(each) for each in (latex, other)]
+    if numbers[0] and numbers[1]:
+        return numbers[0].value == numbers[1].value
     from components.grading.algebra import same_value
 
     return same_value(latex, other)
@@ -202,7 +168,6 @@ def _conversions(expected: Answer, actual: Answer) -> list[tuple[Answer, Answer]
 
 
 def _converted(answer: Answer) -> Answer:
-    """The plain number that a percentage or an angle in degrees is."""
     if answer.unit == PERCENT:
         return _times(answer, Fraction(1, 100), places=2)
     return parse(rf"({answer.latex})\cdot\frac{{\pi}}{{180}}")
@@ -326,7 +291,6 @@ def _distinct(values: Sequence[str]) -> list[str]:
 
 
 def _members(parts: Sequence[str]) -> list[str]:
-    r"""The values of a list, of which `\pm 2` is two."""
     return [value for part in parts for value in (parse_structure(part).parts if _TWO_SIGNS.search(part) else [part])]
 
 
@@ -353,7 +317,6 @@ def _is_vector(structure: Structure) -> bool:
 
 
 def _rows(structure: Structure) -> list[list[str]]:
-    """The elements of a matrix row by row; those of anything else are one row."""
     if structure.kind is not Kind.MATRIX:
         return [list(structure.parts)]
     return [[element.strip() for element in row.split("&")] for row in structure.parts]
@@ -396,10 +359,7 @@ def _same_name(name: str, other: str) -> bool:
 
 
 def _in_order(equation: Structure, value: str, only: str = "") -> str:
-    """The value of an equation such as `(y,x) = (2,1)`, with the components in the alphabetical order of their names.
-
-    With `only`, this holds for names among these, and others keep their order.
-    """
+    """The value of `(y,x) = (2,1)`, in the alphabetical order of the names; with `only`, if they are among these."""
     names, values = parse_structure(equation.parts[0]), parse_structure(value)
     if names.kind is not Kind.TUPLE or values.kind is not Kind.TUPLE or len(names.parts) != len(values.parts):
         return value
@@ -451,7 +411,6 @@ def _is_quantity(names: list[set[str] | None], *, asked: bool) -> bool:
 
 
 def _exact_number(latex: str) -> Number | None:
-    """The value of a constant expression, where it is rational."""
     with suppress(UnreadableError):
         if (value := exact_value(parse_expression(latex))) is not None:
             return Number(value, None)
@@ -467,7 +426,6 @@ def _names(latex: str) -> set[str] | None:
 
 
 def _compare_regions(expected: Answer, actual: Answer) -> Decision:
-    """Compare parts of the real line: intervals, unions and solved inequalities."""
     structures = [parse_structure(each.latex) for each in (expected, actual)]
     regions = [parse_region(each, answer.latex) for each, answer in zip(structures, (expected, actual), strict=True)]
     if not any(regions) and all(each.kind is Kind.INEQUALITY and len(each.parts) == 2 for each in structures):

@@ -123,7 +123,6 @@ def _is_setup(question: str, node: Node) -> bool:
 
 
 def _form(latex: str) -> str:
-    """How a number is written."""
     answer = parse(latex)
     if answer.unit == PERCENT:
         return "percent"
@@ -247,14 +246,12 @@ def _readable(latex: str) -> Iterator[Node]:
 
 @lru_cache(maxsize=512)
 def _numbers(question: str) -> frozenset[Fraction]:
-    """The numbers of a question, in digits and in words."""
     written = (Fraction(match.group().replace(",", "")) for match in _DIGITS.finditer(question))
     words = (parse_number(match.group().casefold()) for match in _WORD.finditer(question))
     return frozenset([*written, *(each.value for each in words if each)])
 
 
 def _within(node: Node) -> Iterator[Node]:
-    """An expression and all in it."""
     yield node
     for operand in node.operands:
         yield from _within(operand)
@@ -287,7 +284,6 @@ def _contains(whole: Node, part: Node) -> bool:
 
 
 def _is_number(node: Node) -> bool:
-    """Whether this is an integer, a decimal or a fraction of two."""
     if node.operation == "*":
         factors = [each for each in node.operands if each != _MINUS_ONE]
         return (
@@ -335,7 +331,6 @@ def canonical(node: Node) -> Node:
 
 
 def _added(*terms: Node) -> Node:
-    """A mixed number, or a sum."""
     is_mixed = len(terms) == 2 and terms[0].operation == "number" and terms[1].operation in {"*", "^"}
     return Node("mixed", terms) if is_mixed and _is_number(terms[1]) else _sum(terms)
 
@@ -380,7 +375,6 @@ def _repeated(factor: Node, count: int) -> Node:
 
 
 def _power(base: Node, exponent: Node) -> Node:
-    """A power; the reciprocal of a product is one of each factor."""
     if exponent == _ONE:
         return base
     if exponent == _ZERO or base == _ONE:

@@ -9,23 +9,20 @@ leaves a choice:
 - `f(x+1)` is a value of f, as are g and h; for other letters `n(n+1)` is a product and `P(2)` or `C(5,2)` is not.
 """
 
-import random
+import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import factorial, gcd, isqrt, prod
-from typing import Any
+from math import factorial, isqrt, prod
 
 from components.grading.vocabulary import FUNCTION_NAMES, LETTER_STYLES, TEXT_STYLES
 
 _MAX_DEPTH = 60
 _MAX_BITS = 20_000
 _MAX_FACTORIAL = 200
-_NUM_POINTS = 3
-_NUM_TRIES = 12
 
 
 class UnreadableError(Exception):
@@ -139,13 +136,11 @@ class _Parser:
             raise UnreadableError
 
     def _command(self) -> str:
-        """The name of the command that comes next; empty where none does."""
         token = self._peek()
         return token[1:] if token[:1] == "\\" else ""
 
     @contextmanager
     def _nested(self) -> Iterator[None]:
-        """Limit how deeply expressions are in one another."""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise UnreadableError
@@ -153,7 +148,6 @@ class _Parser:
         self._depth -= 1
 
     def _follows(self, pattern: re.Pattern[str]) -> bool:
-        """Whether the next tokens begin with a pattern."""
         return bool(pattern.match("".join(self._tokens[self._place : self._place + _MAX_AHEAD])))
 
     # Sums and products.
@@ -181,7 +175,6 @@ class _Parser:
         return Node("-", (left,)) if negative else left
 
     def _factors(self) -> Node:
-        """Factors that follow one another without a sign between them."""
         factors = [self._factor()]
         while self._begins_factor():
             if self._peek().isdigit() and factors[-1].operation in {"number", "name"}:
@@ -206,7 +199,6 @@ class _Parser:
         return self._powers(self._atom())
 
     def _powers(self, base: Node) -> Node:
-        """What is written behind a factor: powers, factorials and degrees."""
         while (token := self._peek()) in {"^", "!", "_", "'"} or token == r"\degree":
             if token == "^" and base.operation == "^":
                 raise UnreadableError
@@ -266,12 +258,10 @@ class _Parser:
         return ""
 
     def _typed(self) -> str:
-        """The name of a function that comes next without a backslash."""
         match = _TYPED.match("".join(self._tokens[self._place : self._place + 7]))
         return match[0] if match else ""
 
     def _function(self, name: str) -> Node:
-        """The value of a function whose name was taken."""
         power, base = self._scripts(name)
         if name in _WITH_LIST:
             self._expect("(")
@@ -288,7 +278,6 @@ class _Parser:
         return self._powers(value) if bracketed else value
 
     def _scripts(self, name: str) -> tuple[Node | None, Node | None]:
-        """The power and the base between the name of a function and its argument."""
         power = base = None
         while (token := self._peek()) in {"^", "_"}:
             self._next()
@@ -296,13 +285,10 @@ class _Parser:
                 # `\sin^230` is the square of the sine of 30.
                 power = self._argument() if self._peek().isdigit() else self._exponent()
             elif token == "_" and base is None and name == "log":
-                base = self._group_or_number()
+                base = self._number() if self._peek().isdigit() and self._is_long_index() else self._argument()
             else:
                 raise UnreadableError
         return power, base
-
-    def _group_or_number(self) -> Node:
-        return self._number() if self._peek().isdigit() and self._is_long_index() else self._argument()
 
     def _is_long_index(self) -> bool:
         r"""Whether an index that is a number is followed by a space: `\log_10 2`, but `\log_28` is of 8."""
@@ -312,7 +298,6 @@ class _Parser:
         return place - self._place > 1 and place < len(self._tokens) and not self._tokens[place].isdigit()
 
     def _unbracketed(self) -> Node:
-        """The argument of a function without brackets around it."""
         with self._nested():
             return self._any_unbracketed()
 
@@ -381,7 +366,6 @@ class _Parser:
         return self._structure(name)
 
     def _structure(self, name: str) -> Node:
-        """A root, a matrix, or a sum or product over an index."""
         if name == "begin":
             return self._matrix()
         if name in _SERIES:
@@ -411,7 +395,6 @@ class _Parser:
         return Node("apply", (low, high, term), f"\\{name}")
 
     def _verbatim(self) -> str:
-        """The text between two braces, in which there are none."""
         self._expect("{")
         text = ""
         while (token := self._tokens[self._place] if self._place < len(self._tokens) else "{") != "}":
@@ -560,65 +543,27 @@ def _named(name: str) -> Node:
 
 
 class _NotRationalError(Exception):
-    """An expression has an irrational part, or one that is too large."""
-
-
-class _UndefinedError(Exception):
-    """A division by zero."""
+    """An expression has an irrational or undefined part, or one that is too large."""
 
 
 @lru_cache(maxsize=4096)
 def exact_value(node: Node) -> Fraction | None:
     """Return the value of a constant expression; None where it is irrational, undefined or huge."""
     try:
-        return Fraction(_evaluate(node, _Exact()))
-    except (_NotRationalError, _UndefinedError):
+        return _evaluate(node)
+    except (_NotRationalError, ZeroDivisionError):
         return None
 
 
-def same_rational_function(first: Node, second: Node) -> bool | None:
-    """Tell whether two rational functions are the same; None where either expression is no rational function.
-
-    They are compared modulo large random numbers at random points, both of which depend on the two expressions: nobody
-    can aim at them, and a difference stays hidden with a probability below one in 10^20.
-    """
-    names = sorted(variables(first) | variables(second))
-    generator = random.Random("|".join(sorted(map(repr, (first, second)))))
-    num_defined = 0
-    for _ in range(_NUM_TRIES):
-        modulus = generator.getrandbits(128) | 1
-        residues = _Residues(modulus, {name: generator.randrange(modulus) for name in names})
-        try:
-            if _evaluate(first, residues) != _evaluate(second, residues):
-                return False
-        except _UndefinedError:
-            continue
-        except _NotRationalError:
-            return None
-        num_defined += 1
-        if num_defined == _NUM_POINTS:
-            return True
-    return False
-
-
-def _evaluate(node: Node, numbers: "_Exact | _Residues") -> Any:
-    match node.operation:
-        case "number":
-            return numbers.number(Fraction(node.value))
-        case "name":
-            return numbers.variable(str(node.value))
-        case "^":
-            base, power = node.operands
-            exponent = _evaluate(power, _Exact())
-            if exponent.denominator != 1:
-                raise _NotRationalError
-            return numbers.power(_evaluate(base, numbers), int(exponent))
-        case "root" | "factorial":
-            constants = [_evaluate(operand, _Exact()) for operand in node.operands]
-            return numbers.number((_root if node.operation == "root" else _factorial)(*constants))
+def _evaluate(node: Node) -> Fraction:
+    if node.operation == "number":
+        return Fraction(node.value)
     if node.operation not in _ARITHMETIC:
         raise _NotRationalError
-    return _ARITHMETIC[node.operation](numbers, [_evaluate(operand, numbers) for operand in node.operands])
+    value = _ARITHMETIC[node.operation](*map(_evaluate, node.operands))
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
+        raise _NotRationalError
+    return value
 
 
 def _root(value: Fraction, index: Fraction) -> Fraction:
@@ -635,76 +580,25 @@ def _factorial(value: Fraction) -> Fraction:
     return Fraction(factorial(int(value)))
 
 
-class _Exact:
-    """Fractions of limited size."""
-
-    def number(self, value: Fraction) -> Fraction:
-        return value
-
-    def variable(self, name: str) -> Fraction:
-        raise _NotRationalError(name)
-
-    def add(self, values: Sequence[Fraction]) -> Fraction:
-        return self._limited(sum(values, Fraction(0)))
-
-    def multiply(self, values: Sequence[Fraction]) -> Fraction:
-        return self._limited(prod(values, start=Fraction(1)))
-
-    def divide(self, numerator: Fraction, denominator: Fraction) -> Fraction:
-        if denominator == 0:
-            raise _UndefinedError
-        return self._limited(numerator / denominator)
-
-    def power(self, base: Fraction, exponent: int) -> Fraction:
-        if base == 0 and exponent <= 0:
-            raise _UndefinedError
-        if abs(base) in {0, 1}:
-            return base if exponent % 2 else abs(base)
-        if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > _MAX_BITS:
-            raise _NotRationalError
-        return base**exponent
-
-    def _limited(self, value: Fraction) -> Fraction:
-        if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
-            raise _NotRationalError
-        return value
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if base == 0 and exponent <= 0:
+        raise ZeroDivisionError
+    if exponent.denominator != 1:
+        raise _NotRationalError
+    if abs(base) in {0, 1}:
+        return base if exponent % 2 else abs(base)
+    if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > _MAX_BITS:
+        raise _NotRationalError
+    return base ** int(exponent)
 
 
-@dataclass(frozen=True, slots=True)
-class _Residues:
-    """Whole numbers modulo another one, at a point."""
-
-    modulus: int
-    point: Mapping[str, int]
-
-    def number(self, value: Fraction) -> int:
-        return self.divide(value.numerator, value.denominator)
-
-    def variable(self, name: str) -> int:
-        return self.point[name]
-
-    def add(self, values: Sequence[int]) -> int:
-        return sum(values) % self.modulus
-
-    def multiply(self, values: Sequence[int]) -> int:
-        return prod(values) % self.modulus
-
-    def divide(self, numerator: int, denominator: int) -> int:
-        if gcd(denominator, self.modulus) != 1:
-            raise _UndefinedError
-        return numerator * pow(denominator, -1, self.modulus) % self.modulus
-
-    def power(self, base: int, exponent: int) -> int:
-        if base == 0 and exponent <= 0:
-            raise _UndefinedError
-        power = pow(base, abs(exponent), self.modulus)
-        return power if exponent >= 0 else self.divide(1, power)
-
-
-_ARITHMETIC: dict[str, Callable[[Any, list[Any]], Any]] = {
-    "+": lambda numbers, values: numbers.add(values),
-    "-": lambda numbers, values: numbers.multiply([*values, -1]),
-    "*": lambda numbers, values: numbers.multiply(values),
-    "/": lambda numbers, values: numbers.divide(*values),
-    "group": lambda numbers, values: values[0],
+_ARITHMETIC: dict[str, Callable[..., Fraction]] = {
+    "+": lambda *terms: sum(terms, Fraction(0)),
+    "-": operator.neg,
+    "*": lambda *factors: prod(factors, start=Fraction(1)),
+    "/": operator.truediv,
+    "^": _power,
+    "root": _root,
+    "factorial": _factorial,
+    "group": lambda value: value,
 }

@@ -201,7 +201,6 @@ def _read_line(line: str, place: int) -> FinalAnswer:
         return replace(boxed, place=place)
     if len(line) > _MAX_BARE_CHARACTERS:
         return FinalAnswer(line, place=place)
-    line = _LABEL.sub("", line) or line
     line = _CODE.sub(r"\2", line) if "`" in line else line
     if remark := _REMARK_BEHIND_NUMBER.match(line):
         line = remark[1]
@@ -325,15 +324,7 @@ _INTRODUCES = re.compile(
     r"[:=\u2248]|\b(?:is|are|equals?|was|were|be|about|approximately|roughly)\b|'s\b", re.IGNORECASE
 )
 _NAMES_SUBJECT = re.compile(r"^(?:the|a|an|that)\b|\b(?:is|are|equals)\b|=", re.IGNORECASE)
-_DISPLAY_END = re.compile(r"(?:\$\$|\\\])(?=\s+[A-Z])")
 _COPULA = re.compile(r"\b(?:is|are|equals?|gives?|was|were|be|by)\b|'s\b|[=\u2248]", re.IGNORECASE)
-_GOVERNED = re.compile(
-    r"(?:n't|cannot|\b(?:not|never|less|more|greater|than|below|above|under|over|least|most|twice|half|between"
-    r"|times|plus"
-    r"|minus|divided by|root of|squared?|power of|exclude|except|different from|other than))"
-    r"(?:\s+(?:be|equal|equal to|of|the))*\s*[($]*$",
-    re.IGNORECASE,
-)
 _SENTENCE_END = re.compile(r"(?:[.!?]['\")*\]]*(?=\s)|\u3002(?=.)|\n)")
 _CONCLUDES = re.compile(
     r"(?:therefore|thus|hence|so|consequently|in conclusion|in total|altogether|finally|final answer|"
@@ -363,11 +354,6 @@ _NO_STATEMENT = re.compile(
     re.IGNORECASE,
 )
 _ANSWER_HEADING = re.compile(r"[\W_]*(?:(?:the|final|correct) ){0,2}(?:answer|result|solution)[\W_]*", re.IGNORECASE)
-_LABEL = re.compile(
-    r"^[\s*_]*(?:(?:the|so|thus|hence|therefore|my|our)[,\s]+){0,3}(?:(?:final|correct|right)\s+)?(?:answer|ans|result|solution|total|value)"
-    r"[\s*]*(?:is\s*[:=]?|=|:|equals)[\s*:]+(?=\S)",
-    re.IGNORECASE,
-)
 # A number with a full stop is that of a step.
 _REMARK_BEHIND_NUMBER = re.compile(r"(-?\$?[0-9](?:[0-9.,/]*[0-9])?%?)\s+(?=\(?[A-Z][\w'\u2019-]*[,!:]?\s+\S+\s+\S)")
 _GLOSS = re.compile(r"(?P<value>[^()]*\d[^()]*?)\s+\((?P<gloss>[^()]+)\)\.?")
@@ -408,19 +394,11 @@ _STATES = re.compile(
 )
 _CONDITION = re.compile(
     r"\b(?:if|whether|unless|suppose|assume|never|what|wrong|incorrect|doubt|why|false|thought|check|verify|confirm)\b|\bno\s*$|\bnot\b(?!\s*,)"
-    r"|\b(?:twice|half|double)(?: of)?(?: the| our)?\s*$"
     r"|n't\b",
     re.IGNORECASE,
 )
 _DENIAL = re.compile(r"(?:not|never|neither|unknown|unclear|wrong|incorrect|either)\b", re.IGNORECASE)
 _LAST_SENTENCE_BREAK = re.compile(r"[.!?;\u3002\n]")
-_NOT_ASSERTED = re.compile(
-    r"\b(?:not(?!\s+[-$]?\d)|cannot|neither|nor|never|wrong|incorrect|impossible|false|fails|reject|perhaps|maybe|might|mistake"
-    r"|ruled out|too (?:large|small|big)|either|different from|other than)\b|n't\b|\bor\b(?!\s+(?:equal|about))"
-    r"|\b(?:if|suppose|supposing|assume|assuming|unless|whether|let)\b(?=[^,:;]*\.\.\. )",
-    re.IGNORECASE,
-)
-_BEFORE_LAST_DIGIT = re.compile(r".*[0-9]", re.DOTALL)
 _CHANGED_BEHIND = re.compile(
     r"[\s$*]*(?:more than|less than|fewer than|squared|cubed|times|plus|minus|factorial|divided|or)\b", re.IGNORECASE
 )
@@ -547,7 +525,6 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     """The value that the last sentence gives, if it is finished and concludes, or is the only one."""
     # Full stops inside formulas end no sentence.
     ends = {match.end() for match in _SENTENCE_END.finditer(_without_formulas(text))}
-    ends |= {match.end() for match in _DISPLAY_END.finditer(text)}
     sentences = [part for start, end in pairwise([0, *sorted(ends), len(text)]) if (part := text[start:end]).strip()]
     if not sentences or "?" in sentences[-1]:
         return None
@@ -559,11 +536,8 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     value = _last_value(last)
     if value is None or not (_FINISHED.search(last) or value.end == len(last)):
         return None
-    beside = _BEFORE_LAST_DIGIT.sub("", last[: value.start]) + " ... " + last[value.end :]
-    if _NOT_ASSERTED.search(beside) or _CHANGED_BEHIND.match(last, value.end):
-        return None
     answer = value.text + scale_behind(last[value.end :])
-    if last_sentence and not _NO_STATEMENT.search(last) and _FINISHED.search(last):
+    if last_sentence and _FINISHED.search(last):
         return answer
     is_only = len(sentences) == 1 or (len(text) <= _MAX_LINE_CHARACTERS and "\n" not in text)
     concludes = _CONCLUDES.search(last) or (is_only and (_FORMULA.search(last) or _INTRODUCES.search(last)))
@@ -582,7 +556,7 @@ def _last_value(sentence: str) -> _Value | None:
     copulas = [match.end() for match in _COPULA.finditer(words)]
     after = [value for value in sorted(values) if copulas and value.start >= copulas[-1] - 1]
     value = after[0] if after else max(values)
-    return value if value.text and not _GOVERNED.search(words[max(0, value.start - 80) : value.start]) else None
+    return value if value.text else None
 
 
 _LAST_NUMBER = re.compile(r"(?<![\w.{^])[-\u2212]?(?:\\?[$€£])?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?(?:\s?\\?%)?")

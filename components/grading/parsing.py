@@ -165,6 +165,7 @@ _CANONICAL: list[_Rewrite] = [
         (("frac",), r"\\frac\s*([0-9a-zA-Z])", r"\\frac{\1}"),
         (("frac",), r"(\\frac\s*\{[^{}]*\})\s*([0-9a-zA-Z])", r"\1{\2}"),
         (("sqrt",), r"\\sqrt\s*([0-9a-zA-Z])", r"\\sqrt{\1}"),
+        (("pmod",), r"\\pmod\s*([0-9a-zA-Z])", r"\\pmod{\1}"),
         (("_", "^"), r"([_^])\s*([0-9]+|[a-zA-Z])", r"\1{\2}"),
         # `1 1/2` is not `11/2`: a space between digits stays, all others go.
         (("",), r"(?<![0-9])\s+|\s+(?![0-9])", ""),

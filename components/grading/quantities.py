@@ -95,8 +95,6 @@ _DIGITS = {word: number for number, word in enumerate(_ONES.split())}
 _TEENS = "ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _TENS = {word: 10 * number for number, word in enumerate(_TEN_TIMES.split(), start=2)}
 _SMALL = _DIGITS | {word: number for number, word in enumerate(_TEENS.split(), start=10)} | _TENS
-SMALL_NUMBERS = tuple(_SMALL)
-"""The words of numbers below a hundred."""
 _SCALES = {"trillion": 10**12, "billion": 10**9, "million": 10**6, "thousand": 10**3, "hundred": 10**2}
 _GROUPS = _SCALES | {"dozen": 12}
 _ORDINALS = (
@@ -177,7 +175,6 @@ def _cardinal(words: list[str]) -> int | None:
 
 
 def _small(words: list[str]) -> int | None:
-    """A whole number below 100."""
     if len(words) == 2 and words[0] in _TENS and _DIGITS.get(words[1]):
         return _TENS[words[0]] + _DIGITS[words[1]]
     return _SMALL.get(words[0]) if len(words) == 1 else None

@@ -74,10 +74,7 @@ def _depth(latex: str) -> int:
 
 
 def _answering_side(latex: str, gold: Answer) -> str:
-    r"""The side of an equation that answers the question: 6 of `\gcd(12,18) = 6`; any other text as it is.
-
-    It is the last side, or the one before an approximation that is not the expected number.
-    """
+    r"""The last side of an equation, or the one before an approximation that is not the expected number."""
     if not any(sign in latex for sign in ("=", r"\approx", r"\in", r"\equiv")):
         return latex
     structure = parse_structure(latex)

@@ -134,10 +134,7 @@ def _language(info: str) -> str:
 
 
 def _code_without_fence(lines: list[str]) -> str | None:
-    """The last run of lines that is Python and defines a function or a class; None without one.
-
-    Prose is not Python, or defines nothing. An indented run stands below an empty line, as in Markdown.
-    """
+    """The last run of lines that is Python and defines something; an indented run stands below an empty line."""
     code, end, parsed = None, 0, 0
     for start in range(len(lines)):
         if start >= end and parsed < _MAX_PARSED_CHARACTERS and _begins_code(lines, start):

@@ -137,7 +137,6 @@ def _angle_or_percent(latex: str) -> tuple[str, Unit] | None:
 
 
 def _money(latex: str, context: Context) -> tuple[str, Unit] | None:
-    """An amount of money, in total or per something."""
     if not any(sign in latex for sign in _CURRENCIES) or not (match := _CURRENCY.fullmatch(latex)):
         return None
     value, unit = split_unit(match["amount"] or match["sign"] + match["value"], context)
@@ -264,15 +263,10 @@ def read_question(question: str, gold: str) -> Context:
     return Context(frozenset(asked), _symbols(question) | _gold_symbols(gold, question))
 
 
-def _is_prose(inner: str) -> bool:
-    return bool(_PROSE.search(_COMMAND.sub(" ", _STYLED.sub(" ", inner))))
-
-
 def _symbols(question: str) -> frozenset[str]:
-    """The letters that stand for something in the formulas of a question."""
     formulas = (match[1] or match[2] or match[3] for match in FORMULA.finditer(question))
-    bare = (_COMMAND.sub(" ", _STYLED.sub(" ", formula)) for formula in formulas if not _is_prose(formula))
-    return frozenset(letter for formula in bare for letter in formula if letter.isalpha())
+    bare = (_COMMAND.sub(" ", _STYLED.sub(" ", formula)) for formula in formulas)
+    return frozenset(letter for text in bare if not _PROSE.search(text) for letter in text if letter.isalpha())
 
 
 def _may_be_thing(word: str) -> bool:

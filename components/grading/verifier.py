@@ -40,29 +40,19 @@ GRADE = "components.grading.grade:grade"
 _MAX_WORKERS = 8  # they grade about as fast as this process can hand out
 _MAX_ADDRESS_SPACE = 1 << 30
 _MAX_WAIT_S = 300.0
-"""By the clock, for a list of submissions; the deadline is in processor time, and the sandbox has its own limits."""
-_MAX_SUBMISSIONS = 16
-_MAX_CHARACTERS = 50_000
-"""Given to a worker at once; a longer response is alone."""
-
-_Outcome = tuple[range, Any, Failure | None]
+"""By the clock, for a submission; the deadline is in processor time, and the sandbox has its own limits."""
 
 
 class Verifier(AbstractContextManager["Verifier"]):
-    """Grades submissions in worker processes; close it, or use it in a `with` block. Any number of threads may call it.
-
-    A list of them is given to a worker at once; those of a list that has ended its worker are graded one by one, which
-    tells the one that is to blame.
-    """
+    """Grades submissions in worker processes; close it, or use it in a `with` block. Any thread may call it."""
 
     def __init__(self, *, num_workers: int | None = None, deadline_s: float = 1.0, function: str = GRADE) -> None:
         self._pid, self._deadline_s = os.getpid(), deadline_s
-        self._num_workers = num_workers or _num_workers()
         self._pool = Pool(
             PoolConfig(
                 service="components.grading.worker:GradingService",
                 arguments=[function, deadline_s],
-                num_workers=self._num_workers,
+                num_workers=num_workers or _num_workers(),
                 memory_bytes=_MAX_ADDRESS_SPACE,
                 timeout_s=_MAX_WAIT_S,
                 environment=environment(),
@@ -77,27 +67,15 @@ class Verifier(AbstractContextManager["Verifier"]):
         """
         if os.getpid() != self._pid:
             raise RuntimeError("a forked process cannot use the workers of its parent: make a new Verifier there")
-        grades: list[Grade | None] = [None] * len(submissions)
-        outcomes: SimpleQueue[_Outcome] = SimpleQueue()
-        lists = _lists(submissions, self._num_workers)
-        num_running = len(lists)
-        for places in lists:
-            self._submit(submissions, places, outcomes)
-        while num_running:
-            places, reply, failure = outcomes.get()
-            num_running -= 1
-            done = reply or []
-            for place, fields in zip(places, done, strict=False):
-                grades[place] = _grade_of(fields)
-            if failure and (len(places) == 1 or failure.kind in ("closed", "start")):
-                grades[places.start] = self._unscorable(failure)
-                continue
-            remaining = places[len(done) :]
-            again = [range(place, place + 1) for place in remaining] if failure else [remaining] if remaining else []
-            for each in again:
-                self._submit(submissions, each, outcomes)
-            num_running += len(again)
-        return [grade for grade in grades if grade is not None]
+        outcomes: SimpleQueue[tuple[int, Any, Failure | None]] = SimpleQueue()
+        for place, each in enumerate(submissions):
+            fields = (each.gold, each.response, each.policy, each.question)
+            self._pool.submit(fields, lambda *outcome, place=place: outcomes.put((place, *outcome)))
+        grades: dict[int, Grade] = {}
+        for _ in submissions:
+            place, reply, failure = outcomes.get()
+            grades[place] = self._unscorable(failure) if failure else _grade_of(reply)
+        return [grades[place] for place in range(len(submissions))]
 
     def close(self) -> None:
         """End the workers; calls in other threads raise."""
@@ -107,19 +85,8 @@ class Verifier(AbstractContextManager["Verifier"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _submit(self, submissions: Sequence[Submission], places: range, outcomes: "SimpleQueue[_Outcome]") -> None:
-        fields = [
-            (each.gold, each.response, each.policy, each.question) for each in submissions[places.start : places.stop]
-        ]
-        self._pool.submit(fields, lambda reply, failure: outcomes.put((places, reply, failure)))
-
     def _unscorable(self, failure: Failure) -> Grade:
-        """Return the grade of a submission that got none.
-
-        Raises:
-            RuntimeError: The verifier was closed.
-            PipelineError: No worker starts.
-        """
+        """Return the grade of a submission that got none; raise where the verifier is closed, or no worker starts."""
         if failure.kind == "closed":
             raise RuntimeError("the verifier is closed")
         if failure.kind == "start":
@@ -130,18 +97,6 @@ class Verifier(AbstractContextManager["Verifier"]):
         if failure.exit_code == -signal.SIGPROF or failure.kind == "time":
             return unscorable(Reason.TIME, detail=f"took longer than {self._deadline_s:g} s")
         return unscorable(Reason.CRASH, detail=failure.text)
-
-
-def _lists(submissions: Sequence[Submission], num_workers: int) -> list[range]:
-    """Divide submissions into lists, short enough that all workers have something to do to the end."""
-    size = max(1, min(_MAX_SUBMISSIONS, len(submissions) // (4 * num_workers)))
-    lists, start, num_characters = [], 0, 0
-    for place, submission in enumerate(submissions):
-        num_characters += len(submission.response)
-        if place > start and (place - start == size or num_characters > _MAX_CHARACTERS):
-            lists.append(range(start, place))
-            start, num_characters = place, len(submission.response)
-    return [*lists, range(start, len(submissions))] if submissions else []
 
 
 def _grade_of(fields: Any) -> Grade:

@@ -20,12 +20,10 @@ _MAX_MEMORY_KIB = 1 << 19  # in use: a library may catch the error of the limit 
 _MAX_REUSABLE_KIB = 1 << 18  # three times what the imports take: the next submission gets a new process
 _MEMORY_CHECK_S = 0.02
 """A submission that computed for less cannot have filled much memory."""
-_MAX_LIST_S = 0.01
-"""After so long, the rest of a list may be graded sooner by another worker."""
 
 
 class GradingService(Service):
-    """Grades lists of submissions; a request has their fields, and the reply the grades of at least the first."""
+    """Grades submissions; a request has the fields of one, and the reply those of its grade."""
 
     def __init__(self, function: str, deadline_s: float) -> None:
         """Import a function such as `grade`, and what its module's `prepare` imports, if it has one."""
@@ -36,22 +34,16 @@ class GradingService(Service):
         self._deadline_s, self._used_kib = deadline_s, 0
 
     def answer(self, state: None, request: Any) -> Any:
-        """Return the grades of the first submissions, of all where they take no time."""
-        started = time.monotonic()
-        grades = []
-        for gold, response, policy, question in request:
-            graded = self._grade(gold, response, AnswerPolicy(policy), question)
-            grades.append([graded.verdict, graded.extracted, graded.reason, graded.tests_passed, graded.detail])
-            if self.is_used_up() or time.monotonic() > started + _MAX_LIST_S:
-                break
-        return grades
+        """Return the fields of a grade; MemoryError where it took too much."""
+        gold, response, policy, question = request
+        graded = self._grade(gold, response, AnswerPolicy(policy), question)
+        return [graded.verdict, graded.extracted, graded.reason, graded.tests_passed, graded.detail]
 
     def is_used_up(self) -> bool:
         """Tell whether this process has grown too large for another submission."""
         return self._used_kib > _MAX_REUSABLE_KIB
 
     def _grade(self, gold: str, response: str, policy: AnswerPolicy, question: str) -> Grade:
-        """Grade within the deadline; MemoryError where it took too much."""
         started = time.process_time()
         # The kernel ends the process when it has computed for so long, even if nobody watches it any more.
         signal.setitimer(signal.ITIMER_PROF, self._deadline_s)

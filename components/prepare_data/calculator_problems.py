@@ -9,9 +9,8 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from components.prepare_data.source import BuiltIn, fraction_of
+from components.prepare_data.source import MAX_DRAWS, BuiltIn, fraction_of
 from components.prepare_data.word_problems import NAMES, THINGS
-from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 
 CalculatorFamily = Literal["boxes", "more", "fewer", "more_and_fewer"]
@@ -22,8 +21,6 @@ _SMALLEST_FACTOR, _SMALLEST_CHANGE, _LARGEST = 32, 12, 99
 _RESULTS = range(1_000, 10_000)
 """Results of calls: four digits each, so that the distance over which a small model copies is constant."""
 _TEST_FRACTION, _DEV_FRACTION = 0.2, 0.1
-_MAX_ATTEMPTS = 20_000
-"""Random draws without a new problem after which the problems count as exhausted."""
 
 Numbers = tuple[int, ...]
 """The numbers of a question, in its order."""
@@ -56,13 +53,8 @@ class CalculatorProblems(BuiltIn):
             seen: set[tuple[CalculatorFamily, Numbers]] = set()
             for index in range(self.max_problems(split)):
                 family = self.families[index % len(self.families)]
-                draws = (_draw(rng, family, split) for _ in range(_MAX_ATTEMPTS))
-                numbers = next((each for each in draws if each and (family, each) not in seen), None)
-                if numbers is None:
-                    raise PipelineError(
-                        f"prepare_data.sources: calculator_problems: num_{split} is {self.max_problems(split)}, but "
-                        f"only {index} distinct problems exist in equal shares of families; lower it or name others"
-                    )
+                draws = (_draw(rng, family, split) for _ in range(MAX_DRAWS))
+                numbers = self._first((each for each in draws if each and (family, each) not in seen), split, index)
                 seen.add((family, numbers))
                 calls = _calls(family, numbers)
                 is_worked = fraction_of(f"worked {seed} {family} {numbers}") < self.worked_fraction
@@ -103,7 +95,6 @@ def _question(rng: random.Random, family: CalculatorFamily, numbers: Numbers) ->
 
 
 def _calls(family: CalculatorFamily, numbers: Numbers) -> list[tuple[str, int]]:
-    """Return the calls of the calculator, one operation each, with their results."""
     first, second, *changes = numbers
     calls = [(f"{first}*{second}", first * second)]
     for sign, change in zip(_SIGNS[family], changes, strict=True):
@@ -113,6 +104,5 @@ def _calls(family: CalculatorFamily, numbers: Numbers) -> list[tuple[str, int]]:
 
 
 def _fenced(call: tuple[str, int]) -> str:
-    """Return a call as the model writes it, and its answer as the environment does."""
     expression, result = call
     return f"```calculator\n{expression}\n```\n```output\n{result}\n```\n"

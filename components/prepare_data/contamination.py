@@ -75,10 +75,7 @@ def _ngrams(words: Words, length: int) -> set[Words]:
 
 
 def _index_rare_ngrams(ngrams: Mapping[str, set[Words]], max_overlap: float) -> dict[Words, list[str]]:
-    """Return the test questions by their rarest n-grams, so that a figure that a thousand of them share costs nothing.
-
-    Each has as many there as it takes that a train question without any of them cannot exceed the limit.
-    """
+    """Return the test questions by so many of their rarest n-grams that nothing above the limit has none of them."""
     counts = Counter(ngram for members in ngrams.values() for ngram in members)
     index: defaultdict[Words, list[str]] = defaultdict(list)
     for test_id, members in ngrams.items():

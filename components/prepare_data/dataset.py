@@ -10,7 +10,6 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from components.grading.extract import final_answer
-from components.grading.verifier import Verifier
 from components.prepare_data.hub import HubDataset, files_in, find_on_hub, is_hub_id
 from components.prepare_data.math_dataset import level_of
 from components.prepare_data.rows import RawFile
@@ -104,11 +103,10 @@ class Dataset(FileSource):
         return None if self.is_on_hub(split, root) else super().num_rows(split, root)
 
     def _split(self, split: Split) -> tuple[str | None, str | None, str]:
-        """The subset, the split, and its name if it is not set."""
         is_test = split == Split.TEST and self.test is not None
         return self.subset, self.test_split if is_test else self.train_split, "test" if is_test else "train"
 
-    def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
+    def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem in one row; a solution that does not declare its answer gets it as an additional line."""
         question_column = self._column(columns, "question")
         if not question_column:

@@ -5,7 +5,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from components.grading.verifier import Verifier
 from components.prepare_data.config import PrepareConfig, Source
 from components.prepare_data.dataset import Dataset
 from components.prepare_data.source import FileSource, MalformedRow
@@ -20,16 +19,15 @@ def unusable_files(config: PrepareConfig, *, imitated: bool) -> Iterator[str]:
     if config.repository:
         return
     unsolved = []
-    with Verifier() as verify:
-        for index, source in enumerate(config.sources):
-            for split in (Split.TRAIN, Split.TEST):
-                rows = _first_rows(source, split, verify)
-                if isinstance(rows, str):
-                    yield f"prepare_data.sources.{index}.{split}: {rows}"
-                elif split == Split.TRAIN and rows:
-                    unsolved.append(not any(isinstance(row, Problem) and row.solution for row in rows))
-                elif split == Split.TRAIN and source.max_problems(split) != 0:  # not known yet
-                    unsolved.append(False)
+    for index, source in enumerate(config.sources):
+        for split in (Split.TRAIN, Split.TEST):
+            rows = _first_rows(source, split)
+            if isinstance(rows, str):
+                yield f"prepare_data.sources.{index}.{split}: {rows}"
+            elif split == Split.TRAIN and rows:
+                unsolved.append(not any(isinstance(row, Problem) and row.solution for row in rows))
+            elif split == Split.TRAIN and source.max_problems(split) != 0:  # not known yet
+                unsolved.append(False)
     if imitated and unsolved and all(unsolved):
         yield (
             "train_sft.num_steps: no train problem has a solution to imitate; set train_sft.num_steps: 0, or name the "
@@ -39,23 +37,22 @@ def unusable_files(config: PrepareConfig, *, imitated: bool) -> Iterator[str]:
 
 def first_problems(config: PrepareConfig) -> Iterator[Problem]:
     """The first problems of each source; of a file that cannot be read none, which is reported elsewhere."""
-    with Verifier() as verify:
-        for source in config.sources:
-            if not isinstance(source, FileSource):
-                yield from islice(source.problems(config.seed), _NUM_ROWS)
-                continue
-            for split in (Split.TRAIN, Split.TEST):
-                rows = _first_rows(source, split, verify)
-                yield from () if isinstance(rows, str) else (row for row in rows if isinstance(row, Problem))
+    for source in config.sources:
+        if not isinstance(source, FileSource):
+            yield from islice(source.problems(config.seed), _NUM_ROWS)
+            continue
+        for split in (Split.TRAIN, Split.TEST):
+            rows = _first_rows(source, split)
+            yield from () if isinstance(rows, str) else (row for row in rows if isinstance(row, Problem))
 
 
-def _first_rows(source: Source, split: Split, verify: Verifier) -> list[Problem | MalformedRow] | str:
+def _first_rows(source: Source, split: Split) -> list[Problem | MalformedRow] | str:
     """Return the first rows in the file of a split, or why it cannot be used; none where it has no file here."""
     on_hub = isinstance(source, Dataset) and source.is_on_hub(split, Path())
     if not isinstance(source, FileSource) or source.path(split) is None or source.is_held_out(split) or on_hub:
         return []
     try:
-        rows = list(islice(source.read(split, Path(), verify), _NUM_ROWS))
+        rows = list(islice(source.read(split, Path()), _NUM_ROWS))
     except PipelineError as error:
         return str(error)
     if not rows:

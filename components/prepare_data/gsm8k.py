@@ -3,7 +3,6 @@
 import re
 from typing import Any, Literal
 
-from components.grading.verifier import Verifier
 from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text, text_or_number
 
 _MARK = "####"
@@ -15,7 +14,7 @@ class GSM8K(FileSource):
 
     kind: Literal["gsm8k"]
 
-    def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
+    def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem; the solution stays unchanged, the answer loses its thousands commas."""
         solution = text_or_number(columns, "answer")
         _, mark, answer = solution.rpartition(_MARK)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from components.prepare_data.rows import ACCEPTED, RawFile, is_data_file, stem
+from components.prepare_data.rows import ACCEPTED, RawFile, is_data_file, natural_order, stem
 from components.shared.errors import PipelineError
 
 _ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -135,7 +135,7 @@ def _splits(folder: Path, label: Path, subset: str | None) -> dict[str, list[str
                 raise PipelineError(f"{label}: {what}; set `subset` to one of: {subsets}") from None
             raise PipelineError(f"{label}: has no file that can be read ({reason}); accepted: {ACCEPTED}") from None
     files: Mapping[str, list[str]] = builder.config.data_files or {}
-    return {str(name): sorted(map(str, paths), key=_natural_order) for name, paths in files.items()}
+    return {str(name): sorted(map(str, paths), key=natural_order) for name, paths in files.items()}
 
 
 def _choose(splits: Mapping[str, list[str]], label: Path, split: str | None, default: str) -> list[str]:
@@ -148,8 +148,3 @@ def _choose(splits: Mapping[str, list[str]], label: Path, split: str | None, def
     if unreadable:
         raise PipelineError(f"{label}: {Path(unreadable[0]).name} cannot be read; accepted: {ACCEPTED}")
     return splits[wanted]
-
-
-def _natural_order(name: str) -> list[int | str]:
-    """Order part-2 before part-10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]

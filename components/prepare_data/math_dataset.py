@@ -4,7 +4,7 @@ import re
 from typing import Any, Literal
 
 from components.grading.extract import Box, final_answer, find_boxes
-from components.grading.verifier import Submission, Verdict, Verifier
+from components.grading.verifier import Verdict, grade
 from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text, text_or_number
 from components.shared.answer_policy import AnswerPolicy
 
@@ -20,13 +20,13 @@ class MATH(FileSource):
 
     kind: Literal["math", "math500"]
 
-    def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
+    def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem; without an `answer` column the answer is read from the boxes of the solution.
 
         The authors of MATH-500 cleaned the answers, so that the boxes are no substitute for the column there.
         """
         if columns.get("answer") is None and self.kind == "math":
-            answer = boxed_answer(text(columns, "solution"), verify)
+            answer = boxed_answer(text(columns, "solution"))
         else:
             answer = text_or_number(columns, "answer").strip()
         question, solution = text(columns, "problem"), text(columns, "solution")
@@ -34,7 +34,7 @@ class MATH(FileSource):
         return Fields(question, solution, answer, text(columns, *_SUBJECT) if has_subject else "", level_of(columns))
 
 
-def boxed_answer(solution: str, verify: Verifier) -> str:
+def boxed_answer(solution: str) -> str:
     r"""Return the answer in the boxes of a solution.
 
     Nearly every solution has one box, or one for each of several ways to the same answer. Boxes with different
@@ -52,7 +52,7 @@ def boxed_answer(solution: str, verify: Verifier) -> str:
     distinct = (
         answer
         for index, answer in enumerate(answers)
-        if not any(_is_same(answer, later, verify) for later in answers[index + 1 :])
+        if not any(_is_same(answer, later) for later in answers[index + 1 :])
     )
     return ", ".join(distinct)
 
@@ -66,9 +66,8 @@ def _is_remark(solution: str, boxes: list[Box], index: int) -> bool:
     return bool(_REMARK.search(before + after))
 
 
-def _is_same(answer: str, other: str, verify: Verifier) -> bool:
-    submission = Submission(other, rf"\boxed{{{answer}}}", AnswerPolicy.BOXED)
-    return answer == other or verify([submission])[0].verdict == Verdict.RIGHT
+def _is_same(answer: str, other: str) -> bool:
+    return answer == other or grade(other, rf"\boxed{{{answer}}}", AnswerPolicy.BOXED).verdict is Verdict.RIGHT
 
 
 def level_of(columns: dict[str, Any], name: str = "level") -> int | None:

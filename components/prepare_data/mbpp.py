@@ -4,7 +4,6 @@ import ast
 from typing import Any, Literal
 
 from components.grading.unit_tests import UnreadableTestsError, last_code_block, read_tests
-from components.grading.verifier import Verifier
 from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text
 
 _QUESTION = "{task}\nAnswer with a Python code block that passes tests like:\n{test}"
@@ -15,7 +14,7 @@ class MBPP(FileSource):
 
     kind: Literal["mbpp"]
 
-    def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
+    def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem in a row of the full dataset, which calls the task `text`, or the sanitized one, `prompt`.
 
         The question shows the first test, without which nobody could know the name and the arguments of the function.

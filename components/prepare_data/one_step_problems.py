@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from components.prepare_data.source import BuiltIn
-from components.shared.errors import PipelineError
+from components.prepare_data.source import MAX_DRAWS, BuiltIn
 from components.shared.problem import Problem, Split
 
 _PEOPLE = "Ada Bob Cora Dan Elif Finn Gina Hugo Iris Jack Kim Liam Mona Nils Olga Paul Rosa Sven Tara Umar Vera Yuki"
@@ -21,8 +20,6 @@ _PLACES = ("the market", "the park", "school", "home", "the shop", "the farm", "
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 _LARGEST = (10, 20, 50, 100)
 """Largest number of a problem, each limit equally often."""
-_MAX_ATTEMPTS = 10_000
-"""Random draws without a new problem after which the problems count as exhausted."""
 _TEXTS = {
     "addition": """
 {a} had {x} {t}. {b} gave {a} {y} more {t} and {z} {u}. How many {t} does {a} have now?
@@ -80,22 +77,19 @@ class OneStepProblems(BuiltIn):
         chance, seen = random.Random(f"{seed} {self.kind}"), set[str]()
         for index in range(self.num_train):
             subject, story = _STORIES[index % len(_STORIES)]
-            for _ in range(_MAX_ATTEMPTS):
-                first, second = _numbers(chance, subject)
-                question = story.format(**_details(chance), x=first, y=second)
-                if question not in seen:
-                    break
-            else:
-                raise PipelineError(
-                    f"prepare_data.sources: {self.kind}: num_train is {self.num_train}, but only about {index} "
-                    "different problems exist; lower it"
-                )
+            draws = (_draw(chance, subject, story) for _ in range(MAX_DRAWS))
+            question, first, second = self._first((each for each in draws if each[0] not in seen), Split.TRAIN, index)
             seen.add(question)
             sign, compute = _SIGNS[subject]
             answer = str(compute(first, second))
             solution = f"{first} {sign} {second} = {answer}\n#### {answer}"
             fields = {"question": question, "solution": solution, "answer": answer, "subject": subject}
             yield self._problem(Split.TRAIN, index, **fields, level=None)
+
+
+def _draw(chance: random.Random, subject: str, story: str) -> tuple[str, int, int]:
+    first, second = _numbers(chance, subject)
+    return story.format(**_details(chance), x=first, y=second), first, second
 
 
 def _numbers(chance: random.Random, subject: str) -> tuple[int, int]:

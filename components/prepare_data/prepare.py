@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from components.grading.verifier import Verifier
 from components.prepare_data.config import ContaminationConfig, PrepareConfig
 from components.prepare_data.contamination import Contamination, find_contamination
 from components.prepare_data.dataset import Dataset
@@ -92,14 +91,11 @@ STAGE = Stage(
 
 
 def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Rows, Rows, Mapping[str, Any] | None]:
-    """Return the problems of every source, those of the train split that are neither too easy nor too hard.
-
-    Then what is quarantined, the raw files, and what is recorded of the difficulty.
-    """
+    """Return the problems of every source by split, what is quarantined, the raw files, and the difficulty."""
     splits: dict[Split, list[Problem]] = {split: [] for split in Split}
     quarantine: Rows = []
     raw_files: Rows = []
-    with raw_folder(config) as raw, Verifier() as verify:
+    with raw_folder(config) as raw:
         for source in config.sources:
             if not isinstance(source, FileSource):
                 for problem in source.problems(config.seed):
@@ -107,7 +103,7 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
                 continue
             for split in Split:
                 if source.path(split):
-                    rows = list(source.read(split, raw.path, verify, seed=config.seed))
+                    rows = list(source.read(split, raw.path, seed=config.seed))
                     malformed = [row for row in rows if isinstance(row, MalformedRow)]
                     _check_rows(source, split, len(rows), malformed, config.max_malformed_fraction)
                     splits[split] += [row for row in rows if isinstance(row, Problem)]
@@ -130,7 +126,6 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
 def _choose_by_difficulty(
     config: PrepareConfig, raw: RawFolder, splits: dict[Split, list[Problem]], raw_files: Rows
 ) -> Mapping[str, Any]:
-    """Leave in the train split what is neither too easy nor too hard, and return what is recorded of it."""
     assert config.difficulty
     path = config.difficulty.pass_rates
     splits[Split.TRAIN], difficulty = within_band(splits[Split.TRAIN], config.difficulty, raw.path)

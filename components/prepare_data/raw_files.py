@@ -76,12 +76,10 @@ def _is_in(workspace: Workspace, clone: Path, commit: str, path: Path) -> bool:
 
 
 def _beside(path: Path) -> Path:
-    """The pointer to a file or folder."""
     return path.with_name(f"{path.name}.dvc")
 
 
 def _md5s(pointers: Mapping[Path, str]) -> dict[Path, str]:
-    """The MD5 in each pointer, by the path that it points to."""
     return {path: md5 for path, text in pointers.items() if (md5 := _field(text, "md5"))}
 
 
@@ -164,34 +162,23 @@ def _obtain(pointer: Pointer, file: Path) -> None:
     stored.parent.mkdir(parents=True, exist_ok=True)
     partial = stored.with_suffix(".partial")
     partial.unlink(missing_ok=True)
+    why = f"{stored}, the remote's copy of {pointer.target}, and {file} are no file with MD5 {pointer.md5}"
     if _md5(file) == pointer.md5:
         shutil.copyfile(file, partial)
-    else:
-        _download(pointer, file, partial)
+    elif pointer.url:
+        try:
+            _WORKSPACE.dvc("get-url", pointer.url, str(partial))
+            why += f"; {pointer.url} has other content now"
+        except PipelineError as error:
+            why += f"; {pointer.url} cannot be read ({error})"
+    if _md5(partial) != pointer.md5:
+        partial.unlink(missing_ok=True)
+        advice = "run `make data SOURCE=DIR` with a folder that has it (data/README.md says where to get it)"
+        raise PipelineError(f"{why}; {advice}")
     partial.rename(stored)
 
 
-def _download(pointer: Pointer, file: Path, partial: Path) -> None:
-    """Fetch a published file; PipelineError unless it is the one that the pointer expects."""
-    stored = pointer.object_in(_REMOTE)
-    state = "damaged" if stored.exists() else "missing"
-    nowhere = (
-        f"{stored}, the remote's copy of {pointer.target}, is {state}, and {file} is no file with MD5 {pointer.md5}"
-    )
-    advice = "run `make data SOURCE=DIR` with a folder that has it (data/README.md says where to get it)"
-    if pointer.url is None:
-        raise PipelineError(f"{nowhere}; {advice}")
-    try:
-        _WORKSPACE.dvc("get-url", pointer.url, str(partial))
-    except PipelineError as error:
-        raise type(error)(f"{nowhere}; {pointer.url} cannot be read ({error}); {advice}") from None
-    if _md5(partial) != pointer.md5:
-        partial.unlink()
-        raise PipelineError(f"{nowhere}; {pointer.url} has other content now; {advice}")
-
-
 def _md5(path: Path) -> str | None:
-    """Return the MD5 of a file; None if it does not exist."""
     if not path.is_file():
         return None
     with path.open("rb") as file:

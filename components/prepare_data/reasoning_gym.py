@@ -97,7 +97,6 @@ class ReasoningGym(BuiltIn):
 
 
 def _entries(task: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the different questions of a task with their answers."""
     try:
         import reasoning_gym
     except ImportError as error:

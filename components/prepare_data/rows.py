@@ -11,7 +11,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -54,13 +54,8 @@ class Row(NamedTuple):
     """What is wrong with a row that has no columns."""
 
 
-class _Cell(NamedTuple):
-    """A row without the name of its file; `number` is None for the only object of a file."""
-
-    number: int | None
-    line: int
-    columns: dict[str, Any] | None
-    reason: str = ""
+_Cell = tuple[int | None, int, dict[str, Any] | str]
+"""A row by its number, which the only object of a file has not, its line, and its columns or what is wrong with it."""
 
 
 def read_rows(file: RawFile) -> Iterator[Row]:
@@ -74,10 +69,10 @@ def read_rows(file: RawFile) -> Iterator[Row]:
     if reader is None:
         raise PipelineError(f"{file.label}: is of no format that can be read; accepted: {ACCEPTED}")
     try:
-        for cell in reader(file):
-            number = None if cell.number is None else f"{cell.number:05d}"
-            parts = [part for part in (file.prefix, number) if part]
-            yield Row(file.label, cell.line, "/".join(parts) or "00000", cell.columns, cell.reason)
+        for number, line, content in reader(file):
+            parts = [part for part in (file.prefix, "" if number is None else f"{number:05d}") if part]
+            columns, reason = (None, content) if isinstance(content, str) else (content, "")
+            yield Row(file.label, line, "/".join(parts) or "00000", columns, reason)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise PipelineError(f"{file.label}: not a gzip file that can be read ({error})") from None
     except UnicodeError as error:
@@ -85,13 +80,10 @@ def read_rows(file: RawFile) -> Iterator[Row]:
 
 
 def count_rows(file: RawFile) -> int:
-    """Return the number of rows of a file; those of JSON lines and parquet are not parsed."""
-    suffixes = file.path.suffixes
-    if suffixes[-1:] == [".parquet"]:
+    """Return the number of rows of a file; those of parquet are not read."""
+    if file.path.suffix == ".parquet":
         with _parquet(file) as parquet:
             return int(parquet.metadata.num_rows)
-    if suffixes[-1:] == [".jsonl"]:
-        return sum(bool(line.strip()) for line in jsonl.read_lines(file.path))
     return sum(1 for _ in read_rows(file))
 
 
@@ -103,6 +95,11 @@ def is_data_file(path: Path) -> bool:
 def stem(path: Path) -> str:
     """Return a path without the ending that says its format."""
     return (path.with_suffix("").with_suffix("") if _is_compressed(path) else path.with_suffix("")).as_posix()
+
+
+def natural_order(path: str | Path) -> list[int | str]:
+    """Order 2.json before 10.json, and both after what is in other folders before them."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
 
 
 def _is_compressed(path: Path) -> bool:
@@ -146,46 +143,30 @@ def _read_json_lines(file: RawFile) -> Iterator[_Cell]:
 def _cells(lines: Iterable[bytes]) -> Iterator[_Cell]:
     """Yield a cell for each line but empty ones, which count: a message must point at the right line."""
     for index, line in enumerate(lines):
-        content = line.removeprefix(_BYTE_ORDER_MARK) if index == 0 else line
-        if content.strip():
-            yield _cell(content, index)
-
-
-def _cell(content: bytes, index: int, *, is_only: bool = False) -> _Cell:
-    try:
-        columns, reason = jsonl.parse_object(content, where=""), ""
-    except PipelineError as error:
-        columns, reason = None, _HINT.sub("", str(error))
-    return _Cell(None if is_only else index, index + 1, columns, reason)
+        if content := line.removeprefix(_BYTE_ORDER_MARK).strip():
+            try:
+                yield index, index + 1, jsonl.parse_object(content, where="")
+            except PipelineError as error:
+                yield index, index + 1, _HINT.sub("", str(error))
 
 
 def _read_json(file: RawFile) -> Iterator[_Cell]:
     """Yield the objects of an array, the one object of a file, or those in the lines of a file with another ending."""
     with _open(file) as opened:
         content = opened.read().removeprefix(_BYTE_ORDER_MARK)
-    if content.lstrip().startswith(b"["):
-        try:
-            values = json.loads(content)
-        except (ValueError, RecursionError) as error:
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        if content.lstrip().startswith(b"["):
             raise PipelineError(f"{file.label}: not a valid JSON array ({error})") from None
-        for index, value in enumerate(values):
-            reason = "" if isinstance(value, dict) else f"expected a JSON object, got {type(value).__name__}"
-            yield _Cell(index, index + 1, None if reason else value, reason)
+        yield from _cells(content.splitlines())
         return
-    if _is_several_values(content):
-        yield from _cells(content.splitlines(keepends=True))
-    else:
-        yield _cell(content, 0, is_only=True)
-
-
-def _is_several_values(content: bytes) -> bool:
-    """Tell whether something follows the first JSON value of a text."""
-    with suppress(UnicodeDecodeError, RecursionError):
-        try:
-            json.loads(content)
-        except json.JSONDecodeError as error:
-            return error.msg == "Extra data"
-    return False
+    if not isinstance(values, list):
+        yield None, 1, values if isinstance(values, dict) else "expected a JSON object"
+        return
+    for index, value in enumerate(values):
+        is_object = isinstance(value, dict)
+        yield index, index + 1, value if is_object else f"expected a JSON object, got {type(value).__name__}"
 
 
 # CSV and TSV ----------------------------------------------------------------------------------------------------------
@@ -209,7 +190,7 @@ def _read_delimited(file: RawFile, *, delimiters: str) -> Iterator[_Cell]:
             line = reader.line_num + 1
             for index, values in enumerate(reader):
                 if values:
-                    yield _csv_cell(header, values, index, line)
+                    yield index, line, _csv_cell(header, values)
                 line = reader.line_num + 1
         except csv.Error as error:
             raise PipelineError(f"{file.label}:{reader.line_num}: not valid CSV ({error})") from None
@@ -223,12 +204,11 @@ def _check_header(file: RawFile, header: list[str]) -> None:
         raise PipelineError(f'{file.label}:1: two columns are named "{twice}"; rename one of them')
 
 
-def _csv_cell(header: list[str], values: list[str], index: int, line: int) -> _Cell:
+def _csv_cell(header: list[str], values: list[str]) -> dict[str, Any] | str:
     if len(values) != len(header):
-        reason = f"has {len(values)} fields, and the header has {len(header)}; is a field with a comma not in quotes?"
-        return _Cell(index, line, None, reason)
+        return f"has {len(values)} fields, and the header has {len(header)}; is a field with a comma not in quotes?"
     cells = (value.replace("\r\n", "\n") if value.strip() else None for value in values)
-    return _Cell(index, line, dict(zip(header, cells, strict=True)))
+    return dict(zip(header, cells, strict=True))
 
 
 # Parquet --------------------------------------------------------------------------------------------------------------
@@ -254,7 +234,7 @@ def _read_parquet(file: RawFile) -> Iterator[_Cell]:
     with _parquet(file) as parquet:
         for batch in parquet.iter_batches(_PARQUET_ROWS):
             for columns in _decimal(batch).to_pylist():
-                yield _Cell(index, index + 1, columns)
+                yield index, index + 1, columns
                 index += 1
 
 

@@ -11,19 +11,19 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from components.prepare_data.rows import ACCEPTED, RawFile, count_rows, is_data_file, read_rows, stem
+from components.prepare_data.rows import ACCEPTED, RawFile, count_rows, is_data_file, natural_order, read_rows, stem
 from components.shared.config import Config
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 
-if TYPE_CHECKING:
-    from components.grading.verifier import Verifier
-
+T = TypeVar("T")
 _MAX_EXCERPT = 40
+MAX_DRAWS = 20_000
+"""Random draws without a new problem after which the problems count as exhausted."""
 _NAME = re.compile(r"\w[\w.-]*")
 _PUBLISHED = {
     ("gsm8k", Split.TRAIN): 7473,
@@ -173,18 +173,18 @@ class FileSource(Config):
         files = [each for each in (root / path).rglob("*") if is_data_file(each) and each.is_file()]
         if not files:
             raise PipelineError(f"{path}: the folder has no file that can be read; accepted: {ACCEPTED}")
-        names = (each.relative_to(root / path) for each in sorted(files, key=_natural_order))
+        names = (each.relative_to(root / path) for each in sorted(files, key=natural_order))
         return [RawFile(root / path / name, path / name, stem(name)) for name in names]
 
     @abstractmethod
-    def read_row(self, columns: dict[str, Any], verify: "Verifier") -> Fields:
+    def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem in one row.
 
         Raises:
             MalformedRowError: The row cannot be used.
         """
 
-    def read(self, split: Split, root: Path, verify: "Verifier", *, seed: int = 0) -> Iterator[Problem | MalformedRow]:
+    def read(self, split: Split, root: Path, *, seed: int = 0) -> Iterator[Problem | MalformedRow]:
         """Yield what is in each row of a split, up to its maximum of problems; its path is relative to `root`.
 
         The id of a problem names its row by number from 0, or by its path in a folder. `seed` decides which problems
@@ -196,7 +196,7 @@ class FileSource(Config):
                 try:
                     if row.columns is None:
                         raise MalformedRowError(row.reason)
-                    fields = self.read_row(row.columns, verify)
+                    fields = self.read_row(row.columns)
                 except MalformedRowError as error:
                     if split == Split.TRAIN or not in_train_file:  # else the train split has it
                         yield MalformedRow(row.file, row.line, str(error))
@@ -238,6 +238,15 @@ class BuiltIn(Config):
     def max_problems(self, split: Split) -> int:
         """The number of problems of one split."""
         return int(getattr(self, f"num_{split}", 0))
+
+    def _first(self, new: Iterator[T], split: Split, index: int) -> T:
+        """Return the first new problem that was drawn; PipelineError where too many draws gave none."""
+        if (drawn := next(new, None)) is None:
+            raise PipelineError(
+                f"prepare_data.sources: {self.name}: num_{split} is {self.max_problems(split)}, but only {index} "
+                "distinct problems exist in equal shares of families and levels; lower it or allow more of them"
+            )
+        return drawn
 
     def _problem(self, split: Split, index: int, **fields: Any) -> Problem:
         return Problem(id=f"{self.name}/{split}/{index:05d}", source=self.name, split=split, **fields)
@@ -287,8 +296,3 @@ def excerpt(value: Any) -> str:
     """Return a value as JSON, shortened for a message."""
     encoded = json.dumps(value, default=str)
     return encoded if len(encoded) <= _MAX_EXCERPT else f"{encoded[:_MAX_EXCERPT]}..."
-
-
-def _natural_order(path: Path) -> tuple[tuple[str, ...], int, str]:
-    """By folder, then by number: 2.json before 10.json."""
-    return path.parts[:-1], int(path.stem) if path.stem.isdecimal() else -1, path.name

@@ -3,7 +3,6 @@
 import re
 from typing import Any, Literal
 
-from components.grading.verifier import Verifier
 from components.prepare_data.source import Fields, FileSource, text, text_or_number
 
 _WHOLE = re.compile(r"(\d+)\.0(?!\d)")
@@ -20,7 +19,7 @@ class SVAMP(FileSource):
     solutions: bool = True
     """Whether problems get solutions, made from their equations; without solutions they are not used in fine-tuning."""
 
-    def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
+    def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem: what is told and then what is asked, and its equation as a worked line."""
         told, answer = text(columns, "Body").strip(), text_or_number(columns, "Answer")
         question = f"{told}{'' if told[-1] in '.?!' else '.'} {text(columns, 'Question').strip()}"

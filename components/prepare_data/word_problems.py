@@ -7,8 +7,7 @@ from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from components.prepare_data.source import BuiltIn, fraction_of
-from components.shared.errors import PipelineError
+from components.prepare_data.source import MAX_DRAWS, BuiltIn, fraction_of
 from components.shared.problem import Problem, Split
 
 Family = Literal["total", "gains_and_losses", "shared", "leftovers"]
@@ -17,8 +16,6 @@ MAX_OPERANDS = 6
 NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
 THINGS = ("apples", "books", "cards", "coins", "nuts", "pens", "shells", "stones")
 _TEST_FRACTION = 0.2
-_MAX_ATTEMPTS = 20_000
-"""Random draws without a new problem after which the problems count as exhausted."""
 
 Chain = tuple[int, ...]
 """A calculation: the first number, then what is added to it or, if negative, subtracted."""
@@ -65,15 +62,10 @@ class WordProblems(BuiltIn):
             for index in range(self.max_problems(split)):
                 family = self.families[index % len(self.families)]
                 level = 1 + index // len(self.families) % num_levels
-                chains = (_chain(rng, family, self.min_operands + level - 1) for _ in range(_MAX_ATTEMPTS))
+                chains = (_chain(rng, family, self.min_operands + level - 1) for _ in range(MAX_DRAWS))
                 ours = (each for each in chains if (split_of(each) == Split.TEST) == (split == Split.TEST))
-                chain = next((each for each in ours if (family, each) not in seen and each not in trained), None)
-                if chain is None:
-                    raise PipelineError(
-                        f"prepare_data.sources: word_problems: num_{split} is {self.max_problems(split)}, but only "
-                        f"{index} distinct problems exist in equal shares of families and levels; lower it or raise "
-                        "max_operands"
-                    )
+                new = (each for each in ours if (family, each) not in seen and each not in trained)
+                chain = self._first(new, split, index)
                 seen.add((family, chain))
                 is_worked = fraction_of(f"worked {seed} {family} {chain}") < self.worked_fraction
                 yield self._problem(
@@ -130,7 +122,6 @@ def _list(numbers: Chain | list[int]) -> str:
 
 
 def _steps(chain: Chain) -> str:
-    """Return one addition or subtraction per line."""
     totals = list(accumulate(chain))
     steps = zip(totals, chain[1:], totals[1:], strict=False)
     return "".join(f"{before}{step:+d}={after}\n" for before, step, after in steps)

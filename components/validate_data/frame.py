@@ -64,7 +64,6 @@ def _read_split(path: Path, split: Split) -> Iterator[dict[str, Any]]:
 
 
 def _parse(values: dict[str, Any]) -> tuple[Problem | None, str]:
-    """Return the problem in a row, or None and what is wrong with it."""
     try:
         # Strict, as JSON: the level "3" is not the level 3.
         problem = Problem.model_validate_json(json.dumps(values), strict=True)
@@ -142,7 +141,6 @@ def describe(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def _counts(members: Iterable[tuple[Problem, str | int | None]]) -> list[dict[str, Any]]:
-    """Return the rows of each split by source and group, in order."""
     counts = Counter((problem.source, group, problem.split) for problem, group in members)
     groups = sorted({(source, name) for source, name, _ in counts}, key=lambda each: (each[0], each[1] or ""))
     return [

@@ -25,11 +25,9 @@ from components.workers.server import HEARTBEAT
 
 _STEAL_AFTER_S = 0.2
 """Requests that wait for a worker with a slower one go to an idle worker, which replays their sessions."""
-_MAX_LOSSES = 3
-"""Workers that a request may lose where it need not be to blame: the worker was killed from outside, or something else
-has written into its socket."""
-_MAX_RESTARTS = 10
-"""Fork servers that may end during a request, which is hardly ever to blame for it."""
+_MAX_LOSSES = 10
+"""Workers that a request may lose where it need not be to blame: the worker was killed from outside, the fork server
+ended, or something else has written into its socket."""
 _MAX_FAILED_STARTS = 10
 """Starts of fork servers in a row that may be killed, or end before a worker reports."""
 _MAX_LINE_BYTES = 1 << 26
@@ -114,7 +112,6 @@ class _Request:
     request: Any
     deliver: Deliver
     num_losses: int = 0
-    num_restarts: int = 0
     needs_fresh_worker: bool = False
     """Whether it has failed beside other sessions, which may be what used up the memory of the worker."""
 
@@ -224,7 +221,6 @@ class _Dispatcher:
                 request.worker = None
 
     def _assign(self) -> None:
-        """Give each idle worker something to do, and start workers while requests wait and there may be more."""
         for worker in [each for each in self._workers if not each.is_busy]:
             if worker.ended:
                 self._send(worker, None)
@@ -323,30 +319,19 @@ class _Dispatcher:
         self._waiting.extendleft(reversed(queue))
         if request is None:
             return
-        if code is None:
-            request.num_restarts += 1
-        elif is_broken or -code in _FROM_OUTSIDE:
+        if code is None or is_broken or -code in _FROM_OUTSIDE:
             request.num_losses += 1
+            self._retry(request)
         elif worker.is_fresh or code == -signal.SIGPROF:
             request.fail(Failure("ended", f"its process ended {ending(code)}", code))
-            return
         else:
             self._retry_in_fresh_worker(request)
-            return
-        self._retry(request)
 
     def _retry(self, request: _Request) -> None:
         request.worker = None
         if request.num_losses == _MAX_LOSSES:
-            request.fail(
-                Failure(
-                    "killed",
-                    "its worker process was killed (for example by the OOM killer), or sent what is no reply, "
-                    f"{_MAX_LOSSES} times",
-                )
-            )
-        elif request.num_restarts == _MAX_RESTARTS:
-            request.fail(Failure("killed", f"all processes ended {_MAX_RESTARTS} times before it was answered"))
+            what = "its worker process was killed (for example by the OOM killer), or sent what is no reply"
+            request.fail(Failure("killed", f"{what}, {_MAX_LOSSES} times"))
         else:
             (self._need_fresh_worker if request.needs_fresh_worker else self._waiting).appendleft(request)
 
@@ -362,7 +347,6 @@ class _Dispatcher:
         return worker.fork_server.end_worker(worker.process) if worker.process else None
 
     def _start(self) -> "_Worker | str":
-        """Return a new worker, or why none can be started."""
         if self._fork_server and self._fork_server.is_ended:
             self._end_fork_server()
         try:

@@ -162,7 +162,6 @@ def _children() -> set[int]:
 
 
 def _kill(process: int) -> None:
-    """Kill a child process, with its process group where it leads one."""
     for kill in (os.killpg, os.kill):
         with suppress(OSError):  # it leads no group, or runs as another user
             kill(process, signal.SIGKILL)

@@ -134,16 +134,6 @@ class Hostile(Counting):
     def _quit(self, _: str) -> Any:
         sys.exit("done")
 
-    def _interrupt(self, _: str) -> Any:
-        raise KeyboardInterrupt
-
-    def _unprintable(self, _: str) -> Any:
-        class Unprintable(Exception):  # noqa: N818
-            def __str__(self) -> str:
-                raise ValueError
-
-        raise Unprintable
-
     def _flood(self, _: str) -> Any:
         return Observation("é" * 5_000_000)
 
@@ -162,9 +152,6 @@ class Hostile(Counting):
     def _nan(self, _: str) -> Any:
         return Observation("", rewards={"x": float("nan")})
 
-    def _huge(self, _: str) -> Any:
-        return Observation("", rewards={"x": 10**400})
-
     def _names(self, _: str) -> Any:
         return Observation("", rewards={1: 1.0})  # type: ignore[dict-item]
 
@@ -182,9 +169,6 @@ class Hostile(Counting):
 
     def _address(self, _: str) -> Any:
         raise LookupError(object())
-
-    def _object(self, _: str) -> Any:
-        return object()
 
     def _heartbeats(self, _: str) -> Any:
         def send() -> None:
@@ -253,18 +237,8 @@ class StepWithoutText(Counting):
         return Observation()
 
 
-class ResetWithSeed(Counting):
-    """Has a method of another form."""
-
-    def reset(self, problem: Problem, seed: int) -> None:  # type: ignore[override]
-        """Begin."""
-
-
 class NoStep:
     """Lacks a method."""
 
     def reset(self, problem: Problem) -> None:
         """Begin."""
-
-
-NOT_CALLABLE = 3

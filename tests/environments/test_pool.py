@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,6 @@ import pytest
 
 from components.environments.environment import Observation
 from components.environments.pool import Answer, Environments, environment_error
-from components.shared.errors import PipelineError
 from components.shared.tools import ToolsConfig
 from tests import tiny
 from tests.grading.processes import children, is_gone, wait_until
@@ -76,22 +76,18 @@ def test_turns_are_not_replayed_where_the_process_lives(tmp_path: Path) -> None:
     [
         ("exit", "its process ended with exit code 3"),
         ("crash", "its process ended by signal 11"),
-        ("kill", "its worker process was killed (for example by the OOM killer), or sent what is no reply, 3 times"),
-        ("close", "its "),  # it ends by itself, or its socket does three times
-        ("write", "its worker process was killed (for example by the OOM killer), or sent what is no reply, 3 times"),
+        ("kill", "its worker process was killed (for example by the OOM killer), or sent what is no reply, 10 times"),
+        ("close", "its "),  # it ends by itself, or its socket does ten times
+        ("write", "its worker process was killed (for example by the OOM killer), or sent what is no reply, 10 times"),
         ("heartbeats", "its worker process was killed (for example"),
         ("address", "raised LookupError: <object object at 0x...> (own.py, line "),
-        ("object", "step returned <object object at 0x...>, where an Observation is expected"),
         ("raise", "raised LookupError: no such (own.py, line "),
         ("quit", "raised SystemExit: done (own.py, line "),
-        ("interrupt", "raised KeyboardInterrupt (own.py, line "),
-        ("unprintable", "raised Unprintable (own.py, line "),
         ("memory", "raised MemoryError (own.py, line "),
         ("nothing", "step returned None, where an Observation is expected"),
         ("text", "the text of an observation is b'text', where text is expected"),
         ("lie", "done is 'yes', where True or False is expected"),
         ("nan", "the reward x is nan, where a finite number is expected"),
-        ("huge", "the reward x is 1000"),
         ("names", "the name of a reward is 1, where a short text is expected"),
     ],
 )
@@ -125,17 +121,12 @@ def test_an_environment_that_hangs_fails_after_its_time(text: str) -> None:
 
 
 def test_a_long_answer_is_cut_in_the_process_of_its_environment() -> None:
-    """Only its beginning reaches the trainer; what is printed reaches nobody."""
+    """Only its beginning reaches the trainer; what is printed reaches nobody, what is no text is replaced."""
     with Environments(_config("Hostile")) as environments:
         episode = environments.begin(tiny.PROBLEMS[0])
         assert episode.step("flood").result() == Answer(Observation("é" * 65_536))
         assert episode.step("print").result() == Answer(Observation("printed"))
-
-
-def test_text_that_could_not_be_tokenised_is_replaced() -> None:
-    """Half of a pair of surrogates has no bytes."""
-    with Environments(_config("Hostile")) as environments:
-        assert environments.begin(tiny.PROBLEMS[0]).step("surrogate").result() == Answer(Observation("a?b"))
+        assert episode.step("surrogate").result() == Answer(Observation("a?b"))
 
 
 def test_a_process_that_forks_confuses_no_trajectory() -> None:
@@ -146,13 +137,6 @@ def test_a_process_that_forks_confuses_no_trajectory() -> None:
         for turn in range(1, 11):
             futures = [other.step("a") for other in others]
             assert [future.result() for future in futures] == [_answered("a", turn)] * 9
-
-
-def test_turns_that_fork_are_replayed() -> None:
-    """Each of them is counted once."""
-    with Environments(_config("Hostile")) as environments:
-        episodes = [environments.begin(tiny.PROBLEMS[0], past=["fork", "a", "b"]) for _ in range(20)]
-        assert [episode.step("c").result() for episode in episodes] == [_answered("c", 3)] * 20
 
 
 def _fork_server() -> int:
@@ -335,7 +319,6 @@ if __name__ == "__main__":
     [
         ("tests.environments.none:Maze", {}, "environment: .* module tests.environments.none cannot be imported"),
         ("tests.environments.own:Maze", {}, "environment: .* tests.environments.own has no class `Maze`"),
-        ("tests.environments.own:NOT_CALLABLE", {}, "environment: .* has no class `NOT_CALLABLE`"),
         ("tests.environments.own:NoStep", {}, "environment: .* has no method `step`; an environment has"),
         ("tests.environments.own:NeedsSize", {}, "arguments: missing a required argument: 'size'; accepted: size"),
         (
@@ -348,11 +331,6 @@ if __name__ == "__main__":
             {"size": 0},
             r"arguments: .*:NeedsSize cannot be made with them: raised ValueError: size is 0 \(own.py, line",
         ),
-        (
-            "tests.environments.own:NeedsSize",
-            {"size": "a"},
-            "arguments: .* cannot be made with them: raised TypeError: ",
-        ),
         ("tests.environments.own:NeedsSize", {"size": 10}, "memory_gib: 4 GiB do not suffice for one environment; set"),
         (
             "tests.environments.own:NeedsSize",
@@ -364,29 +342,13 @@ if __name__ == "__main__":
             {},
             "environment: .* its method `step` has to take one argument, `text`",
         ),
-        (
-            "tests.environments.own:ResetWithSeed",
-            {},
-            "environment: .* its method `reset` has to take one argument, `prob",
-        ),
         ("tests.environments.own_exit:Any", {}, "environment: .*: the process that imports it ended with exit code"),
     ],
 )
 def test_an_environment_that_cannot_be_made_is_named(name: str, arguments: dict[str, object], message: str) -> None:
     """By its key, before anything is sampled."""
-    config = ToolsConfig(environment=name, arguments=arguments)
-    with pytest.raises(PipelineError, match=rf"train_sft\.model\.tools\.{message}"):
-        Environments(config)
-    assert str(environment_error(config, used_here=False)).startswith("train_sft.model.tools.")
-
-
-def test_too_little_memory_is_an_error_before_anything_is_trained() -> None:
-    """Also for a built-in environment, which needs little."""
-    with pytest.raises(
-        PipelineError, match=r"tools\.memory_gib: 0\.01 GiB do not suffice for one environment; set more"
-    ):
-        Environments(ToolsConfig(environment="calculator", memory_gib=0.01))
-    Environments(ToolsConfig(environment="calculator", memory_gib=0.5)).close()
+    error = environment_error(ToolsConfig(environment=name, arguments=arguments), used_here=False)
+    assert re.match(rf"train_sft\.model\.tools\.{message}", str(error))
 
 
 def test_a_missing_file_is_an_error_only_where_the_environment_is_used() -> None:
@@ -455,9 +417,3 @@ def _expected(num_trajectories: int) -> Counter[str]:
 def test_no_trajectory_is_lost_among_hostile_environments() -> None:
     """Those that hang, crash, flood or lie fail, and nobody else; no process is left."""
     assert _run_many(300, timeout_s=8.0, num_at_once=150) == _expected(300)
-
-
-@pytest.mark.long(minutes=6)
-def test_none_of_ten_thousand_trajectories_is_lost_among_hostile_environments() -> None:
-    """The same in numbers of a real run."""
-    assert _run_many(10_000, timeout_s=8.0, num_at_once=1000) == _expected(10_000)

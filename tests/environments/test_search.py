@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from components.environments.pool import Environments
 from components.environments.search import Document, Index, Search, read_index
 from components.shared.errors import PipelineError
 from components.shared.tools import ToolsConfig
@@ -62,12 +61,6 @@ def test_a_score_is_that_of_the_formula() -> None:
     assert [each.text for each in Index(documents).best("x", 3)] == ["x x", "x y z y y y"]
 
 
-def test_equal_documents_stay_in_their_order() -> None:
-    """So that an answer is the same every time."""
-    documents = [Document(str(number), "the same words") for number in range(20)]
-    assert [each.title for each in Index(documents).best("words same", 3)] == ["0", "1", "2"]
-
-
 def test_an_answer_shows_titles_and_the_beginning_of_texts(tmp_path: Path) -> None:
     """With their places; nothing found is said."""
     search = Search(_config(_file(tmp_path), num_results=2, max_text_characters=12))
@@ -77,14 +70,6 @@ def test_an_answer_shows_titles_and_the_beginning_of_texts(tmp_path: Path) -> No
     assert search.step(ask.format("xylophone")).text == "Nothing was found."
     assert search.step(ask.format("x" * 2000)).text == "Error: the query is longer than 1,000 characters"
     assert search.step("Oslo.").done
-
-
-def test_all_processes_search_the_same_documents(tmp_path: Path) -> None:
-    """They are read once."""
-    with Environments(_config(_file(tmp_path), num_results=1)) as environments:
-        episodes = [environments.begin(problem) for problem in tiny.PROBLEMS]
-        answers = [each.result() for each in [episode.step("```search\ntower\n```") for episode in episodes]]
-        assert {answer.observation.text for answer in answers} == {f"[1] Paris\n{DOCUMENTS[2].text}"}
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,6 @@ def test_problems_of_a_run_are_asked_as_the_model_was_trained_to_be_asked(
         (["{data}", "--protocol", "gsm8k-deepseekmath"], "raw: holds no config.json; a Hugging Face model folder"),
         (["org/name", "--protocol", "gsm8k-chat"], "org/name: neither a folder nor a model that can be fetched"),
         (["latest", "--protocol", "gsm8k-chat"], "latest: no folder, and no version in the registry"),
-        (["{model}", "--protocol", "gsm8k-chat", "--examples", "x"], "--examples: gsm8k-chat shows none"),
         (["{model}", "--protocol", "gsm8k-chat", "--temperature", "0"], "evaluate.temperature"),
         (["{model}", "--protocol", "gsm8k-8shot", "--examples", "none.jsonl"], "none.jsonl: no such file"),
     ],

@@ -206,18 +206,6 @@ def test_tools_are_those_of_the_protocol_unless_they_are_set(
         assert "timeout_s" not in described
 
 
-def test_protocols_with_tools_differ_from_those_without_in_name_and_tool_alone() -> None:
-    """Python in fenced calls: the same on every model, whatever its template knows."""
-    with_tools = {name: each for name, each in PROTOCOLS.items() if each.tools}
-    assert {name for name in PROTOCOLS if "python" in name} == set(with_tools)
-    for name, protocol in with_tools.items():
-        other = PROTOCOLS[name.replace("-python", "")]
-        assert (protocol.dataset, protocol.answer, protocol.chat) == (other.dataset, other.answer, other.chat)
-        assert protocol.max_new_tokens == other.max_new_tokens
-        assert protocol.tools == ToolsConfig(environment="python", call_format="fenced")
-        assert "tool python in up to 4 turns" in protocol.summary
-
-
 def test_observations_without_room_for_a_character_are_refused(tmp_path: Path, problems: Path) -> None:
     """With the key and the least value, before a model is loaded."""
     checkpoints.save(tiny.checkpoint(), tmp_path / "model")

@@ -90,13 +90,6 @@ def test_truncated_unanswered_and_unscorable_answers_are_counted_by_source() -> 
         assert summary[key]["all"]["fraction"] == 0.2
 
 
-def test_an_answer_whose_environment_failed_is_not_truncated() -> None:
-    """No limit cut it off: the health limit of the gate is about limits."""
-    failed = _record(2, 0, "wrong", failure="no answer within 30 s")
-    summary = scores([*GREEDY[:2], failed], num_samples=0, temperature=1.0)
-    assert summary["truncated_fraction"] == summary["truncated"]["all"]["count"] == 0
-
-
 def test_sampled_answers_are_averaged_over_problems() -> None:
     """Four samples of two problems, five right. Without samples the keys are there, and null."""
     summary = scores(GREEDY + SAMPLED, num_samples=4, temperature=1.0)

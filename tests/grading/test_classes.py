@@ -5,12 +5,10 @@ import random
 import pytest
 
 from components.grading.verifier import Submission, Verifier
-from tests.grading.classes import code, numbers, templates
-from tests.grading.classes.member import Member
+from tests.grading.classes import CLASSES, Member
 
 _NUM_MEMBERS = 120
 _NUM_TRIES = 20 * _NUM_MEMBERS
-CLASSES = code.CLASSES | numbers.CLASSES | templates.CLASSES
 
 
 def members(name: str, seed: int = 0) -> list[Member]:

@@ -79,29 +79,23 @@ def attempt(action, *arguments, **options):
 
 # Ordinary solutions.
 
-LIBRARY = {
-    "math": "math.gcd(12, 18)",
-    "collections": "collections.Counter('aab').most_common(1)",
-    "itertools": "list(itertools.permutations([1, 2]))",
-    "re": "re.findall(r'[0-9]+', 'a1b22')",
-    "random": "random.Random(1).randint(1, 1)",
-    "datetime": "datetime.date(2024, 2, 28) + datetime.timedelta(days=2) == datetime.date(2024, 3, 1)",
-    "json": "json.loads(json.dumps({'a': [1, None]}))",
-    "decimal": "str(decimal.Decimal('0.1') + decimal.Decimal('0.2'))",
-    "statistics": "statistics.median([1, 5, 2])",
-    "hashlib": "hashlib.md5(b'a').hexdigest()[:6]",
-    "zlib": "zlib.crc32(b'a')",
-    "dataclasses": "dataclasses.make_dataclass('P', ['x'])(3).x",
-    "array": "array.array('i', [1, 2]).tolist()",
-}
 
-
-def test_the_standard_library_can_be_used() -> None:
-    """The modules that solutions import are there and return what they return outside."""
-    names = {name: __import__(name) for name in LIBRARY}
-    code = "".join(f"import {name}\n" for name in LIBRARY)
-    outcomes = run(code, list(LIBRARY.values()))
-    assert outcomes == [Returned(eval(call, names)) for call in LIBRARY.values()]
+def test_ordinary_code_runs_as_a_module_and_the_same_each_time() -> None:
+    """The standard library is there; code for scripts does not run, and standard input is empty."""
+    code = """
+from __future__ import annotations
+import collections, dataclasses, datetime, decimal, hashlib, itertools, json, math, random, re, statistics, zlib
+@dataclasses.dataclass
+class P:
+    x: int
+if __name__ == "__main__":
+    raise ValueError
+def shuffled():
+    return list({str(i) for i in range(50)})
+"""
+    assert run(code, ["P(3).x", "math.gcd(12, 18)"]) == [Returned(3), Returned(6)]
+    assert value(code, "shuffled()") == value(code, "shuffled()")
+    assert "EOFError" in reason("n = input()", "n")
 
 
 def test_installed_packages_are_not_there() -> None:
@@ -124,24 +118,6 @@ def test_each_call_fails_or_returns_by_itself() -> None:
         Returned([0, 5]),
         Failed("raised SyntaxError: invalid syntax (<string>, line 1)"),
     ]
-
-
-def test_code_for_scripts_is_left_out() -> None:
-    """Code under `if __name__ == "__main__"` does not run; standard input is empty."""
-    assert value("if __name__ == '__main__':\n    raise ValueError\nx = 1", "x") == 1
-    assert "EOFError" in reason("n = input()", "n")
-
-
-def test_sets_have_the_same_order_in_every_run() -> None:
-    """Equal inputs give equal verdicts, even where an answer lists the elements of a set."""
-    code = "def f():\n    return list({str(i) for i in range(50)})"
-    assert value(code, "f()") == value(code, "f()")
-
-
-def test_the_code_is_a_module_that_can_be_found_under_its_name() -> None:
-    """Dataclasses with postponed annotations look for it."""
-    code = "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n    x: int"
-    assert value(code, "P(3).x") == 3
 
 
 # Secrets, files and the network.
@@ -217,15 +193,6 @@ def test_every_module_of_the_standard_library_is_found_without_asking_for_files(
     code = f"import importlib, importlib.util\nfound = [importlib.import_module(name).__name__ for name in {names}]"
     assert value(code, "found") == list(names)
     assert value(code, "importlib.util.find_spec('no_such_module')") is None
-
-
-def test_packages_beside_the_standard_library_cannot_be_read() -> None:
-    """They are in its folder, but not part of it."""
-    folder = Path(os.__file__).parent
-    installed = next((file for name in ("site-packages", "dist-packages") for file in folder.glob(f"{name}/*/*")), None)
-    if installed is None:
-        pytest.skip("no package is installed there")
-    assert "PermissionError" in reason("", f"open({str(installed)!r})")
 
 
 def test_nothing_can_be_written(tmp_path: Path) -> None:
@@ -411,22 +378,6 @@ def test_a_busy_machine_does_not_end_code_that_computes(monkeypatch: pytest.Monk
     code = "import time\ndef compute():\n    while time.process_time() < 0.8: pass\n    return 1"
     late = Failed("was not finished: it took longer than 0.2 s")
     assert run(code, ["compute()", "time.sleep(3000)"]) == [Returned(1), late]
-
-
-@pytest.mark.slow
-def test_computing_is_limited_by_processor_time() -> None:
-    """The kernel ends code that computes for too long even if nobody watches the clock."""
-    code = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    assert f"more than {CPU_S} s of processor time" in reason(code, "1")
-
-
-@pytest.mark.slow
-def test_the_clock_starts_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting an interpreter may take longer; values from before the deadline count, the rest is unfinished."""
-    monkeypatch.setattr(sandbox, "DEADLINE_S", 3)
-    monkeypatch.setattr(sandbox, "_CHILD", f"import time; time.sleep(4){sandbox._CHILD}")
-    late = Failed("was not finished: it took longer than 3 s")
-    assert run("import time", ["1", "time.sleep(3000)", "2"]) == [Returned(1), late, late]
 
 
 @pytest.mark.parametrize(

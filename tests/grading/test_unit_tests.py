@@ -88,18 +88,12 @@ def test_code_that_passes_all_tests_is_right() -> None:
     [
         ("def add(a, b):\n    return a - b", 1, "add(1, 2) returned -1"),
         ("def add(a, b):\n    return a + b if b else 1 / 0", 3, "add(0, 0) raised ZeroDivisionError: division by zero"),
-        ("def add(a, b):\n    return max(a, 0) + b", 3, "add(-5, 2) returned 2"),
         ("def plus(a, b):\n    return a + b", 0, "add(1, 2) raised NameError: name 'add' is not defined"),
-        ("def add(a):\n    return a", 0, "add(1, 2) raised TypeError: add() takes 1 positional argument"),
         ("def add(a, b)\n    return a", 0, "add(1, 2) could not be called: SyntaxError: expected ':' (solution.py"),
-        ("import numpy", 0, "add(1, 2) could not be called: ModuleNotFoundError: No module named 'numpy'"),
         ("def add(a, b):\n    return str(a + b)", 0, "add(1, 2) returned '3'"),
         ("def add(a, b):\n    return [a + b] * 10**4", 0, "add(1, 2) returned [3, 3, 3"),
         ("def add(a, b):\n    return 10**9999", 0, "add(1, 2) returned a very long number"),
-        ("def add(a, b):\n    return float('nan')", 0, "add(1, 2) returned nan"),
-        ("def add(a, b):\n    return", 0, "add(1, 2) returned None"),
         ("raise ValueError('\\x1b[31m\\nred\\u202e')", 0, "add(1, 2) could not be called: ValueError:  [31m red"),
-        ("import os\nos._exit(0)", 0, "add(1, 2) was not finished: it ended with status 0"),
     ],
 )
 def test_a_reason_counts_the_tests_and_describes_the_first_failure(code: str, passed: int, failure: str) -> None:
@@ -199,29 +193,18 @@ assert f(1) > 3
 assert f(1) in (1, 2)
 assert f(1) == g(1)
 assert f(1) == [2 * 3]
-assert f(1) == 2 == 2
 assert f(1) == 2 and f(2) == 3
 assert 3 == f(1)
-assert 3 == 3
-assert x
 assert (f(1) == 3) == True
 assert all(f(n) == n for n in range(5)) == True
-assert f(1) - 3 == 0
 assert (f(1), f(2)) == (1, 2)
-assert (lambda: f(1)) == 3
-assert isinstance(f(1), int)
 assert not any(f(1))
 assert np.allclose(f(1), [1, 2])
 assert math.isclose(f(1), 3, rel_tol=-1)
-assert math.isclose(f(1), 3, tolerance=1)
 assert math.isclose(f(1), '3')
-assert math.isclose(3, f(1))
 assert abs(f(1) - 3) < x
-assert abs(f(1) - 3) < -1
 assert abs(3 - f(1)) < 1
-assert f(1) is 3
 assert f(1) is not None
-assert f(1) == {[]}
 assert f(1) == set(range(3))
 """
 

@@ -46,13 +46,6 @@ def test_a_grade_says_what_was_compared_and_why(response: str, policy: AnswerPol
     assert grade("5", response, policy) == expected
 
 
-def test_a_long_answer_is_right_if_it_is_the_expected_text() -> None:
-    """The limit spares the comparison, not the model that writes the expected text."""
-    digits = "1" * 400
-    assert grade(f"#### {digits}", f"#### {digits}", MARKED).verdict == Verdict.WRONG
-    assert grade(digits, f"#### {digits}", MARKED).verdict == Verdict.RIGHT
-
-
 def test_the_verifier_and_the_grader_agree(verify: Verifier) -> None:
     """Workers return what the grader returns in this process, by the policy of each submission."""
     texts = ["so\n#### 72", r"\boxed{72}", "The answer is 72.", r"\boxed{71}", r"\boxed{x+\frac12}", "\ud800", ""]
@@ -112,17 +105,17 @@ def test_numbers_need_no_algebra() -> None:
 
 
 def test_a_thousand_numbers_take_a_second_at_most() -> None:
-    """Answers to word problems, never seen before: a tenth of that processor time in fact, by the best of three."""
+    """Answers to word problems, never seen before: a tenth of that processor time in fact, by the best of two."""
     with Verifier(num_workers=1) as verify:
         times = []
-        for start in (0, 2000, 4000, 6000):
+        for start in (0, 1000, 2000):
             submissions = [
-                Submission("19", f"3+5=8\n8+{n}={n + 8}\n#### {n}", MARKED) for n in range(start, start + 2000)
+                Submission("19", f"3+5=8\n8+{n}={n + 8}\n#### {n}", MARKED) for n in range(start, start + 1000)
             ]
             before_s = processor_s()
             verify(submissions)
             times.append(processor_s() - before_s)
-    assert min(times[1:]) < 2
+    assert min(times[1:]) < 1
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from components.environments.calculator import Calculator
 from components.environments.environment import Observation
 from components.prepare_data.calculator_problems import CalculatorProblems
 from components.shared.chat import PromptFormat
-from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem, Split
 from components.shared.tools import ToolsConfig
@@ -106,10 +105,3 @@ def test_seed_alone_decides_the_problems() -> None:
     assert [problem.question for problem in bare] == [problem.question for problem in _make()]
     questions = {problem.question for problem in _make(seed=5)}
     assert len(questions & {problem.question for problem in _make(seed=6)}) < len(questions) / 10
-
-
-def test_more_problems_than_exist_are_an_error() -> None:
-    """The message names the key and how many there are, and no problem is repeated."""
-    message = r"calculator_problems: num_dev is 5000, but only \d{3} distinct problems exist"
-    with pytest.raises(PipelineError, match=message):
-        _make(num_train=1, num_test=0, num_dev=5000, families=["boxes"])

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from components.prepare_data.config import ContaminationConfig
 from components.prepare_data.contamination import Contamination, find_contamination
-from components.prepare_data.word_problems import WordProblems
 from components.shared.problem import Problem, Split
 
 _LONG = " ".join(f"word{number}" for number in range(40))
@@ -85,11 +84,3 @@ def test_index_detects_the_same_pairs_as_brute_force(
         ContaminationConfig(ngram_words=3, max_overlap=max_overlap),
     )
     assert {entry.train for entry in entries} == expected
-
-
-def test_word_problems_of_one_template_are_told_apart() -> None:
-    """Templates share their words; their numbers tell them apart."""
-    sizes = {"num_train": 4000, "num_test": 1000, "min_operands": 3}
-    problems = list(WordProblems.model_validate({"kind": "word_problems", **sizes}).problems(seed=3))
-    train, test = problems[:4000], problems[4000:]
-    assert find_contamination(train, test, ContaminationConfig(max_overlap=0.3)) == []

@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from collections import Counter
 from typing import Any, get_args
 
 import pytest
@@ -14,7 +13,7 @@ from components.prepare_data.contamination import find_contamination
 from components.prepare_data.reasoning_gym import ReasoningGym, Task
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from components.shared.problem import Problem, Split
+from components.shared.problem import Problem
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="needs the optional package reasoning-gym"
@@ -41,22 +40,6 @@ def test_the_grader_takes_the_answer_of_a_task_and_no_other(task: str) -> None:
 
         assert verdict(problem.solution) is Verdict.RIGHT
         assert verdict(other.solution) is (Verdict.RIGHT if other.answer == problem.answer else Verdict.WRONG)
-
-
-@needs_package
-def test_tasks_take_turns_and_no_question_is_in_two_splits() -> None:
-    """The seed decides; more problems for training change nothing in the test split."""
-    tasks = {"chain_sum": {"min_terms": 2, "max_terms": 2, "max_digits": 1}, "gcd": {}}
-    problems = _made(tasks, num_train=40, num_test=10, num_dev=4)
-    assert len({each.question for each in problems}) == len(problems) == 54
-    assert Counter((each.split, each.subject) for each in problems) == {
-        (split, task): number
-        for split, number in ((Split.TRAIN, 20), (Split.TEST, 5), (Split.DEV, 2))
-        for task in tasks
-    }
-    assert _made(tasks, num_train=40, num_test=10, num_dev=4) == problems
-    assert _made(tasks, num_train=60, num_test=10)[:10] == problems[:10]
-    assert _made(tasks, seed=2, num_train=40, num_test=10, num_dev=4) != problems
 
 
 @needs_package

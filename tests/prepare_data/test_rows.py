@@ -96,7 +96,6 @@ def test_numbers_of_single_precision_are_the_decimals_that_they_stand_for(tmp_pa
         ("a.csv", b'q,a\n1,2\n"x\ny",2\n1,2,3\n', 5, "has 3 fields, and the header has 2"),
         ("a.json", b'[{"a": 1}, 2]', 2, "expected a JSON object, got int"),
         ("a.json", b'{"a": 1}\n{"a": ', 2, "not valid JSON"),
-        ("a.json", b'{"a": \n 1', 1, "not valid JSON"),
         ("a.jsonl", b"question,answer\n", 1, "not valid JSON"),
     ],
 )

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import pytest
 
-from components.grading.verifier import Verifier
 from components.prepare_data.source import Fields, FileSource, MalformedRow, MalformedRowError, text, text_or_number
 from components.shared.problem import Problem, Split
 
@@ -14,12 +13,12 @@ from components.shared.problem import Problem, Split
 class _Notes(FileSource):
     kind: Literal["notes"] = "notes"
 
-    def read_row(self, columns: dict[str, Any], verify: Verifier) -> Fields:
+    def read_row(self, columns: dict[str, Any]) -> Fields:
         return Fields(text(columns, "text", "prompt"), "", "1")
 
 
 def _read(root: Path, path: str, **settings: Any) -> list[Problem | MalformedRow]:
-    return list(_Notes(train=Path(path), **settings).read(Split.TRAIN, root, Verifier()))
+    return list(_Notes(train=Path(path), **settings).read(Split.TRAIN, root))
 
 
 def _problems(root: Path, path: str, **settings: Any) -> list[tuple[str, str]]:

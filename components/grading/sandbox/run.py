@@ -108,10 +108,7 @@ def _unavailable(reason: str) -> PipelineError:
 
 
 def _run_process(code: str, calls: Sequence[str]) -> tuple[bytes, bytes, str]:
-    """Run the request in a new process, which has ended on return: what it sent and printed, and how it ended.
-
-    Raises OSError where it cannot be started.
-    """
+    """Run the request in a new process, which has ended on return: what it sent and printed, and how it ended."""
     with _start(code, calls) as process:
         try:
             sent, printed, ending = _watch(process)
@@ -183,7 +180,6 @@ def _is_computing(process: int) -> bool:
 
 
 def _read(selector: selectors.BaseSelector, timeout_s: float) -> bool:
-    """Take what the pipes hold, and tell whether the process has ended."""
     has_ended = False
     for key, _ in selector.select(timeout_s):
         if key.data is None:

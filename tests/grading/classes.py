@@ -1,20 +1,113 @@
-r"""Classes of which the members are made from rows of tables: answers of templates.tsv, responses of surroundings.tsv.
+r"""Classes of responses that a rule of the grader is about: generators that make as many new members as are wanted.
 
-In a template <part> is any text of that name, and <a+b> is worked out from the numbers and letters of the member.
+Most members are made from rows of tables: answers of templates.tsv, responses of surroundings.tsv. In a template <part>
+is any text of that name, and <a+b> is worked out from the numbers and letters of the member.
 """
 
 import random
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from math import comb, factorial, gcd, lcm
 from typing import Any, NamedTuple
 
 from components.shared.answer_policy import AnswerPolicy
-from tests.grading.classes.member import Generator, Member
-from tests.grading.classes.numbers import in_words
 from tests.grading.tables import table
+
+
+class Member(NamedTuple):
+    """A response, and the verdict that it should have."""
+
+    gold: str
+    response: str
+    verdict: str
+    """`right` or `wrong`."""
+    question: str = ""
+    policy: AnswerPolicy = AnswerPolicy.STATED
+
+
+Generator = Callable[[random.Random], Member]
+"""Makes a member of its class, another one at each call."""
+
+# Numbers in words.
+
+_SMALL_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+)
+_ONES = f"{_SMALL_WORDS} eighteen nineteen".split()
+_TEN_TIMES = "twenty thirty forty fifty sixty seventy eighty ninety"
+_TEN_WORDS = dict(enumerate(_TEN_TIMES.split(), start=2))
+_FRAMES = (r"\boxed{%s}", r"\boxed{\text{%s}}", "The answer is %s.", "#### %s", r"So it is $\boxed{\text{%s}}$.")
+
+
+def _small(generator: random.Random, number: int) -> str:
+    if number < 20:
+        return _ONES[number]
+    tens, ones = divmod(number, 10)
+    return _TEN_WORDS[tens] + (generator.choice("- ") + _ONES[ones] if ones else "")
+
+
+def _without_article(words: str) -> str:
+    return f"one {words[2:]}" if words.startswith("a ") else words
+
+
+def in_words(generator: random.Random, number: int) -> str:
+    """Return a whole number below a billion in words."""
+    for scale, name in ((10**6, "million"), (10**3, "thousand"), (100, "hundred")):
+        if number >= scale:
+            many, rest = divmod(number, scale)
+            count = generator.choice(("a", "one")) if many == 1 else in_words(generator, many)
+            joint = " and " if rest and rest < 100 and generator.random() < 0.5 else " "
+            return f"{count} {name}" + (joint + _without_article(in_words(generator, rest)) if rest else "")
+    return _small(generator, number)
+
+
+def _case(generator: random.Random, words: str) -> str:
+    return generator.choice((words, words, words.capitalize()))
+
+
+def _any_number(generator: random.Random) -> int:
+    return generator.choice((generator.randint(0, 99), generator.randint(100, 999), generator.randint(1000, 10**8)))
+
+
+def cardinal(generator: random.Random) -> Member:
+    """A whole number in words."""
+    number = _any_number(generator)
+    if number > 1000:
+        number -= number % 1000 if generator.random() < 0.5 else 0
+    words = in_words(generator, number)
+    if number and generator.random() < 0.2:
+        number, words = -number, f"{generator.choice(('minus', 'negative'))} {words}"
+    return Member(str(number), generator.choice(_FRAMES) % _case(generator, words), "right")
+
+
+def another_number(generator: random.Random) -> Member:
+    """Another number in words."""
+    number = _any_number(generator)
+    other = generator.choice((number + 1, number + 10, number * 10, number * 1000, number + 100)) or 7
+    other = other if other != number and other < 10**9 else number + 3
+    return Member(str(number), generator.choice(_FRAMES) % in_words(generator, other), "wrong")
+
+
+def malformed(generator: random.Random) -> Member:
+    """Words of numbers in an order that makes no number; the gold is their sum, or another reading."""
+    one, other = generator.randint(1, 9), generator.randint(1, 9)
+    tens, teen = generator.randint(2, 9) * 10, generator.randint(10, 19)
+    first, second = generator.choice(
+        ((one, other), (one, tens), (one, teen), (tens, teen), (teen, other), (teen, tens))
+    )
+    joint = generator.choice("- ")
+    words = f"{_small(generator, first)}{joint}{_small(generator, second)}"
+    if generator.random() < 0.3:
+        words = f"{_ONES[one]}{joint}{_ONES[other]}{joint}{_small(generator, tens)}"
+        first, second = one + other, tens
+    gold = generator.choice((first + second, first * second, int(f"{first}{second}"), first, second))
+    return Member(str(gold), generator.choice(_FRAMES) % words, "wrong")
+
+
+# Rows of tables.
 
 
 class _Row(NamedTuple):
@@ -177,6 +270,9 @@ def _converted(rng: random.Random) -> Member:
 
 
 CLASSES: dict[str, Generator] = {
+    "number-in-words": cardinal,
+    "another-number-in-words": another_number,
+    "malformed-number-words": malformed,
     **{name: partial(_member, name) for name, (row, *_) in _ROWS.items() if row.verdict.startswith(("right", "wrong"))},
     "near-misses": partial(_spoiled, "identities"),
     "formatting-of-another-answer": partial(_spoiled, "formatting"),
