@@ -70,6 +70,7 @@ def test_the_turns_of_a_game_are_answered_by_its_user() -> None:
     [
         ("no-such-tasks", {}, r"tools\.arguments: .*taskset 'no-such-tasks' not found"),
         (_TASKS, {"arguments": {"number": 9}}, r"tools\.arguments: .*ValidationError"),
+        ("verifiers-two-players", {}, "has several agents, tools or stop hooks; supported here: one agent that chats"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(taskset: str, arguments: dict[str, Any], message: str) -> None:
