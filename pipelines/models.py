@@ -48,8 +48,8 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
             (
                 facts.version.tag,
                 ", ".join(facts.aliases) or "-",
-                _time(facts.registration["registered"]["at"]),
-                facts.registration["registered"]["by"],
+                _time(_registered(facts)["at"]),
+                _registered(facts)["by"],
                 "; ".join(_accuracies(facts)),
                 "passed" if facts.verdict["passed"] else "missed",
             )
@@ -193,11 +193,18 @@ def _outcome(change: Change) -> str:
     return f"{change.version} is the {change.alias} now{before}{forced}"
 
 
+def _registered(facts: Facts) -> dict[str, Any]:
+    """Return when, by whom and by which run a version was registered; older versions have it in their tag alone."""
+    unsaid = {"at": facts.version.at, "by": facts.version.by, "run": None}
+    registered: dict[str, Any] = facts.registration.get("registered", unsaid)
+    return registered
+
+
 def _summary(facts: Facts) -> dict[str, Any]:
     return {
         "version": facts.version.tag,
         "aliases": facts.aliases,
-        "registered": facts.registration["registered"],
+        "registered": _registered(facts),
         "models": facts.summary["models"],
         "verdict": facts.verdict,
     }
@@ -211,7 +218,7 @@ def _accuracies(facts: Facts) -> Iterator[str]:
 
 def _sections(facts: Facts, registry: str) -> Iterator[tuple[str, list[str]]]:
     """Yield the sections of `models show`: a label and its lines."""
-    registered, models, made_by = facts.registration["registered"], facts.summary["models"], facts.made_by
+    registered, models, made_by = _registered(facts), facts.summary["models"], facts.made_by
     run = f", run {registered['run']}" if registered["run"] else ""
     yield "registered", [f"{_time(registered['at'])} by {registered['by']}{run}"]
     yield "parent", [facts.registration.get("parent") or "none, it is the first of its name"]

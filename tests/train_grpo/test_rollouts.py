@@ -291,7 +291,7 @@ def test_the_sampler_gets_the_adapters_of_every_update(make: Make, tmp_path: Pat
 
 
 def test_a_sampler_with_stale_weights_stops_the_run_after_the_first_step(make: Make) -> None:
-    """Before anything is sampled from them, also where a step is too small for the bound on the mismatch."""
+    """Before anything is sampled from them, though the step is too small for the bound on the mismatch."""
     trainer, engine = make(stale=True, weights_by="nccl", learning_rate=1e-5, sampler__max_mismatch=0.1)
     with pytest.raises(StaleWeightsError, match=r"a copy (still samples from|received the trainer)"):
         _run(trainer)
