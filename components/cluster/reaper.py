@@ -45,9 +45,13 @@ def delete_run(api: client.ApiClient, namespace: str, run_id: str) -> list[str]:
 
 
 def _is_stale(metadata: Json, now: datetime) -> bool:
-    beat: str = (metadata.get("annotations") or {}).get(kube.HEARTBEAT, "")
-    is_ours = beat != "" and kube.RUN_ID in metadata["labels"]
-    return is_ours and (now - datetime.fromisoformat(beat)).total_seconds() > STALE_AFTER_S
+    """Tell whether no step waits for a job; one whose heartbeat cannot be read is left to people."""
+    try:
+        beat = datetime.fromisoformat((metadata.get("annotations") or {})[kube.HEARTBEAT])
+        is_stale = (now - beat).total_seconds() > STALE_AFTER_S
+    except (KeyError, ValueError, TypeError):
+        return False
+    return is_stale and kube.RUN_ID in metadata["labels"]
 
 
 def main() -> None:

@@ -30,6 +30,6 @@ def run_task(
     with exit_on_error(stage.name):
         settings = validate(ClusterConfig, dict(cluster), name="cluster")
         job = StageFolders(Path(settings.mount), run_id, stage).own / "job"
-        with on_cluster(ClusterStage(settings, run_id, stage.name, job)):
+        with on_cluster(ClusterStage(settings, run_id, stage.name, job, run_name)):
             place = {"volume": settings.mount, "run_id": run_id, "run_name": run_name}
             return task.run_task(stage, config, artifact, **place, **inputs)

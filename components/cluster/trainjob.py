@@ -174,8 +174,8 @@ class _ClusterRun:
             if self._is_same(job) and not _is_over(job):
                 return self._adopt(job)
             name = job["metadata"]["name"]
-            if (run_id := job["metadata"]["labels"][kube.RUN_ID]) != self._stage.run_id:
-                self._say(f"removing {name} of run {run_id}, which has the same work; its checkpoints are used")
+            if other := self._other_run(job):
+                self._say(f"removing {name} of run {other}, which has the same work; its checkpoints are used")
             self._delete(name)
         self._use_name(self._manifest["metadata"]["name"])
         self._wait_until_gone(self._name)
@@ -231,18 +231,24 @@ class _ClusterRun:
     def _adopt(self, job: Json) -> Json:
         """Take over a job: its run, its heartbeat and its owner are now those of this step."""
         self._use_name(job["metadata"]["name"])
-        run_id = job["metadata"]["labels"][kube.RUN_ID]
-        origin = "" if run_id == self._stage.run_id else f" from run {run_id}"
-        self._say(f"{self._name} exists already and is adopted{origin}")
+        other = self._other_run(job)
+        self._say(f"{self._name} exists already and is adopted{f' from run {other}' if other else ''}")
         metadata = self._manifest["metadata"]
         changes = {
-            "annotations": {kube.HEARTBEAT: metadata["annotations"][kube.HEARTBEAT]},
+            "annotations": {key: metadata["annotations"][key] for key in (kube.HEARTBEAT, kube.RUN_NAME)},
             "labels": {kube.RUN_ID: self._stage.run_id},
         }
         if "ownerReferences" in metadata:
             changes["ownerReferences"] = metadata["ownerReferences"]
         self._retries.call(f"adopt the training job {self._name}", lambda: self._jobs.patch(job, changes))
         return job
+
+    def _other_run(self, job: Json) -> str:
+        """Return the name of the run that a job is of, if it is another; else nothing."""
+        metadata = job["metadata"]
+        run_id: str = metadata["labels"][kube.RUN_ID]
+        name: str | None = (metadata.get("annotations") or {}).get(kube.RUN_NAME)
+        return "" if run_id == self._stage.run_id else name or run_id
 
     def _use_name(self, name: str) -> None:
         self._name = self._termination.job_name = name

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -51,6 +52,8 @@ _UNSTARTABLE = {
 """Reasons for which a container waits in vain, each with a hint."""
 _UNSTARTABLE_S = 300.0
 """Time for which a container may wait for such a reason: a registry may be busy, a secret may come late."""
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+(Z|[+-]\d\d:\d\d)")
+"""Time of a line of a log, as the kubelet writes it: always with nine digits, in the time zone of its node."""
 _RECORD_TRIES = 3
 _LINES_KEPT = 1000
 _FINISH_S, _FINISH_TRIES = 5.0, 10
@@ -313,7 +316,7 @@ class LogStream:
         """When there was a line, or no way to know."""
         self._jobs, self._pod, self._clock, self._print_line = jobs, pod["name"], clock, print_line
         self._place = ""
-        """Time of the last line, in UTC with nine digits after the second: they are in the order of their texts."""
+        """Time of the last line: times are in the order of their texts."""
         self._num_at_place = 0
         """Lines so far of that time."""
         self._response: Any = None
@@ -361,13 +364,18 @@ class LogStream:
 
     def _read(self, *, follow: bool) -> None:
         place, known = self._place, self._num_at_place
-        since = f"{place.partition('.')[0]}Z" if place else None
+        since = None
+        if place:  # with the offset of the node's clock
+            since = datetime.fromisoformat(place).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._response = response = self._jobs.log(self._pod, NODE, follow=follow, since=since)
         try:
             for line in _lines(response, ended=not follow):
                 if follow and self._stopped.is_set():
                     return
                 moment, _, text = line.partition(" ")
+                if not _MOMENT.fullmatch(moment):  # the kubelet's own, such as that it cannot read the log
+                    self._print_line(line)
+                    continue
                 if moment <= place:
                     known -= moment == place
                     if moment < place or known >= 0:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -34,6 +35,8 @@ def packed_weights(model: PreTrainedModel) -> Iterator[None]:
         is_plain = type(module) is nn.Linear and (module is output or "forward" not in vars(module))
         if is_plain and suits_onednn(module.weight) and module.weight.numel() >= _MIN_PACKED_ELEMENTS:
             forwards[module] = PackedLinear(module)
+    if output not in forwards and type(output) is nn.Linear and _is_half_on_cpu(output.weight):
+        forwards[output] = _float32_forward(output)
     before = {module: module.__dict__.get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():
@@ -44,6 +47,25 @@ def packed_weights(model: PreTrainedModel) -> Iterator[None]:
             module.__dict__.pop("forward", None)
             if own is not None:
                 module.__dict__["forward"] = own
+
+
+def _is_half_on_cpu(weight: Tensor) -> bool:
+    return (
+        type(weight.data) is Tensor and weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16)
+    )
+
+
+def _float32_forward(output: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """Return a forward of an output layer in half precision whose logits are those of `use_float32_logits`.
+
+    Its weight is converted and packed once, and not for each token.
+    """
+    layer = nn.Linear(output.in_features, output.out_features, bias=output.bias is not None, device="meta")
+    layer.weight = nn.Parameter(output.weight.detach().float(), requires_grad=False)
+    if output.bias is not None:
+        layer.bias = nn.Parameter(output.bias.detach().float(), requires_grad=False)
+    packed = PackedLinear(layer)
+    return lambda rows: packed(rows.float())
 
 
 def _forward(decoder: Decoder) -> Callable[..., BaseModelOutputWithPast]:

@@ -107,11 +107,13 @@ def _evaluation_bytes(params: Params) -> int:
     """Bytes of a weight where a model is evaluated, for whichever of base, SFT and GRPO has the larger ones."""
     if params.evaluate.dtype != "auto":
         return _FP32 if params.evaluate.dtype == "float32" else _BF16
-    try:
-        config = {} if params.train_sft.model.scratch else model_config(params.train_sft.model.base)
-    except PipelineError:  # on the volume, or unreachable: well-known models are published in 16 bits
-        config = {}
-    texts = (config.get("text_config") or {}, config)
-    published = {each[key] for each in texts for key in ("dtype", "torch_dtype") if each.get(key)}
     trained = max(_bytes(params.train_sft.engine), _bytes(params.train_grpo.engine))
-    return max(trained, _FP32 if "float32" in published else _BF16)
+    if params.train_sft.model.scratch:
+        return trained
+    try:
+        config = model_config(params.train_sft.model.base)
+    except PipelineError:  # on the volume, or unreachable: well-known models are published in 16 bits
+        return max(trained, _BF16)
+    texts = (config.get("text_config") or {}, config)
+    published = [each[key] for each in texts for key in ("dtype", "torch_dtype") if each.get(key)]
+    return max(trained, _FP32 if published[:1] in ([], ["float32"]) else _BF16)

@@ -44,9 +44,8 @@ class RolloutContext:
         """`max_tokens` is what the engine reads of a sequence, where that may be less than the model's context."""
         self.checkpoint, self.sampling = checkpoint, sampling
         context = context_tokens_of(checkpoint.model.config.to_dict())
-        limits = (max_tokens, context) if sampling.environments else ()
-        self.max_tokens = min((each for each in limits if each is not None), default=math.inf)
-        """Of prompt and completion together; a single turn that is too long is refused by the engine."""
+        self.max_tokens = min(math.inf if each is None else each for each in (max_tokens, context))
+        """Of prompt and completion together."""
         self.stop = StopTexts(sampling.stop, checkpoint.decode)
         self.turn_stop = StopTexts(checkpoint.format.turn_stops if sampling.environments else (), checkpoint.decode)
 

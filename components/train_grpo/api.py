@@ -15,8 +15,6 @@ RETRIES = urllib3.Retry(
     allowed_methods=None,
     raise_on_status=False,
 )
-_REQUEST_S = 600.0
-"""Time for one request, which may wait in the server for others."""
 _SHOWN_CHARACTERS = 300
 
 
@@ -24,16 +22,19 @@ class Api:
     """One address of a server."""
 
     def __init__(
-        self, url: str, key: str, key_variable: str | None, *, retries: urllib3.Retry, maxsize: int = 1
+        self, url: str, key: str, key_variable: str | None, *, retries: urllib3.Retry, timeout_s: float, maxsize: int
     ) -> None:
-        """`key` of the params is named in errors; PipelineError where the environment has no `key_variable`."""
+        """At most `maxsize` connections are kept. Errors name `key` of the params.
+
+        PipelineError where the environment has no `key_variable`.
+        """
         headers = {}
         if key_variable:
             if not os.environ.get(key_variable):
                 raise PipelineError(f"{key}: the environment has no {key_variable}")
             headers["Authorization"] = f"Bearer {os.environ[key_variable]}"
         self._url, self._where = url, f"{key}: {url}"
-        self._pool = urllib3.PoolManager(maxsize=maxsize, headers=headers, retries=retries, timeout=_REQUEST_S)
+        self._pool = urllib3.PoolManager(maxsize=maxsize, headers=headers, retries=retries, timeout=timeout_s)
 
     def post(self, body: dict[str, Any]) -> Any:
         """Return the answer to a request as JSON.

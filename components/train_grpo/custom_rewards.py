@@ -34,6 +34,8 @@ _SLOW_S = 20.0
 """After which a reward that has not returned is named."""
 MARK = "rewards that cannot be used: "
 """Begins the line with the answer: modules may print what they like."""
+MAX_REWARD = 1e15
+"""Magnitude of a reward whose square still fits, in float32, into sums over a rollout."""
 _CUSTOM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
 
 
@@ -89,11 +91,21 @@ def ask(
     It is asked about completions or, where it rewards steps, about their texts. One that would end the process, as by
     sys.exit, ends the run with a PipelineError, and so does one that has not returned after `deadline_s`.
     """
-    with _watched(name, problem, deadline_s):
-        if getattr(function, "compares_group", False):
-            values: list[Any] | Failure = _attempt(name, function, problem, asked_G, grades_G)
-            return values
-        return [_attempt(name, function, problem, *pair) for pair in zip(asked_G, grades_G, strict=True)]
+    here = Path.cwd()
+    try:
+        with _watched(name, problem, deadline_s):
+            return _asked(name, function, problem, asked_G, grades_G)
+    finally:
+        os.chdir(here)  # a reward may change it, and paths of a run may be relative
+
+
+def _asked(
+    name: str, function: RewardFunction, problem: Problem, asked_G: Sequence[Any], grades_G: Sequence[Grade]
+) -> list[Any] | Failure:
+    if getattr(function, "compares_group", False):
+        values: list[Any] | Failure = _attempt(name, function, problem, asked_G, grades_G)
+        return values
+    return [_attempt(name, function, problem, *pair) for pair in zip(asked_G, grades_G, strict=True)]
 
 
 def worth(
@@ -148,9 +160,11 @@ def _attempt(name: str, function: RewardFunction, problem: Problem, *asked: Any)
     try:
         value = function(problem, *asked)
         return list(value) if returns_list else value
+    except KeyboardInterrupt:
+        raise
     except Exception as error:  # one completion should not end the run
         return failure_of(name, error)
-    except (SystemExit, GeneratorExit) as error:
+    except BaseException as error:
         raise PipelineError(
             f"train_grpo.reward.weights.{name}: {failure_of(name, error).message} for a completion of {problem.id}; a "
             "reward has to return a number, or raise an Exception for a completion that it cannot score"
@@ -187,6 +201,9 @@ def _number(name: str, value: Any, grade: Grade) -> float | Failure:
     if math.isinf(number) or (math.isnan(number) and grade.verdict is not Verdict.UNSCORABLE):
         what = f"reward {name} returned"
         return Failure(f"{what} no finite number", f"{what} {value!r:.100}, where a finite number is expected")
+    if abs(number) > MAX_REWARD:
+        what = f"reward {name} is too large"
+        return Failure(what, f"{what}: {number:g}; the statistics of a group overflow above {MAX_REWARD:g}")
     return number
 
 

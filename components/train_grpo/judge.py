@@ -5,6 +5,7 @@ The request is that of `POST /chat/completions` with a JSON schema as response f
 
 import json
 import re
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator
@@ -57,9 +58,10 @@ class JudgeConfig(Config):
         return prompt
 
 
-def judge(problem: Problem, response: str, settings: JudgeConfig) -> Priced:
+def judge(problem: Problem, response: str, settings: JudgeConfig, timeout_s: float) -> Priced:
     """Return the mean rating of a response, from 0 to 1, with the tokens that the server says it took.
 
+    After `timeout_s` without an answer the connection is closed, by which vLLM knows that nobody waits any more.
     PipelineError where its answer has no rating for each item; see `Api.post`.
     """
     filled = {
@@ -87,11 +89,17 @@ def judge(problem: Problem, response: str, settings: JudgeConfig) -> Priced:
         },
     }
     url = f"{settings.base_url.rstrip('/')}/chat/completions"
-    # A call that fails is made again within the limits of `reward.calls`.
-    answer = Api(url, "train_grpo.reward.judge", settings.key_variable, retries=Retry(0)).post(body)
+    answer = _api(url, settings.key_variable, timeout_s).post(body)
     usage = (answer.get("usage") if isinstance(answer, dict) else None) or {}  # not every server counts
     tokens = (int(usage.get(key) or 0) for key in ("prompt_tokens", "completion_tokens"))
     return Priced(_mean_rating(answer, settings), *tokens)
+
+
+@lru_cache
+def _api(url: str, key_variable: str | None, timeout_s: float) -> Api:
+    # A call that fails is made again within the limits of `reward.calls`.
+    retries = Retry(None, connect=0, read=0, status=0, other=0, redirect=5)
+    return Api(url, "train_grpo.reward.judge", key_variable, retries=retries, timeout_s=timeout_s, maxsize=64)
 
 
 def _mean_rating(answer: Any, settings: JudgeConfig) -> float:

@@ -211,8 +211,14 @@ def overlong(problem: Problem, completion: "Completion", grade: Grade, *, config
     return -max(0, completion.num_tokens - (limit - buffer)) / buffer
 
 
-@built_in("judge", key="judge", settings=lambda config, model: {"settings": config.reward.judge})
+@built_in(
+    "judge",
+    key="judge",
+    settings=lambda config, model: {"settings": config.reward.judge, "timeout_s": config.reward.calls.timeout_s},
+)
 @threaded_reward
-def judged(problem: Problem, completion: "Completion", grade: Grade, *, settings: JudgeConfig) -> float:
+def judged(
+    problem: Problem, completion: "Completion", grade: Grade, *, settings: JudgeConfig, timeout_s: float
+) -> float:
     """Return what a model says of the response, from 0 to 1; its thoughts are left out."""
-    return judge(problem, outside_thoughts(completion.response), settings)
+    return judge(problem, outside_thoughts(completion.response), settings, timeout_s)

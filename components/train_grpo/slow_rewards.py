@@ -16,7 +16,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -167,17 +167,19 @@ def in_thread(call: Callable[[], _T]) -> "Future[_T]":
     def run() -> None:
         try:
             result.set_result(call())
-        except Exception as error:
-            result.set_exception(error)
         except BaseException as error:  # whoever waits for the result must not wait forever
-            result.set_exception(RuntimeError(f"it raised {type(error).__name__}"))
+            failure: BaseException = error
+            if not isinstance(error, Exception) or isinstance(error, CancelledError):  # they would end the waiting task
+                failure = RuntimeError(f"it raised {type(error).__name__}: {error}".removesuffix(": "))
+                failure.__cause__ = error
+            result.set_exception(failure)
 
     threading.Thread(target=run, daemon=True).start()
     return result
 
 
 class Priced(float):
-    """A value that took tokens of a server, as an `async def` reward may return it."""
+    """A value that took tokens of a server, as a reward that waits may return it."""
 
     def __new__(cls, value: float, prompt_tokens: int, completion_tokens: int) -> "Priced":
         """Return the value, with the tokens that it took."""

@@ -18,6 +18,8 @@ from components.train_grpo.reference import Reference
 
 _MAX_REQUESTS = 64
 """Requests in flight at once, in each process."""
+_REQUEST_S = 600.0
+"""Time for one request, which may wait in the server for others."""
 
 
 def load_teacher(teacher: TeacherConfig, config: TrainGRPOConfig, student: Checkpoint) -> "Reference | TeacherServer":
@@ -46,7 +48,7 @@ class TeacherServer:
         """`url` is that of the API; PipelineError where the environment has no `key_variable`."""
         url, key = f"{url.rstrip('/')}/completions", "train_grpo.teacher.server"
         self._where = f"{key}: {url}"
-        self._api = Api(url, key, key_variable, retries=RETRIES, maxsize=_MAX_REQUESTS)
+        self._api = Api(url, key, key_variable, retries=RETRIES, timeout_s=_REQUEST_S, maxsize=_MAX_REQUESTS)
 
     def logprobs(self, sequences_B: Sequence[TokenSequence], indices: Collection[int]) -> Tensor:
         """Return the log-probability of each of the M sampled tokens; NaN for completions not in `indices`.

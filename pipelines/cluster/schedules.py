@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _ENABLED = "ENABLED"
 _NUM_FIELDS = 6
+_ACCEPTED = 'second minute hour day-of-month month day-of-week, such as "0 0 2 * * 1"'
 _CREATED_BY = re.compile(r"; created by grpo-pipeline(?: on Kubeflow Pipelines (\S+))?, digest (\w+)$")
 
 
@@ -141,8 +142,7 @@ def check_cron(text: str) -> None:
     parts = text.split()
     if len(parts) != _NUM_FIELDS:
         others = f'; what other crons write with these five is "0 {" ".join(parts)}"' if len(parts) == 5 else ""
-        fields = 'second minute hour day-of-month month day-of-week, such as "0 0 2 * * 1"'
-        raise PipelineError(f'cron "{text}": six fields are needed: {fields}{others}')
+        raise PipelineError(f'cron "{text}": six fields are needed: {_ACCEPTED}{others}')
     if not parts[0].isdigit():
         raise PipelineError(f'cron "{text}": the first field is the second and must be one number, such as 0')
     if not {"*", "?"} & {parts[3], parts[5]}:
@@ -150,7 +150,7 @@ def check_cron(text: str) -> None:
     try:
         next_times(text, datetime(2000, 1, 1, tzinfo=UTC), 1)
     except CroniterError as error:
-        raise PipelineError(f'cron "{text}": never fires, or is not valid: {error}') from None
+        raise PipelineError(f'cron "{text}": never fires, or is not valid: {error}; accepted: {_ACCEPTED}') from None
 
 
 def describe_cron(text: str) -> str:

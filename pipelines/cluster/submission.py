@@ -34,6 +34,7 @@ from components.preflight.form import (
 )
 from components.preflight.inputs import passwords
 from components.shared import lineage
+from components.shared.config import laid_over
 from components.shared.deployment import DeploymentConfig
 from components.shared.errors import PipelineError, raise_all
 from components.shared.versioning import is_url
@@ -137,7 +138,8 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str], *
     wrong += wrong_sections(sections)
     raise_all(wrong or list(map(in_the_form, contradictions(Params.model_validate(sections)))))
     del form[PRESET]
-    form[OVERRIDES] = as_overrides(form[OVERRIDES])
+    is_text = package.types[OVERRIDES] == "STRING"  # in pipelines of earlier releases it is an object, without nulls
+    form[OVERRIDES] = as_overrides(form[OVERRIDES]) if is_text else laid_over({}, form[OVERRIDES])
     sizes = {name: len(json.dumps(value)) for name, value in form.items()}
     if sum(sizes.values()) > _MAX_CHARACTERS:
         largest = max(sizes, key=lambda name: sizes[name])

@@ -82,7 +82,7 @@ def _versions(location: str, runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
         registered_by = {(run.version.get("tag"), run.version.get("registry")): run.name for run in runs}
         versions = registry.versions()[::-1]
         for version, contents in zip(versions, registry.read_each(versions, "verdict.json", VERSION_FILE), strict=True):
-            verdict, registration = (json.loads(content or "{}") for content in contents)
+            verdict, registration = map(_parsed, contents)
             yield {
                 "tag": version.tag,
                 "at": version.at,
@@ -91,3 +91,12 @@ def _versions(location: str, runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
                 "target": verdict.get("target"),
                 "run": registered_by.get((version.tag, location)),
             }
+
+
+def _parsed(content: bytes | None) -> dict[str, Any]:
+    """Return the values of a file in a registry; none where there is no such file, or it is damaged."""
+    try:
+        values = json.loads(content or "{}")
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) else {}

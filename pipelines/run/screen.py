@@ -36,6 +36,9 @@ class Screen:
     def __init__(self, out: TextIO, error: TextIO) -> None:
         from rich.console import Console  # slow to import
 
+        for stream in (out, error):  # a terminal of another encoding shows ? for what it does not have
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")
         self._out, self._error = (
             Console(file=stream, soft_wrap=True, highlight=False, markup=False, emoji=False) for stream in (out, error)
         )

@@ -91,7 +91,7 @@ class Launched:
             **self.changes,
         }
         config, records = ClusterConfig.model_validate(settings), self.root / "records"
-        return ClusterStage(config, self.run_id, "train_grpo", records)
+        return ClusterStage(config, self.run_id, "train_grpo", records, run_name=f"name of {self.run_id}")
 
     @property
     def job(self) -> Job:

@@ -42,7 +42,7 @@ def test_refusal_is_reported_at_once(server: ApiServer) -> None:
 
 
 def test_only_stale_jobs_of_this_project_are_reaped(server: ApiServer) -> None:
-    """Without a heartbeat, and of others: left alone."""
+    """Without a heartbeat that can be read, and of others: left alone."""
 
     def add(name: str, age_s: float, labels: Json = OURS) -> None:
         beat = (server.clock.now() - timedelta(seconds=age_s)).isoformat()
@@ -53,6 +53,8 @@ def test_only_stale_jobs_of_this_project_are_reaped(server: ApiServer) -> None:
     add("foreign", 9000, {**OURS, kube.MANAGED_BY: "somebody"})
     add("no-run", 9000, {kube.MANAGED_BY: kube.PROJECT})
     add_train_job(server, "no-heartbeat", OURS)
+    for beat in ("garbage", "2020-01-01T00:00:00"):
+        add_train_job(server, f"unreadable-{len(beat)}", OURS, {kube.HEARTBEAT: beat})
     assert reap(connect(), server.namespace, server.clock.now(), server.clock.sleep) == ["stale"]
     assert "stale" not in {job["metadata"]["name"] for job in server.cluster.all(kinds.TRAIN_JOBS)}
 

@@ -1,10 +1,14 @@
 """The first rank's log in the step's own."""
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from kubernetes import client
 
 from components.cluster import watch
+from components.cluster.kube import Clock
 from tests.cluster.launched import RESULT, Launched
 from tests.fake_cluster import Fault, kinds, script
 
@@ -52,3 +56,23 @@ def test_restarted_pods_are_followed(job: Launched, monkeypatch: pytest.MonkeyPa
     )
     assert job.run() == RESULT
     assert printed == ["first pod", "second pod", "step 1", "step 2"]
+
+
+def test_times_of_any_zone_and_lines_without_a_time_are_read() -> None:
+    """A node has its own clock, and the kubelet adds lines of its own, which are no place to go on from."""
+    asked: list[str | None] = []
+    printed: list[str] = []
+    lines = b"2026-01-02T03:04:05.123456789+02:00 step 1\nfailed to watch the file\n"
+
+    class Jobs:
+        def log(self, *_: Any, follow: bool, since: str | None) -> Any:
+            if follow:
+                raise client.ApiException(404)
+            asked.append(since)
+            return SimpleNamespace(stream=lambda _: [lines], close=lambda: None)
+
+    stream = watch.LogStream(Jobs(), {"name": "node-0", "uid": "1"}, Clock(), printed.append)  # type: ignore[arg-type]
+    for _ in range(2):
+        stream.finish()
+    assert printed == ["step 1", "failed to watch the file", "failed to watch the file"]
+    assert asked == [None, "2026-01-02T01:04:05Z"]

@@ -34,7 +34,7 @@ from components.cluster.launch import run_ranks
 from components.policy import shutdown
 from components.shared.errors import PipelineError
 from tests.cluster.ranks import JobConfig, act
-shutdown._SAME_S = 0.0
+shutdown._ONE_REQUEST_S = 0.0
 folder = Path(sys.argv[2])
 options = {"num_processes": 2, "work": folder / "work", "grace_s": float(sys.argv[3])}
 try:

@@ -301,7 +301,7 @@ def test_two_jobs_never_share_a_folder_of_checkpoints(job: Launched, before: str
 
 
 @pytest.mark.parametrize(
-    ("running_s", "message"), [(200, f"is adopted from run {RUN_ID}"), (5, "has succeeded before")]
+    ("running_s", "message"), [(200, f"is adopted from run name of {RUN_ID}"), (5, "has succeeded before")]
 )
 def test_job_of_another_run_with_the_same_work_is_adopted(
     job: Launched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], running_s: float, message: str

@@ -5,6 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from components.register.snapshot import Snapshot
 from components.report.report import STAGE
 from components.shared import jsonl, stage
 from components.shared.page import percent
@@ -70,6 +73,14 @@ def test_every_run_and_version_is_listed(made_runs: Path) -> None:
     assert accuracies in version
     version = jsonl.read_json(made_runs / "registration/version.json")
     assert version["registered"]["by"] in text
+
+
+def test_a_damaged_version_is_listed_without_its_accuracy(made_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has finished must not end by it."""
+    monkeypatch.setattr(Snapshot, "read_each", lambda *_: [(b'{"target": ', None)])
+    text = write(made_runs / "outputs", str(made_runs / "registry")).read_text(encoding="utf-8")
+    (version,) = re.findall(r"<tr><td><code>grpo-policy@v0\.0\.1</code>.*?</tr>", text, re.DOTALL)
+    assert "→" not in version
 
 
 def test_a_registry_that_cannot_be_read_is_named(made_runs: Path, tmp_path: Path) -> None:

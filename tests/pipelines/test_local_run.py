@@ -79,6 +79,15 @@ def test_what_is_no_terminal_gets_plain_lines() -> None:
     assert stream.getvalue() == f"{long}\n"
 
 
+def test_a_terminal_of_another_encoding_gets_what_it_has() -> None:
+    """Bars and arrows must not end a run."""
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding="latin-1")
+    Screen(stream, stream).show("é ▁▂ →")
+    stream.flush()
+    assert written.getvalue().decode("latin-1") == "é ?? ?\n"
+
+
 def test_no_stage_starts_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C reaches the process of the stages while one starts, which may miss it: the next one is not started."""
     started: list[str] = []

@@ -148,5 +148,5 @@ def test_it_judges_through_vllm(base: Path) -> None:
     with served(base, port) as server:
         wait_for(port, server)
         settings = JudgeConfig(base_url=f"http://127.0.0.1:{port}/v1", model=str(base), max_tokens=64)
-        ratings = [judge(_problems()[0], response, settings) for response in ("8", "It has five legs.")]
+        ratings = [judge(_problems()[0], response, settings, 60) for response in ("8", "It has five legs.")]
     assert all(0 <= rating <= 1 and (10 * rating).is_integer() for rating in ratings)

@@ -92,6 +92,21 @@ def test_gradients_of_float32_are_those_of_float64_up_to_rounding(kind: str) -> 
         assert (gradients[0][name] - exact).abs().max() < _ROUNDING * exact.abs().max(), name
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_output_layer_in_half_precision_is_converted_once(dtype: torch.dtype) -> None:
+    """Its logits are those that the trainer computes, in float32, up to the order of sums."""
+    model = _model("qwen2").to(dtype)
+    use_float32_logits(model.get_output_embeddings())
+    with torch.no_grad():
+        expected = _logits(model)
+        with packed_weights(model):
+            own = vars(model.get_output_embeddings())["forward"]
+            computed = _logits(model)
+    assert own != vars(model.get_output_embeddings())["forward"]
+    assert computed.dtype == torch.float32
+    assert (computed - expected).abs().max() < _ROUNDING
+
+
 @pytest.mark.parametrize("changed", ["recomputation", "sharding", "bfloat16"])
 def test_a_decoder_that_trains_in_another_way_computes_by_itself(changed: str) -> None:
     """Recomputation and shards of weights are matters of the module itself."""

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from components.cluster.config import ClusterConfig
+from components.preflight import resources
 from components.preflight.config import Params, load_params
 from components.preflight.resources import shape_of_base, with_memory
 from components.rollout.vllm.config import EnginesConfig
@@ -77,6 +78,25 @@ def test_the_weights_of_every_process_have_room_while_they_load() -> None:
 def test_what_lies_in_the_memory_of_the_host_is_asked_for(more: dict[str, Any]) -> None:
     """Each of these takes memory of the pod that nothing else needs."""
     assert _training_gib(**more) > _training_gib()
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        ({}, 4),
+        ({"dtype": "bfloat16"}, 2),
+        ({"torch_dtype": "float32"}, 4),
+        ({"torch_dtype": "float32", "text_config": {"dtype": "bfloat16"}}, 2),
+    ],
+)
+def test_weights_are_as_large_as_the_model_says(
+    config: dict[str, Any], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the text model count; where none says so, weights are in float32, as for transformers."""
+    monkeypatch.setattr(resources, "model_config", lambda _: config)
+    values = load_params(_SEVEN_B).model_dump()
+    values["evaluate"]["dtype"] = "auto"
+    assert resources._evaluation_bytes(Params.model_validate(values)) == size
 
 
 def test_the_weights_of_sleeping_engines_have_room() -> None:

@@ -46,6 +46,21 @@ def _sharp(checkpoint: Checkpoint, factor: float = 2.0, *, end_every: int | None
     return checkpoint
 
 
+def test_a_completion_ends_where_the_context_does() -> None:
+    """In one go and in segments."""
+    checkpoint = tiny.checkpoint()
+    checkpoint.model.generation_config.eos_token_id = []
+    checkpoint.model.config.max_position_embeddings = 16
+    sampler = TransformersSampler(checkpoint, 8)
+    for segment in (None, 5):
+        sampling = Sampling(num_samples=2, temperature=1.0, max_new_tokens=40, seed=1, segment_tokens=segment)
+        groups = sampler.generate(tiny.PROBLEMS[:2], sampling)
+        while any(each.paused for group in groups for each in group):
+            groups = sampler.generate(tiny.PROBLEMS[:2], sampling, groups)
+        for each in (each for group in groups for each in group):
+            assert len(each.tokens.prompt_ids) + each.num_tokens == 16
+
+
 def _eight_words() -> Checkpoint:
     """A model over the words a to g and an end, some of which it hardly ever says."""
     torch.manual_seed(3)

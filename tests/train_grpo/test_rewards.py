@@ -242,6 +242,7 @@ def test_scalars_of_any_library_are_rewards(value: Any) -> None:
         ([NAN], None, "returned nan"),
         ([10**400], None, "returned 1000"),
         ([[1.0, math.inf, 0.0]], [3], "returned inf, where a finite number is expected"),
+        ([-1e16], None, "is too large: -1e+16"),
         ([[1.0]], [3], "returned a wrong number of values: 1 for 3 steps"),
         ([1.0, 2.0], None, "returned a wrong number of values: 2 for 1 completions"),
         (1.0, None, "returned a wrong number of values: 1 for 1 completions"),
@@ -254,6 +255,18 @@ def test_what_is_no_finite_number_for_each_completion_is_a_failure(
     (failure,) = worth("mine:f", values, [grade(Verdict.RIGHT)], num_steps)
     assert isinstance(failure, Failure)
     assert failure.message.startswith(f"reward mine:f {message}")
+
+
+def test_a_reward_may_change_the_working_folder(tmp_path: Path) -> None:
+    """Paths of a run are relative to the one in which it was started."""
+
+    def wanders(*_: object) -> float:
+        os.chdir(tmp_path)
+        return 1.0
+
+    here = Path.cwd()
+    custom_rewards.ask("mine:f", wanders, PROBLEM, [None], [None], deadline_s=60)  # type: ignore[list-item]
+    assert Path.cwd() == here
 
 
 # Combination ----------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -69,19 +71,24 @@ def test_temporary_errors_are_retried_and_others_are_failures(monkeypatch: pytes
 
         return ask
 
+    def cancelled() -> float:
+        raise CancelledError("mine")
+
     lost = [RetryableError("busy") for _ in range(3)]
     calls = [
         _call("twice", raising("twice", ConnectionError("reset"), RetryableError("busy"))),
         _call("lost", raising("lost", *lost)),
         _call("wrong", raising("wrong", KeyError("score"))),
         _call("text", lambda: "good", in_thread=True),
+        _call("cancelled", cancelled, in_thread=True),
     ]
-    value, busy, wrong, text = Answers().get(calls, LIMITS)
+    value, busy, wrong, text, over = Answers().get(calls, LIMITS)
     assert value == 0.5
     assert sorted(tries) == ["lost"] * 3 + ["twice"] * 3 + ["wrong"]
     assert "busy" in busy.message
     assert wrong.kind == "reward mine raised KeyError"
     assert text.kind == "reward mine raised ValueError"
+    assert "CancelledError: mine" in over.message
 
 
 def test_a_judge_that_never_answers_costs_its_deadline_once() -> None:
@@ -199,7 +206,7 @@ def test_the_mean_of_the_ratings_is_the_reward(monkeypatch: pytest.MonkeyPatch) 
     problem = tiny.problem(3, question="Why {response}?")
     with answering([_rated({"right": 10, "short": 4})]) as (url, requests):
         settings = _settings(url, key_variable="MY_KEY")
-        assert judge(problem, "Because {question}", settings) == pytest.approx(0.7)
+        assert judge(problem, "Because {question}", settings, 5) == pytest.approx(0.7)
     (request,) = requests
     assert (request["path"], request["key"], request["model"]) == ("/v1/chat/completions", "Bearer secret", "judge")
     (message,) = request["messages"]
@@ -207,6 +214,19 @@ def test_the_mean_of_the_ratings_is_the_reward(monkeypatch: pytest.MonkeyPatch) 
         assert text in message["content"]
     schema = request["response_format"]["json_schema"]["schema"]
     assert schema["required"] == ["right", "short"]
+
+
+def test_a_judge_that_is_too_slow_is_left() -> None:
+    """Its connection is closed, by which it may know that nobody waits."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        with pytest.raises(RetryableError, match="timed out"):
+            judge(tiny.problem(3), "5", _settings(f"http://127.0.0.1:{server.getsockname()[1]}/v1"), 0.1)
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(60)
+            while connection.recv(4096):
+                pass
 
 
 def test_the_judge_is_a_reward() -> None:
@@ -226,7 +246,7 @@ def test_what_a_judge_has_cost_is_counted_over_restarts(tmp_path: Path, capsys: 
     full = {"right": 10, "short": 10}
     answers = [_rated(full, prompt_tokens=100, completion_tokens=7), _rated(full, prompt_tokens=50)]
     with answering(answers) as (url, requests):
-        calls = [Call("judge", text, partial(judge, tiny.problem(3), text, _settings(url)), True) for text in "56"]
+        calls = [Call("judge", text, partial(judge, tiny.problem(3), text, _settings(url), 5), True) for text in "56"]
         assert Answers(tmp_path, rank=0).get(calls[:1], LIMITS) == [1.0]
         assert Answers(tmp_path, rank=1).get(calls, LIMITS) == [1.0, 1.0]
         settings = _settings(url, prompt_price=2000.0, completion_price=1e6)
@@ -251,5 +271,5 @@ def test_what_a_judge_has_cost_is_counted_over_restarts(tmp_path: Path, capsys: 
 def test_an_answer_without_a_rating_is_an_error(answer: Any, message: str, passes: bool) -> None:
     """One that may pass is told from one that will not."""
     with answering([answer]) as (url, _), pytest.raises(Exception, match=message) as error:
-        judge(tiny.problem(3), "5", _settings(url))
+        judge(tiny.problem(3), "5", _settings(url), 5)
     assert isinstance(error.value, RetryableError) == passes
