@@ -83,7 +83,7 @@ def _without_node(config: ClusterConfig, nodes: list[Any]) -> str:
     key = "gpu_type" if name == GPU_TYPE_LABEL and config.gpu_type else "node_selector"
     values = ", ".join(sorted({each[name] for each in labels if name in each})) or "none"
     wanted = ", ".join(f"{name}={value}" for name, value in config.labels.items())
-    return f"cluster.{key}: pods need a node with {wanted}, and there is none; nodes have for {name}: {values}"
+    return f"cluster.{key}: no node has {wanted}; values of {name} on the nodes: {values}"
 
 
 def _text(resource: str, amount: Decimal) -> str:

@@ -81,7 +81,7 @@ def test_deadline_goes_before_all_other_signs(name: str) -> None:
 
 @pytest.mark.parametrize("code", [75, 143])
 def test_a_pod_that_a_signal_has_ended_may_be_started_again(code: int) -> None:
-    """Nobody knows who has sent it."""
+    """A node that goes away sends the same signal as a person."""
     assert isinstance(failure_reason(JOB, [_pod("d", exitCode=code)], {}, None), RetryableError)
 
 

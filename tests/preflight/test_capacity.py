@@ -68,15 +68,12 @@ def test_the_first_run_fits_a_small_node(server: ApiServer, form: Form) -> None:
         (
             {"cluster_gpu_type": "NVIDIA-H100"},
             {},
-            [
-                f"cluster_gpu_type: pods need a node with {_TYPE}=NVIDIA-H100, and there is none; nodes have "
-                f"for {_TYPE}: NVIDIA-H200"
-            ],
+            [f"cluster_gpu_type: no node has {_TYPE}=NVIDIA-H100; values of {_TYPE} on the nodes: NVIDIA-H200"],
         ),
         (
             {"cluster_gpus_per_node": 0},
             {"node_selector": {"pool": "b"}},
-            ["overrides.cluster.node_selector: pods need a node with pool=b, and there is none; nodes have for pool"],
+            ["overrides.cluster.node_selector: no node has pool=b; values of pool on the nodes: "],
         ),
     ],
     ids=["gpus", "memory", "gpu type", "selector"],
