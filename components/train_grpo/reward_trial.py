@@ -61,7 +61,9 @@ def _trial_errors(
     if judge:
         rewards["train_grpo.reward.judge"] = (
             "judge",
-            update_wrapper(partial(judged, settings=JudgeConfig.model_validate(judge)), judged),
+            update_wrapper(
+                partial(judged, settings=JudgeConfig.model_validate(judge), timeout_s=_LIMITS.timeout_s), judged
+            ),
         )
     for key, (name, function) in rewards.items():
         try:

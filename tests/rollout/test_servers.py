@@ -225,7 +225,7 @@ def test_a_request_that_ends_every_server_is_given_up(fakes: list[FakeVllm]) -> 
 def test_what_a_server_refuses_is_reported_and_not_tried_again(fakes: list[FakeVllm]) -> None:
     """A prompt that is too long for vLLM is the user's to correct."""
     with pytest.raises(PipelineError, match="the prompt is too long") as raised:
-        _drawn(_client(*(fake.url for fake in fakes)), ["long" * 200])
+        _drawn(_client(*(fake.url for fake in fakes)), ["long" * 120])
     assert not isinstance(raised.value, RetryableError)
     assert sum(len(fake.generated()) for fake in fakes) == 1
 
