@@ -198,7 +198,7 @@ def _reason(part: Mapping[str, Any], claim: Claim) -> str:
     if part["level"] is None:
         bound = _bound(part["lower_bound"], claim.level, -claim.margin)
         return f"{source}: changed by {changed} points, {bound}"
-    verb = f"gained {changed}" if part["gain"] >= 0 else f"lost {-100 * part['gain']:.1f}"
+    verb = f"{'gained' if part['gain'] >= 0 else 'lost'} {abs(100 * part['gain']):.1f}"
     if part["level"] == 0:
         text = f"{source}: {verb} points, not tested, since another target failed with a smaller p-value"
     else:

@@ -145,7 +145,7 @@ class Trainer:
             measured = validator.measure(step)
         self.history.validation.append(measured)
         accuracy, low, high = (100 * each for each in (measured["accuracy"], *measured["interval"]))
-        say(_STAGE, f"step {step}: validation accuracy {accuracy:.1f} % ({low:.1f} to {high:.1f})")
+        say(_STAGE, f"step {step}: validation accuracy {accuracy:.1f} % (95 % interval {low:.1f} to {high:.1f})")
         return measured
 
     def _learn(self, groups: Sequence[Group], step: int) -> tuple[dict[str, float], Sequence[MicroBatch]]:

@@ -158,7 +158,8 @@ def _result(trainer: Trainer, resumption: Resumption) -> tuple[Path | None, dict
         metrics["policy_step"] = chosen
         if (accuracy := row[ACCURACY]) is not None:
             metrics[ACCURACY] = accuracy
-        say(_STAGE, f"the policy is that of step {chosen} of {last}")
+        reason = ", the best in validation" if config.checkpoint.keep_best else ""
+        say(_STAGE, f"the policy is that of step {chosen} of {last}{reason}")
     facts = {"policy_step": chosen, "num_steps": last, "stopped": early.reason if early else None}
     return weights, metrics, facts
 
