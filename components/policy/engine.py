@@ -1,8 +1,6 @@
-"""Training through DeepSpeed: gradients of a whole optimizer step, then the step itself, and the state to resume from.
+"""Training through DeepSpeed: gradients of a whole optimizer step, then the step itself.
 
 The loss of a micro-batch is its part of a sum over the whole optimizer step, so gradients do not depend on the split.
-The state consists of full tensors by the name of their parameter, so that training can be resumed with another number
-of processes, or another stage of ZeRO.
 """
 
 import logging
@@ -10,18 +8,17 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from components.policy.config import EngineConfig
 from components.policy.logprobs import TeacherTerm, TokenLogprobs, TokenLoss
+from components.policy.optimizer_state import OptimizerState, load_parameters, trained
 from components.policy.packing import MicroBatch
 from components.policy.parallel import init_ranks, set_group_timeouts
 from components.shared.errors import PipelineError
@@ -29,8 +26,6 @@ from components.shared.imports import without_packages
 
 _MAX_BUCKET_SIZE = 500_000_000
 """Elements that DeepSpeed reduces or gathers at once (its own default)."""
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-_NUM_STEPS = "num_steps"
 _Batch = TypeVar("_Batch")
 _Output = TypeVar("_Output")
 
@@ -68,8 +63,13 @@ class Engine(Generic[_Batch, _Output]):
     Under ZeRO 2 and 3 processes wait for one another in each pass: all have to make as many.
     """
 
-    def __init__(self, model: nn.Module, config: EngineConfig) -> None:
-        """Take over a module around a transformers model; adapters and frozen weights are as they should be already."""
+    def __init__(self, model: nn.Module, config: EngineConfig, saved: Path | None = None) -> None:
+        """Take over a module around a transformers model, and continue from a `state` that was saved in a file.
+
+        Adapters and frozen weights are as they should be already. PipelineError where the state is of another model.
+        """
+        if saved:
+            load_parameters(model, saved)
         # Evaluation computes what is trained, whatever a model keeps its dropout, jitter or noise in.
         model.eval()
         if config.gradient_checkpointing:
@@ -78,7 +78,7 @@ class Engine(Generic[_Batch, _Output]):
         self.config = config
         self._zero_stage = _useful_zero_stage(config, self.ranks.world_size)
         self._loss, self._norm = 0.0, math.nan
-        parameters = [parameter for _, parameter in _trained(model)]
+        parameters = [parameter for _, parameter in trained(model)]
         self._engine, self._optimizer, _, _ = import_deepspeed().initialize(
             model=model,
             model_parameters=[
@@ -93,6 +93,9 @@ class Engine(Generic[_Batch, _Output]):
             self._optimizer.register_step_pre_hook(self._clip_gradient)
             # It would copy all gradients to average them over one process.
             self._engine.enable_backward_allreduce = self.ranks.world_size > 1
+        self._state = OptimizerState(self._engine.module, self._optimizer, self._zero_stage, self.ranks)
+        if saved:
+            self._state.load(saved)
 
     def __call__(self, batch: _Batch) -> _Output:
         """Return what the model computes of a micro-batch, with gradients where they are enabled."""
@@ -134,98 +137,22 @@ class Engine(Generic[_Batch, _Output]):
             yield
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that further steps depend on, as full tensors on the CPU, in the main process; nothing in others.
-
-        These are `NAME/weight` (fp32, as the optimizer keeps it), `NAME/exp_avg` and `NAME/exp_avg_sq`, and
-        `num_steps`. Before the first step there are no moments. Called by all processes together.
-        """
-        (num_steps,) = {float(each["step"]) for each in self._base_optimizer.state.values()} or {0.0}
-        if num_steps:
-            self._link_optimizer_state()
-        state: dict[str, Tensor] = {}
-        for name, parameter in _trained(self._engine.module):
-            for key in _keys(num_steps):
-                full = self._full(parameter, key)
-                if self.ranks.is_main:
-                    state[f"{name}/{key}"] = full.detach().to("cpu", torch.float32, copy=True)
-        return {**state, _NUM_STEPS: torch.tensor(num_steps)}
-
-    def load_state(self, file: Path) -> None:
-        """Resume from a `state` that was saved in a file; `load_parameters` has set the weights of the model before."""
-        with safe_open(file, framework="pt") as saved:
-            num_steps = saved.get_tensor(_NUM_STEPS)
-            if num_steps:
-                groups = [group["params"] for group in self._base_optimizer.param_groups]
-                if self._zero_stage == 3:  # it sees this process's part of the parameters, end to end
-                    groups = [self._optimizer.fp32_partitioned_groups_flat]
-                for tensor in chain(*groups):
-                    moments = {key: torch.zeros_like(tensor) for key in _MOMENTS}
-                    self._base_optimizer.state[tensor] = {"step": num_steps.clone(), **moments}
-                self._link_optimizer_state()
-            for name, parameter in _trained(self._engine.module):
-                for key in _keys(num_steps):
-                    self._set(parameter, key, saved.get_tensor(f"{name}/{key}"))
+        """Return all that further steps depend on: see optimizer_state.py. Called by all processes together."""
+        return self._state.full()
 
     def load_weights(self, file: Path) -> None:
         """Set the full weights, which `gather_full_parameters` holds, to a `state`; the optimizer keeps its own."""
         load_parameters(self._engine.module, file)
 
-    @property
-    def _base_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer that DeepSpeed has wrapped."""
-        base: torch.optim.Optimizer = getattr(self._optimizer, "optimizer", self._optimizer)
-        return base
-
     def _clip_gradient(self, *_: object) -> None:
-        trained = [each for _, each in _trained(self._engine.module)]
-        for parameter in trained:
+        parameters = [each for _, each in trained(self._engine.module)]
+        for parameter in parameters:
             # Parts of a model that text does not reach have a state in the optimizer too, as with several processes.
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        norm = torch.nn.utils.get_total_norm([each.grad for each in trained if each.grad is not None])
+        norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
         self._norm = float(norm)
         if not self._norm <= self.config.max_gradient_norm:
-            torch.nn.utils.clip_grads_with_norm_(trained, self.config.max_gradient_norm, norm)
-
-    def _link_optimizer_state(self) -> None:
-        """Have DeepSpeed find each parameter's part of the optimizer's state.
-
-        It does so by itself right after the first step on the first group of parameters, when the others have none yet.
-        """
-        if self._zero_stage in (1, 2):
-            self._optimizer._hp_optimizer_states_linked = False
-            self._optimizer._lazy_init_hp_params_optimizer_state()
-
-    def _full(self, parameter: nn.Parameter, key: str) -> Tensor:
-        from deepspeed import utils
-
-        full: Tensor
-        if self._zero_stage == 0:
-            full = parameter if key == "weight" else self._optimizer.state[parameter][key]
-        elif key == "weight":
-            full = utils.safe_get_full_fp32_param(parameter)
-        else:
-            full = utils.safe_get_full_optimizer_state(parameter, key)
-        return full
-
-    def _set(self, parameter: Any, key: str, value: Tensor) -> None:
-        from deepspeed import utils
-
-        if self._zero_stage == 0:
-            if key != "weight":
-                self._optimizer.state[parameter][key].copy_(value)
-        elif self._zero_stage == 3:
-            # Parameters are cut into equal parts, the last of them filled up with zeros.
-            size = parameter.ds_tensor.numel()
-            part = value.flatten()[size * self.ranks.rank : size * (self.ranks.rank + 1)]
-            part = nn.functional.pad(part, (0, size - part.numel()))
-            if key == "weight":
-                utils.safe_set_local_fp32_param(parameter, part)
-            else:
-                utils.safe_set_local_optimizer_state(parameter, part, key)
-        elif key == "weight":
-            utils.safe_set_full_fp32_param(parameter, value)
-        else:
-            utils.safe_set_full_optimizer_state(parameter, value, key)
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.max_gradient_norm, norm)
 
 
 class Policy(Engine[MicroBatch, TokenLogprobs]):
@@ -236,33 +163,6 @@ class Policy(Engine[MicroBatch, TokenLogprobs]):
     ) -> None:
         """Add the gradient of a micro-batch's part of the loss, which LogprobModel computes."""
         self.backward(self._engine(batch, token_loss, is_sum=is_sum, term=term))
-
-
-@torch.no_grad()
-def load_parameters(module: nn.Module, file: Path) -> None:
-    """Set the full weights of a module to those of a `state`; PipelineError where it is of another model."""
-    with safe_open(file, framework="pt") as saved:
-        names = set(saved.keys())
-        keys = _keys(any(name.endswith(_MOMENTS) for name in names))
-        shapes = {f"{name}/{key}": list(parameter.shape) for name, parameter in _trained(module) for key in keys}
-        for name in sorted({*shapes, _NUM_STEPS} ^ names):
-            has = "has" if name in names else "lacks"
-            raise PipelineError(f"{file}: {has} the tensor `{name}`, so it is of another model")
-        for name, shape in shapes.items():
-            if (saved_shape := saved.get_slice(name).get_shape()) != shape:
-                sizes = ["x".join(map(str, each)) for each in (saved_shape, shape)]
-                raise PipelineError(f"{file}: the tensor `{name}` is {sizes[0]}, where the model's is {sizes[1]}")
-        for name, parameter in _trained(module):
-            parameter.copy_(saved.get_tensor(f"{name}/weight"))
-
-
-def _keys(has_moments: object) -> tuple[str, ...]:
-    """Return what is saved of a parameter."""
-    return ("weight", *_MOMENTS) if has_moments else ("weight",)
-
-
-def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
 def torch_dtype(config: EngineConfig) -> torch.dtype:
@@ -295,7 +195,7 @@ def _useful_zero_stage(config: EngineConfig, num_processes: int) -> int:
 
 def _deepspeed_config(model: nn.Module, config: EngineConfig, zero_stage: int) -> dict[str, Any]:
     # Buffers no larger than the model: by default a gigabyte is set aside for each, however small the model.
-    bucket_size = min(sum(parameter.numel() for _, parameter in _trained(model)), _MAX_BUCKET_SIZE)
+    bucket_size = min(sum(parameter.numel() for _, parameter in trained(model)), _MAX_BUCKET_SIZE)
     offloaded = {"none": (), "optimizer": ("offload_optimizer",), "all": ("offload_optimizer", "offload_param")}
     return {
         # DeepSpeed insists on a batch size; micro-batches here are counted in tokens.

@@ -96,7 +96,7 @@ class TrainingCheckpoint:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.policy = self.tensors(_POLICY)
-        """File with the weights and the state of the optimizer: see `load_parameters` and `Engine.load_state`."""
+        """File with the weights and the state of the optimizer: see optimizer_state.py."""
         self.values: dict[str, Any] = torch.load(folder / _VALUES, map_location="cpu", weights_only=True)
         """What the stage added, on the CPU: each process has another GPU than the one that wrote it."""
 

@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from components.policy.checkpoint import Checkpoint, save_tokenizer
-from components.policy.engine import Engine, NonFiniteError, load_parameters, torch_dtype
+from components.policy.engine import Engine, NonFiniteError, torch_dtype
 from components.policy.lora import add_adapters, merged_state_dict
 from components.policy.packing import TokenSequence
 from components.policy.training import TrainingCheckpoint, memory_for_update
@@ -76,15 +76,12 @@ class RewardModel:
         self._device = self.model.device
         add_adapters(self.model, config.engine.lora, seed=config.seed)
         self.model.score.requires_grad_(True)  # trained whole beside adapters, too: a new head is zero
-        model = ScoreModel(self.model)
-        if saved:
-            load_parameters(model, saved.tensors(_WEIGHTS))
-        self.engine: Engine[PaddedBatch, Tensor] = Engine(model, config.engine)
+        weights = saved.tensors(_WEIGHTS) if saved else None
+        self.engine: Engine[PaddedBatch, Tensor] = Engine(ScoreModel(self.model), config.engine, weights)
         self._ranks = self.engine.ranks
         self.collected: list[Row] = []
         self._replay = Replay()
         if saved:
-            self.engine.load_state(saved.tensors(_WEIGHTS))
             examples = load_file(saved.tensors(_EXAMPLES))
             self.collected = separated(examples, "collected")
             self._replay.restore(examples)

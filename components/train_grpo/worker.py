@@ -10,7 +10,7 @@ from typing import Any
 from components.environments.pool import Environments
 from components.grading.verifier import Verifier
 from components.policy.checkpoint import Checkpoint, load, save
-from components.policy.engine import Policy, load_parameters, torch_dtype
+from components.policy.engine import Policy, torch_dtype
 from components.policy.logprobs import LogprobModel
 from components.policy.lora import add_adapters
 from components.policy.parallel import init_ranks
@@ -188,9 +188,7 @@ def build_trainer(
     teacher = load_teacher(config.teacher, config, checkpoint) if config.teacher else None
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
     model = LogprobModel(checkpoint.model, temperature=temperature)
-    if saved:
-        load_parameters(model, saved.policy)
-    policy = Policy(model, config.engine)
+    policy = Policy(model, config.engine, saved.policy if saved else None)
     for line in checkpoint.cost_of_padding() if policy.ranks.is_main else ():
         say(_STAGE, line)
     if config.loss.kl.coefficient > 0 and placement == "adapters":
@@ -208,7 +206,6 @@ def build_trainer(
         validator = Validator(config, asked, sampler, grade, checkpoint.config.answer, policy.ranks, environments)
     trainer = Trainer(config, checkpoint, policy, rollouts, reference, reward_model, timer, validator, teacher)
     if saved:
-        policy.load_state(saved.policy)
         trainer.restore(saved.values)
     return trainer
 

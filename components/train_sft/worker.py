@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from components.policy.checkpoint import Checkpoint, create, load_without_weights, save, save_base
-from components.policy.engine import Policy, load_parameters, torch_dtype
+from components.policy.engine import Policy, torch_dtype
 from components.policy.logprobs import LogprobModel
 from components.policy.lora import add_adapters
 from components.policy.packing import TokenSequence, pack_shard
@@ -120,11 +120,8 @@ def _policy_and_curves(
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
     model = LogprobModel(checkpoint.model, temperature=1.0, with_entropy=False)
     saved = resumption.load()
+    policy = Policy(model, config.engine, saved.policy if saved else None)
     if saved:
-        load_parameters(model, saved.policy)
-    policy = Policy(model, config.engine)
-    if saved:
-        policy.load_state(saved.policy)
         resumption.restore_random_state()
     return policy, saved.values["curves"] if saved else []
 

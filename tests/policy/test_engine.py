@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from components.policy.checkpoint import Checkpoint
 from components.policy.config import LoraConfig
-from components.policy.engine import NonFiniteError, load_parameters
+from components.policy.engine import NonFiniteError, Policy
 from components.policy.logprobs import LogprobModel
 from components.policy.lora import add_adapters
 from tests import tiny
@@ -169,10 +169,9 @@ def test_a_resumed_policy_ends_in_the_same_bits(
         plain.step(straight, number)
     save_file(straight.state(), tmp_path / "state")
     plain.step(straight, steps_before)
-    other = checkpoint(2)
-    load_parameters(LogprobModel(other.model, temperature=1.0), tmp_path / "state")
-    resumed = plain.policy(other, **settings)
-    resumed.load_state(tmp_path / "state")
+    resumed = Policy(
+        LogprobModel(checkpoint(2).model, temperature=1.0), tiny.engine_config(**settings), tmp_path / "state"
+    )
     plain.step(resumed, steps_before)
     before, state, expected = load_file(tmp_path / "state"), resumed.state(), straight.state()
     assert (float(before["num_steps"]), float(state["num_steps"])) == (steps_before, steps_before + 1)

@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from components.policy.config import CheckpointConfig
-from components.policy.engine import Policy, load_parameters
+from components.policy.engine import Policy
+from components.policy.optimizer_state import load_parameters
 from components.policy.parallel import SINGLE_PROCESS
 from components.policy.shutdown import StopRequest
 from components.policy.training import Resumption, TrainingCheckpoint, learning_rate
