@@ -21,6 +21,7 @@ from components.policy.checkpoint import Checkpoint
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, PartialCompletions, Sampling, StopTexts, Turn
 from components.shared.chat import AnsweredTurn
+from components.shared.errors import PipelineError
 from components.shared.model import context_tokens_of
 from components.shared.problem import Problem
 from components.shared.tools import find_calls
@@ -46,6 +47,7 @@ class RolloutContext:
         context = context_tokens_of(checkpoint.model.config.to_dict())
         self.max_tokens = min(math.inf if each is None else each for each in (max_tokens, context))
         """Of prompt and completion together."""
+        self._engine_tokens = max_tokens
         self.stop = StopTexts(sampling.stop, checkpoint.decode)
         self.turn_stop = StopTexts(checkpoint.format.turn_stops if sampling.environments else (), checkpoint.decode)
 
@@ -61,6 +63,11 @@ class RolloutContext:
                 )
             if not group:
                 prompt_ids = self.checkpoint.prompt_ids(problem.question, problem.source, problem.earlier)
+                if self._engine_tokens is not None and len(prompt_ids) >= self._engine_tokens:
+                    raise PipelineError(
+                        f"the prompt of problem {problem.id} has {len(prompt_ids)} tokens, and vLLM reads at most "
+                        f"{self._engine_tokens} with the completion: raise vllm.max_tokens"
+                    )
                 groups.append([Trajectory(self, problem, prompt_ids) for _ in range(self.sampling.num_samples)])
             else:
                 groups.append(

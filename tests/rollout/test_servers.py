@@ -228,6 +228,8 @@ def test_what_a_server_refuses_is_reported_and_not_tried_again(fakes: list[FakeV
         _drawn(_client(*(fake.url for fake in fakes)), ["long" * 120])
     assert not isinstance(raised.value, RetryableError)
     assert sum(len(fake.generated()) for fake in fakes) == 1
+    with pytest.raises(PipelineError, match=r"has 800 tokens, and vLLM reads at most 512"):
+        _drawn(_client(*(fake.url for fake in fakes)), ["long" * 200])
 
 
 @pytest.mark.parametrize(
