@@ -135,7 +135,6 @@ def parser() -> argparse.ArgumentParser:
     )
     option("--fresh", action="store_true", help="recompute every stage; reuse nothing from earlier runs")
     option("--dry-run", action="store_true", help="check everything, say which stages would run and why, run nothing")
-    option("--containers", action="store_true", help="run each stage in its image (podman or docker)")
     option(
         "--name",
         default="",

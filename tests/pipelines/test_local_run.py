@@ -101,7 +101,7 @@ def test_no_stage_starts_after_a_stop(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(stages, "_has_accelerator", lambda: True)
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert stages.run_stages(tmp_path, fresh_from="", containers=False) == 128 + signal.SIGINT
+        assert stages.run_stages(tmp_path, fresh_from="") == 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGINT, before)
         stages._stops.clear()
