@@ -1,14 +1,12 @@
 """Findings of the doctor, on this machine and on simulated ones with other programs and packages."""
 
 import shutil
-import sys
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
 from components.preflight.config import Params
-from components.shared.model_shape import ModelShape
 from pipelines import doctor
 from pipelines.cli import main
 from pipelines.doctor import unused_gpu
@@ -43,12 +41,7 @@ def _torch(folder: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     ("cuda", "available", "bf16", "expected"),
     [
         (None, False, True, ("error", "computes on CPUs, though there is a GPU", "make setup TORCH_BACKEND=auto")),
-        (
-            "13.0",
-            False,
-            True,
-            ("error", "does not find the GPU", "CUDA 13.0 needs a newer driver"),
-        ),
+        ("13.0", False, True, ("error", "does not find the GPU", "CUDA 13.0 needs a newer driver")),
         ("12.4", True, False, ("warning", "which has no bfloat16", "engine.precision: fp32")),
         ("12.4", True, True, ("ok", "computes on the GPU", "")),
     ],
@@ -98,28 +91,17 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert [finding.state for finding in doctor._disk()] == [state] * 2
 
 
-@pytest.mark.parametrize(
-    ("precision", "is_fast", "warning"),
-    [
-        ("fp32", True, "set engine.precision: bf16 and zero_stage: 2, which this processor has instructions for"),
-        ("fp32", False, "is slow"),
-        ("bf16", True, "is slow"),
-        ("bf16", False, "no instructions for bf16; fp32 is several times faster"),
-    ],
-)
-def test_the_precision_that_a_processor_is_fast_in_is_named(
-    precision: str, is_fast: bool, warning: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("precision", "is_fast"), [("fp32", False), ("bf16", True), ("bf16", False)])
+def test_bf16_on_a_processor_without_instructions_for_it_is_a_warning(
+    precision: str, is_fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a large model would be trained without a GPU in the other one."""
+    """Where there is no GPU, either."""
     monkeypatch.setattr(doctor, "_nvidia", list)
     monkeypatch.setattr(doctor, "_has_fast_bf16", lambda: is_fast)
-    monkeypatch.setattr(
-        "components.preflight.resources.shape_of_base",
-        lambda params: ModelShape(576, 1536, 30, 9, 3, 64, 49152, tied=True),
-    )
     values = preset()
     values["train_grpo"]["engine"] |= {"precision": precision, "zero_stage": 2}
-    assert doctor.slow_here(Params.model_validate(values)).endswith(warning)
+    warns = "fp32 is several times faster" in doctor.slow_here(Params.model_validate(values))
+    assert warns == (precision == "bf16" and not is_fast)
 
 
 def test_packages_of_other_versions_than_the_lock_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +130,4 @@ def test_what_a_run_would_miss_is_part_of_the_diagnosis(
     assert main(["doctor", "--params", str(params)]) == 2
     findings = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines() if line[0] != " "]
     assert [state for state, _, text in findings if "report.gate.target" in text] == ["error"]
-    named = {name for _, name, _ in findings}
-    assert {"python", "cores", "memory", "disk", "gpu", "torch", "packages", "git"} <= named
-    assert f"{sys.version_info.major}.{sys.version_info.minor}" in findings[0][2]
+    assert {"python", "cores", "memory", "disk", "gpu", "torch", "packages", "git"} <= {name for _, name, _ in findings}
