@@ -2,7 +2,8 @@
 
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,8 @@ from pipelines.requirements import short_of_disk
 from tests.presets import preset
 
 
-class _Usage(NamedTuple):
-    free: int
+def _have_free(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=num_bytes))
 
 
 @pytest.mark.parametrize(
@@ -33,12 +34,12 @@ def test_what_a_run_takes_and_what_is_free_are_named(
     for stage in ("train_sft", "train_grpo"):
         values[stage] |= {"engine": {"precision": "bf16"}, "checkpoint": {"keep_last": 1, "keep_best": True}}
     params = Params.model_validate(values)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: _Usage(100 * 10**9))
+    _have_free(100 * 10**9, monkeypatch)
     line = short_of_disk(params, tmp_path / "outputs")
     assert line == (
         f"{tmp_path}: 100.0 GB are free, and a run takes about {needed}; make room, or lower checkpoint.keep_last"
     )
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: _Usage(10**12))
+    _have_free(10**12, monkeypatch)
     assert short_of_disk(params, tmp_path) is None
 
 
@@ -47,7 +48,7 @@ def test_adapters_take_next_to_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     values = preset()
     for stage in ("train_sft", "train_grpo"):
         values[stage]["engine"] = {"lora": {}}
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: _Usage(0))
+    _have_free(0, monkeypatch)
     line = short_of_disk(Params.model_validate(values), tmp_path)
     assert line
     assert "0.0 for checkpoints" in line

@@ -63,9 +63,8 @@ def test_a_prompt_is_shown_as_the_model_reads_it(tmp_path: Path) -> None:
 
 
 def _lengths(*, solutions: bool = True) -> dict[str, Lengths]:
-    texts = list(range(1, 101))
-    examples = [151 + tokens for tokens in texts]
-    return {"sums": Lengths([100, 150], texts if solutions else [], examples if solutions else [])}
+    texts = list(range(1, 101)) if solutions else []
+    return {"sums": Lengths([100, 150], texts, [151 + tokens for tokens in texts])}
 
 
 @pytest.mark.parametrize(

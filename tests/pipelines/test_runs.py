@@ -176,23 +176,16 @@ def test_the_report_is_opened_or_named(
     assert "there is no report yet: the run is failed at evaluate" in capsys.readouterr().err
 
 
-def test_the_policy_of_a_run_that_failed_later_is_no_garbage(outputs: Path) -> None:
-    """Such as one that missed the gate: it is registered nowhere, and took the longest to make."""
-    failed = outputs / "runs/20260101T030405Z-params"
-    (failed / "artifacts").mkdir(parents=True)
-    events = [{"stage": "train_grpo", "event": "started"}, {"stage": "train_grpo", "event": "finished"}]
-    events += [{"stage": "report", "event": "started"}, {"stage": "report", "event": "failed", "error": "missed"}]
-    (failed / "journal.jsonl").write_text("\n".join(map(json.dumps, events)))
-    assert main(["gc"]) == 0
-    assert (failed / "artifacts").is_dir()
-
-
 def test_garbage_is_what_no_run_needs(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Artifacts of runs that failed before a finished one, unfinished work of other code, and old runs if asked."""
-    stopped, failed = outputs / "runs/20260101T030405Z-params", outputs / "runs" / FAILED
-    for run in (stopped, failed):
+    stopped, missed = (outputs / f"runs/2026010{day}T010203Z-params" for day in (1, 2))
+    failed = outputs / "runs" / FAILED
+    for run in (stopped, missed, failed):
         (run / "artifacts").mkdir(parents=True)
         (run / "artifacts/weights").write_bytes(bytes(2000))
+    # Of a run that missed the gate the policy is registered nowhere, and took the longest to make.
+    events = [{"stage": "train_grpo", "event": "finished"}, {"stage": "report", "event": "failed", "error": "missed"}]
+    (missed / "journal.jsonl").write_text("\n".join(map(json.dumps, events)))
     work = {name: outputs / "work/train_sft" / name for name in ("same", "other", "empty", "used")}
     for name, folder in work.items():
         (folder / "checkpoints" / ("" if name == "empty" else "step-000010")).mkdir(parents=True)
@@ -211,6 +204,7 @@ def test_garbage_is_what_no_run_needs(outputs: Path, capsys: pytest.CaptureFixtu
     assert not stopped.joinpath("artifacts").exists()
     assert stopped.is_dir()
     assert failed.joinpath("artifacts").is_dir()
+    assert missed.joinpath("artifacts").is_dir()
     assert [name for name, folder in work.items() if folder.exists()] == ["same", "used"]
     lock = durable.lock_folder(failed / LOCK)
     assert main(["gc", "--keep", "1"]) == 0

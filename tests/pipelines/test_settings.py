@@ -16,16 +16,12 @@ def test_keys_are_set_before_the_file() -> None:
     """Values are YAML; null means the default, a number an item of a list; sections share their keys as in a file."""
     assert load(SMOKE) == load_params(SMOKE)
     settings = ["train_grpo.num_steps=7", "train_grpo.reward.weights={accuracy: 2}", "evaluate.max_new_tokens=null"]
-    settings += [
-        "prepare_data.sources.0.num_test=80",
-        "register.registry=elsewhere",
-        "train_sft.model.base=scratch:words",
-    ]
+    settings += ["prepare_data.sources.0.num_test=80", "register.registry=other", "train_sft.model.base=scratch:words"]
     params = load(SMOKE, settings)
     assert (params.train_grpo.num_steps, params.train_grpo.reward.weights) == (7, {"accuracy": 2.0})
     assert params.evaluate.max_new_tokens == type(params.evaluate).model_fields["max_new_tokens"].default
     assert params.prepare_data.sources[0].max_problems(params.evaluate.split) == 80
-    assert params.train_grpo.registry == "elsewhere"
+    assert params.train_grpo.registry == "other"
     assert params.validate_data.model.base == "scratch:words"
 
 
