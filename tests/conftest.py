@@ -25,7 +25,7 @@ _MAX_PARTS = 28
 """The days of the shortest month: what is in a later part would hardly ever be run."""
 _MINUTES = 1
 """Of a long test that does not say."""
-_SHARING = {"test_dvc": "runs", "test_end_to_end": "runs", "test_kubeflow_graph": "runs"}
+_SHARING = {"test_end_to_end": "runs", "test_runners": "runs"}
 """Files whose tests look at the same runs, which would otherwise be made once per process."""
 _LONGEST = ("runs", "tests/train_grpo/test_train", "tests/rollout/test_vllm")
 """What is begun with, where several processes share the tests: last it would leave the others with nothing to do."""

@@ -20,7 +20,7 @@ from components.shared.deployment import DeploymentConfig
 from components.shared.errors import DataRejectedError
 from components.validate_data.validate import STAGE as VALIDATE_DATA
 from pipelines.run import index
-from tests.pipelines.test_index import make_outputs
+from tests.pipelines.test_runs import make_outputs
 from tests.presets import ROOT
 from tests.register.registrations import make_config, make_policy, run_register
 from tests.report.synthetic import make_run
