@@ -157,8 +157,7 @@ def test_the_graph_fits_on_a_page() -> None:
         above = [row(before) for before in tasks[name].get("dependentTasks", [])]
         return 1 + max([*above, *(1 + row(each["producerTask"]) for each in taken)], default=0)
 
-    # A row takes 98 pixels, and 740 are there: with one more of them names are smaller than nine pixels.
-    assert max(map(row, tasks)) + 1 <= 10
+    assert max(map(row, tasks)) + 1 <= 10  # with one more, names are smaller than nine pixels
 
 
 def test_tasks_know_their_run() -> None:

@@ -230,22 +230,12 @@ def as_planned(case: str) -> Run:
     from tests.pipelines import plan_processes as measured
 
     changes = {"precision": "fp32", "gradient_checkpointing": False, **measured.CASES[case]}
+    changes["element_bytes"] = 2 if changes.pop("precision") == "bf16" else 4
     prompt, completion = measured.PROMPT_TOKENS, measured.COMPLETION_TOKENS
-    lengths = {"prompt_tokens": prompt, "completion_tokens": completion}
-    return run(
-        2,
-        **lengths,
-        **{f"mean_{name}": tokens for name, tokens in lengths.items()},
-        shape=measured.SHAPE,
-        prompts=4,
-        group_size=measured.GROUP_SIZE,
-        zero_stage=changes["zero_stage"],
-        element_bytes=2 if changes["precision"] == "bf16" else 4,
-        gradient_checkpointing=changes["gradient_checkpointing"],
-        micro_batch_tokens=measured.MICRO_BATCH_TOKENS,
-        reference="none",
-        max_batch_size=256,
-    )
+    changes |= {"prompt_tokens": prompt, "completion_tokens": completion}
+    changes |= {"mean_prompt_tokens": prompt, "mean_completion_tokens": completion, "max_batch_size": 256}
+    changes |= {"micro_batch_tokens": measured.MICRO_BATCH_TOKENS, "group_size": measured.GROUP_SIZE, "prompts": 4}
+    return run(2, shape=measured.SHAPE, reference="none", **changes)
 
 
 @pytest.mark.long(minutes=0.2)
