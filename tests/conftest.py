@@ -1,8 +1,7 @@
 """Settings of every test: nothing reaches out to a hub or phones home, and files of tests may run side by side.
 
-Long tests say how many minutes they take, `@pytest.mark.long(minutes=3)`. `--part N` runs one part of them: as many
-parts as it takes for each to fit in `PART_MINUTES`, counted from 1 and beginning again after the last, so that the day
-of the month will do for N.
+Long tests say how many minutes they take, `@pytest.mark.long(minutes=3)`. `--part N` runs one part of them, counted
+from 1 and beginning again after the last, so that the day of the month will do for N.
 """
 
 import itertools
@@ -20,7 +19,7 @@ hypothesis.settings.load_profile("without_deadline")
 os.environ.update(HF_HUB_OFFLINE="1", DVC_NO_ANALYTICS="1", GX_ANALYTICS_ENABLED="false")
 
 PART_MINUTES = 9
-"""Most minutes of a part of the long tests, on two idle cores."""
+"""Most minutes of a part of the long tests, on two idle cores, unless one file takes longer."""
 _MAX_PARTS = 28
 """The days of the shortest month: what is in a later part would hardly ever be run."""
 _MINUTES = 1
@@ -64,22 +63,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def parts(minutes: dict[str, float]) -> list[list[str]]:
-    """Pack tests into parts of at most `PART_MINUTES`, in their order.
+    """Pack tests into parts of at most `PART_MINUTES`, in their order, or of one file that takes longer.
 
-    Tests of a file stay together, since they may share what takes long to make, unless the file alone is too long.
+    Tests of a file stay together, since they may share what takes long to make.
     """
     packed: list[list[str]] = [[]]
     total = 0.0
     for _, tests in itertools.groupby(minutes, key=lambda name: name.partition("::")[0]):
         names = list(tests)
-        fits = sum(map(minutes.__getitem__, names)) <= PART_MINUTES
-        for unit in [names] if fits else [[name] for name in names]:
-            length = sum(map(minutes.__getitem__, unit))
-            if total + length > PART_MINUTES:
-                packed.append([])
-                total = 0.0
-            packed[-1] += unit
-            total += length
+        length = sum(map(minutes.__getitem__, names))
+        if packed[-1] and total + length > PART_MINUTES:
+            packed.append([])
+            total = 0.0
+        packed[-1] += names
+        total += length
     return packed
 
 

@@ -13,14 +13,7 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
 
-from components.preflight.config import (
-    STAGES,
-    Params,
-    advisories,
-    as_yaml,
-    contradictions,
-    is_about_limits,
-)
+from components.preflight.config import STAGES, Params, advisories, as_yaml, contradictions, is_about_limits
 from components.shared import durable, jsonl
 from components.shared.environment import JOURNAL_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, raise_all
@@ -30,19 +23,7 @@ from pipelines.doctor import slow_here, unused_gpu
 from pipelines.requirements import missing_here, short_of_disk
 from pipelines.run import index, summary
 from pipelines.run.expected import Expectation, expectations, records
-from pipelines.run.history import (
-    ABOUT,
-    JOURNAL,
-    LOCK,
-    LOG,
-    OUTPUTS,
-    PAGE,
-    PARAMS,
-    About,
-    every_run,
-    read_run,
-    resolve,
-)
+from pipelines.run.history import ABOUT, JOURNAL, LOCK, LOG, OUTPUTS, PAGE, PARAMS, About, every_run, read_run, resolve
 from pipelines.run.journal import Tracker
 from pipelines.run.process import process
 from pipelines.run.screen import Screen, Style, duration
@@ -161,11 +142,9 @@ def _show_expected(expected: Sequence[Expectation], screen: Screen, *, every: bo
         screen.show(f"[{expected.index(each) + 1}/{len(expected)}] {each.stage:<14}{each}")
     if every:
         seconds = [each.seconds for each in computed]
-        known = (
-            "no time estimate: no earlier run is comparable"
-            if None in seconds
-            else f"about {duration(sum(filter(None, seconds)))}"
-        )
+        known = f"about {duration(sum(filter(None, seconds)))}"
+        if None in seconds:
+            known = "no time estimate: no earlier run is comparable"
         screen.show(f"{len(computed)} of {len(expected)} stages would run ({known}); nothing was run", Style.DIM)
 
 
