@@ -125,16 +125,6 @@ def test_what_is_printed_is_a_part_of_a_params_file_that_removes_every_complaint
     assert contradictions(fitting) == []
 
 
-def test_a_chat_template_that_cannot_be_used_is_known_before_the_first_stage(tmp_path: Path) -> None:
-    """In one line; what matters to fine-tuning alone is no error without it."""
-    folder = chat_model.write(tmp_path, chat_model.REASONING)
-    for num_steps in (3, 0):
-        sft = {"num_steps": num_steps, "warmup_steps": 0}
-        lines = missing_here(_params(model={"base": str(folder), "chat": {}}, train_sft=sft))
-        found = [line for line in lines if line.startswith("train_sft.model.base: ")]
-        assert ["shows no answer to learn from" in line for line in found] == [True] * (num_steps > 0)
-
-
 def _have_free(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=num_bytes))
 

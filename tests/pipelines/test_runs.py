@@ -262,7 +262,7 @@ def test_every_run_and_version_is_listed(made_runs: Path) -> None:
     for name, status in (
         ("20260105T030405Z-empty", "stopped"),
         ("20260104T030405Z-smoke-2", "stopped at prepare_data"),
-        ("20260103T030405Z-smoke", "failed in evaluate: &lt;b&gt;no memory&lt;/b&gt;"),
+        ("20260103T030405Z-smoke", "failed at evaluate: &lt;b&gt;no memory&lt;/b&gt;"),
         ("20260102T030405Z-params", "finished"),
     ):
         assert status in by_name[name]
