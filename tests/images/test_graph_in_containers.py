@@ -11,7 +11,7 @@ from components.shared.images import GPU
 from components.shared.lineage import FILE_NAME, read
 from pipelines.run.stages import arguments, declared
 from tests.images import engine
-from tests.images.engine import Image
+from tests.images.engine import ANYBODY, Image
 from tests.pipelines.project import FinishedRun, bytes_in, copy_project, unmoved
 from tests.presets import preset, write_params
 
@@ -22,7 +22,7 @@ _WITH_ENVIRONMENT = {"provenance.json", "report.html", "model_card.md", "version
 
 
 def _run_in_containers(folder: Path, variables: dict[str, str]) -> None:
-    """Run each stage of the smoke preset in its image, as the images' user, who is nobody here."""
+    """Run each stage of the smoke preset in its image, as a user that no image knows."""
     copy_project(folder)
     write_params(folder / "params.yaml", preset())
     subprocess.run(["chmod", "-R", "a+rwX", str(folder)], check=True)
@@ -32,7 +32,7 @@ def _run_in_containers(folder: Path, variables: dict[str, str]) -> None:
         kind = "gpu" if stage.image == GPU else "light"
         image = Image(f"{variables['IMAGE_REGISTRY']}/grpo-pipeline/python-{kind}:{variables['IMAGE_TAG']}")
         command = ["python3", "-m", f"components.{stage.name}", *arguments(stage, folder, fresh=False)]
-        image.run("env", "OMP_NUM_THREADS=1", *command, folder=folder)
+        image.run("env", "OMP_NUM_THREADS=1", *command, folder=folder, user=ANYBODY)
 
 
 def test_artifacts_are_the_same_with_and_without_containers(tmp_path: Path) -> None:
