@@ -90,13 +90,7 @@ def evaluate(
 
 
 def _settings(
-    *,
-    sampler: str,
-    engines: int,
-    gpus_per_engine: int,
-    tools: str | None,
-    max_turns: int | None,
-    **keys: Any,
+    *, sampler: str, engines: int, gpus_per_engine: int, tools: str | None, max_turns: int | None, **keys: Any
 ) -> dict[str, Any]:
     """Return the values of the section `evaluate` that options set."""
     if max_turns is not None and not tools:

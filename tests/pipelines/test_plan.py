@@ -75,8 +75,7 @@ def test_a_model_without_a_known_shape_is_refused(tmp_path: Path, config: dict[s
 
 
 @pytest.mark.parametrize(
-    ("family", "billions", "active"),
-    [("mixtral", 46.7, 12.9), ("qwen3_next", 80, 3), ("gpt_oss", 117, 5.1)],
+    ("family", "billions", "active"), [("mixtral", 46.7, 12.9), ("qwen3_next", 80, 3), ("gpt_oss", 117, 5.1)]
 )
 def test_any_model_is_counted_as_published(tmp_path: Path, family: str, billions: float, active: float) -> None:
     """From transformers' default config: all weights, and those that compute a token, within 3 % or 1 billion."""
