@@ -13,11 +13,33 @@ from components.shared.model_shape import KNOWN_MODELS, ModelShape
 from pipelines.plan.hardware import gpu
 from pipelines.plan.memory import STATES, _options, cheapest_changes, fits, memory_of, peak
 from pipelines.plan.run import Run
-from tests.pipelines.planned import NUM_PARAMETERS, run
 from tests.presets import ROOT
 
 H100, H200, A100 = gpu("h100"), gpu("h200"), gpu("a100")
+NUM_PARAMETERS = 6_910_365_696
 WHOLE = 2 * NUM_PARAMETERS
+RUN = Run(
+    shape=KNOWN_MODELS["deepseek-7b"],
+    num_gpus=8,
+    prompts=16,
+    group_size=64,
+    prompt_tokens=1024,
+    completion_tokens=1024,
+    mean_prompt_tokens=256,
+    mean_completion_tokens=512,
+    zero_stage=2,
+    element_bytes=2,
+    gradient_checkpointing=True,
+    micro_batch_tokens=16384,
+    reference="replicated",
+    sampler="transformers",
+    max_batch_size=512,
+)
+
+
+def run(num_gpus: int = 8, **changes: Any) -> Run:
+    """Return the run with other values."""
+    return replace(RUN, num_gpus=num_gpus, **changes)
 
 
 def near(value: float) -> object:

@@ -10,7 +10,7 @@ from components.shared.model_shape import KNOWN_MODELS, ModelShape
 from pipelines.plan.hardware import gpu
 from pipelines.plan.run import Run
 from pipelines.plan.step_time import EFFICIENCY, REFERENCE, SAMPLING, UPDATE, forward_flops, step_time
-from tests.pipelines.planned import run
+from tests.pipelines.test_plan_memory import run
 from tests.presets import ROOT
 
 H200 = gpu("h200")
