@@ -4,6 +4,7 @@ Long tests say how many minutes they take, `@pytest.mark.long(minutes=3)`. `--pa
 from 1 and beginning again after the last, so that the day of the month will do for N.
 """
 
+import gc
 import itertools
 import os
 from pathlib import Path
@@ -60,6 +61,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid in keep]
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=lambda item: _group(item.nodeid) not in _LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """Have garbage collection pass over what was imported: it would take as long as many tests."""
+    gc.freeze()
 
 
 def parts(minutes: dict[str, float]) -> list[list[str]]:
