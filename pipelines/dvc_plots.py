@@ -1,11 +1,11 @@
-"""The page of `dvc plots show` without a network: `python -m pipelines.dvc_plots`, at set-up.
+"""The page of `dvc plots show` without a network: `python -m pipelines.dvc_plots FILE`, at set-up.
 
-DVC's own page loads Vega from a content delivery network. This writes a template that contains Vega, and sets it in
-.dvc/config.local, which git ignores.
+DVC's own page loads Vega from a content delivery network. This writes a template of 0.9 MB that contains Vega,
+and sets it in .dvc/config.local, which git ignores.
 """
 
-import argparse
 import os
+import sys
 from pathlib import Path
 
 _VEGA_LITE = "5.21"
@@ -25,13 +25,6 @@ _TEMPLATE = """<!DOCTYPE html>
 """
 
 
-def main() -> None:
-    """Write the template and DVC's setting."""
-    parser = argparse.ArgumentParser(prog="python -m pipelines.dvc_plots", description=__doc__)
-    parser.add_argument("template", type=Path, help="file to write, 0.9 MB")
-    install_template(Path(), parser.parse_args().template)
-
-
 def install_template(project: Path, template: Path) -> None:
     """Write the page's template and name it in the DVC settings of a project on this machine."""
     import vl_convert
@@ -46,4 +39,4 @@ def install_template(project: Path, template: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    install_template(Path(), Path(sys.argv[1]))

@@ -47,16 +47,8 @@ def evaluate(
 ) -> None:
     """Measure a model by each protocol and print a table; all input is checked before the first evaluation.
 
-    Args:
-        model: See `model_folder`.
-        protocols: Names; the results of each are in a folder of its name.
-        listed: Whether to print the names of the protocols and do nothing else.
-        data: Folder of raw files, or of problems as prepare_data writes them; None for the problems of the run that
-            `model` names where a protocol asks them, and data/raw elsewhere.
-        output: Folder for the results; None for one below outputs/evaluations.
-        examples: File with solved examples that replace those drawn from the training split.
-        registry: Folder or URL.
-        options: Keys of the section `evaluate`, of its vLLM and its tools; None if not set.
+    `data` is a folder of raw files, or of problems as prepare_data writes them. `options` are keys of the section
+    `evaluate`, of its vLLM and its tools; None if not set.
     """
     if listed:
         print(aligned([(name, protocol.summary) for name, protocol in PROTOCOLS.items()]))
@@ -90,13 +82,7 @@ def evaluate(
 
 
 def _settings(
-    *,
-    sampler: str,
-    engines: int,
-    gpus_per_engine: int,
-    tools: str | None,
-    max_turns: int | None,
-    **keys: Any,
+    *, sampler: str, engines: int, gpus_per_engine: int, tools: str | None, max_turns: int | None, **keys: Any
 ) -> dict[str, Any]:
     """Return the values of the section `evaluate` that options set."""
     if max_turns is not None and not tools:

@@ -22,12 +22,9 @@ _ACCEPTED = "expected one JSON object per line, with the strings `gold` and `res
 
 
 def grade(file: str, answer: str, *, explain: bool) -> None:
-    """Print a verdict for each line of a file, as soon as it is known; blank lines are skipped.
+    """Print a verdict for each line but blank ones of a file, or of standard input for `-`, as soon as it is known.
 
-    Args:
-        file: Its path, or `-` for standard input.
-        answer: The policy by which an answer is looked for.
-        explain: Whether to print an account of each verdict for a person instead of JSON.
+    `answer` is the policy by which an answer is looked for; with `explain` a verdict is an account for a person.
     """
     counts: Counter[Verdict] = Counter()
     policy, where = AnswerPolicy(answer), "standard input" if file == _STANDARD_INPUT else file

@@ -37,10 +37,9 @@ _OPTIMIZER_BYTES = 12
 _GB = 1e9
 
 
-def missing_here(params: Params, *, containers: bool = False) -> list[str]:
+def missing_here(params: Params) -> list[str]:
     """Return a line for each thing that a run on this machine needs and would not find.
 
-    With `containers` its stages run in their images, which may hold more than this environment.
     What is looked up elsewhere (repositories, the hub) is requested concurrently, and has half a minute to answer.
     """
     lookups = {key: check for key, (_, check) in base_models(params).items()}
@@ -67,12 +66,12 @@ def missing_here(params: Params, *, containers: bool = False) -> list[str]:
         *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
         *(exceeded_limits(params, context) if isinstance(context, int) else []),
         *([] if isinstance(context, PipelineError) else list(unusable_tools(params)) or _exceeded_by_data(params)),
-        *unusable_rewards(params, trained_here=not containers),
-        *unusable_environment(params, trained_here=not containers),
-        *([] if containers else _missing_trackers(trackings)),
+        *unusable_rewards(params, trained_here=True),
+        *unusable_environment(params, trained_here=True),
+        *_missing_trackers(trackings),
         *_ungradable(params),
     ]
-    if not containers and any(source.kind == "mbpp" for source in params.prepare_data.sources):
+    if any(source.kind == "mbpp" for source in params.prepare_data.sources):
         try:
             require_sandbox()
         except PipelineError as error:

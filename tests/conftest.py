@@ -5,6 +5,7 @@ parts as it takes for each to fit in `PART_MINUTES`, counted from 1 and beginnin
 of the month will do for N.
 """
 
+import gc
 import itertools
 import os
 from pathlib import Path
@@ -25,7 +26,7 @@ _MAX_PARTS = 28
 """The days of the shortest month: what is in a later part would hardly ever be run."""
 _MINUTES = 1
 """Of a long test that does not say."""
-_SHARING = {"test_dvc": "runs", "test_end_to_end": "runs", "test_kubeflow_graph": "runs"}
+_SHARING = {"test_end_to_end": "runs", "test_runners": "runs"}
 """Files whose tests look at the same runs, which would otherwise be made once per process."""
 _LONGEST = ("runs", "tests/train_grpo/test_train", "tests/rollout/test_vllm")
 """What is begun with, where several processes share the tests: last it would leave the others with nothing to do."""
@@ -61,6 +62,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid in keep]
     if os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=lambda item: _group(item.nodeid) not in _LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """Have garbage collection pass over what was imported: it would take as long as many tests."""
+    gc.freeze()
 
 
 def parts(minutes: dict[str, float]) -> list[list[str]]:

@@ -27,11 +27,7 @@ def make(preset: str, folder: Path) -> dict[str, Any]:
     assert made_by
     environment = made_by.environment("train_grpo")
     assert environment
-    return {
-        "processor": environment.cpu,
-        "torch": environment.packages["torch"],
-        "results": results(run.printed),
-    }
+    return {"processor": environment.cpu, "torch": environment.packages["torch"], "results": results(run.printed)}
 
 
 def results(printed: str) -> list[str]:

@@ -19,7 +19,7 @@ from components.shared.jsonl import read_json
 from pipelines.cli import parser
 from pipelines.limits import limits
 from pipelines.plan.hardware import GIB, gpu
-from pipelines.plan.memory import memory_of, peak
+from pipelines.plan.memory import fits, memory_of, peak
 from pipelines.plan.run import run_of
 from pipelines.plan.step_time import step_time
 from pipelines.run import settings
@@ -169,15 +169,21 @@ _PRESETS = re.compile(r"^\| (?:(\d) x )?\d+ GB \| `(.*?)` \| .*? \| (\d+) of ([\
 
 @pytest.mark.parametrize("page", ["one-gpu", "large-runs"])
 def test_tables_of_presets_are_planned(page: str) -> None:
-    """Memory in GiB, and hours of GRPO on each GPU."""
+    """Memory in GiB, of which a twentieth is spare, and hours of GRPO on each GPU; vLLM has room for a completion."""
     text = (ROOT / f"docs/how-to/{page}.md").read_text(encoding="utf-8")
     rows = _PRESETS.findall(text)
     assert rows
     for num_gpus, preset, most, usable, hours in rows:
         params = load_params(ROOT / f"params/{preset}.yaml")
+        grpo = params.train_grpo
+        vllm = grpo.sampler.vllm
+        assert vllm is None or vllm.max_tokens >= params.max_prompt_tokens + grpo.sampling.max_new_tokens
+        assert grpo.engine.num_processes == params.evaluate.num_gpus == int(num_gpus or 1)
         for name, shown in re.findall(r"([\w ]+) ([\d.]+)", hours):
             device = gpu(name.strip())
             run = run_of(params, int(num_gpus or 1), None, engine_sequences=device.engine_sequences)
+            assert fits(run, device), (preset, name)
+            assert peak(memory_of(run)) < 0.95 * device.usable_bytes, (preset, name)
             assert abs(peak(memory_of(run)) / GIB - int(most)) < 0.6, (preset, name)
             bounds = [int(each) for each in usable.split(" to ")]
             assert bounds[0] - 0.6 < device.usable_bytes / GIB < bounds[-1] + 0.6, (preset, name)

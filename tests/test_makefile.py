@@ -58,12 +58,21 @@ def test_a_preset_that_does_not_exist_is_refused_before_anything_is_set_up(clone
 
 
 def test_set_up_is_done_when_it_has_proven_itself(clone: Path) -> None:
-    """An environment in which set-up failed is not taken for a ready one: the next command makes it anew."""
+    """An environment in which set-up failed is not taken for a ready one: the next command makes it anew.
+
+    So does TORCH_BACKEND with another build, which need not be said again afterwards; a new lock makes nothing anew.
+    """
     assert _make(clone, "setup", setup_ends_with=1).returncode == 2
     assert _make(clone, "setup").returncode == 0
     assert _calls(clone) == ["venv", "images/packages.py setup --backend cpu"] * 2
+    assert _make(clone, "setup", "TORCH_BACKEND=cu130").returncode == 0
+    assert _calls(clone) == ["venv", "images/packages.py setup --backend cu130"]
     assert _make(clone, "setup").returncode == 0
     assert _calls(clone) == []
+    later = (clone / ".venv/.ready").stat().st_mtime + 5
+    os.utime(clone / "requirements.lock", (later, later))
+    assert _make(clone, "setup").returncode == 0
+    assert _calls(clone) == ["images/packages.py setup --backend cu130"]
 
 
 def test_an_environment_behind_a_link_is_left_alone(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -73,22 +82,6 @@ def test_an_environment_behind_a_link_is_left_alone(clone: Path, tmp_path_factor
     assert refused.returncode == 2
     assert ".venv is a link" in refused.stderr
     assert _calls(clone) == []
-
-
-def test_another_build_of_torch_makes_the_environment_anew(clone: Path) -> None:
-    """TORCH_BACKEND counts after a set-up as well, and need not be said again afterwards."""
-    _make(clone, "setup")
-    _calls(clone)
-    assert _make(clone, "setup", "TORCH_BACKEND=cu130").returncode == 0
-    assert _calls(clone) == ["venv", "images/packages.py setup --backend cu130"]
-    assert _make(clone, "setup").returncode == 0
-    assert _calls(clone) == []
-    later = (clone / ".venv/.ready").stat().st_mtime + 5
-    os.utime(clone / "requirements.lock", (later, later))
-    assert _make(clone, "setup", setup_ends_with=1).returncode == 2
-    assert _calls(clone) == ["images/packages.py setup --backend cu130"]
-    assert _make(clone, "setup").returncode == 0
-    assert _calls(clone) == ["venv", "images/packages.py setup --backend cu130"]
 
 
 def test_clean_up_keeps_what_lasts(clone: Path) -> None:

@@ -20,7 +20,7 @@ from components.shared.deployment import DeploymentConfig
 from components.shared.errors import DataRejectedError
 from components.validate_data.validate import STAGE as VALIDATE_DATA
 from pipelines.run import index
-from tests.pipelines.test_index import make_outputs
+from tests.pipelines.test_runs import make_outputs
 from tests.presets import ROOT
 from tests.register.registrations import make_config, make_policy, run_register
 from tests.report.synthetic import make_run
@@ -28,7 +28,6 @@ from tests.report.test_report import CONFIG
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _PROBE = Path(__file__).with_name("page_probe.js").read_text(encoding="utf-8")
-_FRAME = '<!doctype html><iframe style="width:{}px;border:0" srcdoc="{}"></iframe><pre></pre><script>{}</script>'
 _CLICKS = """
 const led = [];
 for (const link of document.querySelectorAll("a[href]")) {
@@ -69,23 +68,24 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**written, "configuration": page(form, sections, {"data at commit": "0" * 40})}
 
 
-def layout_of(text: str, width: int, folder: Path, *, dark: bool = False) -> dict[str, Any]:
-    """What page_probe.js finds on a page in a frame that is as wide as `width` pixels, for readers who prefer dark."""
-    (folder / "frame.html").write_text(_FRAME.format(width, html.escape(text), _PROBE), encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--dump-dom"]
-    options += [f"--blink-settings=preferredColorScheme={int(not dark)}"]
-    command = [str(BROWSER), *options, (folder / "frame.html").as_uri()]
+def found(text: str, frame: str, script: str, folder: Path, *options: str) -> Any:
+    """What a script finds, as JSON, once a browser has shown a page in a frame with these attributes beside it."""
+    around = f'<!doctype html><script>{script}</script><iframe {frame} srcdoc="{html.escape(text)}"></iframe>'
+    (folder / "frame.html").write_text(f'{around}<pre id="found"></pre>', encoding="utf-8")
+    always = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--dump-dom"]
+    command = [str(BROWSER), *always, *options, (folder / "frame.html").as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    printed = re.search(r"<pre>(.*?)</pre><script>", shown, re.DOTALL)
+    printed = re.search(r'<pre id="found">(.*?)</pre>', shown, re.DOTALL)
     assert printed is not None, shown[-500:]
-    return dict(json.loads(html.unescape(printed[1])))
+    return json.loads(html.unescape(printed[1]))
 
 
 @pytest.mark.parametrize(("width", "dark"), [(400, False), (1400, True)])
 @pytest.mark.parametrize("name", ["report", "tools", "validation", "bad", "configuration", "index", "registration"])
 def test_a_page_can_be_read(name: str, width: int, dark: bool, pages: dict[str, str], tmp_path: Path) -> None:
     """Neither it nor a table scrolls sideways; no text is cut, covered, outside, below 12 pixels or hard to see."""
-    layout = layout_of(pages[name], width, tmp_path, dark=dark)
+    preferred = f"--blink-settings=preferredColorScheme={int(not dark)}"
+    layout = found(pages[name], f'style="width:{width}px;border:0"', _PROBE, tmp_path, preferred)
     assert layout.pop("scroll_width") <= width
     assert layout.pop("num_texts") > 20
     kinds = ("outside", "small", "cut", "overlaps", "faint", "scrolls")
@@ -98,7 +98,9 @@ def test_links_work_in_the_frame_of_kubeflow(name: str, pages: dict[str, str], t
     targets = re.findall(r'<a [^>]*href="([^"]*)"', pages[name])
     assert all(target.startswith("#") for target in targets)
     text = pages[name].replace("</body>", f"<script>{_CLICKS}</script></body>")
-    assert clicked(text, tmp_path) == [True] * len(targets)
+    frame = 'sandbox="allow-scripts" style="width: 800px; height: 300px"'
+    listen = 'addEventListener("message", (event) => (document.querySelector("pre").textContent = event.data))'
+    assert found(text, frame, listen, tmp_path, "--virtual-time-budget=5000") == [True] * len(targets)
 
 
 def test_the_page_on_a_registration_says_where_the_model_is(pages: dict[str, str]) -> None:
@@ -110,18 +112,3 @@ def test_the_page_on_a_registration_says_where_the_model_is(pages: dict[str, str
         assert re.search(row, text), row
     assert re.search(r"register +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +\d:\d\d:\d\d", text)
     assert re.search(r"Work +\d:\d\d:\d\d", text)
-
-
-def clicked(text: str, folder: Path) -> list[bool]:
-    """Whether each link of a page leads to a place on it, where a browser shows it as Kubeflow's page does."""
-    attributes = 'sandbox="allow-scripts" style="width: 800px; height: 300px"'
-    frame = f'<iframe {attributes} srcdoc="{html.escape(text)}"></iframe><pre></pre>'
-    listen = 'addEventListener("message", (event) => (document.querySelector("pre").textContent = event.data))'
-    (folder / "frame.html").write_text(f"<!doctype html><script>{listen}</script>{frame}", encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", "--dump-dom"]
-    command = [str(BROWSER), *options, "--virtual-time-budget=5000", (folder / "frame.html").as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-    printed = re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)
-    assert printed is not None
-    answer: list[bool] = json.loads(printed[1])
-    return answer

@@ -10,7 +10,7 @@ from pipelines.plan.hardware import GIB, Gpu
 from pipelines.plan.hardware import gpu as named
 from pipelines.plan.memory import cheapest_changes, fits, memory_of, peak
 from pipelines.plan.run import Run, run_of
-from pipelines.plan.step_time import EFFICIENCY, StepTime, step_time
+from pipelines.plan.step_time import EFFICIENCY, step_time
 from pipelines.tables import aligned
 
 _MAX_GPUS = 16_384
@@ -40,12 +40,7 @@ def plan(params: Path, gpus: int, gpu: str, completion_tokens: float | None) -> 
         *([_counted(run.shape)] if isinstance(run.shape, CountedShape) else []),
         _memory(run, device),
         _verdict(run, device),
-        _time(
-            run,
-            step_time(run, device),
-            config.train_grpo.num_steps,
-            would="" if fits(run, device) else ", if it fitted",
-        ),
+        _time(run, device, config.train_grpo.num_steps),
         f"Times assume completions of {run.mean_completion_tokens:,.0f} tokens on average (--completion-tokens) and "
         f"{run.completion_tokens:,} at most,\nand prompts of {run.mean_prompt_tokens:,.0f}. "
         "docs/explanation/planning.md lists the assumptions; docs/scaling.md compares plans with published runs.",
@@ -99,8 +94,9 @@ def _verdict(run: Run, gpu: Gpu) -> str:
     return f"Does not fit: it needs {needed} GiB, and {usable} are usable.\n{remedy}."
 
 
-def _time(run: Run, time: StepTime, num_steps: int, *, would: str) -> str:
+def _time(run: Run, gpu: Gpu, num_steps: int) -> str:
     """Return a table of the phases of a step, and the hours of all steps."""
+    time, would = step_time(run, gpu), "" if fits(run, gpu) else ", if it fitted"
     rows = [[f"Time of a step{would}", "s"], *([phase, f"{seconds:.1f}"] for phase, seconds in time.phases.items())]
     rows.append(["step" + ", overlapped" * time.overlap, f"{time.total:.1f}"])
     rate, hours = run.completions * run.mean_completion_tokens / time.total, num_steps * time.total / 3600

@@ -47,31 +47,18 @@ def write(outputs: Path, registry: str = "registry") -> Path:
 
 
 def _row(run: Run, outputs: Path) -> dict[str, Any]:
-    """What the page shows of a run."""
+    """Return what the page shows of a run beside its own values."""
     report, steps = run.folder / PAGE, steps_of(run)
     curves = {name: curve for name in _CURVES if (curve := curve_of(steps, name))}
     ends = ", ".join(f"{name} {curve[0][1]:.2f} to {curve[-1][1]:.2f}" for name, curve in curves.items())
+    error = run.unfinished.error if run.unfinished else None
     return {
-        "about": run.about,
-        "name": run.name,
-        "params": run.about.params,
-        "started": run.started,
-        "status": _status(run),
-        "passed": run.verdict.get("passed"),
+        "run": run,
+        "status": f"{run.state}: {error['error']}" if error else run.state,
         "page": report.relative_to(outputs).as_posix() if report.is_file() else None,
         "files": {name: f"runs/{run.name}/{name}" for name in (PARAMS, LOG) if (run.folder / name).is_file()},
-        "target": run.verdict.get("target"),
-        "version": run.version.get("tag"),
         "curves": svg_plot(curves, ends) if curves else None,
     }
-
-
-def _status(run: Run) -> str:
-    """Return the state of a run, with the error if a stage has failed."""
-    last = run.events[-1] if run.events else {}
-    if last.get("event") == "failed" and run.state != "finished":
-        return f"failed in {last['stage']}: {last['error']}"
-    return run.state
 
 
 def _versions(location: str, runs: Sequence[Run]) -> Iterator[dict[str, Any]]:

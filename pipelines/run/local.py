@@ -6,22 +6,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from subprocess import TimeoutExpired
-from types import ModuleType
 from typing import Any
 
-from components.preflight.config import (
-    STAGES,
-    Params,
-    advisories,
-    as_yaml,
-    contradictions,
-    is_about_limits,
-)
+from components.preflight.config import STAGES, Params, advisories, as_yaml, contradictions, is_about_limits
 from components.shared import durable, jsonl
 from components.shared.environment import JOURNAL_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, raise_all
@@ -31,19 +23,7 @@ from pipelines.doctor import slow_here, unused_gpu
 from pipelines.requirements import missing_here, short_of_disk
 from pipelines.run import index, summary
 from pipelines.run.expected import Expectation, expectations, records
-from pipelines.run.history import (
-    ABOUT,
-    JOURNAL,
-    LOCK,
-    LOG,
-    OUTPUTS,
-    PAGE,
-    PARAMS,
-    About,
-    every_run,
-    read_run,
-    resolve,
-)
+from pipelines.run.history import ABOUT, JOURNAL, LOCK, LOG, OUTPUTS, PAGE, PARAMS, About, every_run, read_run, resolve
 from pipelines.run.journal import Tracker
 from pipelines.run.process import process
 from pipelines.run.screen import Screen, Style, duration
@@ -65,7 +45,6 @@ def run(
     start: str,
     fresh: bool,
     dry_run: bool,
-    containers: bool,
     name: str,
     **about: Any,
 ) -> int:
@@ -88,9 +67,8 @@ def run(
     path = before.folder / PARAMS if before else params or Path("params.yaml")
     config = load(path, settings)
     patch = current_revision().patch or ""
-    advice = _check(path, config, patch, containers=containers)
+    advice = _check(path, config, patch)
     limit_spin()
-    engine = _containers() if containers else None
     screen = Screen(sys.stdout, sys.stderr)
     described = About(params=before.about.params if before else path.stem, **about)
     if dry_run or before:
@@ -107,15 +85,15 @@ def run(
         screen.show(f"uncommitted changes are recorded in every lineage: {shown}", Style.DIM)
     for line in advice:
         screen.show(f"warning: {line}")
-    exit_code = _run(folder, config, screen, engine, fresh_from)
+    exit_code = _run(folder, config, screen, fresh_from)
     lock.release()
     return exit_code
 
 
-def _check(path: Path, params: Params, patch: str, *, containers: bool) -> list[str]:
+def _check(path: Path, params: Params, patch: str) -> list[str]:
     """Return warnings about a run; PipelineError with everything that keeps it from being started."""
     data = None if params.prepare_data.repository else Path()
-    wrong = missing_here(params, containers=containers) + contradictions(params, data)
+    wrong = missing_here(params) + contradictions(params, data)
     if any(map(is_about_limits, wrong)):
         wrong.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
     full = None if any("train_sft.model.base" in line for line in wrong) else short_of_disk(params, OUTPUTS)
@@ -124,11 +102,10 @@ def _check(path: Path, params: Params, patch: str, *, containers: bool) -> list[
     raise_all(wrong if full is None or records("train_sft") else [*wrong, full])
     found = "seems to contain a key or a password; remove it: uncommitted changes are recorded in every lineage"
     raise_all([f"{place}: {found}" for place in keys_in(patch)])
-    idle = "" if containers else unused_gpu()
-    return [line for line in (*advisories(params, data), slow_here(params), full, idle) if line]
+    return [line for line in (*advisories(params, data), slow_here(params), full, unused_gpu()) if line]
 
 
-def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None, fresh_from: str) -> int:
+def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
     """Run all stages in the folder of a new run, and return the exit code."""
     started = time.monotonic()
     # The longest time that a stage may need to write a checkpoint.
@@ -136,7 +113,7 @@ def _run(folder: Path, params: Params, screen: Screen, engine: ModuleType | None
     with (folder / JOURNAL).open("a+", encoding="utf-8") as journal:
         tracker = Tracker(screen, journal, STAGES)
         try:
-            _execute(folder, tracker, screen, grace_s, engine, fresh_from)
+            _execute(folder, tracker, screen, grace_s, fresh_from)
         except SystemExit:
             screen.end(f"{_end_of(folder, params)}; log: {folder / LOG}")
             raise
@@ -165,11 +142,9 @@ def _show_expected(expected: Sequence[Expectation], screen: Screen, *, every: bo
         screen.show(f"[{expected.index(each) + 1}/{len(expected)}] {each.stage:<14}{each}")
     if every:
         seconds = [each.seconds for each in computed]
-        known = (
-            "no time estimate: no earlier run is comparable"
-            if None in seconds
-            else f"about {duration(sum(filter(None, seconds)))}"
-        )
+        known = f"about {duration(sum(filter(None, seconds)))}"
+        if None in seconds:
+            known = "no time estimate: no earlier run is comparable"
         screen.show(f"{len(computed)} of {len(expected)} stages would run ({known}); nothing was run", Style.DIM)
 
 
@@ -185,16 +160,6 @@ def _end_of(folder: Path, params: Params) -> str:
     return f"{end}{saved}; resume with: grpo-pipeline run --resume {folder.name}"
 
 
-def _containers() -> ModuleType:
-    """Import the module that runs stages in containers, which needs another package, and check that they can run."""
-    try:
-        from pipelines.run import containers
-    except ModuleNotFoundError as error:
-        raise PipelineError(f"--containers needs the Python package {error.name}: pip install docker") from None
-    containers.check()
-    return containers
-
-
 def _new_folder(about: About, name: str) -> Path:
     """Make the folder of a run; runs started in the same second get different folders."""
     first = OUTPUTS / "runs" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{name}"
@@ -207,15 +172,11 @@ def _new_folder(about: About, name: str) -> Path:
     return folder
 
 
-def _execute(
-    folder: Path, tracker: Tracker, screen: Screen, grace_s: float, engine: ModuleType | None, fresh_from: str
-) -> None:
+def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, fresh_from: str) -> None:
     """Run all stages in another process until it ends, and show their messages."""
     command = [sys.executable, "-m", "pipelines.run.stages", str(folder.resolve()), f"--fresh-from={fresh_from}"]
-    command += ["--containers"] if engine else []
     environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / JOURNAL)}
     with (
-        engine.no_containers_left(folder.resolve()) if engine else nullcontext(),
         # The temporary folders of killed stages are removed with this one.
         tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as scratch,
         (folder / LOG).open("wb") as log,

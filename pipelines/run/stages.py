@@ -18,7 +18,7 @@ from components.preflight.config import STAGES
 from components.shared.images import GPU
 from components.shared.stage import Stage, main
 from components.workers.limits import end_with_parent
-from pipelines.run.history import ARTIFACTS, JOURNAL, PARAMS
+from pipelines.run.history import ARTIFACTS, PARAMS
 
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Devices that libraries initialise while they are imported; a fork cannot use them afterwards."""
@@ -44,36 +44,28 @@ def arguments(stage: Stage, folder: Path, *, fresh: bool) -> list[str]:
     return ["--params", str(folder / PARAMS), *options, *(["--fresh"] if fresh else [])]
 
 
-def run_stages(folder: Path, *, fresh_from: str, containers: bool) -> int:
+def run_stages(folder: Path, *, fresh_from: str) -> int:
     """Run all stages of a run in its folder until one fails; return the exit code of the last one.
 
     Ctrl-C also reaches the running stage, which shuts down gracefully. A stage that is starting or ending may miss it,
     so no other stage is started after that.
     """
     signal.signal(signal.SIGINT, lambda number, _: _stops.append(number))
-    if not containers:
-        forkserver.set_forkserver_preload(["pipelines.run.preloaded"])
-        if not _has_accelerator():
-            forkserver.ensure_running()
+    forkserver.set_forkserver_preload(["pipelines.run.preloaded"])
+    if not _has_accelerator():
+        forkserver.ensure_running()
     fresh = STAGES[STAGES.index(fresh_from) :] if fresh_from else ()
     for name in STAGES:
         if _stops:
             return 128 + _stops[0]
         print(header(name), flush=True)
         stage = declared(name)
-        options = arguments(stage, folder, fresh=name in fresh)
-        exit_code = _in_container(stage, options, folder) if containers else _in_process(stage, options)
+        exit_code = _in_process(stage, arguments(stage, folder, fresh=name in fresh))
         if exit_code < 0:
             print(signal.strsignal(-exit_code), flush=True)  # as a shell does
         if exit_code:
             return exit_code
     return 0
-
-
-def _in_container(stage: Stage, options: list[str], folder: Path) -> int:
-    from pipelines.run import containers
-
-    return containers.run(stage.image, ["python", "-m", f"components.{stage.name}", *options], folder, folder / JOURNAL)
 
 
 def _in_process(stage: Stage, options: list[str]) -> int:
@@ -114,5 +106,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fresh-from", default="", choices=["", *STAGES])
-    parser.add_argument("--containers", action="store_true")
     sys.exit(run_stages(**vars(parser.parse_args())))

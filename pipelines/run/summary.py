@@ -16,9 +16,8 @@ from components.shared.problem import problems_file, splits_in
 from pipelines.run.history import ARTIFACTS, FIGURES, JOURNAL, LOG, MODELS, PAGE, PARAMS, Run
 from pipelines.run.screen import Screen, Style
 
-_FILES = {"figures": FIGURES, "params": PARAMS, "log": LOG, "journal": JOURNAL, "outputs of the stages": ARTIFACTS} | {
-    "all runs": "../../index.html"
-}
+_FILES = {"figures": FIGURES, "params": PARAMS, "log": LOG, "journal": JOURNAL, "outputs of the stages": ARTIFACTS}
+_FILES |= {"all runs": "../../index.html"}
 """Links from the report to other files of the run."""
 _COLUMN = 24
 

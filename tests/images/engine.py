@@ -5,9 +5,7 @@ import json
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,22 +108,6 @@ class Image:
     def unmet_requirements(self) -> list[str]:
         """Each requirement of an installed package that is not met there."""
         return self.run("python3", "-c", _UNMET).splitlines()
-
-
-@contextmanager
-def docker_api(folder: Path) -> Iterator[Mapping[str, str]]:
-    """Serve Docker's API from podman for as long as the block lasts; gives the variable that leads clients to it."""
-    socket = folder / "podman.sock"
-    command = ["podman", "system", "service", "--time", "0", f"unix://{socket}"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as service:
-        try:
-            deadline = time.monotonic() + 30
-            while not socket.exists():
-                assert time.monotonic() < deadline, "podman system service does not start"
-                time.sleep(0.05)
-            yield {"DOCKER_HOST": f"unix://{socket}"}
-        finally:
-            service.terminate()
 
 
 def sizes(image: str) -> Sequence[tuple[int, str]]:

@@ -84,20 +84,17 @@ def test_the_folder_with_a_wheel_of_torch_reaches_the_build(tmp_path: Path, monk
     assert mounts() == ["--build-context", f"wheels={folders[1]}"]
 
 
-def test_images_are_named_after_the_commit(repository: Path) -> None:
-    """The tag is the revision where what is in the images is committed; other files do not matter."""
+def test_images_are_named_after_what_is_in_them(repository: Path) -> None:
+    """The tag is the revision where that is committed; other contents have names of their own."""
     (repository / "README.md").write_text("other text\n")
-    assert revision(repository) == _git(repository, "rev-parse", "HEAD")
-
-
-def test_uncommitted_code_has_a_name_of_its_own(repository: Path) -> None:
-    """No two contents share a tag, which Kubeflow's cache goes by; equal contents do."""
+    head = _git(repository, "rev-parse", "HEAD")
+    assert revision(repository) == head
     for name in ("components/code.py", "components/new.py", "requirements.lock"):
         names = []
         for content in ("two = 2\n", "three = 3\n", "two = 2\n"):
             (repository / name).write_text(content)
             names.append(revision(repository))
-        assert names[0].startswith(f"{_git(repository, 'rev-parse', 'HEAD')}-dirty-")
+        assert names[0].startswith(f"{head}-dirty-")
         assert names[0] == names[2] != names[1]
     with pytest.raises(BuildError, match="git"):
         revision(repository.parent)

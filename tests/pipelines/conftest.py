@@ -58,7 +58,7 @@ def dvc_project(_runs: _Runs) -> Project:
 @pytest.fixture(scope="session")
 def made_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which `make_outputs` has made outputs and a registry, for tests to read or to copy."""
-    from tests.pipelines.test_index import make_outputs
+    from tests.pipelines.test_runs import make_outputs
 
     folder = tmp_path_factory.mktemp("runs")
     make_outputs(folder)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from safetensors.numpy import load_file
 
@@ -47,16 +46,13 @@ class Project:
         """Run `grpo-pipeline` of the copy to its end."""
         return FinishedRun.of(self, self.start(*arguments))
 
-    def start(
-        self, *arguments: str, variables: Mapping[str, str] = MappingProxyType({}), umask: int = -1
-    ) -> subprocess.Popen[str]:
-        """Start `grpo-pipeline` of the copy, with more variables and, if it is not -1, another umask."""
+    def start(self, *arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start `grpo-pipeline` of the copy, with more variables."""
         code = "import sys; from pipelines.cli import main; sys.exit(main())"
         return subprocess.Popen(
             [sys.executable, "-c", code, *arguments],
             cwd=self.folder,
-            env={**self.environment, **variables},
-            umask=umask,
+            env={**self.environment, **(variables or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

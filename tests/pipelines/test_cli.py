@@ -10,28 +10,20 @@ import pytest
 
 from components.preflight.config import load_params
 from components.shared.environment import ENDPOINT_VARIABLES
+from components.shared.errors import PipelineError
 from pipelines.cli import main
 from pipelines.run.settings import load
-from tests.pipelines.project import Project
-from tests.presets import ROOT, preset, write_params
+from tests.presets import ROOT
+
+SMOKE = ROOT / "params/smoke.yaml"
 
 
 def test_a_params_file_can_be_printed_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With what it extends and all defaults, as a params file that means the same."""
-    for settings in ([], ["train_grpo.num_steps=7"]):
-        options = [word for setting in settings for word in ("--set", setting)]
-        assert main(["config", "--params", str(ROOT / "params/smoke.yaml"), *options]) == 0
-        (tmp_path / "full.yaml").write_text(capsys.readouterr().out)
-        assert load_params(tmp_path / "full.yaml") == load(ROOT / "params/smoke.yaml", settings)
-
-
-def test_an_unknown_option_is_answered_with_the_usage_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """Not with that of the whole program."""
-    with pytest.raises(SystemExit):
-        main(["models", "show", "v0.0.1", "--parms", "x"])
-    error = capsys.readouterr().err
-    assert error.startswith("usage: grpo-pipeline models show ")
-    assert error.endswith("grpo-pipeline models show: error: unrecognized arguments: --parms x\n")
+    """With what it extends, all defaults and keys that are set, as a params file that means the same."""
+    setting = "train_grpo.num_steps=7"
+    assert main(["config", "--params", str(SMOKE), "--set", setting]) == 0
+    (tmp_path / "full.yaml").write_text(capsys.readouterr().out)
+    assert load_params(tmp_path / "full.yaml") == load(SMOKE, [setting])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +66,7 @@ def test_what_can_be_known_is_known_before_the_first_stage(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "a.file").touch()
-    command = ["run", "--params", str(ROOT / "params/smoke.yaml"), "--set", setting]
+    command = ["run", "--params", str(SMOKE), "--set", setting]
     for options in ([], ["--dry-run"]):
         assert main([*command, *options]) == 2
         error = capsys.readouterr().err
@@ -93,39 +85,16 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-def test_ctrl_c_is_answered_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also while a command still imports and checks what it needs."""
+def test_ctrl_c_and_a_missing_checkout_are_answered_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While a command still imports and checks what it needs; an installed copy has neither params files nor a lock."""
     monkeypatch.setattr("pipelines.limits.limits", Mock(side_effect=KeyboardInterrupt))
     assert main(["limits"]) == 128 + signal.SIGINT
     assert capsys.readouterr().err == "stopped\n"
-
-
-def test_outside_a_checkout_the_command_says_so_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An installed copy has neither params files nor a lock: it says what to do, whatever the command."""
     monkeypatch.setattr("pipelines.cli._CHECKOUT", tmp_path)
     assert main(["run"]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path} is not a checkout of grpo-pipeline; ")
-
-
-@pytest.mark.slow
-def test_a_failing_stage_ends_the_run_with_its_own_exit_code(tmp_path: Path) -> None:
-    """The graph stops at the stage, whose error is shown as one line; the log is kept and named."""
-    params = preset()
-    params["prepare_data"]["sources"] = [{"kind": "gsm8k", "train": "rows.jsonl", "test_fraction": 0.2}]
-    params["report"]["gate"]["target"] = ["gsm8k"]
-    good = "".join(f'{{"question": "{number} + 1?", "answer": "#### {number + 1}"}}\n' for number in range(400))
-    (tmp_path / "rows.jsonl").write_text(good + "{}\n" * 600)
-    write_params(tmp_path / "malformed.yaml", params)
-    run = Project(tmp_path).pipeline("run", "--params", "malformed.yaml")
-    assert run.exit_code == 2
-    assert run.errors.strip().startswith("error: rows.jsonl: 600 of ")
-    assert run.errors.count("\n") == 1
-    assert [line for line in run.printed.splitlines() if line.startswith("[")] == ["[1/7] prepare_data"]
-    (log,) = tmp_path.glob("outputs/runs/*-malformed/run.log")
-    assert str(log.relative_to(tmp_path)) in run.printed
-    assert not (tmp_path / "outputs/latest").exists()
 
 
 def test_what_follows_two_dashes_is_handed_on_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,3 +103,44 @@ def test_what_follows_two_dashes_is_handed_on_to_vllm(monkeypatch: pytest.Monkey
     monkeypatch.setattr("pipelines.use.serve", lambda **options: asked.update(options))
     assert main(["serve", "--port", "8001", "MODEL", "--", "--max-model-len", "512"]) == 0
     assert (asked["port"], asked["handed_on"]) == (8001, ["--max-model-len", "512"])
+
+
+def test_keys_are_set_before_the_file() -> None:
+    """Values are YAML; null means the default, a number an item of a list; sections share their keys as in a file."""
+    assert load(SMOKE) == load_params(SMOKE)
+    settings = ["train_grpo.num_steps=7", "train_grpo.reward.weights={accuracy: 2}", "evaluate.max_new_tokens=null"]
+    settings += ["prepare_data.sources.0.num_test=80", "register.registry=other", "train_sft.model.base=scratch:words"]
+    params = load(SMOKE, settings)
+    assert (params.train_grpo.num_steps, params.train_grpo.reward.weights) == (7, {"accuracy": 2.0})
+    assert params.evaluate.max_new_tokens == type(params.evaluate).model_fields["max_new_tokens"].default
+    assert params.prepare_data.sources[0].max_problems(params.evaluate.split) == 80
+    assert params.train_grpo.registry == "other"
+    assert params.validate_data.model.base == "scratch:words"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train_grpo.num_stepz=7", "--set train_grpo.num_stepz: unknown key; did you mean `num_steps`?"),
+        ("train_grpo.num_steps=-1", "--set train_grpo.num_steps: input should be greater than"),
+        ("train_grpo.num_steps", "--set train_grpo.num_steps: write KEY=VALUE, such as train_grpo.num_steps=10"),
+        ("num_steps=7", "--set num_steps=7: name a key of a stage, such as train_grpo.num_steps"),
+        ("train_grpo.reward.weights={", "--set train_grpo.reward.weights={: the value is not valid YAML"),
+        ("train_grpo.num_steps.a=1", "--set train_grpo.num_steps.a: `num_steps` is 3 and has no keys"),
+        ("prepare_data.sources.5.kind=1", "--set prepare_data.sources.5.kind: the list has items 0 to 0, no `5`"),
+    ],
+)
+def test_a_wrong_setting_is_named(setting: str, message: str) -> None:
+    """One line with the key, and what is accepted."""
+    with pytest.raises(PipelineError) as raised:
+        load(SMOKE, [setting])
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+def test_errors_of_file_and_settings_come_together(tmp_path: Path) -> None:
+    """Those of the file with its line."""
+    path = tmp_path / "wrong.yaml"
+    path.write_text(f"extends: {SMOKE}\nevaluate: {{num_samples: -1}}\n")
+    with pytest.raises(PipelineError, match=r"--set train_grpo\.x: unknown .*\n.*wrong\.yaml:2: evaluate\.num_s"):
+        load(path, ["train_grpo.x=1"])

@@ -18,7 +18,7 @@ from components.shared.jsonl import read_json
 from components.shared.lineage import digest, file_digest
 from components.shared.page import percent
 from tests import recorded_runs
-from tests.pipelines.project import FinishedRun, Project, bytes_in, copy_project, unmoved
+from tests.pipelines.project import FinishedRun, Project, copy_project, unmoved
 from tests.presets import ROOT, preset, write_params
 
 pytestmark = pytest.mark.slow
@@ -42,6 +42,7 @@ def test_the_folder_of_a_run_has_its_results(smoke_run: FinishedRun) -> None:
     """Scores, verdict, version, times, digests and exit code as on the screen; the report, with version; the params."""
     summary = json.loads((smoke_run.folder / "summary.json").read_text())
     assert set(summary["models"]) == {"base", "sft", "grpo"}
+    assert unmoved(smoke_run.outputs["train_grpo"]["policy"], smoke_run.outputs["train_sft"]["reference"]) == []
     assert summary["exit"] == 0
     assert list(summary["seconds"]) == STAGES
     assert summary["version"]["version"] == "v0.0.1"
@@ -69,15 +70,6 @@ def test_a_missed_gate_registers_nothing_but_leaves_the_report(missed_run: Finis
     assert (summary["exit"], summary["version"], summary["verdict"]["passed"]) == (3, None, False)
     assert (missed_run.folder / "report.html").is_file()
     assert not list(missed_run.project.folder.glob("outputs/**/version.json"))
-
-
-def test_equal_inputs_give_equal_artifacts(smoke_run: FinishedRun, missed_run: FinishedRun) -> None:
-    """Two runs that differ in the gate alone agree in every byte of all that comes before it."""
-    one, other = smoke_run.outputs, missed_run.outputs
-    assert unmoved(one["train_grpo"]["policy"], one["train_sft"]["reference"]) == [], "nothing is compared"
-    for stage in BEFORE:
-        for name in set(one[stage]) - {"timings"}:
-            assert bytes_in(one[stage][name]) == bytes_in(other[stage][name]), f"{stage}: {name}"
 
 
 def test_a_second_run_takes_what_is_unchanged(smoke_run: FinishedRun, tmp_path: Path) -> None:

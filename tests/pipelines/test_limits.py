@@ -1,6 +1,8 @@
-"""Limits that are proposed before anything runs."""
+"""What is known before anything runs: limits that fit, and the disk space that a run takes."""
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from components.preflight.config import Params, contradictions, load_params
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
 from pipelines.limits import Lengths, first_prompt, lengths_by_source, overlay, proposals, table
-from pipelines.requirements import missing_here
+from pipelines.requirements import missing_here, short_of_disk
 from tests import chat_model, tiny
 from tests.presets import preset, write_params
 
@@ -63,9 +65,8 @@ def test_a_prompt_is_shown_as_the_model_reads_it(tmp_path: Path) -> None:
 
 
 def _lengths(*, solutions: bool = True) -> dict[str, Lengths]:
-    texts = list(range(1, 101))
-    examples = [151 + tokens for tokens in texts]
-    return {"sums": Lengths([100, 150], texts if solutions else [], examples if solutions else [])}
+    texts = list(range(1, 101)) if solutions else []
+    return {"sums": Lengths([100, 150], texts, [151 + tokens for tokens in texts])}
 
 
 @pytest.mark.parametrize(
@@ -124,11 +125,43 @@ def test_what_is_printed_is_a_part_of_a_params_file_that_removes_every_complaint
     assert contradictions(fitting) == []
 
 
-def test_a_chat_template_that_cannot_be_used_is_known_before_the_first_stage(tmp_path: Path) -> None:
-    """In one line; what matters to fine-tuning alone is no error without it."""
-    folder = chat_model.write(tmp_path, chat_model.REASONING)
-    for num_steps in (3, 0):
-        sft = {"num_steps": num_steps, "warmup_steps": 0}
-        lines = missing_here(_params(model={"base": str(folder), "chat": {}}, train_sft=sft))
-        found = [line for line in lines if line.startswith("train_sft.model.base: ")]
-        assert ["shows no answer to learn from" in line for line in found] == [True] * (num_steps > 0)
+def _have_free(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=num_bytes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        # 7.6 billion parameters: policy and reference in bf16; three checkpoints of weights, moments and the model.
+        ({}, "350.3 GB there (30.5 for models, 319.9 for checkpoints)"),
+        ({"num_steps": 0}, "335.1 GB there (15.2 for models, 319.9 for checkpoints)"),
+    ],
+)
+def test_what_a_run_takes_and_what_is_free_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], needed: str
+) -> None:
+    """With the folder that is too full; a run that fits is let through."""
+    values = preset()
+    values["train_sft"] |= {"model": {"base": "Qwen/Qwen2.5-7B"}, **changes}
+    values["validate_data"].pop("model", None)
+    for stage in ("train_sft", "train_grpo"):
+        values[stage] |= {"engine": {"precision": "bf16"}, "checkpoint": {"keep_last": 1, "keep_best": True}}
+    params = Params.model_validate(values)
+    _have_free(100 * 10**9, monkeypatch)
+    line = short_of_disk(params, tmp_path / "outputs")
+    assert line == (
+        f"{tmp_path}: 100.0 GB are free, and a run takes about {needed}; make room, or lower checkpoint.keep_last"
+    )
+    _have_free(10**12, monkeypatch)
+    assert short_of_disk(params, tmp_path) is None
+
+
+def test_adapters_take_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their checkpoints are not counted."""
+    values = preset()
+    for stage in ("train_sft", "train_grpo"):
+        values[stage]["engine"] = {"lora": {}}
+    _have_free(0, monkeypatch)
+    line = short_of_disk(Params.model_validate(values), tmp_path)
+    assert line
+    assert "0.0 for checkpoints" in line

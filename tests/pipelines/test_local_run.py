@@ -20,36 +20,40 @@ from pipelines.run.screen import Screen, Style
 
 
 class Run:
-    """A run whose journal is written by hand."""
+    """A run whose journal is written by hand, and whose first task has just started."""
 
-    def __init__(self, folder: Path, screen: io.StringIO) -> None:
-        self.path, self.screen = folder / "journal.jsonl", screen
+    def __init__(self, folder: Path) -> None:
+        self.path, self.screen = folder / "journal.jsonl", io.StringIO()
         stages = ["prepare_data", "evaluate", "train_sft", "report"]
-        self.tracker = Tracker(Screen(screen, screen), self.path.open("a+", encoding="utf-8"), stages)
+        self.tracker = Tracker(Screen(self.screen, self.screen), self.path.open("a+", encoding="utf-8"), stages)
         self.journal("started", outputs={"problems": "/run/problems"})
 
     def journal(self, event: str, stage: str = "prepare_data", **details: Any) -> None:
         """Append one line as a stage does, and have it shown."""
+        self.write(json.dumps({"stage": stage, "event": event, **details}) + "\n")
+
+    def write(self, text: str) -> None:
+        """Append to the journal, and have what is new shown."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"stage": stage, "event": event, **details}) + "\n")
+            file.write(text)
         self.tracker.read()
 
     def lines(self) -> list[str]:
         """What is on the screen, without times."""
-        lines = [line.strip() for line in self.screen.getvalue().replace("\r\x1b[K", "").splitlines()]
+        lines = [line.strip() for line in self.screen.getvalue().splitlines()]
         return [line for line in lines if not line.startswith("took")]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """A run whose first task has just started."""
-    return Run(tmp_path, io.StringIO())
+def test_a_stage_is_announced_when_the_one_before_it_ends(tmp_path: Path) -> None:
+    """Its messages come below its header, and those of what helps it with their name; its error is one line.
 
-
-def test_a_stage_is_announced_when_the_one_before_it_ends(run: Run) -> None:
-    """Its messages come below its header, and those of what helps it with their name; its error is one line."""
+    Half a line of the journal is no event yet.
+    """
+    run = Run(tmp_path)
     run.journal("message", text="20 problems")
-    run.journal("finished", seconds=1.0, metrics={})
+    run.write('{"stage": "prepare_data", "event": "fini')
+    assert run.tracker.num_finished == 0
+    run.write('shed", "seconds": 1.0, "metrics": {}}\n')
     run.journal("started", "evaluate", outputs={})
     run.journal("message", "vllm", text="all servers answer")
     run.journal("progress", "evaluate", done=1, total=1, text="1/1  accuracy 1  done in 0:00")
@@ -59,15 +63,6 @@ def test_a_stage_is_announced_when_the_one_before_it_ends(run: Run) -> None:
     run.journal("failed", "evaluate", error="evaluate: x.jsonl: no such file", exit_code=2)
     assert run.tracker.exit_code == 2
     assert run.lines()[-1] == "error: x.jsonl: no such file"
-
-
-def test_a_line_still_being_written_waits(run: Run) -> None:
-    """Half a journal line is no event yet."""
-    for half, num_finished in (('{"stage": "prepare_data", "event": "fini', 0), ('shed", "seconds": 1.0}\n', 1)):
-        with run.path.open("a", encoding="utf-8") as file:
-            file.write(half)
-        run.tracker.read()
-        assert run.tracker.num_finished == num_finished
 
 
 def test_what_is_no_terminal_gets_plain_lines() -> None:
@@ -101,7 +96,7 @@ def test_no_stage_starts_after_a_stop(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(stages, "_has_accelerator", lambda: True)
     before = signal.getsignal(signal.SIGINT)
     try:
-        assert stages.run_stages(tmp_path, fresh_from="", containers=False) == 128 + signal.SIGINT
+        assert stages.run_stages(tmp_path, fresh_from="") == 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGINT, before)
         stages._stops.clear()

@@ -28,18 +28,12 @@ def test_groups_are_counted_by_their_right_completions() -> None:
 
 
 def test_a_right_a_wrong_and_an_unanswered_completion_are_shown() -> None:
-    """The first of each, with its verdict and the reason."""
+    """The first of each, with its verdict and the reason; that groups differ is an exit code."""
     texts = ("no number", "3 + 5 = 8\n#### 8", "3 + 4 = 7\n#### 7", "#### 7")
     shown = list(examples([group(*(graded("7", completion(text=text)) for text in texts))]))
     assert [text.partition(": ")[2].split()[0] for text in shown] == [Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]
     assert ["3 + 4 = 7" in shown[0], "3 + 5 = 8" in shown[1], "no number" in shown[2]] == [True] * 3
-
-
-def test_the_verdict_is_an_exit_code() -> None:
-    """0 where a group differs."""
-    config = grpo_config()
-    assert verdict(config, [rewarded(0, 0), rewarded(0, 1)]) == 0
-    assert verdict(config, [rewarded(0, 0)] * 30) == 1
+    assert [verdict(grpo_config(), groups) for groups in ([rewarded(0, 1)], [rewarded(0, 0)] * 30)] == [0, 1]
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ def test_a_run_is_followed_to_its_end(run: Path, work: Path, capsys: pytest.Capt
 
 
 def test_completions_are_shown_in_full(run: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With verdict, rewards and advantage, and no command to the terminal; also of a run that has stopped."""
+    """With no command to the terminal; also of a run that has stopped."""
     _event(run, "work", folder=str(work))
     watch("smoke", completions=True)
     printed = capsys.readouterr().out
