@@ -183,6 +183,13 @@ class Snapshot:
             if not each.withdrawn and (each.name, each.commit) in by_commit
         }
 
+    def aliases_by_version(self) -> dict[str, list[str]]:
+        """Return the aliases, without the name of the model, of each version that has any, by its tag."""
+        grouped: dict[str, list[str]] = {}
+        for alias, tag in sorted(self.aliases().items()):
+            grouped.setdefault(tag, []).append(alias.rpartition("@")[2])
+        return grouped
+
     def assignments(self, name: str | None = None, alias: str | None = None) -> list[Assignment]:
         """Return each time that an alias, or any, was given to a version of a model, or of any, by their counts."""
         assignments = [
@@ -197,12 +204,12 @@ class Snapshot:
 
         A version of an older release, with the weights alone, does not count: it is registered again as a closed one.
         """
-        names = [f"refs/tags/{version.tag}:{VERSION_FILE}" for version in reversed(self.versions(name))]
-        for content in self._objects(names):
-            version: dict[str, Any] = json.loads(content or "{}")
-            if version.get("policy_digest") == policy_digest and version.get("format") == FORMAT:
-                return version
-        return None
+        closed = (each for each in self.registrations(self.versions(name)) if each.get("format") == FORMAT)
+        return {each.get("policy_digest"): each for each in closed}.get(policy_digest)
+
+    def registrations(self, versions: Sequence[Version]) -> list[dict[str, Any]]:
+        """Return version.json of each version, unverified; empty for a version without one."""
+        return [json.loads(content or "{}") for (content,) in self.read_each(versions, VERSION_FILE)]
 
     def read(self, tag: str, path: str) -> str:
         """Return a text file of a version from git, unverified."""
@@ -246,6 +253,13 @@ class Snapshot:
             if _is_below(path, paths):
                 (destination / path).parent.mkdir(parents=True, exist_ok=True)
                 (destination / path).write_bytes(content)
+
+    def read_storage(self, config: str, pointers: Mapping[str, str], *options: Any) -> Any:
+        """Return what `read` of dvc_process.py says of folders in the storage that DVC's config names."""
+        with tempfile.TemporaryDirectory(dir=self.repository.scratch) as scratch:
+            workspace = Workspace(Path(scratch), self.repository.scratch, self.repository.locks)
+            write_dvc_config(workspace.folder, config, storage_url(config, self.location, self.origin))
+            return workspace.dvc_json("read", pointers, *options)
 
     def verify(self, versions: Sequence[Version]) -> Verification:
         """Read every file of some versions, from git and the storage, and compare it with what was registered."""
@@ -356,10 +370,7 @@ class Snapshot:
         config = self.repository.try_git("show", f"HEAD:{CONFIG}") or next(texts, None)
         if config is None:
             raise PipelineError(f"{self.location}: no version has a {CONFIG} that says where the storage is")
-        with tempfile.TemporaryDirectory(dir=self.repository.scratch) as scratch:
-            workspace = Workspace(Path(scratch), self.repository.scratch, self.repository.locks)
-            write_dvc_config(workspace.folder, config, storage_url(config, self.location, self.origin))
-            read = workspace.dvc_json("read", pointers, *options)
+        read = self.read_storage(config, pointers, *options)
         faults = list(read["faults"])
         for path in {**expected, **read["files"]}:
             if any(_is_below(path, files) for files in read["faults"].values()):
