@@ -48,21 +48,13 @@ _PUSH_PAUSES_S = (0.2, 1.0, 5.0)
 """Pauses between pushes that collide with a lock on the server."""
 _README = """# Model registry
 
-Every tag `<name>@v<version>` is a registered version, a closed bundle:
-
-| file | content |
-|---|---|
-| `version.json` | name, number, the version before, who registered it and when, the digest of the bundle |
-| `digests.json` | the SHA-256 of every other file of the version, those in the storage included |
-| `model_card.md`, `report.html` | what the model is, and how it compares with what it was made from |
-| `verdict.json`, `summary.json` | the gate's verdict, the figures |
-| `provenance.json`, `lineage.json` | what everything was made from |
-| `policy.dvc` and other `*.dvc` | pointers to folders in the storage: weights, problems, evaluation, training |
+Every tag `<name>@v<version>` is a registered version, a closed bundle: its files are in git, and its `.dvc` files point
+to folders in the storage. `digests.json` has the SHA-256 of each file of both. A tag `<name>#<alias>#<count>` gives an
+alias, such as `champion`, to a version. The working tree is only a view of the newest version.
 
 `grpo-pipeline fetch` brings the weights of a version, `grpo-pipeline models get` all of it, and `grpo-pipeline models
 verify` reads every byte. With GTO and DVC alone: `gto show` and `dvc artifacts get <this repository> <name> --rev
-v<version>`. A tag `<name>#<alias>#<count>` gives an alias, such as `champion`, to a version. The working tree is only a
-view of the newest version.
+v<version>`.
 """
 
 
@@ -118,7 +110,7 @@ class Registry:
 
         Model servers cannot read DVC's objects, which are named by their content.
         """
-        folder = f"serve/{version['name']}/{version['version']}"
+        folder = serve_folder(version)
         with error_prefix(f"{self.storage_url()}: cannot copy {version['tag']} to {folder}"):
             self.clone.dvc("unpack", md5_in(self.snapshot.read(version["tag"], f"{POLICY}.dvc")), folder)
         return f"{self.storage_url().rstrip('/')}/{folder}"
@@ -276,6 +268,11 @@ class Registry:
         commits = {ref: commit for commit, _, ref in (line.partition("\t") for line in listed)}
         has_tag = not commits.keys().isdisjoint(tags)
         return has_tag or (branch is not None and commits.get(branch) != self._base_commit())
+
+
+def serve_folder(version: Mapping[str, Any]) -> str:
+    """Return the folder of the storage with the weights of a version as plain files."""
+    return f"serve/{version['name']}/{version['version']}"
 
 
 @contextmanager
