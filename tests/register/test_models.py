@@ -203,14 +203,15 @@ def test_version_that_cannot_be_served_is_not_promoted(
 
 
 def test_damaged_version_is_never_promoted(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not even with --force; the damaged file is named."""
+    """Not even with --force; the damaged file is named, and so is it by `verify`."""
     for path in (registry.parent / "registry-storage").rglob("*"):
         if path.is_file() and path.read_bytes().startswith(b"oneone"):
             path.chmod(0o600)
             path.write_bytes(b"other" + path.read_bytes()[5:])
     error = run(capsys, "promote", "v0.0.1", "--reason", "the first", "--force", code=2)
     assert f"{NAME}@v0.0.1 is damaged" in error
-    assert "policy/model.safetensors" in error
+    for message in (error, run(capsys, "verify", "v0.0.1", code=2)):
+        assert "policy/model.safetensors" in message
     assert champion(registry) is None
 
 
