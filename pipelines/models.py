@@ -1,7 +1,4 @@
-"""The commands `grpo-pipeline models` on registered versions, and their output.
-
-The work is done by comparison.py, promotion.py and components/register.
-"""
+"""The commands `grpo-pipeline models` that read registered versions, and their output; promotion.py has the others."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from components.register import checkpoints as pushed
-from components.register.aliases import Change
 from components.register.aliases import history as history_of
-from components.register.catalogue import update_catalogue
 from components.register.registry import fetch
 from components.register.snapshot import read_registry
 from components.report import formatting
 from components.shared.errors import PipelineError
 from components.shared.page import percent
-from pipelines import comparison, promotion
+from pipelines import comparison
 from pipelines.comparison import Facts, facts_of
 from pipelines.run.history import MODELS
 from pipelines.tables import aligned, changed_settings, print_json, print_labelled
@@ -121,35 +116,6 @@ def get(version: str, destination: Path, registry: str) -> None:
     print(f"{fetch(registry, version, destination, path='.').tag} -> {destination}")
 
 
-def promote(version: str, registry: str, *, alias: str, reason: str, force: bool, evaluation: Path | None) -> None:
-    """Give a version an alias, once it has passed the checks of that alias."""
-    change = promotion.promote(registry, version, alias=alias, reason=reason, force=force, evaluation=evaluation)
-    print(_outcome(change) if change else f"{version} already has the alias {alias}")
-    _update_catalogue(registry, version)
-
-
-def roll_back(name: str | None, registry: str, *, reason: str) -> None:
-    """Make the previous champion the champion again."""
-    change = promotion.roll_back(registry, name, reason=reason)
-    print(_outcome(change))
-    _update_catalogue(registry, change.version)
-
-
-def _update_catalogue(registry: str, version: str) -> None:
-    """Update the aliases of a version in its Model Registry; in the registry itself they have changed already."""
-    with read_registry(registry) as snapshot:
-        name = snapshot.version(version).name
-        try:
-            address = update_catalogue(snapshot, name)
-        except PipelineError as error:
-            raise type(error)(
-                f"{name}: changed in {registry}, but the model registry was not told: {error}; once it answers, "
-                f"`models promote {version}` with the same alias tells it"
-            ) from None
-    if address:
-        print(f"told {address}")
-
-
 def history(name: str | None, registry: str, *, as_json: bool) -> None:
     """Print the audit trail of a model, or of all."""
     with read_registry(registry) as snapshot:
@@ -163,12 +129,6 @@ def history(name: str | None, registry: str, *, as_json: bool) -> None:
         for each in changes
     ]
     print(aligned([("when", "what", "version", "alias", "who", "why"), *rows]))
-
-
-def _outcome(change: Change) -> str:
-    before = f", before it {change.facts['Before']}" if "Before" in change.facts else ""
-    forced = f" (forced: {change.facts['Forced']})" if "Forced" in change.facts else ""
-    return f"{change.version} is the {change.alias} now{before}{forced}"
 
 
 def _registered(facts: Facts) -> dict[str, Any]:

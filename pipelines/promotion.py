@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from components.register.aliases import CHAMPION, Change, before, change_alias, check_alias, next_count
+from components.register.aliases import CHAMPION, Action, before, change_alias, check_alias, next_count
+from components.register.catalogue import Catalogue, statuses_of
 from components.register.registry import POLICY
 from components.register.snapshot import Snapshot, Version, read_registry
 from components.report.config import GateConfig
@@ -20,27 +21,26 @@ from pipelines.tables import print_labelled
 _PROBES = f"{EVALUATION}/probes.json"
 
 
-def promote(
-    location: str, spec: str, *, alias: str, reason: str, force: bool, evaluation: Path | None
-) -> Change | None:
-    """Give an alias to a version of a registry; return the change, or None where the version has the alias already.
+def promote(version: str, registry: str, *, alias: str, reason: str, force: bool, evaluation: Path | None) -> None:
+    """Give an alias to a version, unless it has it already, and print each check as soon as it is done.
 
-    `evaluation` has an evaluation of the champion on the version's problems; None for the champion's own. The outcome
-    of each check is printed as soon as it is known.
+    `evaluation` has an evaluation of the champion on the version's problems; None for the champion's own.
 
     Raises:
         PipelineError: The version is damaged or fails a check, or the alias is invalid or was given to another version
             in the meantime.
     """
     check_alias(alias)
-    with read_registry(location) as snapshot:
-        version = snapshot.version(spec)
-        count, current = next_count(snapshot, version.name, alias), snapshot.aliases().get(f"{version.name}@{alias}")
-        if current == version.tag:
-            return None
-        recorded = {"Verified": _verified(snapshot, version)}
+    with read_registry(registry) as snapshot:
+        found = snapshot.version(version)
+        count, current = next_count(snapshot, found.name, alias), snapshot.aliases().get(f"{found.name}@{alias}")
+        if current == found.tag:
+            print(f"{version} already has the alias {alias}")
+            _update_catalogue(snapshot, found)
+            return
+        recorded = {"Verified": _verified(snapshot, found)}
         failed = []
-        checks = _checks(snapshot, facts_of(snapshot, version)[0], current, evaluation) if alias == CHAMPION else ()
+        checks = _checks(snapshot, facts_of(snapshot, found)[0], current, evaluation) if alias == CHAMPION else ()
         for name, passed, line in checks:
             print_labelled(name.lower(), [line if passed else f"FAILED: {line}"])
             if not passed:
@@ -49,32 +49,60 @@ def promote(
                     break
             recorded[name] = line
     if failed and not force:
-        raise PipelineError(f"{version.tag} is not promoted: {failed[0]}; --force promotes it all the same, on record")
+        raise PipelineError(f"{found.tag} is not promoted: {failed[0]}; --force promotes it all the same, on record")
     if failed:
         recorded["Forced"] = "; ".join(failed)
     if current:
         recorded["Before"] = current
-    return change_alias(location, version, "promote", alias, count, reason, recorded)
+    _change(registry, found, "promote", alias, count, reason, recorded)
 
 
-def roll_back(location: str, name: str | None, *, reason: str) -> Change:
+def roll_back(name: str | None, registry: str, *, reason: str) -> None:
     """Make the previous champion of a model the champion again; `name` may be None if there is only one model.
 
     PipelineError if there is no previous champion, or it is damaged.
     """
-    with read_registry(location) as snapshot:
+    with read_registry(registry) as snapshot:
         names = snapshot.names(name)
         if len(names) != 1:
-            raise PipelineError(f"{location}: has versions of {', '.join(names) or 'no model'}; name one of them")
+            raise PipelineError(f"{registry}: has versions of {', '.join(names) or 'no model'}; name one of them")
         (name,) = names
         current = snapshot.aliases().get(f"{name}@{CHAMPION}")
         tag = before(snapshot, name, CHAMPION)
         if current is None or tag is None:
             reason = f"there is no champion before {current}" if current else "it has no champion"
-            raise PipelineError(f"{location}: {name} cannot be rolled back: {reason}")
+            raise PipelineError(f"{registry}: {name} cannot be rolled back: {reason}")
         version, count = snapshot.version(tag), next_count(snapshot, name, CHAMPION)
         recorded = {"Before": current, "Verified": _verified(snapshot, version)}
-    return change_alias(location, version, "rollback", CHAMPION, count, reason, recorded)
+    _change(registry, version, "rollback", CHAMPION, count, reason, recorded)
+
+
+def _change(
+    registry: str, version: Version, action: Action, alias: str, count: int, reason: str, facts: dict[str, str]
+) -> None:
+    """Give an alias to a version, in the registry and in its Model Registry, and print it."""
+    change_alias(registry, version, action, alias, count, reason, facts)
+    previous = f", before it {facts['Before']}" if "Before" in facts else ""
+    forced = f" (forced: {facts['Forced']})" if "Forced" in facts else ""
+    print(f"{version.tag} is the {alias} now{previous}{forced}")
+    with read_registry(registry) as snapshot:
+        _update_catalogue(snapshot, version)
+
+
+def _update_catalogue(snapshot: Snapshot, version: Version) -> None:
+    """Update the Model Registry to which the newest version of a model was announced, if it was."""
+    (newest,) = snapshot.registrations(snapshot.versions(version.name, withdrawn=True)[-1:])
+    address: str | None = newest.get("model_registry")
+    if not address:
+        return
+    try:
+        Catalogue(address).update(version.name, statuses_of(snapshot, version.name))
+    except PipelineError as error:
+        raise type(error)(
+            f"{version.name}: changed in {snapshot.location}, but the model registry was not told: {error}; once it "
+            f"answers, `models promote {version.tag}` with the same alias tells it"
+        ) from None
+    print(f"told {address}")
 
 
 def _verified(snapshot: Snapshot, version: Version) -> str:

@@ -83,8 +83,8 @@ def before(snapshot: Snapshot, name: str, alias: str) -> str | None:
 
 def change_alias(
     location: str, version: Version, action: Action, alias: str, count: int, reason: str, facts: Mapping[str, str]
-) -> Change:
-    """Give an alias to a version in a registry, atomically; return the change.
+) -> None:
+    """Give an alias to a version in a registry, atomically.
 
     PipelineError if the `count`th change of the alias was made by somebody else, or the registry refuses it.
     """
@@ -99,7 +99,6 @@ def change_alias(
                 f"{location}: {version.name}@{alias} has become {last.version} in the meantime (by {last.by}: "
                 f"{last.reason}); nothing was changed"
             )
-    return change
 
 
 def candidate(snapshot: Snapshot, name: str, version: str, reason: str) -> tuple[str, str]:

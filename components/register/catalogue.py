@@ -80,9 +80,8 @@ def statuses_of(snapshot: Snapshot, name: str) -> dict[str, Status]:
 class Catalogue:
     """A connection to a model registry.
 
-    Raises:
-        PipelineError: The address is invalid, a file that the environment names is unreadable, or the server refuses.
-        RetryableError: The server cannot be reached, or has a temporary error.
+    All its methods raise PipelineError where a file that the environment names is unreadable, or the server refuses,
+    and RetryableError where the server cannot be reached, or has a temporary error.
     """
 
     def __init__(self, address: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -104,17 +103,14 @@ class Catalogue:
     def announce(self, entry: Entry) -> bool:
         """Create the model, version and artifact of an entry; returns whether any of them was missing.
 
-        Raises:
-            PipelineError: The catalogue has other weights under this name and version, or refuses.
-            RetryableError: The server cannot be reached, or has a temporary error.
+        PipelineError if the catalogue has other weights, or another address of them, under this name and version.
         """
         return self._run(_announce(self._client(self._api_version), entry))
 
     def update(self, name: str, statuses: Mapping[str, Status]) -> int:
         """Update the states and aliases of a model's versions; return how many versions differed.
 
-        A withdrawn version is archived. Versions that are not in the catalogue are skipped. Errors are as for
-        `announce`.
+        A withdrawn version is archived. Versions that are not in the catalogue are skipped.
         """
         return self._run(_update(self._client(self._api_version), name, statuses))
 
@@ -194,18 +190,6 @@ def _readable(path: str | Path, content: str) -> Path:
     if not os.access(path, os.R_OK):
         raise PipelineError(f"{path}: no readable file with the {content} of the model registry")
     return Path(path)
-
-
-def update_catalogue(snapshot: Snapshot, name: str) -> str | None:
-    """Update aliases and states in the catalogue of a model's newest version; return its address.
-
-    None if that version was announced to no catalogue. Errors are those of `Catalogue`.
-    """
-    (newest,) = snapshot.registrations(snapshot.versions(name, withdrawn=True)[-1:])
-    address: str | None = newest.get("model_registry")
-    if address:
-        Catalogue(address).update(name, statuses_of(snapshot, name))
-    return address
 
 
 def require_url(url: str) -> None:

@@ -6,13 +6,13 @@ message of the tag. A file that does not agree with them is never returned.
 """
 
 import hashlib
+import io
 import json
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -217,9 +217,10 @@ class Snapshot:
 
     def read_each(self, versions: Sequence[Version], *paths: str) -> Iterator[list[bytes | None]]:
         """Yield text files of each version from git, unverified, with one git process; None for a missing file."""
-        contents = self._objects([f"refs/tags/{version.tag}:{path}" for version in versions for path in paths])
+        names = "".join(f"refs/tags/{version.tag}:{path}\n" for version in versions for path in paths)
+        output = io.BytesIO(self.repository.git_bytes("cat-file", "--batch", data=names.encode()))
         for _ in versions:
-            yield list(islice(contents, len(paths)))
+            yield [_next_object(output) for _ in paths]
 
     def lineage(self, tag: str) -> Lineage:
         """Return the lineage of a registered version; PipelineError if it has another format."""
@@ -332,34 +333,14 @@ class Snapshot:
             listed = self.repository.git("ls-tree", "-r", "-z", version.commit)
         except PipelineError as error:
             raise type(error)(f"{version.tag}: its commit {version.commit} cannot be read: {error}") from None
-        objects = {
-            path: entry.split()[2] for entry, _, path in (each.partition("\t") for each in listed.split("\0")[:-1])
-        }
         files = {}
-        for path, name in objects.items():
+        for entry, _, path in (each.partition("\t") for each in listed.split("\0")[:-1]):
+            name = entry.split()[2]
             try:
-                (content,) = self._objects([name])
+                files[path] = self.repository.git_bytes("cat-file", "blob", name)
             except PipelineError as error:
-                faults[path] = f"{version.tag}: {path} is damaged: its git object {name} cannot be read: {error}"
-                continue
-            if content is None:
-                faults[path] = f"{version.tag}: {path}: its git object {name} is missing"
-            else:
-                files[path] = content
+                faults[path] = f"{version.tag}: {path}: its git object {name} cannot be read: {error}"
         return files
-
-    def _objects(self, names: Sequence[str]) -> Iterator[bytes | None]:
-        """The content of objects of git, by their names; None for one that is missing."""
-        output = self.repository.git_bytes("cat-file", "--batch", data="".join(f"{name}\n" for name in names).encode())
-        start = 0
-        for _ in names:
-            end = output.index(b"\n", start)
-            if output[start:end].endswith(b" missing"):
-                start = end + 1
-                yield None
-            else:
-                start = end + 1 + int(output[start:end].split()[-1]) + 1
-                yield output[end + 1 : start - 1]
 
     def _read(
         self, bundles: Sequence[_Bundle], pointers: Mapping[str, str], expected: Mapping[str, str], *options: Any
@@ -395,6 +376,12 @@ def read_registry(location: str) -> Iterator[Snapshot]:
         else:
             origin = Path(location).resolve()
             yield Snapshot(location, Workspace(origin, folder), str(origin))
+
+
+def _next_object(output: io.BytesIO) -> bytes | None:
+    """The next object that `git cat-file --batch` has printed; None for one that is missing."""
+    *_, size = output.readline().split()
+    return None if size == b"missing" else output.read(int(size) + 1)[:-1]
 
 
 def _check_digest(version: Version, registered: Mapping[str, Any], digests: bytes) -> None:
