@@ -149,16 +149,17 @@ def test_gate_that_is_not_enforced_and_run_that_learned_nothing_are_marked(
 
 @pytest.mark.long(minutes=6)
 @pytest.mark.parametrize("place", ["folder", "URL"])
-def test_rerun_after_a_kill_at_any_moment_ends_with_one_version(passed: Path, tmp_path: Path, place: str) -> None:
+def test_rerun_after_a_kill_at_any_moment_ends_with_one_version(
+    passed: Path, shared: Path, tmp_path: Path, place: str
+) -> None:
     """SIGKILL at random moments: a version is complete as soon as it is listed, and after the next run it is there."""
     policy, config = make_policy(tmp_path / "policy"), make_config(tmp_path)
-    registry, origin = tmp_path / "registry", tmp_path / "origin.git"
+    registry = tmp_path / "registry"
+    pristine = shutil.copytree(shared, tmp_path / "pristine")
     if place == "URL":
-        git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(origin))
-        config = make_config(tmp_path, registry=f"file://{origin}", storage=str(tmp_path / "registry-storage"))
-        registry = origin
+        config = make_config(tmp_path, registry=f"file://{shared}", storage=str(tmp_path / "registry-storage"))
+        registry = shared
     register = command(config, policy, passed, tmp_path)
-    pristine = shutil.copytree(origin, tmp_path / "pristine") if origin.exists() else None
     started = time.monotonic()
     subprocess.run(register, check=True, capture_output=True)
     duration_s = time.monotonic() - started
@@ -168,8 +169,8 @@ def test_rerun_after_a_kill_at_any_moment_ends_with_one_version(passed: Path, tm
     for kill in range(KILLS):
         for folder in (registry, tmp_path / "registry-storage"):
             shutil.rmtree(folder)
-        if pristine:
-            shutil.copytree(pristine, origin)
+        if place == "URL":
+            shutil.copytree(pristine, shared)
         # With its session, as if the machine had died; alone, its tools finish after it.
         alone = place == "URL" or kill % 2 == 0
         with subprocess.Popen(register, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True) as process:

@@ -16,7 +16,7 @@ from components.register.registry import Registry, fetch
 from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
-from tests.register.registrations import command, git, make_config, make_policy, run_register, subjects, tags
+from tests.register.registrations import command, git, make_config, make_policy, run_register, set_hook, subjects, tags
 
 WAIT_FOR_TWO = """#!/bin/sh
 # Holds the first two pushes until both have come.
@@ -42,24 +42,9 @@ case "$1" in refs/heads/main|refs/tags/*) echo "main is protected, tags are" >&2
 """
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """An empty bare repository."""
-    folder = tmp_path / "shared.git"
-    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(folder))
-    return folder
-
-
 def config_of(shared: Path) -> RegisterConfig:
     """The registry at the repository's URL."""
     return make_config(shared.parent, registry=f"file://{shared}", storage=str(shared.parent / "store"))
-
-
-def set_hook(shared: Path, name: str, script: str) -> None:
-    """Let the repository run a script at each push."""
-    hook = shared / "hooks" / name
-    hook.write_text(script)
-    hook.chmod(0o755)
 
 
 def commit_of_another(shared: Path, number: int) -> None:
