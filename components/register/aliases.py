@@ -92,7 +92,7 @@ def change_alias(
     with open_for_aliases(location) as registry:
         is_next = next_count(registry.snapshot, version.name, alias) == count
         tag, message = _tag(version.name, change)
-        if not (is_next and registry.assign(tag, version.commit, message)):
+        if not (is_next and registry.publish({tag: message}, version.commit)):
             with read_registry(location) as snapshot:
                 last = changes_of(snapshot, version.name, alias)[-1]
             raise PipelineError(

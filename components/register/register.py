@@ -205,7 +205,7 @@ def _ensure_candidate(registry: Registry, version: Mapping[str, Any], verdict: M
     commit = registry.snapshot.version(version["tag"]).commit
     if all(each.commit != commit for each in registry.snapshot.assignments(version["name"], CANDIDATE)):
         tag, message = candidate(registry.snapshot, version["name"], version["tag"], _reason(verdict))
-        registry.assign(tag, commit, message)
+        registry.publish({tag: message}, commit)
 
 
 def _reason(verdict: Mapping[str, Any]) -> str:

@@ -151,15 +151,33 @@ class Registry:
         self.clone.git("commit", "--quiet", "--message", message)
         return made
 
-    def publish(self, tags: Mapping[str, str]) -> bool:
-        """Push the clone's commit and new tags on it, by their names with their messages: all of it or nothing.
+    def publish(self, tags: Mapping[str, str], commit: str | None = None) -> bool:
+        """Push new tags on a commit, by their names with their messages: all of them or none.
 
-        From then on the version is registered. Returns False if the registry has changed since it was read (see
-        `catch_up`); RefusedError if it does not accept the push (see `propose`).
+        Without a `commit` they are on the clone's, which is pushed with them and so registered. Returns False if the
+        registry has changed since it was read (see `catch_up`); RefusedError if it does not accept the clone's commit
+        (see `propose`).
         """
         for tag, message in tags.items():
-            self._tag(tag, "HEAD", message)
-        return self._push(*tags, branch=f"refs/heads/{self._branch}")
+            self.clone.git("tag", "--annotate", "--cleanup=verbatim", f"--message={message}", tag, commit or "HEAD")
+        branch = None if commit else f"refs/heads/{self._branch}"
+        names = [f"refs/tags/{tag}" for tag in tags]
+        refs = [f"HEAD:{branch}", *names] if branch else names
+        pauses = iter(_PUSH_PAUSES_S)
+        while True:
+            try:
+                self.clone.git("push", "--quiet", "--atomic", "origin", *refs)
+            except PipelineError as error:
+                if self._has_changed(names, branch):
+                    return False
+                is_locked, pause_s = _REF_LOCKED.search(str(error)), next(pauses, None)
+                if not is_locked or pause_s is None:
+                    is_refused = branch is not None and _REFUSED in str(error)
+                    kind = RetryableError if is_locked else RefusedError if is_refused else type(error)
+                    raise kind(f"{self.location}: does not accept {next(iter(tags))}: {error}") from None
+                time.sleep(pause_s)
+            else:
+                return True
 
     def propose(self, branch: str, tags: Sequence[str]) -> bool | None:
         """Push the clone's commit to a new branch, for a pull request, with the tags of `publish` if accepted.
@@ -180,37 +198,6 @@ class Registry:
             return None
         here, there = (json.loads(self.clone.git("show", f"{each}:{VERSION_FILE}")) for each in ("HEAD", "FETCH_HEAD"))
         return False if here["policy_digest"] == there["policy_digest"] else None
-
-    def assign(self, tag: str, commit: str, message: str) -> bool:
-        """Give an alias to a version by a new tag `<name>#<alias>#<count>` on its commit, and push that.
-
-        Returns False if somebody else has pushed this tag; PipelineError if the registry refuses it.
-        """
-        self._tag(tag, commit, message)
-        return self._push(tag)
-
-    def _tag(self, tag: str, commit: str, message: str) -> None:
-        self.clone.git("tag", "--annotate", "--cleanup=verbatim", f"--message={message}", tag, commit)
-
-    def _push(self, *tags: str, branch: str | None = None) -> bool:
-        """Push tags, and atomically with them the commit to a branch; False where others have pushed in between."""
-        pauses = iter(_PUSH_PAUSES_S)
-        refs = [f"refs/tags/{tag}" for tag in tags]
-        commit = [f"HEAD:{branch}"] if branch else []
-        while True:
-            try:
-                self.clone.git("push", "--quiet", "--atomic", "origin", *commit, *refs)
-            except PipelineError as error:
-                if self._has_changed(refs, branch):
-                    return False
-                is_locked, pause_s = _REF_LOCKED.search(str(error)), next(pauses, None)
-                if not is_locked or pause_s is None:
-                    is_refused = branch is not None and _REFUSED in str(error)
-                    kind = RetryableError if is_locked else RefusedError if is_refused else type(error)
-                    raise kind(f"{self.location}: does not accept {tags[0]}: {error}") from None
-                time.sleep(pause_s)
-            else:
-                return True
 
     def catch_up(self) -> None:
         """Reset the clone to the current state of the registry, without the commit and tag that were not pushed."""

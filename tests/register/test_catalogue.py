@@ -243,17 +243,13 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
         shown = (version["tag"], "s3://bucket/models", served, server.url, "nightly")
         assert all(f"<code>{each}</code>" in page for each in shown)
         _, known, artifact = announced(server)
-        properties = {
-            name: value
-            for name, each in known["customProperties"].items()
-            for key, value in each.items()
-            if key != "metadataType"
-        }
+        properties = known["customProperties"]
         told = {"registry_tag": "grpo-policy@v0.0.1", "run_id": "run-1", "aliases": "candidate", "parent": "none"}
         told |= {name: version[name] for name in ("policy_digest", "bundle_digest")}
-        assert {name: properties[name] for name in told} == told
-        assert properties["accuracy_grpo"] > properties["accuracy_sft"] > properties["accuracy_base"]
-        assert len(properties["git_sha"].split()[0]) == 40
+        assert {name: properties[name]["string_value"] for name in told} == told
+        base, sft, grpo = (properties[f"accuracy_{model}"]["double_value"] for model in ("base", "sft", "grpo"))
+        assert grpo > sft > base
+        assert len(properties["git_sha"]["string_value"].split()[0]) == 40
         assert (known["name"], artifact["modelSourceName"]) == (version["version"], "nightly")
         assert (artifact["uri"], artifact["state"]) == (served, "LIVE")
         folder = f"{served.removeprefix('s3:/')}/"

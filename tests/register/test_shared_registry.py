@@ -63,10 +63,10 @@ def before_each_push(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], objec
     pushed: list[str] = []
     original = Registry.publish
 
-    def publish(self: Registry, tags: Mapping[str, str]) -> bool:
+    def publish(self: Registry, tags: Mapping[str, str], commit: str | None = None) -> bool:
         pushed.append(next(iter(tags)).partition("@")[2])
         act(len(pushed))
-        return original(self, tags)
+        return original(self, tags, commit)
 
     monkeypatch.setattr(Registry, "publish", publish)
     return pushed
