@@ -5,7 +5,7 @@ A model that was trained with tools uses its environment; the environment's answ
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,10 +30,16 @@ def chat(model: str, registry: str, *, question: str | None, temperature: float,
     """Ask a model questions."""
     if max_new_tokens < 1 or temperature < 0:
         raise PipelineError("chat: --max-new-tokens must be 1 or more, and --temperature 0 or more")
-    with (
-        model_folder(model, registry) as folder,
-        _loaded(folder, temperature, max_new_tokens) as loaded,
-    ):
+    from components.environments.pool import Environments
+    from components.policy.checkpoint import load_without_weights
+
+    with ExitStack() as stack:
+        folder = stack.enter_context(model_folder(model, registry))
+        checkpoint = load_without_weights(folder)
+        tools, environments = checkpoint.format.tools, None
+        if tools and tools.environment != "feedback":  # which needs the expected answer
+            environments = stack.enter_context(closing(Environments(tools)))
+        loaded = Model(checkpoint, folder, temperature, max_new_tokens, environments)
         if question is not None:
             loaded.answer(question)
             return
@@ -56,20 +62,6 @@ def _ask() -> str | None:
             return None
         if line.strip():
             return line
-
-
-@contextmanager
-def _loaded(folder: Path, temperature: float, max_new_tokens: int) -> Iterator["Model"]:
-    """Yield a model with the environments that it was trained with."""
-    from components.environments.pool import Environments
-    from components.policy.checkpoint import load_without_weights
-
-    checkpoint = load_without_weights(folder)
-    tools = checkpoint.format.tools
-    if tools and tools.environment == "feedback":  # which needs the expected answer
-        tools = None
-    with closing(Environments(tools)) if tools else nullcontext() as environments:
-        yield Model(checkpoint, folder, temperature, max_new_tokens, environments)
 
 
 class Model:

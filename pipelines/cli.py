@@ -226,13 +226,13 @@ def _add_models(commands: Any) -> None:
     what = "the audit trail: who registered, promoted and rolled back which version, when and why"
     _add(actions, "history", f"{models}:history", what, name, _REGISTRY, _JSON)
     what = "make a version the champion, if it is undamaged, not worse, and answers through vLLM"
-    option = _add(actions, "promote", f"{models}:promote", what, _VERSION, _REGISTRY, _REASON)
+    option = _add(actions, "promote", "pipelines.promotion:promote", what, _VERSION, _REGISTRY, _REASON)
     option("--alias", default="champion", help="give another alias, with fewer checks")
     option("--force", action="store_true", help="promote although a check fails, which is recorded")
     what = "evaluation of the champion on the problems of VERSION, if its own used others"
     option("--champion-evaluation", dest="evaluation", type=Path, metavar="FOLDER", help=what)
     what = "make the version before the champion again"
-    option = _add(actions, "rollback", f"{models}:roll_back", what, _REGISTRY, _REASON)
+    option = _add(actions, "rollback", "pipelines.promotion:roll_back", what, _REGISTRY, _REASON)
     option("name", metavar="NAME", nargs="?", help="name of the model, if there are several")
 
 

@@ -63,9 +63,7 @@ class Facts:
 
 def facts_of(snapshot: Snapshot, *versions: Version) -> list[Facts]:
     """Return the files of versions in git, unverified."""
-    aliases: dict[str, list[str]] = {}
-    for alias, tag in sorted(snapshot.aliases().items()):
-        aliases.setdefault(tag, []).append(alias.partition("@")[2])
+    aliases = snapshot.aliases_by_version()
     paths = (*(f"{name}.json" for name in ("version", "verdict", "summary", "lineage")), ".dvc/config")
     facts = []
     for version, contents in zip(versions, snapshot.read_each(versions, *paths), strict=True):

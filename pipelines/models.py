@@ -1,26 +1,19 @@
-"""The commands `grpo-pipeline models` on registered versions, and their output.
-
-The work is done by comparison.py, promotion.py and components/register.
-"""
+"""The commands `grpo-pipeline models` that read registered versions, and their output; promotion.py has the others."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from components.register import checkpoints as pushed
-from components.register.aliases import Change
 from components.register.aliases import history as history_of
-from components.register.catalogue import announced_to, left_undone, update_catalogue
 from components.register.registry import fetch
-from components.register.snapshot import Snapshot, read_registry
+from components.register.snapshot import read_registry
 from components.report import formatting
 from components.shared.errors import PipelineError
 from components.shared.page import percent
-from components.shared.versioning import is_url
-from pipelines import comparison, promotion
+from pipelines import comparison
 from pipelines.comparison import Facts, facts_of
 from pipelines.run.history import MODELS
 from pipelines.tables import aligned, changed_settings, print_json, print_labelled
@@ -37,8 +30,6 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
     with read_registry(registry) as snapshot:
         names = snapshot.names(name)
         every = facts_of(snapshot, *(version for version in snapshot.versions() if version.name in names))
-        # A registry at a URL names an address that would get this process's token.
-        undone = [] if as_json or is_url(registry) else list(_left_undone(snapshot, names))
     if as_json:
         print_json([_summary(facts) for facts in every])
     elif not every:
@@ -56,15 +47,6 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
             for facts in every
         ]
         print(aligned([("version", "aliases", "registered", "by", "accuracy: SFT, GRPO", "gate"), *rows]))
-        for line in undone:
-            print(f"note: {line}; press Retry on its run, or register again")
-
-
-def _left_undone(snapshot: Snapshot, names: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each unfinished part of a registration, if the catalogue can be reached."""
-    for name in names:
-        with suppress(PipelineError):  # the catalogue of a cluster is often out of reach
-            yield from left_undone(snapshot, name, announced_to(snapshot, name, withdrawn=False))
 
 
 def checkpoints(run: str, registry: str, *, remove: bool, as_json: bool) -> None:
@@ -83,15 +65,12 @@ def checkpoints(run: str, registry: str, *, remove: bool, as_json: bool) -> None
         print(f"{registry} has no checkpoints{f' of {run}' if run else ''}")
     else:
         figures = ("reward", "accuracy", "kl")
-        rows = [
-            (each.name, _time(each.at), each.by, *(_figure(each.metrics.get(name)) for name in figures))
-            for each in stored
-        ]
+        rows = []
+        for each in stored:
+            values = (each.metrics.get(name) for name in figures)
+            shown = ("-" if value is None else f"{value:.3g}" for value in values)
+            rows.append((each.name, _time(each.at), each.by, *shown))
         print(aligned([("checkpoint", "pushed", "by", *figures), *rows]))
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
 
 
 def show(version: str, registry: str, *, as_json: bool) -> None:
@@ -137,37 +116,6 @@ def get(version: str, destination: Path, registry: str) -> None:
     print(f"{fetch(registry, version, destination, path='.').tag} -> {destination}")
 
 
-def promote(version: str, registry: str, *, alias: str, reason: str, force: bool, evaluation: Path | None) -> None:
-    """Give a version an alias, once it has passed the checks of that alias."""
-    change = promotion.promote(
-        registry, version, alias=alias, reason=reason, force=force, evaluation=evaluation, show=_show
-    )
-    print(_outcome(change) if change else f"{version} already has the alias {alias}")
-    _update_catalogue(registry, version)
-
-
-def roll_back(name: str | None, registry: str, *, reason: str) -> None:
-    """Make the previous champion the champion again."""
-    change = promotion.roll_back(registry, name, reason=reason, show=_show)
-    print(_outcome(change))
-    _update_catalogue(registry, change.version)
-
-
-def _update_catalogue(registry: str, version: str) -> None:
-    """Update the aliases of a version in its Model Registry; in the registry itself they have changed already."""
-    with read_registry(registry) as snapshot:
-        name = snapshot.version(version).name
-        try:
-            address = update_catalogue(snapshot, name)
-        except PipelineError as error:
-            raise type(error)(
-                f"{name}: changed in {registry}, but the model registry was not told: {error}; once it answers, "
-                f"`models promote {version}` with the same alias tells it"
-            ) from None
-    if address:
-        print(f"told {address}")
-
-
 def history(name: str | None, registry: str, *, as_json: bool) -> None:
     """Print the audit trail of a model, or of all."""
     with read_registry(registry) as snapshot:
@@ -181,16 +129,6 @@ def history(name: str | None, registry: str, *, as_json: bool) -> None:
         for each in changes
     ]
     print(aligned([("when", "what", "version", "alias", "who", "why"), *rows]))
-
-
-def _show(name: str, line: str) -> None:
-    print_labelled(name.lower(), [line])
-
-
-def _outcome(change: Change) -> str:
-    before = f", before it {change.facts['Before']}" if "Before" in change.facts else ""
-    forced = f" (forced: {change.facts['Forced']})" if "Forced" in change.facts else ""
-    return f"{change.version} is the {change.alias} now{before}{forced}"
 
 
 def _registered(facts: Facts) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from components.shared.errors import PipelineError
 from components.shared.execution import Environment, environment_differences, is_numerical
 from components.shared.lineage import Lineage, Material
 from components.shared.versioning import Workspace
-from pipelines.comparison import facts_of
 from pipelines.run.process import process
 
 _CHECKOUT = Path(__file__).parents[1]
@@ -42,27 +41,27 @@ def reproduce(version: str, registry: str, into: Path | None) -> int:
         PipelineError: Its code, data or model cannot be found, or the run failed.
     """
     with read_registry(registry) as snapshot:
-        (facts,) = facts_of(snapshot, snapshot.version(version))
-    folder = (into or Path("outputs/reproductions") / facts.version.tag).resolve()
+        tag = snapshot.version(version).tag
+        made_by = snapshot.lineage(tag)
+    folder = (into or Path("outputs/reproductions") / tag).resolve()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PipelineError(f"{folder}: is not empty; choose a new folder with --into")
     run = folder / _RUN_FOLDER
     run.mkdir(parents=True)
-    made_by = facts.made_by
     code = check_out_code(made_by, folder / "code")
     variables = {**_variables(made_by.environment("train_grpo")), "PYTHONPATH": f"{run}{os.pathsep}{code}"}
     materials = {name: material for work in made_by.works for name, material in work.materials.items()}
     for name, material in sorted(materials.items()):
         variables |= provide(name, material, made_by, folder)
     write_params(made_by, run / "params.yaml", folder)
-    print(f"running the graph of {facts.version.tag} in {run}", flush=True)
+    print(f"running the graph of {tag} in {run}", flush=True)
     with process([sys.executable, "-P", "-c", _RUN, "run"], variables, grace_s=_GRACE_S, folder=run) as graph:
         graph.wait()
     reports = sorted(run.glob("outputs/latest/artifacts/**/report/report"))
     again = lineage.read(reports[-1]) if reports else None
     if again is None:
         raise PipelineError(f"{run}: the run did not get as far as its report; correct what it says, and try again")
-    return show(facts.version.tag, made_by, again)
+    return show(tag, made_by, again)
 
 
 def check_out_code(made_by: Lineage, folder: Path) -> Path:
@@ -200,13 +199,13 @@ def artifacts(made_by: Lineage) -> dict[str, str]:
 def show(tag: str, recorded: Lineage, again: Lineage) -> int:
     """Compare the artifacts of a version with those of its reproduction, print the result, return the exit code."""
     before, after = artifacts(recorded), artifacts(again)
+    different = [name for name, digest in before.items() if after.get(name) != digest]
     for name, digest in before.items():
-        print(f"{name}: {digest[:12]} {'equal' if after.get(name) == digest else f'DIFFERENT: {after.get(name)}'}")
-    first = next((name for name, digest in before.items() if after.get(name) != digest), None)
-    if first is None:
+        print(f"{name}: {digest[:12]} {f'DIFFERENT: {after.get(name)}' if name in different else 'equal'}")
+    if not different:
         print(f"reproduced: all {len(before)} artifacts of {tag} have equal bytes")
         return 0
-    stage, _, name = first.partition("/")
+    stage, _, name = different[0].partition("/")
     print(f"not reproduced: {stage} is the first stage of {tag} with other bytes, in {name}")
     print(_cause(stage, recorded, again))
     return DIFFERENT

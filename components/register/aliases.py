@@ -49,15 +49,7 @@ def history(snapshot: Snapshot, name: str) -> list[Change]:
     changes = changes_of(snapshot, name)
     recorded = {change.version for change in changes if change.action == "register"}
     without_alias = [
-        Change(
-            "register",
-            version.tag,
-            alias=None,
-            count=0,
-            at=datetime.fromisoformat(version.at),
-            by=version.by,
-            reason="",
-        )
+        Change("register", version.tag, None, 0, datetime.fromisoformat(version.at), version.by, reason="")
         for version in snapshot.versions(name, withdrawn=True)
         if version.tag not in recorded
     ]
@@ -89,20 +81,22 @@ def before(snapshot: Snapshot, name: str, alias: str) -> str | None:
     return next((tag for tag in reversed(stack[:-1]) if tag in usable and tag != stack[-1]), None)
 
 
-def change_alias(location: str, version: Version, change: Change) -> None:
+def change_alias(
+    location: str, version: Version, action: Action, alias: str, count: int, reason: str, facts: Mapping[str, str]
+) -> None:
     """Give an alias to a version in a registry, atomically.
 
-    PipelineError if the alias was changed since `change` was prepared, or the registry refuses it.
+    PipelineError if the `count`th change of the alias was made by somebody else, or the registry refuses it.
     """
-    assert change.alias is not None
-    tag = tag_name(version.name, change.alias, change.count)
+    change = Change(action, version.tag, alias, count, datetime.now(UTC), person(), reason, facts)
     with open_for_aliases(location) as registry:
-        is_next = next_count(registry.snapshot, version.name, change.alias) == change.count
-        if not (is_next and registry.assign(tag, version.commit, message(change))):
+        is_next = next_count(registry.snapshot, version.name, alias) == count
+        tag, message = _tag(version.name, change)
+        if not (is_next and registry.publish({tag: message}, version.commit)):
             with read_registry(location) as snapshot:
-                last = changes_of(snapshot, version.name, change.alias)[-1]
+                last = changes_of(snapshot, version.name, alias)[-1]
             raise PipelineError(
-                f"{location}: {version.name}@{change.alias} has become {last.version} in the meantime (by {last.by}: "
+                f"{location}: {version.name}@{alias} has become {last.version} in the meantime (by {last.by}: "
                 f"{last.reason}); nothing was changed"
             )
 
@@ -110,8 +104,7 @@ def change_alias(location: str, version: Version, change: Change) -> None:
 def candidate(snapshot: Snapshot, name: str, version: str, reason: str) -> tuple[str, str]:
     """Return the tag that makes a version the candidate as it is registered, and the tag's message."""
     count = next_count(snapshot, name, CANDIDATE)
-    change = Change("register", version, CANDIDATE, count, datetime.now(UTC), person(), reason)
-    return tag_name(name, CANDIDATE, count), message(change)
+    return _tag(name, Change("register", version, CANDIDATE, count, datetime.now(UTC), person(), reason))
 
 
 def check_alias(alias: str) -> None:
@@ -127,17 +120,13 @@ def next_count(snapshot: Snapshot, name: str, alias: str) -> int:
     return max((each.count for each in snapshot.assignments(name, alias)), default=0) + 1
 
 
-def tag_name(name: str, alias: str, count: int) -> str:
-    """Return the name of the tag that gives an alias to a version for the `count`th time."""
-    return f"{name}#{alias}#{count}"
-
-
-def message(change: Change) -> str:
-    """Return the message of the tag of a change: a title, the reason, and the facts as trailers."""
+def _tag(name: str, change: Change) -> tuple[str, str]:
+    """Return the tag of a change, and its message: a title, the reason, and the facts as trailers."""
     trailers = {"Action": change.action, "By": change.by, **change.facts}
-    lines = (f"{name}: {_one_line(value)}" for name, value in trailers.items())
+    lines = (f"{key}: {_one_line(value)}" for key, value in trailers.items())
     title = f"{change.action.capitalize()} {change.alias}: {change.version}"
-    return "\n\n".join([title, _one_line(change.reason), "\n".join(lines)]) + "\n"
+    message = "\n\n".join([title, _one_line(change.reason), "\n".join(lines)]) + "\n"
+    return f"{name}#{change.alias}#{change.count}", message
 
 
 def _change(assignment: Assignment, version: str) -> Change:

@@ -41,14 +41,21 @@ def model_card(version: Mapping[str, Any], evidence: Mapping[str, Any], licence:
     )
     provenance = evidence["provenance"]
     configs: dict[str, dict[str, Any]] = provenance["configs"]
-    model = _model(configs)
+    models = (config["model"] for config in configs.values() if isinstance(config.get("model"), dict))
+    # The report of an artifact without a lineage has no settings.
+    unset: dict[str, Any] = {"base": "unknown", "prompt": None, "chat": None, "thinking": None, "prompts": {}}
+    model = {**unset, **next(models, {})}
+    material = provenance.get("materials", {}).get(model["base"]) or {}
+    # Otherwise it comes from a folder or was made from scratch.
+    is_of_hub = material.get("repository") == model["base"]
+    hub: dict[str, Any] = {"name": model["base"], "commit": material["commit"]} if is_of_hub else {}
     return environment.get_template("model_card.md.jinja").render(
         **evidence,
         version=version,
-        front_matter=_front_matter(version, evidence, licence),
+        front_matter=_front_matter(version, evidence, licence, hub.get("name")),
         licence=licence,
         model=model,
-        hub=_hub_model(model["base"], provenance),
+        hub=hub,
         training=configs.get("train_grpo", {}),
         is_fine_tuned=bool(configs.get("train_sft", {}).get("num_steps", 1)),
         configs={
@@ -58,26 +65,14 @@ def model_card(version: Mapping[str, Any], evidence: Mapping[str, Any], licence:
     )
 
 
-def _model(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings of the base model; unknown in the report of an artifact without a lineage."""
-    models = (config["model"] for config in configs.values() if isinstance(config.get("model"), dict))
-    unset: dict[str, Any] = {"base": "unknown", "prompt": None, "chat": None, "thinking": None, "prompts": {}}
-    return {**unset, **next(models, {})}
-
-
-def _hub_model(base: str, provenance: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The base model's name and commit on the hub; None where it comes from a folder or was made from scratch."""
-    material = provenance.get("materials", {}).get(base) or {}
-    return {"name": base, "commit": material["commit"]} if material.get("repository") == base else None
-
-
-def _front_matter(version: Mapping[str, Any], evidence: Mapping[str, Any], licence: str | None) -> str:
+def _front_matter(
+    version: Mapping[str, Any], evidence: Mapping[str, Any], licence: str | None, base_model: str | None
+) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
     configs: Mapping[str, Any] = evidence["provenance"]["configs"]
     sources = configs.get("prepare_data", {}).get("sources", [])
     trained_on = [_DATASETS[each["kind"]] for each in sources if each["kind"] in _DATASETS and each.get("train")]
-    hub = _hub_model(_model(configs)["base"], evidence["provenance"])
     facts = evidence["summary"]["protocol"] or {}
     results = [
         EvalResult(
@@ -102,7 +97,7 @@ def _front_matter(version: Mapping[str, Any], evidence: Mapping[str, Any], licen
     return str(
         ModelCardData(
             license=licence or UNKNOWN_LICENCE,
-            base_model=hub["name"] if hub else None,
+            base_model=base_model,
             datasets=list(dict.fromkeys(trained_on)) or None,
             library_name="transformers",
             pipeline_tag=_TASK,

@@ -9,16 +9,15 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from components.register.aliases import CANDIDATE
 from components.register.registry import POLICY
-from components.register.snapshot import VERSION_FILE, Snapshot, Version
+from components.register.snapshot import Snapshot
 from components.register.storage import md5_in
 from components.shared.environment import (
     CATALOGUE_CA_VARIABLE,
@@ -64,30 +63,25 @@ class Entry:
     """The Kubeflow run that registered it, by the client's names; empty outside Kubeflow."""
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(NamedTuple):
     """The part of a version that changes after its registration."""
 
-    aliases: tuple[str, ...]
+    aliases: Sequence[str]
     withdrawn: bool
 
-    @classmethod
-    def of_versions(cls, snapshot: Snapshot, name: str) -> "dict[str, Status]":
-        """Return the status of each version of a model, by its number such as `v0.0.1`."""
-        kept = {version.tag for version in snapshot.versions(name)}
-        aliases: dict[str, list[str]] = {}
-        for alias, tag in sorted(snapshot.aliases().items()):
-            aliases.setdefault(tag, []).append(alias.rpartition("@")[2])
-        versions = snapshot.versions(name, withdrawn=True)
-        return {each.version: cls(tuple(aliases.get(each.tag, ())), each.tag not in kept) for each in versions}
+
+def statuses_of(snapshot: Snapshot, name: str) -> dict[str, Status]:
+    """Return the status of each version of a model, by its number such as `v0.0.1`."""
+    aliases, kept = snapshot.aliases_by_version(), {version.tag for version in snapshot.versions(name)}
+    versions = snapshot.versions(name, withdrawn=True)
+    return {each.version: Status(aliases.get(each.tag, ()), each.tag not in kept) for each in versions}
 
 
 class Catalogue:
     """A connection to a model registry.
 
-    Raises:
-        PipelineError: The address is invalid, a file that the environment names is unreadable, or the server refuses.
-        RetryableError: The server cannot be reached, or has a temporary error.
+    All its methods raise PipelineError where a file that the environment names is unreadable, or the server refuses,
+    and RetryableError where the server cannot be reached, or has a temporary error.
     """
 
     def __init__(self, address: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -104,28 +98,21 @@ class Catalogue:
             raise PipelineError(
                 f"register.model_registry: {address} would get this process's token unencrypted; use https://"
             )
-        self._api_version = asyncio.run(self._explain_errors(self._find_api_version()))
+        self._api_version = self._run(self._find_api_version())
 
     def announce(self, entry: Entry) -> bool:
         """Create the model, version and artifact of an entry; returns whether any of them was missing.
 
-        Raises:
-            PipelineError: The catalogue has other weights under this name and version, or refuses.
-            RetryableError: The server cannot be reached, or has a temporary error.
+        PipelineError if the catalogue has other weights, or another address of them, under this name and version.
         """
-        return asyncio.run(self._explain_errors(_announce(self._client(self._api_version), entry)))
+        return self._run(_announce(self._client(self._api_version), entry))
 
     def update(self, name: str, statuses: Mapping[str, Status]) -> int:
         """Update the states and aliases of a model's versions; return how many versions differed.
 
-        A withdrawn version is archived. Versions that are not in the catalogue are skipped. Errors are as for
-        `announce`.
+        A withdrawn version is archived. Versions that are not in the catalogue are skipped.
         """
-        return asyncio.run(self._explain_errors(_update(self._client(self._api_version), name, statuses)))
-
-    def missing(self, name: str, numbers: Iterable[str]) -> list[str]:
-        """Return which versions of a model, such as `v0.0.1`, were not announced, or not completely."""
-        return asyncio.run(self._explain_errors(_missing(self._client(self._api_version), name, numbers)))
+        return self._run(_update(self._client(self._api_version), name, statuses))
 
     async def _find_api_version(self) -> str:
         """Return the version of the API that the server has; asked before anything is registered."""
@@ -179,13 +166,13 @@ class Catalogue:
             return token, f"this one is from {CATALOGUE_TOKEN_VARIABLE}"
         return None, f"there is none; set {CATALOGUE_TOKEN_FILE_VARIABLES[0]} or {CATALOGUE_TOKEN_VARIABLE}"
 
-    async def _explain_errors(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do some work within the time limit and turn the errors of the client into one line."""
         import aiohttp
         from mr_openapi.exceptions import ApiException
 
         try:
-            return await asyncio.wait_for(work, _TIMEOUT_S)
+            return asyncio.run(asyncio.wait_for(work, _TIMEOUT_S))
         except ApiException as error:
             if error.status == 401:
                 raise PipelineError(
@@ -205,50 +192,6 @@ def _readable(path: str | Path, content: str) -> Path:
     return Path(path)
 
 
-def announced_to(snapshot: Snapshot, name: str, *, withdrawn: bool = True) -> str | None:
-    """Return the address of the catalogue to which the newest version of a model was to be announced, if any."""
-    newest = snapshot.versions(name, withdrawn=withdrawn)[-1:]
-    (content,) = next(snapshot.read_each(newest, VERSION_FILE), [None])
-    address: str | None = json.loads(content or b"{}").get("model_registry")
-    return address
-
-
-def update_catalogue(snapshot: Snapshot, name: str) -> str | None:
-    """Update aliases and states in the catalogue of a model's newest version; return its address.
-
-    None if that version was announced to no catalogue. Errors are those of `Catalogue`.
-    """
-    address = announced_to(snapshot, name)
-    if address:
-        Catalogue(address).update(name, Status.of_versions(snapshot, name))
-    return address
-
-
-def left_undone(snapshot: Snapshot, name: str, address: str | None) -> Iterator[str]:
-    """Yield a line for each step that registrations of a model have not completed.
-
-    Announcements, to the catalogue at `address` if there is one, come last. Errors are those of `Catalogue`.
-    """
-    for newest in snapshot.versions(name)[-1:]:
-        if all(each.commit != newest.commit for each in snapshot.assignments(name, CANDIDATE)):
-            yield f"{newest.tag} never became the candidate"
-    for version in unannounced(snapshot, name, Catalogue(address)) if address else ():
-        yield f"{version.tag} is not announced to {address}"
-
-
-def unannounced(snapshot: Snapshot, name: str, catalogue: Catalogue) -> list[Version]:
-    """Return the versions of a model that were to be announced to a catalogue, and are not, or not completely."""
-    versions = snapshot.versions(name)
-    registered = (json.loads(content or b"{}") for (content,) in snapshot.read_each(versions, VERSION_FILE))
-    meant = [
-        version
-        for version, each in zip(versions, registered, strict=True)
-        if each.get("model_registry") == catalogue.address
-    ]
-    missing = catalogue.missing(name, [each.version for each in meant])
-    return [each for each in meant if each.version in missing]
-
-
 def require_url(url: str) -> None:
     """Raise PipelineError if the storage of the weights is a folder, useless on other machines."""
     if not is_url(url) or url.startswith("file:"):
@@ -265,11 +208,16 @@ def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
     verdict, summary, provenance = (
         json.loads(snapshot.read(tag, f"{name}.json")) for name in ("verdict", "summary", "provenance")
     )
+    accuracies = [
+        f"{100 * score['accuracy']:.1f} % of {score['total']:,} problems of {source}"
+        for source, score in summary["models"]["grpo"].items()
+    ]
+    gate = "passed" if verdict["passed"] else "missed"
     return Entry(
         name=version["name"],
         version=version["version"],
         uri=uri,
-        description=_description(tag, verdict, summary),
+        description=f"{tag}: answers {', '.join(accuracies)}; {gate} the promotion gate",
         properties={
             **scores(verdict, summary),
             **_provenance(summary, provenance),
@@ -283,15 +231,6 @@ def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
         },
         source=_current_run(),
     )
-
-
-def _description(tag: str, verdict: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    accuracies = [
-        f"{100 * score['accuracy']:.1f} % of {score['total']:,} problems of {source}"
-        for source, score in summary["models"]["grpo"].items()
-    ]
-    gate = "passed" if verdict["passed"] else "missed"
-    return f"{tag}: answers {', '.join(accuracies)}; {gate} the promotion gate"
 
 
 def scores(verdict: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Value]:
@@ -413,16 +352,6 @@ async def _update(client: "ModelRegistryAPIClient", name: str, statuses: Mapping
             await client.upsert_model_version(version)
             num_changed += 1
     return num_changed
-
-
-async def _missing(client: "ModelRegistryAPIClient", name: str, numbers: Iterable[str]) -> list[str]:
-    model, found = await client.get_registered_model_by_params(name), []
-    for number in numbers:
-        version = await client.get_model_version_by_params(str(model.id), number) if model else None
-        # The artifact is made last.
-        if not version or not await client.get_model_artifacts(str(version.id)):
-            found.append(number)
-    return found
 
 
 async def _ensure(find: Callable[[], Awaitable[Any]], create: Callable[[], Awaitable[Any]]) -> tuple[Any, bool]:

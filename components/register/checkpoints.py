@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from components.register.storage import (
     write_dvc_config,
 )
 from components.shared import durable, jsonl, lineage
-from components.shared.errors import PipelineError, RetryableError, explain
+from components.shared.errors import PipelineError, explain
 from components.shared.lineage import Lineage
 from components.shared.progress import say
 from components.shared.versioning import Workspace, is_url
@@ -107,11 +108,14 @@ def fetch_checkpoint(location: str, name: str, destination: Path) -> StoredCheck
     """
     with durable.new_folder(destination) as folder, read_registry(location) as snapshot:
         checkpoint = _find(snapshot, name)
-        fetching = error_prefix(f"{checkpoint.name}: cannot be fetched")
-        with fetching, _branch(checkpoint.run, snapshot.origin) as branch:
-            if checkpoint.step not in branch.folders:
-                raise RetryableError("it has just been removed; list the checkpoints again")
-            fetched = branch.get(checkpoint.step, folder)
+        branch = f"{_BRANCHES}{checkpoint.run}"
+        with error_prefix(f"{checkpoint.name}: cannot be fetched"):
+            config = snapshot.repository.git("show", f"{branch}:{CONFIG}")
+            pointer = md5_in(snapshot.repository.git("show", f"{branch}:{_folder(checkpoint.step)}/{MODEL}.dvc"))
+            read = snapshot.read_storage(config, {folder.name: pointer}, str(folder.parent.absolute()))
+            for fault in read["faults"]:
+                raise PipelineError(fault)
+        fetched = {path.removeprefix(f"{folder.name}/"): digest for path, digest in read["files"].items()}
         for path in sorted({**checkpoint.digests, **fetched}):
             if checkpoint.digests.get(path) != fetched.get(path):
                 raise PipelineError(f"{checkpoint.name}: {path} is not the file that was pushed; it was changed since")
@@ -134,44 +138,41 @@ def _find(snapshot: Snapshot, name: str) -> StoredCheckpoint:
 
 def remove_checkpoints(location: str, run: str) -> int:
     """Remove all checkpoints of a run and return their number; where it is interrupted, the same call completes it."""
-    with read_registry(location) as snapshot, _branch(run, snapshot.origin) as branch:
-        if not branch.exists:
+    with read_registry(location) as snapshot:
+        config = snapshot.repository.try_git("show", f"{_BRANCHES}{run}:{CONFIG}")
+        if config is None:
             raise PipelineError(f"{location}: has no checkpoints of a run {run}; `models checkpoints` lists the names")
-        number = len(branch.folders)
-        branch.commit(f"Remove all checkpoints of {run}", removed=branch.folders)
-        branch.collect_garbage()
-        branch.remove()
+        with _branch(run, snapshot.origin, config) as branch:
+            number = len(branch.folders)
+            branch.commit(f"Remove all checkpoints of {run}", removed=branch.folders)
+            branch.collect_garbage()
+            branch.push("")
     return number
 
 
 class _Branch:
     """A clone of the branch of one run, in which its next commit is prepared."""
 
-    def __init__(self, run: str, origin: str, workspace: Workspace) -> None:
-        self._run, self._origin, self._ref = run, origin, f"{_BRANCHES}{run}"
+    def __init__(self, run: str, origin: str, workspace: Workspace, config: str) -> None:
+        self._origin, self._ref, self._below = origin, f"{_BRANCHES}{run}", f"checkpoints/{run}"
         self._workspace, self._git = workspace, workspace.git
-        self._config = workspace.folder / CONFIG
         workspace.folder.mkdir()
         self._git("init", "--quiet")
         self._git("remote", "add", "origin", origin)
-        self.exists = bool(self._git("ls-remote", "origin", self._ref))
-        if self.exists:
+        if self._git("ls-remote", "origin", self._ref):
             self._git("fetch", "--quiet", "--depth=1", "origin", f"+{self._ref}:refs/remotes/origin/tip")
             self._git("reset", "--quiet", "--hard", "refs/remotes/origin/tip")
-            self._write_config(self._config.read_text(encoding="utf-8"))
+            config = (workspace.folder / CONFIG).read_text(encoding="utf-8")
+        else:
+            config = config_below(config, self._below)
+        self._storage = storage_url(config, origin, origin)
+        write_dvc_config(workspace.folder, config, self._storage)
 
     @property
     def folders(self) -> dict[int, Path]:
         """The folder of each checkpoint by its step, the oldest first."""
         folders = self._workspace.folder.glob("step-*")
         return dict(sorted((int(path.name.removeprefix("step-")), path) for path in folders))
-
-    def configure(self, config: str) -> None:
-        """Set DVC up with the config of the registry, but the run's folder in the storage."""
-        self._write_config(config_below(config, f"checkpoints/{self._run}"))
-
-    def _write_config(self, config: str) -> None:
-        write_dvc_config(self._workspace.folder, config, storage_url(config, self._origin, self._origin))
 
     def add(self, export: Export, checkpoint: StoredCheckpoint, made_by: Lineage | None) -> None:
         """Copy a model into the storage and prepare its folder; FileNotFoundError where training has removed it."""
@@ -186,23 +187,12 @@ class _Branch:
                 iter(stored["faults"]), f"{export.folder}: its files differ from the manifest of the checkpoint"
             )
             raise PipelineError(f"the storage does not have what was written: {fault}")
-        folder = self._workspace.folder / f"step-{export.step:06d}"
+        folder = self._workspace.folder / _folder(export.step)
         folder.mkdir()
         (folder / f"{MODEL}.dvc").write_text(pointer_file(MODEL, stored["pointers"][MODEL]), encoding="utf-8")
         jsonl.write_json(folder / _FILE, asdict(checkpoint))
         if made_by:
             lineage.write(folder, made_by)
-
-    def get(self, step: int, destination: Path) -> dict[str, str]:
-        """Copy the model of a checkpoint into a new folder; return the SHA-256 of each of its files, by path.
-
-        PipelineError with the file that is missing or damaged.
-        """
-        pointer = md5_in((self.folders[step] / f"{MODEL}.dvc").read_text("utf-8"))
-        read = self._workspace.dvc_json("read", {destination.name: pointer}, str(destination.parent))
-        for fault in read["faults"]:
-            raise PipelineError(fault)
-        return {path.removeprefix(f"{destination.name}/"): digest for path, digest in read["files"].items()}
 
     def commit(self, message: str, removed: Mapping[int, Path]) -> None:
         """Commit what was added, without the folders `removed`, and push it; PipelineError where that is refused."""
@@ -211,43 +201,40 @@ class _Branch:
         self._git("add", "--all")
         if self._git("status", "--porcelain"):
             self._git("commit", "--quiet", "--message", message)
-        self._push(f"HEAD:{self._ref}")
+        self.push("HEAD")
 
-    def remove(self) -> None:
-        """Remove the branch from the registry."""
-        self._push(f":{self._ref}")
-
-    def _push(self, change: str) -> None:
+    def push(self, commit: str) -> None:
+        """Push a commit to the branch, or with an empty name remove the branch."""
         if not is_url(self._origin):  # a push that was killed leaves its lock, and nobody else pushes to this branch
             for folder in (self._origin, f"{self._origin}/.git"):
                 Path(folder, f"{self._ref}.lock").unlink(missing_ok=True)
-        self._git("push", "--quiet", "origin", change)
+        self._git("push", "--quiet", "origin", f"{commit}:{self._ref}")
 
     def collect_garbage(self) -> None:
         """Remove from the run's own folder of the storage what the branch does not refer to any more."""
-        folder = storage_url(self._config.read_text(encoding="utf-8"), self._origin, self._origin)
-        if not folder.endswith(f"/checkpoints/{self._run}"):  # it would remove the versions
-            raise PipelineError(f"{self._ref}: its storage {folder} is not a folder of this run; nothing was removed")
+        if not self._storage.endswith(f"/{self._below}"):  # it would remove the versions
+            raise PipelineError(f"{self._ref}: its storage {self._storage} is not of this run; nothing was removed")
         self._workspace.dvc("gc", "--workspace", "--cloud", "--remote", REMOTE, "--force")
 
 
+def _folder(step: int) -> str:
+    """Name of the folder of a checkpoint on the branch."""
+    return f"step-{step:06d}"
+
+
 @contextmanager
-def _branch(run: str, origin: str, parent: Path | None = None) -> Iterator[_Branch]:
-    """A clone of the branch of a run, in a temporary folder below `parent`."""
+def _branch(run: str, origin: str, config: str, parent: Path | None = None) -> Iterator[_Branch]:
+    """A clone of the branch of a run, in a folder below `parent`; a new branch needs the DVC config of the registry."""
     # Absolute: DVC runs in the clone, and is told where the model is.
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-", dir=parent and parent.resolve()) as scratch:
-        yield _Branch(run, origin, Workspace(Path(scratch) / "clone", Path(scratch)))
+        yield _Branch(run, origin, Workspace(Path(scratch) / "clone", Path(scratch)), config)
 
 
 class _Publisher:
     """Pushes the checkpoints of one training."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._options, self._run = options, options.work.name
-        self._opened: tuple[str, str] | None = None
-        self._started = datetime.now(UTC)
-        self._has_leftovers = True
-        """Whether a killed process may have left unreferenced files in the storage."""
+        self._options, self._run, self._started = options, options.work.name, datetime.now(UTC)
 
     def run_until_end(self) -> None:
         """Push each new checkpoint until training has ended and the newest is pushed; failures are warnings.
@@ -269,10 +256,8 @@ class _Publisher:
         """Push a checkpoint unless the registry has it; return False, with a warning, where that fails."""
         name = f"{self._run}@step-{export.step}"
         try:
-            origin, config = self._registry()
-            with _branch(self._run, origin, self._options.staging) as branch:
-                if not branch.exists:
-                    branch.configure(config)
+            origin, config = self._registry
+            with _branch(self._run, origin, config, self._options.staging) as branch:
                 # Another run of the same work may be further: its checkpoints are equal.
                 if export.step > max(branch.folders, default=0):
                     self._add(branch, export)
@@ -287,13 +272,12 @@ class _Publisher:
             return False
         return True
 
+    @cached_property
     def _registry(self) -> tuple[str, str]:
-        """Return where the registry is, and its DVC config; it is created on first use."""
-        if self._opened is None:
-            options = self._options
-            with open_registry(options.registry, options.storage, options.storage_endpoint) as registry:
-                self._opened = registry.origin, (registry.clone.folder / CONFIG).read_text(encoding="utf-8")
-        return self._opened
+        """Where the registry is, and its DVC config; it is created on first use."""
+        options = self._options
+        with open_registry(options.registry, options.storage, options.storage_endpoint) as registry:
+            return registry.origin, (registry.clone.folder / CONFIG).read_text(encoding="utf-8")
 
     def _add(self, branch: _Branch, export: Export) -> None:
         """Store a checkpoint and commit it; drop the checkpoints that are no longer kept."""
@@ -307,11 +291,8 @@ class _Publisher:
         keep = list(folders)[-self._options.keep_last :]
         if self._options.keep_best:
             keep += _best(folders)
-        removed = {step: folder for step, folder in folders.items() if step not in keep}
-        branch.commit(f"Add {checkpoint.name}", removed)
-        if removed or self._has_leftovers:
-            branch.collect_garbage()
-            self._has_leftovers = False
+        branch.commit(f"Add {checkpoint.name}", {step: folder for step, folder in folders.items() if step not in keep})
+        branch.collect_garbage()  # also what a killed process has left there
 
 
 def _best(folders: Mapping[int, Path]) -> list[int]:

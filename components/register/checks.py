@@ -3,11 +3,12 @@
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from components.register.catalogue import Catalogue, left_undone
+from components.register.catalogue import Catalogue
 from components.register.config import RegisterConfig
 from components.register.snapshot import read_registry
 from components.register.storage import CONFIG, check_storage, new_config
@@ -55,18 +56,13 @@ def list_storage(config: RegisterConfig) -> list[str]:
     """List the storage of the weights, at the server that the registry knows, the config or the environment."""
     scheme = (config.storage or "").partition("://")[0]
     if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
-        known = _config_of(config.registry) if is_url(config.registry) else None
+        known = None
+        if is_url(config.registry):
+            # A registry that does not answer is reported by the check of the registry itself.
+            with suppress(PipelineError), read_registry(config.registry) as snapshot:
+                known = snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
         check_storage(known or new_config(str(config.storage), config.storage_endpoint))
     return []
-
-
-def _config_of(location: str) -> str | None:
-    """DVC's config in a registry; None where nothing has been registered yet, or where it does not answer."""
-    try:
-        with read_registry(location) as snapshot:
-            return snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
-    except PipelineError:  # reported by the check of the registry itself
-        return None
 
 
 def _not_shared(key: str, location: str, mount: str) -> Iterator[str]:
@@ -84,8 +80,8 @@ def unusable_model_registry(url: str, remote: str) -> Iterator[str]:
         yield "register.storage: is not a URL, so the weights cannot be found from Kubeflow Model Registry"
 
 
-def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) -> tuple[str, list[str], list[str]]:
-    """Return the tag of the newest version, what differs from it, and what its registration has left undone.
+def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) -> tuple[str, list[str]]:
+    """Return the tag of the newest version, and what differs from it.
 
     The tag is empty where there is no version. For `configs` see `changes_since`.
 
@@ -95,10 +91,9 @@ def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) 
     with read_registry(config.registry) as snapshot:
         versions = snapshot.versions(config.name)
         if not versions:
-            return "", [], []
+            return "", []
         made_by = snapshot.lineage(versions[-1].tag)
-        undone = list(left_undone(snapshot, config.name, config.model_registry))
-    return versions[-1].tag, changes_since(made_by, configs, lineage.code_digest()), undone
+    return versions[-1].tag, changes_since(made_by, configs, lineage.code_digest())
 
 
 def changes_since(made_by: lineage.Lineage, configs: Mapping[str, Config], code: str) -> list[str]:

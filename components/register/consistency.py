@@ -8,8 +8,7 @@ from components.shared import lineage
 from components.shared.errors import PipelineError
 from components.shared.lineage import Input, Lineage
 
-_MODELS = {"base": "base_model", "sft": "reference", "grpo": "policy"}
-"""Inputs of the evaluation by what they are evaluated as."""
+_MODELS = ("base_model", "reference", "policy")
 _RERUN = "run the report stage again"
 
 
@@ -28,11 +27,10 @@ def check_consistency(report: Path, files: Mapping[str, Any], folders: Mapping[s
             raise PipelineError(f"{report}/lineage.json: not of a report on an evaluation; {_RERUN}")
         assert evaluation is not None
         known = {**evaluation.inputs, **made_by.work.inputs}
-        _check_policy(report, made_by, {name: known[artifact] for name, artifact in _MODELS.items()}, folders, digests)
+        _check_reference(report, made_by, known["policy"], known["reference"])
         for name, folder in folders.items():
             _check_artifact(report, made_by, name, known[name], folder, digests[name])
-        models = {name: known[artifact].digest for name, artifact in _MODELS.items()}
-        inconsistent = next(_inconsistencies(files, made_by.work.config["gate"], models), None)
+        inconsistent = next(_inconsistencies(files, made_by.work.config["gate"], digests), None)
     except (KeyError, TypeError) as error:
         raise PipelineError(f"{report}: not as the report stage writes it ({error}); {_RERUN}") from None
     if inconsistent:
@@ -48,23 +46,9 @@ def require_stored(name: str, folder: str, stored: Mapping[str, str], digest: st
         raise PipelineError(f"register: the input `{name}` has changed while it was stored; run the stage again")
 
 
-def _check_policy(
-    report: Path,
-    made_by: Lineage,
-    models: Mapping[str, Input],
-    folders: Mapping[str, Path],
-    digests: Mapping[str, str],
-) -> None:
-    """Raise unless these weights were evaluated as GRPO's, against the very model that GRPO started from."""
-    evaluated, sft, digest = models["grpo"], models["sft"], digests["policy"]
-    if digest != evaluated.digest:
-        name = next((name for name, model in models.items() if model.digest == digest), None)
-        weights = f"the weights that were evaluated as {name}" if name else "weights that were not evaluated"
-        raise PipelineError(
-            f"{folders['policy']}: has digest {digest[:12]}, {weights}; the report is about the policy with digest "
-            f"{evaluated.digest[:12]}: register that one, or evaluate this one"
-        )
-    training = made_by.maker(evaluated)
+def _check_reference(report: Path, made_by: Lineage, policy: Input, sft: Input) -> None:
+    """Raise unless the policy was compared with the very model that GRPO started from."""
+    training = made_by.maker(policy)
     started_from = training.inputs.get("reference", sft) if training else sft
     if started_from.digest != sft.digest:
         raise PipelineError(
@@ -102,5 +86,5 @@ def _inconsistencies(files: Mapping[str, Any], gate: Mapping[str, Any], digests:
         yield "verdict.json: `passed` contradicts its conditions"
     if summary["verdict"] != verdict:
         yield "summary.json: has another verdict than verdict.json"
-    if any(provenance["inputs"].get(_MODELS[name]) != digest for name, digest in digests.items()):
+    if any(provenance["inputs"].get(name) != digests[name] for name in _MODELS):
         yield "provenance.json: has other models than lineage.json"

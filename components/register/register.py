@@ -3,34 +3,28 @@
 Registering the same weights twice gives the same version; a run killed at any point is completed by the next one.
 """
 
-import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.register.aliases import CANDIDATE, candidate
 from components.register.card import CARD, model_card
-from components.register.catalogue import Catalogue, Entry, Status, entry_of, require_url, unannounced
+from components.register.catalogue import Catalogue, entry_of, require_url, statuses_of
 from components.register.config import RegisterConfig
 from components.register.consistency import check_consistency, require_stored
 from components.register.registry import POLICY, RefusedError, Registry, open_registry
 from components.register.snapshot import DIGESTS_FILE, FORMAT, VERSION_FILE, Snapshot
 from components.register.test_set_uses import count_test_set_use
 from components.shared import jsonl, lineage
-from components.shared.config import keys_with_secrets
 from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import GateMissedError, PipelineError, RetryableError
 from components.shared.execution import Revision, person
 from components.shared.progress import say, say_line
 from components.shared.stage import Stage
-from components.shared.versioning import is_url
 
-ADDRESSES_FILE = "addresses.json"
-"""In a registration: URL of the storage, and URL of the weights as plain files, to serve; null without one."""
 _ATTEMPTS = 10
 """Pushes to a registry that others change at the same time."""
 _PULL_REQUEST = "pull_request.md"
@@ -87,14 +81,11 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         known = registry.snapshot.find(config.name, digests["policy"])
         registered = Registered(known, False) if known else _register(config, registry, report, made, digests, evidence)
         version = registered.version
-        _ensure_candidate(registry, version, evidence["verdict"])
+        _ensure_candidate(registry, version, verdict)
         card, digests_text = (registry.snapshot.read(version["tag"], name) for name in (CARD, DIGESTS_FILE))
-        entries = _entries(registry, catalogue, registered)
-        statuses = Status.of_versions(registry.snapshot, config.name)
-        addresses = {"storage": registry.storage_url(), "served": entries[-1].uri if entries else ""}
-    # Nobody has checked yet that the config of a registry holds no password.
-    shown = {name: url for name, url in addresses.items() if is_url(url) and not list(keys_with_secrets(url))}
-    jsonl.write_json(registration / ADDRESSES_FILE, shown)
+        is_announced = catalogue and registered.has_tag
+        entry = entry_of(registry.snapshot, version, registry.serve(version)) if is_announced else None
+        statuses = statuses_of(registry.snapshot, config.name)
     jsonl.write_json(registration / VERSION_FILE, version)
     (registration / CARD).write_text(card, encoding="utf-8")
     (registration / DIGESTS_FILE).write_text(digests_text, encoding="utf-8")
@@ -110,8 +101,9 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         )
     is_new = registered.is_new
     say("register", f"{version['tag']} {'registered' if is_new else 'is already registered'} in {config.registry}")
-    if catalogue:
-        _announce(catalogue, config, entries)
+    if catalogue and entry:
+        announced = "announced" if catalogue.announce(entry) else "is already known"
+        say("register", f"{version['tag']} {announced} to {config.model_registry}")
         catalogue.update(config.name, statuses)
     return {"registered": float(is_new), "gate_passed": float(verdict["passed"])}
 
@@ -143,9 +135,9 @@ def _register(
     revision = (made_by and made_by.revision()) or Revision()
     for _ in range(_ATTEMPTS):
         version = _next_version(config, registry.snapshot, digests["policy"])
-        own = {CARD: model_card(version, evidence, config.licence)}
+        files[CARD] = model_card(version, evidence, config.licence)
         message = f"Register {version['tag']}\n\nPolicy-Digest: {digests['policy']}\nPipeline-Commit: {revision}"
-        version = registry.commit(version, {**files, **own}, stored, message)
+        version = registry.commit(version, files, stored, message)
         alias = candidate(registry.snapshot, config.name, version["tag"], _reason(evidence["verdict"]))
         tag = f"Register {version['tag']}\n\nBundle-Digest: {version['bundle_digest']}\n"
         tags = {version["tag"]: tag, **dict([alias])}
@@ -156,7 +148,7 @@ def _register(
             has_tag = registry.propose(_branch(version), list(tags))
             if has_tag is None:
                 raise
-            return Registered(version, True, _pull_request(version, own[CARD], str(refused), tags, has_tag), has_tag)
+            return Registered(version, True, _pull_request(version, str(refused), tags, has_tag), has_tag)
         say("register", f"{config.registry} has changed in the meantime; preparing {version['tag']} again on top of it")
         registry.catch_up()
         known = registry.snapshot.find(config.name, digests["policy"])
@@ -165,39 +157,14 @@ def _register(
     raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")
 
 
-def _entries(registry: Registry, catalogue: Catalogue | None, registered: Registered) -> list[Entry]:
-    """Return what to announce, with a served copy of each: versions that earlier runs did not announce, then this."""
-    if catalogue is None or not registered.has_tag:
-        return []
-    snapshot, version = registry.snapshot, registered.version
-    entries = []
-    for tag in (each.tag for each in unannounced(snapshot, version["name"], catalogue) if each.tag != version["tag"]):
-        try:
-            earlier = json.loads(snapshot.read(tag, VERSION_FILE))
-            # Another run registered it, whose id is not known.
-            entries.append(replace(entry_of(snapshot, earlier, registry.serve(earlier)), source={}))
-        except RetryableError:
-            raise
-        except (PipelineError, KeyError) as error:  # of an earlier form, or without its weights: no failure of this run
-            say("register", f"warning: {tag} is still not announced: {error}")
-    return [*entries, entry_of(snapshot, version, registry.serve(version))]
-
-
-def _announce(catalogue: Catalogue, config: RegisterConfig, entries: Sequence[Entry]) -> None:
-    for entry in entries:
-        announced = "announced" if catalogue.announce(entry) else "is already known"
-        say("register", f"{entry.name}@{entry.version} {announced} to {config.model_registry}")
-
-
 def _branch(version: Mapping[str, Any]) -> str:
     """The branch on which a version is proposed."""
     return f"register/{version['tag']}"
 
 
-def _pull_request(version: Mapping[str, Any], card: str, refused: str, tags: Mapping[str, str], has_tag: bool) -> str:
-    """Return title and text of the pull request for a version, with the figures of its model card."""
-    figures = card[card.index("## Evaluation") : card.index("## Limits")].rstrip()
-    text = f"Register {version['tag']}\n\nThe registry did not accept a push to its branch: {refused}.\n\n{figures}\n"
+def _pull_request(version: Mapping[str, Any], refused: str, tags: Mapping[str, str], has_tag: bool) -> str:
+    """Return title and text of the pull request for a version."""
+    text = f"Register {version['tag']}\n\nThe registry did not accept a push to its branch: {refused}.\n"
     if has_tag:
         return f"{text}\nThe version is registered already: its tag is there. This brings the branch up to date.\n"
     commands = "\n".join(
@@ -238,7 +205,7 @@ def _ensure_candidate(registry: Registry, version: Mapping[str, Any], verdict: M
     commit = registry.snapshot.version(version["tag"]).commit
     if all(each.commit != commit for each in registry.snapshot.assignments(version["name"], CANDIDATE)):
         tag, message = candidate(registry.snapshot, version["name"], version["tag"], _reason(verdict))
-        registry.assign(tag, commit, message)
+        registry.publish({tag: message}, commit)
 
 
 def _reason(verdict: Mapping[str, Any]) -> str:

@@ -48,21 +48,13 @@ _PUSH_PAUSES_S = (0.2, 1.0, 5.0)
 """Pauses between pushes that collide with a lock on the server."""
 _README = """# Model registry
 
-Every tag `<name>@v<version>` is a registered version, a closed bundle:
-
-| file | content |
-|---|---|
-| `version.json` | name, number, the version before, who registered it and when, the digest of the bundle |
-| `digests.json` | the SHA-256 of every other file of the version, those in the storage included |
-| `model_card.md`, `report.html` | what the model is, and how it compares with what it was made from |
-| `verdict.json`, `summary.json` | the gate's verdict, the figures |
-| `provenance.json`, `lineage.json` | what everything was made from |
-| `policy.dvc` and other `*.dvc` | pointers to folders in the storage: weights, problems, evaluation, training |
+Every tag `<name>@v<version>` is a registered version, a closed bundle: its files are in git, and its `.dvc` files point
+to folders in the storage. `digests.json` has the SHA-256 of each file of both. A tag `<name>#<alias>#<count>` gives an
+alias, such as `champion`, to a version. The working tree is only a view of the newest version.
 
 `grpo-pipeline fetch` brings the weights of a version, `grpo-pipeline models get` all of it, and `grpo-pipeline models
 verify` reads every byte. With GTO and DVC alone: `gto show` and `dvc artifacts get <this repository> <name> --rev
-v<version>`. A tag `<name>#<alias>#<count>` gives an alias, such as `champion`, to a version. The working tree is only a
-view of the newest version.
+v<version>`.
 """
 
 
@@ -118,7 +110,7 @@ class Registry:
 
         Model servers cannot read DVC's objects, which are named by their content.
         """
-        folder = f"serve/{version['name']}/{version['version']}"
+        folder = serve_folder(version)
         with error_prefix(f"{self.storage_url()}: cannot copy {version['tag']} to {folder}"):
             self.clone.dvc("unpack", md5_in(self.snapshot.read(version["tag"], f"{POLICY}.dvc")), folder)
         return f"{self.storage_url().rstrip('/')}/{folder}"
@@ -159,15 +151,33 @@ class Registry:
         self.clone.git("commit", "--quiet", "--message", message)
         return made
 
-    def publish(self, tags: Mapping[str, str]) -> bool:
-        """Push the clone's commit and new tags on it, by their names with their messages: all of it or nothing.
+    def publish(self, tags: Mapping[str, str], commit: str | None = None) -> bool:
+        """Push new tags on a commit, by their names with their messages: all of them or none.
 
-        From then on the version is registered. Returns False if the registry has changed since it was read (see
-        `catch_up`); RefusedError if it does not accept the push (see `propose`).
+        Without a `commit` they are on the clone's, which is pushed with them and so registered. Returns False if the
+        registry has changed since it was read (see `catch_up`); RefusedError if it does not accept the clone's commit
+        (see `propose`).
         """
         for tag, message in tags.items():
-            self._tag(tag, "HEAD", message)
-        return self._push(*tags, branch=f"refs/heads/{self._branch}")
+            self.clone.git("tag", "--annotate", "--cleanup=verbatim", f"--message={message}", tag, commit or "HEAD")
+        branch = None if commit else f"refs/heads/{self._branch}"
+        names = [f"refs/tags/{tag}" for tag in tags]
+        refs = [f"HEAD:{branch}", *names] if branch else names
+        pauses = iter(_PUSH_PAUSES_S)
+        while True:
+            try:
+                self.clone.git("push", "--quiet", "--atomic", "origin", *refs)
+            except PipelineError as error:
+                if self._has_changed(names, branch):
+                    return False
+                is_locked, pause_s = _REF_LOCKED.search(str(error)), next(pauses, None)
+                if not is_locked or pause_s is None:
+                    is_refused = branch is not None and _REFUSED in str(error)
+                    kind = RetryableError if is_locked else RefusedError if is_refused else type(error)
+                    raise kind(f"{self.location}: does not accept {next(iter(tags))}: {error}") from None
+                time.sleep(pause_s)
+            else:
+                return True
 
     def propose(self, branch: str, tags: Sequence[str]) -> bool | None:
         """Push the clone's commit to a new branch, for a pull request, with the tags of `publish` if accepted.
@@ -188,37 +198,6 @@ class Registry:
             return None
         here, there = (json.loads(self.clone.git("show", f"{each}:{VERSION_FILE}")) for each in ("HEAD", "FETCH_HEAD"))
         return False if here["policy_digest"] == there["policy_digest"] else None
-
-    def assign(self, tag: str, commit: str, message: str) -> bool:
-        """Give an alias to a version by a new tag `<name>#<alias>#<count>` on its commit, and push that.
-
-        Returns False if somebody else has pushed this tag; PipelineError if the registry refuses it.
-        """
-        self._tag(tag, commit, message)
-        return self._push(tag)
-
-    def _tag(self, tag: str, commit: str, message: str) -> None:
-        self.clone.git("tag", "--annotate", "--cleanup=verbatim", f"--message={message}", tag, commit)
-
-    def _push(self, *tags: str, branch: str | None = None) -> bool:
-        """Push tags, and atomically with them the commit to a branch; False where others have pushed in between."""
-        pauses = iter(_PUSH_PAUSES_S)
-        refs = [f"refs/tags/{tag}" for tag in tags]
-        commit = [f"HEAD:{branch}"] if branch else []
-        while True:
-            try:
-                self.clone.git("push", "--quiet", "--atomic", "origin", *commit, *refs)
-            except PipelineError as error:
-                if self._has_changed(refs, branch):
-                    return False
-                is_locked, pause_s = _REF_LOCKED.search(str(error)), next(pauses, None)
-                if not is_locked or pause_s is None:
-                    is_refused = branch is not None and _REFUSED in str(error)
-                    kind = RetryableError if is_locked else RefusedError if is_refused else type(error)
-                    raise kind(f"{self.location}: does not accept {tags[0]}: {error}") from None
-                time.sleep(pause_s)
-            else:
-                return True
 
     def catch_up(self) -> None:
         """Reset the clone to the current state of the registry, without the commit and tag that were not pushed."""
@@ -276,6 +255,11 @@ class Registry:
         commits = {ref: commit for commit, _, ref in (line.partition("\t") for line in listed)}
         has_tag = not commits.keys().isdisjoint(tags)
         return has_tag or (branch is not None and commits.get(branch) != self._base_commit())
+
+
+def serve_folder(version: Mapping[str, Any]) -> str:
+    """Return the folder of the storage with the weights of a version as plain files."""
+    return f"serve/{version['name']}/{version['version']}"
 
 
 @contextmanager

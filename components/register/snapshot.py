@@ -6,13 +6,13 @@ message of the tag. A file that does not agree with them is never returned.
 """
 
 import hashlib
+import io
 import json
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -183,6 +183,13 @@ class Snapshot:
             if not each.withdrawn and (each.name, each.commit) in by_commit
         }
 
+    def aliases_by_version(self) -> dict[str, list[str]]:
+        """Return the aliases, without the name of the model, of each version that has any, by its tag."""
+        grouped: dict[str, list[str]] = {}
+        for alias, tag in sorted(self.aliases().items()):
+            grouped.setdefault(tag, []).append(alias.rpartition("@")[2])
+        return grouped
+
     def assignments(self, name: str | None = None, alias: str | None = None) -> list[Assignment]:
         """Return each time that an alias, or any, was given to a version of a model, or of any, by their counts."""
         assignments = [
@@ -197,12 +204,12 @@ class Snapshot:
 
         A version of an older release, with the weights alone, does not count: it is registered again as a closed one.
         """
-        names = [f"refs/tags/{version.tag}:{VERSION_FILE}" for version in reversed(self.versions(name))]
-        for content in self._objects(names):
-            version: dict[str, Any] = json.loads(content or "{}")
-            if version.get("policy_digest") == policy_digest and version.get("format") == FORMAT:
-                return version
-        return None
+        closed = (each for each in self.registrations(self.versions(name)) if each.get("format") == FORMAT)
+        return {each.get("policy_digest"): each for each in closed}.get(policy_digest)
+
+    def registrations(self, versions: Sequence[Version]) -> list[dict[str, Any]]:
+        """Return version.json of each version, unverified; empty for a version without one."""
+        return [json.loads(content or "{}") for (content,) in self.read_each(versions, VERSION_FILE)]
 
     def read(self, tag: str, path: str) -> str:
         """Return a text file of a version from git, unverified."""
@@ -210,9 +217,10 @@ class Snapshot:
 
     def read_each(self, versions: Sequence[Version], *paths: str) -> Iterator[list[bytes | None]]:
         """Yield text files of each version from git, unverified, with one git process; None for a missing file."""
-        contents = self._objects([f"refs/tags/{version.tag}:{path}" for version in versions for path in paths])
+        names = "".join(f"refs/tags/{version.tag}:{path}\n" for version in versions for path in paths)
+        output = io.BytesIO(self.repository.git_bytes("cat-file", "--batch", data=names.encode()))
         for _ in versions:
-            yield list(islice(contents, len(paths)))
+            yield [_next_object(output) for _ in paths]
 
     def lineage(self, tag: str) -> Lineage:
         """Return the lineage of a registered version; PipelineError if it has another format."""
@@ -246,6 +254,13 @@ class Snapshot:
             if _is_below(path, paths):
                 (destination / path).parent.mkdir(parents=True, exist_ok=True)
                 (destination / path).write_bytes(content)
+
+    def read_storage(self, config: str, pointers: Mapping[str, str], *options: Any) -> Any:
+        """Return what `read` of dvc_process.py says of folders in the storage that DVC's config names."""
+        with tempfile.TemporaryDirectory(dir=self.repository.scratch) as scratch:
+            workspace = Workspace(Path(scratch), self.repository.scratch, self.repository.locks)
+            write_dvc_config(workspace.folder, config, storage_url(config, self.location, self.origin))
+            return workspace.dvc_json("read", pointers, *options)
 
     def verify(self, versions: Sequence[Version]) -> Verification:
         """Read every file of some versions, from git and the storage, and compare it with what was registered."""
@@ -318,34 +333,14 @@ class Snapshot:
             listed = self.repository.git("ls-tree", "-r", "-z", version.commit)
         except PipelineError as error:
             raise type(error)(f"{version.tag}: its commit {version.commit} cannot be read: {error}") from None
-        objects = {
-            path: entry.split()[2] for entry, _, path in (each.partition("\t") for each in listed.split("\0")[:-1])
-        }
         files = {}
-        for path, name in objects.items():
+        for entry, _, path in (each.partition("\t") for each in listed.split("\0")[:-1]):
+            name = entry.split()[2]
             try:
-                (content,) = self._objects([name])
+                files[path] = self.repository.git_bytes("cat-file", "blob", name)
             except PipelineError as error:
-                faults[path] = f"{version.tag}: {path} is damaged: its git object {name} cannot be read: {error}"
-                continue
-            if content is None:
-                faults[path] = f"{version.tag}: {path}: its git object {name} is missing"
-            else:
-                files[path] = content
+                faults[path] = f"{version.tag}: {path}: its git object {name} cannot be read: {error}"
         return files
-
-    def _objects(self, names: Sequence[str]) -> Iterator[bytes | None]:
-        """The content of objects of git, by their names; None for one that is missing."""
-        output = self.repository.git_bytes("cat-file", "--batch", data="".join(f"{name}\n" for name in names).encode())
-        start = 0
-        for _ in names:
-            end = output.index(b"\n", start)
-            if output[start:end].endswith(b" missing"):
-                start = end + 1
-                yield None
-            else:
-                start = end + 1 + int(output[start:end].split()[-1]) + 1
-                yield output[end + 1 : start - 1]
 
     def _read(
         self, bundles: Sequence[_Bundle], pointers: Mapping[str, str], expected: Mapping[str, str], *options: Any
@@ -356,10 +351,7 @@ class Snapshot:
         config = self.repository.try_git("show", f"HEAD:{CONFIG}") or next(texts, None)
         if config is None:
             raise PipelineError(f"{self.location}: no version has a {CONFIG} that says where the storage is")
-        with tempfile.TemporaryDirectory(dir=self.repository.scratch) as scratch:
-            workspace = Workspace(Path(scratch), self.repository.scratch, self.repository.locks)
-            write_dvc_config(workspace.folder, config, storage_url(config, self.location, self.origin))
-            read = workspace.dvc_json("read", pointers, *options)
+        read = self.read_storage(config, pointers, *options)
         faults = list(read["faults"])
         for path in {**expected, **read["files"]}:
             if any(_is_below(path, files) for files in read["faults"].values()):
@@ -384,6 +376,12 @@ def read_registry(location: str) -> Iterator[Snapshot]:
         else:
             origin = Path(location).resolve()
             yield Snapshot(location, Workspace(origin, folder), str(origin))
+
+
+def _next_object(output: io.BytesIO) -> bytes | None:
+    """The next object that `git cat-file --batch` has printed; None for one that is missing."""
+    *_, size = output.readline().split()
+    return None if size == b"missing" else output.read(int(size) + 1)[:-1]
 
 
 def _check_digest(version: Version, registered: Mapping[str, Any], digests: bytes) -> None:

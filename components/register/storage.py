@@ -22,6 +22,7 @@ REMOTE = "storage"
 """Name of the storage among DVC's remotes."""
 CONFIG = ".dvc/config"
 """DVC's config in the registry's repository."""
+_SECTION = f"'remote \"{REMOTE}\"'"
 
 
 def new_config(url: str, endpoint: str | None) -> str:
@@ -29,13 +30,13 @@ def new_config(url: str, endpoint: str | None) -> str:
     remote: dict[str, str | None] = {"url": url}
     if url.startswith("s3://"):
         remote |= {"endpointurl": endpoint or _first(S3_ENDPOINT_VARIABLES), "region": _first(S3_REGION_VARIABLES)}
-    lines = ["[core]", "    analytics = false", "    check_update = false", f"    remote = {REMOTE}", _section()]
+    lines = ["[core]", "    analytics = false", "    check_update = false", f"    remote = {REMOTE}", f"[{_SECTION}]"]
     return "\n".join([*lines, *(f"    {key} = {value}" for key, value in remote.items() if value), ""])
 
 
 def storage_url(config: str, location: str, origin: str) -> str:
     """Return the storage that DVC's config of a registry names: a URL, or an absolute path on this machine."""
-    url = _remote(config).get("url")
+    url = _parsed(config).get(_SECTION, "url", fallback=None)
     if url is None:
         raise PipelineError(f"{location}: its {CONFIG} has no remote named `{REMOTE}`")
     return url if is_url(url) else os.path.normpath(Path(origin) / ".dvc" / url)
@@ -43,13 +44,13 @@ def storage_url(config: str, location: str, origin: str) -> str:
 
 def storage_endpoint(config: str) -> str | None:
     """Return the address of the S3 server in DVC's config of a registry; None where it is Amazon's."""
-    return _remote(config).get("endpointurl")
+    return _parsed(config).get(_SECTION, "endpointurl", fallback=None)
 
 
 def config_below(config: str, folder: str) -> str:
     """Return DVC's config for a folder within the storage that a config names."""
     parser = _parsed(config)
-    remote = parser[_section()[1:-1]]
+    remote = parser[_SECTION]
     remote["url"] = f"{remote['url'].rstrip('/')}/{folder}"
     below = io.StringIO()
     parser.write(below)
@@ -63,7 +64,7 @@ def write_dvc_config(folder: Path, config: str, url: str) -> None:
     if not (ignored := (folder / CONFIG).with_name(".gitignore")).exists():
         ignored.write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
     # DVC prefers config.local, and git ignores it.
-    (folder / ".dvc" / "config.local").write_text(f"{_section()}\n    url = {url}\n", encoding="utf-8")
+    (folder / ".dvc" / "config.local").write_text(f"[{_SECTION}]\n    url = {url}\n", encoding="utf-8")
 
 
 def pointer_file(path: str, pointer: Mapping[str, Any]) -> str:
@@ -95,20 +96,10 @@ def check_storage(config: str) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-storage-") as scratch:
         workspace = Workspace(Path(scratch), Path(scratch))
-        url = _remote(config)["url"]
+        url = storage_url(config, "", "")
         write_dvc_config(workspace.folder, config, url)
         with error_prefix(f"{url}: cannot be listed"):
             workspace.dvc("list-storage")
-
-
-def _section() -> str:
-    return f"['remote \"{REMOTE}\"']"
-
-
-def _remote(config: str) -> Mapping[str, str]:
-    """The settings of the storage."""
-    parser, section = _parsed(config), _section()[1:-1]
-    return dict(parser[section]) if parser.has_section(section) else {}
 
 
 def _parsed(config: str) -> configparser.ConfigParser:

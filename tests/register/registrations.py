@@ -66,6 +66,13 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def set_hook(shared: Path, name: str, script: str) -> None:
+    """Let a bare repository run a script at each push."""
+    hook = shared / "hooks" / name
+    hook.write_text(script)
+    hook.chmod(0o755)
+
+
 def subjects(registry: Path) -> list[str]:
     """The subjects of all commits of versions in a registry, without the branch that counts uses of test sets."""
     return git(registry, "log", "--exclude=refs/heads/looks", "--all", "--format=%s").splitlines()

@@ -59,11 +59,7 @@ def test_a_model_of_the_hub_and_its_data_are_named(passed: Path) -> None:
         {"kind": "word_problems", "num_train": 10},
     ]
     data, text = _read(model_card(VERSION, evidence, "apache-2.0"))
-    assert (data.license, data.base_model, data.datasets) == (
-        "apache-2.0",
-        "org/model",
-        ["openai/gsm8k"],
-    )
+    assert (data.license, data.base_model, data.datasets) == ("apache-2.0", "org/model", ["openai/gsm8k"])
     assert "[org/model](https://huggingface.co/org/model) at commit `c0ffee`" in text
     assert "Licence: `apache-2.0`" in text
 
@@ -71,8 +67,7 @@ def test_a_model_of_the_hub_and_its_data_are_named(passed: Path) -> None:
 def test_the_card_counts_the_steps_of_the_policy(passed: Path) -> None:
     """Not those that were planned, where training stopped early or the best policy is an earlier one."""
     evidence = _evidence(passed)
-    planned = {"num_steps": 40, "prompts_per_step": 8, "group_size": 16}
-    evidence["provenance"]["configs"]["train_grpo"] |= planned
+    evidence["provenance"]["configs"]["train_grpo"] |= {"num_steps": 40, "prompts_per_step": 8, "group_size": 16}
     assert "40 steps of GRPO, each" in model_card(VERSION, evidence, None)
     evidence["summary"]["training"] = {"policy_step": 7, "num_steps": 9, "stopped": "patience"}
     text = model_card(VERSION, evidence, None)

@@ -70,34 +70,27 @@ def _objects(folder: Path, run: str = RUN) -> list[Path]:
 
 
 def test_checkpoints_are_listed_and_fetched_as_they_were_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file that two checkpoints share is stored once; what only the run needs to resume is not stored at all."""
+    """From a relative folder; a shared file is stored once, and what only the run needs to resume not at all."""
+    monkeypatch.chdir(tmp_path)
     for step in (10, 20):
-        _publish(tmp_path, step)
-    assert _names(tmp_path) == [f"{RUN}@step-10", f"{RUN}@step-20"]
-    assert len(_objects(tmp_path)) == 2 + 2 + 1  # listings, weights, the tokenizer
-    written = lineage.file_digests(tmp_path / "work" / RUN / CHECKPOINTS / "step-000020" / EXPORT / MODEL)
-    assert _fetch(tmp_path, f"{RUN[:4]}@latest", "newest") == written
-    assert _fetch(tmp_path, f"{RUN}@step-10", "first") != written
-    registry = ("--registry", str(tmp_path / "registry"))
+        _publish(Path(), step)
+    assert _names(Path()) == [f"{RUN}@step-10", f"{RUN}@step-20"]
+    assert len(_objects(Path())) == 2 + 2 + 1  # listings, weights, the tokenizer
+    written = lineage.file_digests(Path("work", RUN, CHECKPOINTS, "step-000020", EXPORT, MODEL))
+    assert _fetch(Path(), f"{RUN[:4]}@latest", "newest") == written
     capsys.readouterr()
-    assert command_line(["models", "checkpoints", RUN[:6], *registry]) == 0
+    assert command_line(["models", "checkpoints", RUN[:6]]) == 0
     header, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     assert header == ["checkpoint", "pushed", "by", "reward", "accuracy", "kl"]
-    assert [(row[0], *row[-3:]) for row in rows] == [(name, "0.1", "0.5", "-") for name in _names(tmp_path)]
-    assert command_line(["fetch", f"{RUN}@step-20", str(tmp_path / "again"), *registry]) == 0
-    assert lineage.file_digests(tmp_path / "again") == written
+    assert [(row[0], *row[-3:]) for row in rows] == [(name, "0.1", "0.5", "-") for name in _names(Path())]
+    assert command_line(["fetch", f"{RUN}@step-10", "first"]) == 0
+    assert lineage.file_digests(Path("first")).keys() == written.keys()
+    assert lineage.file_digests(Path("first")) != written
     with pytest.raises(PipelineError, match=f"no checkpoint {RUN}@step-11; available: {RUN}@step-10, "):
-        _fetch(tmp_path, f"{RUN}@step-11", "none")
-    assert not (tmp_path / "none").exists()
-
-
-def test_a_checkpoint_of_work_in_a_relative_folder_is_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of a run on one machine is: `outputs/work`."""
-    monkeypatch.chdir(tmp_path)
-    _publish(Path(), 10)
-    assert _names(tmp_path) == [f"{RUN}@step-10"]
+        _fetch(Path(), f"{RUN}@step-11", "none")
+    assert not Path("none").exists()
 
 
 @pytest.mark.slow
@@ -118,28 +111,19 @@ def test_staging_folders_of_killed_runs_are_removed_and_others_stay(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_what_a_push_that_was_killed_left_in_the_storage_is_removed_by_the_next(tmp_path: Path) -> None:
-    """Though the next one removes no checkpoint."""
-    _publish(tmp_path, 10)
+def test_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    """What none of them refers to is removed from the storage; a run leaves the checkpoints of others alone."""
+    _publish(tmp_path, 10, run=OTHER)
+    _publish(tmp_path, 20, accuracy=0.9, keep_last=1, keep_best=True)
     leftover = _objects(tmp_path)[0].parent.parent / "ab" / ("0" * 30)
     leftover.parent.mkdir(exist_ok=True)
-    leftover.write_text("weights of a checkpoint that was never committed")
-    _publish(tmp_path, 20)
-    assert _names(tmp_path) == [f"{RUN}@step-10", f"{RUN}@step-20"]
+    leftover.write_text("weights that a killed push has not committed")
+    _publish(tmp_path, 30, accuracy=0.5, keep_last=1, keep_best=True)
     assert not leftover.exists()
-    assert len(_objects(tmp_path)) == 2 + 2 + 1
-
-
-@pytest.mark.slow
-def test_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
-    """What no checkpoint that is kept refers to is removed from the storage, and a run leaves those of others alone."""
-    _publish(tmp_path, 10, run=OTHER)
-    for step, accuracy in ((20, 0.9), (30, 0.5), (40, 0.6)):
-        _publish(tmp_path, step, accuracy=accuracy, keep_last=1, keep_best=True)
+    _publish(tmp_path, 40, accuracy=0.6, keep_last=1, keep_best=True)
     assert _names(tmp_path) == [f"{RUN}@step-20", f"{RUN}@step-40", f"{OTHER}@step-10"]
     assert len(_objects(tmp_path)) == 2 + 2 + 1
-    for name in _names(tmp_path):
-        assert _fetch(tmp_path, name, name)
+    assert _fetch(tmp_path, f"{RUN}@step-20", "best")
     assert remove_checkpoints(str(tmp_path / "registry"), RUN) == 2
     assert _names(tmp_path) == [f"{OTHER}@step-10"]
     assert not _objects(tmp_path)

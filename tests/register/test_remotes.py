@@ -50,8 +50,13 @@ def test_a_reader_needs_nothing_but_credentials(
     assert s3.credentials["AWS_SECRET_ACCESS_KEY"] not in config
     assert fetch(str(tmp_path / "registry"), "v0.0.1", tmp_path / "fetched").tag == version["tag"]
     assert lineage.digest(tmp_path / "fetched") == lineage.digest(policy)
-    command = [sys.executable, "-m", "dvc", "get", "registry", "policy", "--rev", version["tag"], "--out", "plain"]
-    subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "DVC_SITE_CACHE_DIR": str(tmp_path / "site")})
+    command = ["artifacts", "get", "registry", "grpo-policy", "--rev", version["version"], "--out", "plain"]
+    subprocess.run(
+        [sys.executable, "-m", "dvc", *command],
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "DVC_SITE_CACHE_DIR": str(tmp_path / "site")},
+    )
     assert lineage.digest(tmp_path / "plain") == lineage.digest(policy)
     with pytest.raises(PipelineError, match=rf"storage_endpoint: .* are stored in {s3.endpoint}, not in http://other"):
         run_register(config_of(tmp_path, "http://other:1"), policy, passed, tmp_path / "again")

@@ -12,7 +12,7 @@ from components.register.test_set_uses import count_test_set_use, policies_seen
 from components.report.champion import read_registry_facts
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import GateMissedError
-from tests.register.registrations import git, inputs_of, make_config, make_policy, tags
+from tests.register.registrations import git, inputs_of, make_config, make_policy, set_hook, tags
 
 
 def verdict_on(test_set: str = "t1", *, passed: bool = True) -> dict[str, Any]:
@@ -39,27 +39,21 @@ def test_each_policy_counts_once_for_each_test_set(tmp_path: Path) -> None:
     assert sorted(path.name for path in registry.iterdir()) == [".git"]
 
 
-def test_several_writers_at_a_url_lose_no_use(tmp_path: Path) -> None:
+def test_several_writers_at_a_url_lose_no_use(shared: Path) -> None:
     """Whoever comes second adds to what the first one pushed."""
-    origin = tmp_path / "origin.git"
-    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(origin))
     policies = [f"p{number}" for number in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda policy: count_test_set_use(f"file://{origin}", "model", policy, verdict_on()), policies))
-    with read_registry(f"file://{origin}") as snapshot:
+        list(pool.map(lambda policy: count_test_set_use(f"file://{shared}", "model", policy, verdict_on()), policies))
+    with read_registry(f"file://{shared}") as snapshot:
         assert policies_seen(snapshot, "t1") == set(policies)
 
 
 def test_registry_that_refuses_the_branch_is_only_warned_about(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The warning has the server's reason."""
-    origin = tmp_path / "origin.git"
-    git(tmp_path, "init", "--quiet", "--bare", "--initial-branch", "main", str(origin))
-    hook = origin / "hooks" / "update"
-    hook.write_text("#!/bin/sh\necho main and tags only >&2; exit 1\n")
-    hook.chmod(0o755)
-    count_test_set_use(f"file://{origin}", "model", "p1", verdict_on())
+    set_hook(shared, "update", "#!/bin/sh\necho main and tags only >&2; exit 1\n")
+    count_test_set_use(f"file://{shared}", "model", "p1", verdict_on())
     printed = capsys.readouterr().out
     assert "warning: this use of the test problems is not counted" in printed
     assert "main and tags only" in printed
