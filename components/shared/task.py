@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.shared import lineage
+from components.shared import durable, lineage
 from components.shared.config import Config, validate
 from components.shared.environment import POD_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError
@@ -95,27 +95,24 @@ class StageFolders:
             return path
         copy = self._run / "inputs" / lineage.digest(path)[:16]
         if not copy.exists():
-            partial = copy.with_name(f".{copy.name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            # Without the modes of the originals: Kubeflow's launcher fetched them with another umask.
-            for source in (path, *path.rglob("*")):
-                target = partial / source.relative_to(path)
-                if source.is_dir():
-                    target.mkdir(parents=True)
-                else:
-                    shutil.copyfile(source, target)
-            partial.rename(copy)
+            with durable.new_folder(copy) as partial:
+                # Without the modes of the originals: Kubeflow's launcher fetched them with another umask.
+                for source in (path, *path.rglob("*")):
+                    target = partial / source.relative_to(path)
+                    if source.is_dir():
+                        target.mkdir()
+                    else:
+                        shutil.copyfile(source, target)
         return copy
 
     def pass_on(self) -> Path:
         """Return the folder that other tasks read, with each output: a model by reference, anything else as a copy."""
-        folder, partial = self.own / "passed_on", self.own / ".passed_on.partial"
-        for stale in (folder, partial):
-            shutil.rmtree(stale, ignore_errors=True)
-        for name in self._stage.outputs:
-            if holds_model(self.own / name):
-                write_reference(partial / name, self.own / name)
-            else:
-                shutil.copytree(self.own / name, partial / name)
-        partial.rename(folder)
+        folder = self.own / "passed_on"
+        durable.remove(folder)
+        with durable.new_folder(folder) as partial:
+            for name in self._stage.outputs:
+                if holds_model(self.own / name):
+                    write_reference(partial / name, self.own / name)
+                else:
+                    shutil.copytree(self.own / name, partial / name)
         return folder

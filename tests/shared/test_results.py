@@ -187,7 +187,6 @@ def test_a_result_outlives_the_run_that_computed_it(runs: _Runs) -> None:
 
 
 def test_code_that_a_stage_does_not_import_does_not_count() -> None:
-    """Each package whose code a stage may run has a digest, and no other."""
-    assert set(lineage.stage_code("prepare_data")) == {"grading", "prepare_data", "shared", "workers"}
-    assert {"policy", "rollout", "train_grpo"} < set(lineage.stage_code("train_grpo"))
-    assert not {"report", "train_sft"} & set(lineage.stage_code("train_grpo"))
+    """Only the packages that it may run do."""
+    packages = {name.partition("/")[0] for name in lineage.stage_files("prepare_data")}
+    assert packages == {"grading", "prepare_data", "shared", "workers"}
