@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from components.shared import dvc_process
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.versioning import Workspace
 from tests.damage import flip
+from tests.register.registrations import git
 from tests.register.s3_storage import Fault, s3_storage
 
 FILES = {"config.json": b'{"a": 1}', "inner/model.safetensors": b"weights" * 1000}
@@ -38,8 +38,7 @@ class Repository:
             (self.folder / f"{name}.dvc").write_text(yaml.safe_dump({"outs": [out]}))
         (self.folder / "plain.txt").write_text("of git")
         for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "x"]):
-            identity = ["-c", "user.name=a", "-c", "user.email=b"]
-            subprocess.run(["git", "-C", str(self.folder), *identity, *command], check=True)
+            git(self.folder, *command)
 
     def _store(self, content: bytes, suffix: str = "") -> Path:
         md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -99,6 +98,7 @@ _HOSTILE = """
     configpath = {place}/aws
     credentialpath = {place}/aws
 """
+_PROFILES = ("profile evil", "evil")
 
 
 @pytest.mark.parametrize("name", ["config", "config.local"])
@@ -107,9 +107,7 @@ def test_a_repository_says_where_its_storage_is_and_nothing_else(
 ) -> None:
     """Whoever may push to it runs no command here: DVC's config can name an AWS profile that does."""
     ran = tmp_path / "ran"
-    (tmp_path / "aws").write_text(
-        f"[profile evil]\ncredential_process = touch {ran}\n[evil]\ncredential_process = touch {ran}\n"
-    )
+    (tmp_path / "aws").write_text("".join(f"[{name}]\ncredential_process = touch {ran}\n" for name in _PROFILES))
     (repository.folder / ".dvc" / name).write_text(_HOSTILE.format(place=tmp_path))
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.chdir(repository.folder)
