@@ -61,7 +61,8 @@ class _Runs:
             (copy / "text.txt").write_text((source / "text.txt").read_text())
             return {"files": 1.0}
 
-        raw = self.raw or Material(sha256=lineage.file_digest(self.folder / "raw.jsonl"))
+        file = self.folder / "raw.jsonl"
+        raw = self.raw or Material(sha256=lineage.file_digest(file) if file.is_file() else "of no file")
         inputs = {"source": "write/text"}
         return Stage("copy", copy, _Config, inputs, ("copy",), materials=lambda config, outputs: {"raw.jsonl": raw})
 
@@ -95,6 +96,7 @@ def test_what_is_taken_has_the_lineage_of_this_runs_inputs(runs: _Runs) -> None:
     assert taken is not None
     assert before is not None
     assert taken.contains(again)
+    assert taken.maker(taken.work.inputs["source"]) == again.work
     assert taken.run() == before.runs[0].model_copy(update={"of": taken.made_by})
     assert lineage.read(first) == before
 
@@ -114,7 +116,6 @@ def test_what_is_taken_has_the_lineage_of_this_runs_inputs(runs: _Runs) -> None:
 def test_what_has_changed_is_computed_again(runs: _Runs, change: Callable[[Path], object]) -> None:
     """An input, a file from outside the graph, or what was made."""
     change(runs.folder)
-    (runs.folder / "raw.jsonl").touch()
     runs.run()
     assert runs.computed == 2
     assert "reused_from" not in runs.event()

@@ -282,17 +282,19 @@ def test_work_with_a_file_of_the_user_starts_again_when_it_has_changed(training:
 def test_a_run_in_a_queue_is_overtaken_by_one_that_finishes(tmp_path: Path) -> None:
     """One that only had the folder meanwhile, and a backup of the volume that changes times, do not overtake it."""
     said: list[str] = []
-    folder = tmp_path / "train/0123"
+    folder, record = tmp_path / "train/0123", tmp_path / "train/0123.json"
+    record.parent.mkdir()
+    record.write_text("results")
     mine = work.WorkFolder("train", folder, "mine")
     mine.begin = lambda: said.append("mine")
     mine.unlock()
     other = work.WorkFolder("train", folder, "other")
     assert not mine.lock_again()
     other.unlock()
-    os.utime(folder, (1, 1))
+    os.utime(record, (1, 1))
     assert mine.lock_again()
     assert said == ["mine"]  # the other may have written there whose the folder is
     mine.unlock()
-    folder.with_suffix(".json").write_text("results")
+    record.write_text("other results")
     with pytest.raises(work.OvertakenError):
         mine.require_unchanged()
