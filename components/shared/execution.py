@@ -299,12 +299,11 @@ def keys_in(patch: str) -> Iterator[str]:
 
 
 def _entropy(text: str) -> float:
-    """Return the entropy in bits per character, from the frequencies of the characters in the text."""
+    """Return the entropy of the characters in bits."""
     shares = [count / len(text) for count in Counter(text).values()]
     return -sum(share * math.log2(share) for share in shares)
 
 
 def _new_file(root: Path, name: str) -> str:
-    """Return the patch that adds a file."""
     command = ["git", *_DIFF, "--no-index", "--", "/dev/null", name]
     return subprocess.run(command, cwd=root, capture_output=True, check=False).stdout.decode(errors="replace")

@@ -170,10 +170,7 @@ def other_layers(types: Iterable[str]) -> list[str]:
 def context_tokens(base: str) -> int | None:
     """Return the context length of a base model in tokens; None if its config does not have it.
 
-    From the hub only the config is fetched.
-
-    Raises:
-        PipelineError: There is no such model, or it cannot be fetched.
+    From the hub only the config is fetched; PipelineError if that is not possible.
     """
     if base in SCRATCH_MODELS:
         return SCRATCH_MODELS[base].max_tokens
@@ -204,8 +201,7 @@ def model_config(base: str) -> dict[str, Any]:
 def local_model(base: str) -> str:
     """Return the folder or hub id of a base model; a GGUF file is converted to a folder, once.
 
-    Raises:
-        PipelineError: There is no such file, or transformers cannot read it.
+    PipelineError if there is no such file, or transformers cannot read it.
     """
     if not base.endswith(".gguf"):
         return base

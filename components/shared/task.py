@@ -45,15 +45,8 @@ def run_task(
 ) -> TaskResult:
     """Run a stage as a Kubeflow task: plain values in and out, exit codes as on the command line.
 
-    Args:
-        stage: The stage.
-        config: Its section of the params file.
-        artifact: Folder of Kubeflow's artifact: it gets a folder for each output, with models by reference.
-        volume: Mount point of the shared volume, where outputs are made; empty if the tasks share the file system of
-            `artifact`.
-        run_id: Id of the run, for its folders on the volume.
-        run_name: Name of the run on Kubeflow's page, for logs, trackers and the registry.
-        inputs: The folder of each input of the stage.
+    The folder `artifact` gets a folder for each output, with models by reference. Outputs are made below `volume`, the
+    mount point of the shared volume; without one, the tasks share the file system of `artifact`.
     """
     os.environ[RUN_NAME_VARIABLE] = run_name
     with exit_on_error(stage.name):

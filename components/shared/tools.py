@@ -285,7 +285,6 @@ def find_calls(text: str, call_format: CallFormat | None) -> list[Call]:
 
 
 def _read_json_call(rest: str) -> Call:
-    """Return the call that begins after its opening tag."""
     content, is_closed, _ = rest.partition(_CLOSE)
     if not is_closed:
         return Call("", error=f"The call does not end with {_CLOSE}. {_ACCEPTED}")

@@ -195,10 +195,8 @@ class Checkpoint:
 def latest_checkpoint(folder: Path, *, stage: str, fingerprint: Fingerprint | None = None) -> Checkpoint | None:
     """Return the newest complete checkpoint, or None if there is no checkpoint.
 
-    A damaged one is skipped, with a message.
-
-    Raises:
-        PipelineError: All are damaged, or the checkpoint is of a run with another `fingerprint`.
+    A damaged one is skipped, with a message. PipelineError if all are damaged, or if it is of a run with another
+    `fingerprint`.
     """
     stored = _stored(folder)
     for step in sorted(stored, reverse=True):
