@@ -296,6 +296,8 @@ def read(folder: Path) -> Lineage | None:
 
 def parse(value: Any, *, name: str) -> Lineage:
     """Return the lineage in a JSON value that was read from the file `name`; PipelineError as for `read`."""
+    if isinstance(value, dict) and "stage" in value:
+        raise PipelineError(f"{name}: was made by an older version; run the stage that made it again")
     try:
         return Lineage.model_validate(value)
     except ValidationError as error:

@@ -46,7 +46,8 @@ def run_task(
     """Run a stage as a Kubeflow task: plain values in and out, exit codes as on the command line.
 
     The folder `artifact` gets a folder for each output, with models by reference. Outputs are made below `volume`, the
-    mount point of the shared volume; without one, the tasks share the file system of `artifact`.
+    mount point of the shared volume; without one, the tasks share the file system of `artifact`. `run_id` names the
+    run's folders there, and `run_name` the run in logs, trackers and the registry.
     """
     os.environ[RUN_NAME_VARIABLE] = run_name
     with exit_on_error(stage.name):

@@ -77,7 +77,7 @@ def test_every_stage_and_environment_is_in_a_lineage_once() -> None:
     assert environment
     assert environment.packages == {"numpy": "2", "torch": "2"}
     assert report.stage("left") == left.work
-    assert report.environment("other") is report.stage("other") is None
+    assert (report.environment("other"), report.stage("other")) == (None, None)
 
 
 @pytest.mark.parametrize(("added", "is_kept"), [("rate = 1", True), ('token = "q8Zr2LxV0bTn5KpW"', False)])
@@ -101,3 +101,9 @@ def test_a_changed_record_is_damage(tmp_path: Path, change: tuple[str, str]) -> 
     path.write_text(path.read_text().replace(*change))
     with pytest.raises(PipelineError, match=r"lineage\.json: is damaged \(.*does not have that digest\)"):
         lineage.read(tmp_path)
+
+
+def test_a_lineage_of_an_older_version_is_refused() -> None:
+    """With what to do."""
+    with pytest.raises(PipelineError, match="was made by an older version; run the stage that made it again"):
+        lineage.parse({"stage": "train", "config": {}, "inputs": {}, "code": "c"}, name="lineage.json")

@@ -375,7 +375,7 @@ def test_only_a_transient_error_is_retried(
 def test_nothing_is_retried_on_a_laptop() -> None:
     """A person is there to do it."""
     with pytest.raises(RetryableError):
-        with_retries("register", Attempts(_BUSY), pytest.fail)
+        with_retries("register", Attempts(_BUSY), lambda _: pytest.fail("it slept"))
 
 
 def _writing(attempt: Callable[[], object] = lambda: None) -> Stage:
