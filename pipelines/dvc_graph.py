@@ -66,7 +66,7 @@ def _stage(name: str) -> dict[str, Any]:
     inputs = {key: f"{_OUTPUTS}/{source}" for key, source in stage.inputs.items()}
     outputs = {key: f"{_OUTPUTS}/{name}/{key}" for key in stage.outputs}
     options = [f"--{key.replace('_', '-')} {folder}" for key, folder in {**inputs, **outputs}.items()]
-    code = [f"components/{package}" for package in sorted(lineage.stage_code(name))]
+    code = [f"components/{package}" for package in sorted(lineage.stage_packages(name))]
     return {
         "cmd": " ".join([f"python -m components.{name} --params {_section(name)}", *options]),
         "deps": [*code, *sorted([_section(name), *inputs.values(), *_MORE_INPUTS.get(name, [])])],

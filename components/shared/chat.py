@@ -96,7 +96,8 @@ class ChatTemplate:
 
 def read_template(base: str) -> ChatTemplate | None:
     """Return the chat template of a model in a folder or on the hub; None if it has none."""
-    tokens, config = (_values(base, name) for name in (_SPECIAL_TOKENS, _TOKENIZER_CONFIG))
+    files = (optional_model_file(base, name) for name in (_SPECIAL_TOKENS, _TOKENIZER_CONFIG))
+    tokens, config = (jsonl.read_json(file) if file else {} for file in files)
     path = optional_model_file(base, _TEMPLATE_FILE)
     text = path.read_text(encoding="utf-8") if path else config.get("chat_template")
     if isinstance(text, list):
@@ -104,12 +105,6 @@ def read_template(base: str) -> ChatTemplate | None:
     named = {name: value for name in _TOKENS if (value := {**tokens, **config}.get(name)) is not None}
     contents = {name: value["content"] if isinstance(value, dict) else value for name, value in named.items()}
     return ChatTemplate(base, text, contents) if text else None
-
-
-def _values(base: str, name: str) -> dict[str, Any]:
-    path = optional_model_file(base, name)
-    values: dict[str, Any] = jsonl.read_json(path) if path else {}
-    return values
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,7 @@ class _Layer:
 def read_params(path: Path) -> Params:
     """Return the sections of a params file and of those it extends, without keys that are null.
 
-    Raises:
-        PipelineError: A file is missing, is not valid YAML, has content outside of sections, or extends itself.
+    PipelineError if a file is missing, is not valid YAML, has content outside of sections, or extends itself.
     """
     merged: dict[str, Any] = {}
     for layer in reversed(_layers(path)):
@@ -118,12 +117,9 @@ def laid_over(base: Params, overlay: Params) -> Params:
 
 
 def parse_sections(text: str, name: str) -> Params:
-    """Return the sections in a text, which messages call `name`; an empty text has no section.
+    """Return the sections in a text, which messages call `name`; PipelineError unless it is a YAML mapping or empty.
 
     The content of the sections is not checked.
-
-    Raises:
-        PipelineError: The text is not YAML, or not a mapping.
     """
     content, _ = _parse(text, name)
     if not isinstance(content, dict | None):
@@ -154,10 +150,7 @@ def named(keys: KeyPath) -> str:
 
 
 def _layers(path: Path, below: Sequence[Path] = ()) -> list[_Layer]:
-    """Return a params file and all files that it extends, each after the files that override it.
-
-    `below` are the files that extend this one.
-    """
+    """Return a params file and all files that it extends, each after those that override it; `below` extend it."""
     layer = _read_layer(path)
     extended = layer.sections.pop(_EXTENDS, [])
     names, where = extended if isinstance(extended, list) else [extended], f"{layer.place((_EXTENDS,))}: {_EXTENDS}"
@@ -199,7 +192,6 @@ def _read_layer(path: Path) -> _Layer:
 
 
 def _parse(text: str, name: str) -> tuple[Any, dict[KeyPath, int]]:
-    """Return the content of a YAML text, and the line of each key."""
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
@@ -319,10 +311,7 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
 
 
 def _keys_at_fault(model: type[BaseModel], location: KeyPath, message: str) -> KeyPath:
-    """Return the keys at the beginning of a message about a mapping, if any.
-
-    The value of such a key may come from another file than the mapping.
-    """
+    """Return the keys at the beginning of a message about a mapping, which may be of another file than the mapping."""
     match = _FIRST_KEYS.match(message)
     keys = tuple(match[0].split(".")) if match else ()
     return keys if keys and keys[0] in _locate(model, (*location, keys[0]))[1] else ()

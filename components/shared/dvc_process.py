@@ -41,8 +41,6 @@ _TRANSIENT_ERRORS = {
 }
 _CREDENTIALS_ERRORS = {"NoCredentialsError", "PartialCredentialsError", "PermissionDenied", "HostKeyNotVerifiable"}
 """Of botocore and asyncssh."""
-
-
 _SETTINGS = {"core": {"remote", "no_scm"}, "remote": {"url", "endpointurl", "region"}}
 """What a repository's own config may say, by section. Others can run commands (`profile`), read files of this machine
 (`credentialpath`, `keyfile`) or write them (`cache.dir`), and whoever may push to the repository writes them."""
@@ -60,8 +58,7 @@ class _Object(NamedTuple):
 
     @property
     def path(self) -> str:
-        path: str = self.odb.oid_to_path(self.md5)
-        return path
+        return str(self.odb.oid_to_path(self.md5))
 
 
 class _DamageError(DvcException):  # type: ignore[misc]
@@ -222,7 +219,6 @@ def unpack(pointer: str, folder: str) -> None:
 
 
 def _md5(odb: Any, path: str) -> str:
-    """The MD5 of a file's content."""
     with odb.fs.open(path, "rb") as source:
         return _copy(source, None)[0]
 
@@ -237,7 +233,6 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def _storage() -> Any:
-    """The objects in the default remote of the working folder."""
     from dvc.data_cloud import Remote
 
     config = Config(".dvc")
@@ -367,8 +362,7 @@ def _entries(odbs: list[Any], value: str, top: PurePosixPath) -> Any:
 
 
 def _address(odb: Any) -> str:
-    address: str = odb.fs.unstrip_protocol(odb.path)
-    return address
+    return str(odb.fs.unstrip_protocol(odb.path))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -392,7 +386,6 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """The status of a server's HTTP answer."""
     answer = getattr(error, "response", None)
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
     status = status or getattr(error, "status", None)

@@ -55,25 +55,20 @@ ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 """CPU time per period in a container with a limit, in microseconds; more threads than that only wait."""
 
-_SPIN = "1000"
-
 
 def limit_spin() -> None:
     """Make OpenMP threads spin only briefly for one another, unless the user has set it.
 
-    All threads spin for one whose core is busy, in thousands of parallel loops a second: with libgomp's default of
-    300,000, a step beside one or two busy processes takes 2 to 20 times as long; with 1,000 hardly longer than
-    necessary. On idle cores that costs 4 to 23 % of a step (benchmarks/busy.py). libgomp reads GOMP_SPINCOUNT when
-    torch loads it, so the process that starts a run sets it.
+    With libgomp's default of 300,000, a step beside one or two busy processes takes 2 to 20 times as long; with 1,000
+    hardly longer than necessary. On idle cores that costs 4 to 23 % of a step (benchmarks/busy.py). libgomp reads the
+    variable when torch loads it.
     """
     if os.environ.keys().isdisjoint(("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")):
-        os.environ["GOMP_SPINCOUNT"] = _SPIN
+        os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def available_cores() -> int:
     """Return the cores that this process may use, within the limit of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limit, _, period = (
-        _CPU_LIMIT.read_text(encoding="utf-8").partition(" ") if _CPU_LIMIT.is_file() else ("max", "", "")
-    )
+    limit, _, period = (_CPU_LIMIT.read_text("utf-8") if _CPU_LIMIT.is_file() else "max").partition(" ")
     return cores if limit == "max" else max(1, min(cores, math.ceil(int(limit) / int(period))))

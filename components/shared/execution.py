@@ -15,20 +15,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from components.shared.environment import (
-    IMAGE_VARIABLE,
-    LOCK_VARIABLE,
-    REVISION_VARIABLE,
-    RUN_ID_VARIABLE,
-    RUN_NAME_VARIABLE,
-    available_cores,
-)
+from components.shared.environment import IMAGE_VARIABLE, LOCK_VARIABLE, REVISION_VARIABLE, available_cores
 from components.shared.versioning import Workspace
 
 _ROOT = Path(__file__).parents[2]
@@ -44,7 +37,6 @@ _KEYS = re.compile(
 _NAMED_KEY = re.compile(r"""(?i)(?:key|token|secret|passw(?:or)?d)\w*["']?\s*[:=]\s*["']([^"'\s]{12,})["']""")
 _MIN_ENTROPY = 3.3
 """Bits per character from which a value named like a secret counts as one: words have less."""
-_LOCK = "requirements.lock"
 _MAX_PATCH = 200_000
 """Characters of uncommitted changes that are recorded; of longer ones only the digest is."""
 _VARIABLE = re.compile(
@@ -169,21 +161,6 @@ def forget_place(work: Path) -> None:
     (work / _PLACE_FILE).unlink(missing_ok=True)
 
 
-def current_run(of: str, environment: str, revision: str, started: datetime, threads: int | None) -> Run:
-    """Return the record of a stage that started at `started` (UTC) and ends now."""
-    return Run(
-        of=of,
-        by=person(),
-        run_id=os.environ.get(RUN_ID_VARIABLE) or None,
-        run_name=os.environ.get(RUN_NAME_VARIABLE) or None,
-        started=started,
-        finished=datetime.now(UTC),
-        threads=threads,
-        environment=environment,
-        revision=revision,
-    )
-
-
 def person() -> str:
     """Return the user of this process and its host."""
     try:
@@ -199,7 +176,7 @@ def current_environment() -> Environment:
 
     Call it before libraries are imported, which add environment variables and entries of the path.
     """
-    lock = _ROOT / _LOCK
+    lock = _ROOT / "requirements.lock"
     return Environment(
         python=platform.python_version(),
         packages=dict(sorted(_packages())),
@@ -229,7 +206,6 @@ def _digest(path: Path) -> str:
 
 
 def _packages() -> Iterator[tuple[str, str]]:
-    """Yield name and version of each installed distribution."""
     known = set[str]()
     # From the names of folders: reading hundreds of files with metadata takes too long.
     for folder in filter(Path.is_dir, map(Path, sys.path)):
@@ -243,7 +219,6 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _cpu() -> str:
-    """The name of the processor, as the kernel reports it."""
     if _CPUINFO.is_file():
         lines = dict(line.partition(":")[::2] for line in _CPUINFO.read_text("utf-8", "replace").splitlines())
         values = {name.strip(): value.strip() for name, value in lines.items()}
@@ -252,7 +227,6 @@ def _cpu() -> str:
 
 
 def _gpus() -> Iterator[str]:
-    """The name of each GPU of NVIDIA's driver."""
     for path in sorted(_NVIDIA.glob("gpus/*/information")):
         yield from re.findall(r"^Model:\s*(.+?)\s*$", path.read_text("utf-8", "replace"), flags=re.MULTILINE)
 
@@ -325,12 +299,11 @@ def keys_in(patch: str) -> Iterator[str]:
 
 
 def _entropy(text: str) -> float:
-    """Return the entropy in bits per character, from the frequencies of the characters in the text."""
+    """Return the entropy of the characters in bits."""
     shares = [count / len(text) for count in Counter(text).values()]
     return -sum(share * math.log2(share) for share in shares)
 
 
 def _new_file(root: Path, name: str) -> str:
-    """Return the patch that adds a file."""
     command = ["git", *_DIFF, "--no-index", "--", "/dev/null", name]
     return subprocess.run(command, cwd=root, capture_output=True, check=False).stdout.decode(errors="replace")

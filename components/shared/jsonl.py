@@ -10,16 +10,11 @@ from components.shared.errors import PipelineError
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, object) for each non-empty line; a bad line is a PipelineError naming it."""
-    for number, line in enumerate(read_lines(path), start=1):
-        if line.strip():
-            yield number, parse_object(line, where=f"{path}:{number}")
-
-
-def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the raw lines of a file, so that an undecodable line can be named."""
     try:
         with path.open("rb") as file:
-            yield from file
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, parse_object(line, where=f"{path}:{number}")
     except FileNotFoundError:
         raise PipelineError(f"{path}: no such file") from None
     except IsADirectoryError:
@@ -32,10 +27,8 @@ def parse_object(line: bytes, *, where: str) -> dict[str, Any]:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise PipelineError(f"{where}: not UTF-8 text (byte {error.start} of the line)") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PipelineError(f"{where}: not valid JSON ({error}); is the file truncated?") from None
-    except RecursionError:
-        raise PipelineError(f"{where}: not valid JSON (nested too deeply)") from None
     if not isinstance(row, dict):
         raise PipelineError(f"{where}: expected a JSON object, got {type(row).__name__}")
     return row

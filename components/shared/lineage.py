@@ -6,9 +6,10 @@ decides whether two runs do the same work. `components.shared.execution` records
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
@@ -17,16 +18,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from components.shared import jsonl
 from components.shared.config import Config, without_operational
+from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError
-from components.shared.execution import (
-    Environment,
-    Revision,
-    Run,
-    current_revision,
-    current_run,
-    keys_in,
-    place_of,
-)
+from components.shared.execution import Environment, Revision, Run, current_revision, keys_in, person, place_of
 
 FILE_NAME = "lineage.json"
 Fingerprint = Mapping[str, Any]
@@ -80,21 +74,13 @@ def code_digest() -> str:
 
 
 def stage_files(stage: str) -> dict[str, str]:
-    """Return the digests of the files of code that a stage may run: of its own package and those that it imports."""
-    packages = _packages_of(stage)
+    """Return the digests of the files of code that a stage may run, by path."""
+    packages = stage_packages(stage)
     return {name: each for name, each in code_files().items() if name.partition("/")[0] in packages}
 
 
-def stage_code(stage: str) -> dict[str, str]:
-    """Return the digest of each package that a stage may run, by name."""
-    packages: dict[str, dict[str, str]] = {}
-    for name, each in stage_files(stage).items():
-        packages.setdefault(name.partition("/")[0], {})[name] = each
-    return {package: _listing_digest(digests) for package, digests in packages.items()}
-
-
 @cache
-def _packages_of(stage: str) -> set[str]:
+def stage_packages(stage: str) -> set[str]:
     """Return the packages of components/ that a stage may run: its own, and those that their files import."""
     packages, waiting = set[str](), {stage}
     while waiting:
@@ -260,14 +246,23 @@ def joined(work: Work, behind: Iterable[Lineage]) -> Lineage:
 def complete(
     described: Lineage, materials: Mapping[str, Material], started: datetime, work_folder: Path | None = None
 ) -> Lineage:
-    """Return a lineage from `describe` with the run of the stage, which has just ended, and its materials."""
+    """Return a lineage from `describe` with the materials of the stage and its run: from `started` (UTC) until now."""
     work = described.work.model_copy(update={"materials": dict(sorted(materials.items()))})
     place, revision = place_of(work_folder), current_revision()
     if revision.patch and any(keys_in(revision.patch)):  # `grpo-pipeline run` refuses it; other runners do not
         revision = revision.model_copy(update={"patch": None})
-    environment = place.environment
-    run = current_run(_key(work), _key(environment), _key(revision), started, place.threads)
-    return _by_run(described, work, run, environment, revision)
+    run = Run(
+        of=_key(work),
+        by=person(),
+        run_id=os.environ.get(RUN_ID_VARIABLE) or None,
+        run_name=os.environ.get(RUN_NAME_VARIABLE) or None,
+        started=started,
+        finished=datetime.now(UTC),
+        threads=place.threads,
+        environment=_key(place.environment),
+        revision=_key(revision),
+    )
+    return _by_run(described, work, run, place.environment, revision)
 
 
 def taken(described: Lineage, earlier: Lineage) -> Lineage:
@@ -283,16 +278,11 @@ def taken(described: Lineage, earlier: Lineage) -> Lineage:
 
 def _by_run(described: Lineage, work: Work, run: Run, environment: Environment, revision: Revision) -> Lineage:
     """Return the lineage of a stage's outputs with its run, and the records of `described` but for the stage itself."""
-    others = {key: each for key, each in described.stages.items() if key != described.made_by}
-    own = Lineage(
-        made_by=run.of,
-        stages={run.of: work},
-        runs=(run,),
-        environments={run.environment: environment},
-        revisions={run.revision: revision},
-    )
-    behind = described.model_copy(update={"stages": others})
-    return joined(work, [behind, own])
+    stages = {key: each for key, each in described.stages.items() if key != described.made_by}
+    environments = {**described.environments, run.environment: environment}
+    revisions = {**described.revisions, run.revision: revision}
+    records = {"runs": (*described.runs, run), "environments": environments, "revisions": revisions}
+    return joined(work, [described.model_copy(update={"stages": stages, **records})])
 
 
 def read(folder: Path) -> Lineage | None:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from components.shared import durable, jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
@@ -63,6 +63,15 @@ class ChatConfig(Config):
     """System message before the question; null for the chat template's default, if it has one."""
 
 
+def _asks_the_question(prompt: str) -> str:
+    if "{question}" not in prompt:
+        raise ValueError("must contain `{question}`")
+    return prompt
+
+
+_Prompt = Annotated[str, AfterValidator(_asks_the_question)]
+
+
 class ModelConfig(Config):
     """Which model is post-trained, and how a question is put to it."""
 
@@ -73,9 +82,9 @@ class ModelConfig(Config):
     model's chat template; null for the text of the prompt alone."""
     thinking: bool | None = None
     """Value of `enable_thinking` for a chat template that knows it; null leaves it to the template."""
-    prompt: str = "{question}\n"
+    prompt: _Prompt = "{question}\n"
     """Prompt of the model; `{question}` stands for the question. One with `<think>` asks for reasoning."""
-    prompts: dict[str, str] = Field(default_factory=dict)
+    prompts: dict[str, _Prompt] = Field(default_factory=dict)
     """Prompts for single sources of problems, by the name of the source, in place of `prompt`."""
     answer: AnswerPolicy = AnswerPolicy.DECLARED
     """Where a response to this prompt has to state its final answer. If not set, it is `last_sentence` with `chat` and
@@ -96,21 +105,6 @@ class ModelConfig(Config):
         if base.startswith("scratch:") and base not in SCRATCH_MODELS:
             raise ValueError(f"no such preset; accepted: {', '.join(SCRATCH_MODELS)}")
         return base
-
-    @field_validator("prompt")
-    @classmethod
-    def _prompt_asks_the_question(cls, prompt: str) -> str:
-        if "{question}" not in prompt:
-            raise ValueError("must contain `{question}`")
-        return prompt
-
-    @field_validator("prompts")
-    @classmethod
-    def _prompts_ask_the_question(cls, prompts: dict[str, str]) -> dict[str, str]:
-        for source, prompt in prompts.items():
-            if "{question}" not in prompt:
-                raise ValueError(f"the prompt of {source} must contain `{{question}}`")
-        return prompts
 
     @model_validator(mode="after")
     def _has_a_template(self) -> "ModelConfig":
@@ -176,10 +170,7 @@ def other_layers(types: Iterable[str]) -> list[str]:
 def context_tokens(base: str) -> int | None:
     """Return the context length of a base model in tokens; None if its config does not have it.
 
-    From the hub only the config is fetched.
-
-    Raises:
-        PipelineError: There is no such model, or it cannot be fetched.
+    From the hub only the config is fetched; PipelineError if that is not possible.
     """
     if base in SCRATCH_MODELS:
         return SCRATCH_MODELS[base].max_tokens
@@ -210,8 +201,7 @@ def model_config(base: str) -> dict[str, Any]:
 def local_model(base: str) -> str:
     """Return the folder or hub id of a base model; a GGUF file is converted to a folder, once.
 
-    Raises:
-        PipelineError: There is no such file, or transformers cannot read it.
+    PipelineError if there is no such file, or transformers cannot read it.
     """
     if not base.endswith(".gguf"):
         return base

@@ -82,7 +82,6 @@ class ModelShape:
         return sum(size for size in self._sizes() if size < threshold)
 
     def _sizes(self) -> Iterable[int]:
-        """The elements of each tensor."""
         layer = [inputs * outputs for inputs, outputs in self.projections.values()]
         layer += [self.hidden_size] * 2
         layer += [self.query_size, self.kv_size, self.kv_size] * self.qkv_bias

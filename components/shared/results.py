@@ -65,13 +65,9 @@ class Record:
     ) -> Result | None:
         """Return the newest result that can be reused, or None. A damaged one is named.
 
-        Files from outside the graph are compared only for results of earlier runs: not for one of an earlier attempt
-        of this run, or of a concurrent run.
-
-        Args:
-            outputs: Folder of each output of the stage.
-            in_place: Whether only a result in these very folders counts.
-            known: Earlier results, which do not count; None if they do.
+        With `in_place` only a result in these very folders counts, and none of the `known` ones ever does. Files from
+        outside the graph are compared only without either: for results of earlier runs, not for one of an earlier
+        attempt of this run, or of a concurrent run.
         """
         for each in self.results():
             fits = each.is_in(outputs) if in_place else each.outputs.keys() == outputs.keys()

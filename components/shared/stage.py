@@ -217,7 +217,12 @@ def _take(earlier: Result, record: Record, outputs: Mapping[str, Path], made_by:
             for name, path in partial.items():
                 made = earlier.outputs[name]
                 shutil.copytree(made, path, copy_function=durable.link_or_copy, dirs_exist_ok=True)
-            _describe_taken(partial, made_by)
+                before = lineage.read(path)
+                assert before is not None
+                taken = lineage.taken(made_by, before)
+                if taken != before:
+                    (path / lineage.FILE_NAME).unlink()  # a hard link to the original
+                    lineage.write(path, taken)
         record.add(earlier.model_copy(update={"outputs": {name: path.resolve() for name, path in outputs.items()}}))
     say_line(f"{record.stage}: unchanged: from {earlier.run}")
     finished = earlier.model_dump(include={"seconds", "metrics"})
@@ -225,23 +230,8 @@ def _take(earlier: Result, record: Record, outputs: Mapping[str, Path], made_by:
     return earlier.metrics
 
 
-def _describe_taken(outputs: Mapping[str, Path], described: Lineage) -> None:
-    """Write this run's lineage into outputs of another run, whose files may be hard links to the originals."""
-    for folder in outputs.values():
-        earlier = lineage.read(folder)
-        assert earlier is not None
-        taken = lineage.taken(described, earlier)
-        if taken != earlier:
-            (folder / lineage.FILE_NAME).unlink()
-            lineage.write(folder, taken)
-
-
 def _checked_inputs(stage: Stage, folders: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the inputs, with references to models resolved, once inputs and outputs can be used.
-
-    PipelineError for an input that is missing, and for an output that is no folder, overlaps with an input, or has
-    files that no stage made.
-    """
+    """Return the inputs, with references to models resolved, once inputs and outputs can be used."""
     for key in stage.inputs:
         if not folders[key].is_dir():
             where = f"{stage.name}: input `{key}`: {folders[key]}"

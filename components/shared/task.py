@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.shared import lineage
+from components.shared import durable, lineage
 from components.shared.config import Config, validate
 from components.shared.environment import POD_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError
@@ -45,15 +45,9 @@ def run_task(
 ) -> TaskResult:
     """Run a stage as a Kubeflow task: plain values in and out, exit codes as on the command line.
 
-    Args:
-        stage: The stage.
-        config: Its section of the params file.
-        artifact: Folder of Kubeflow's artifact: it gets a folder for each output, with models by reference.
-        volume: Mount point of the shared volume, where outputs are made; empty if the tasks share the file system of
-            `artifact`.
-        run_id: Id of the run, for its folders on the volume.
-        run_name: Name of the run on Kubeflow's page, for logs, trackers and the registry.
-        inputs: The folder of each input of the stage.
+    The folder `artifact` gets a folder for each output, with models by reference. Outputs are made below `volume`, the
+    mount point of the shared volume; without one, the tasks share the file system of `artifact`. `run_id` names the
+    run's folders there, and `run_name` the run in logs, trackers and the registry.
     """
     os.environ[RUN_NAME_VARIABLE] = run_name
     with exit_on_error(stage.name):
@@ -95,27 +89,24 @@ class StageFolders:
             return path
         copy = self._run / "inputs" / lineage.digest(path)[:16]
         if not copy.exists():
-            partial = copy.with_name(f".{copy.name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            # Without the modes of the originals: Kubeflow's launcher fetched them with another umask.
-            for source in (path, *path.rglob("*")):
-                target = partial / source.relative_to(path)
-                if source.is_dir():
-                    target.mkdir(parents=True)
-                else:
-                    shutil.copyfile(source, target)
-            partial.rename(copy)
+            with durable.new_folder(copy) as partial:
+                # Without the modes of the originals: Kubeflow's launcher fetched them with another umask.
+                for source in (path, *path.rglob("*")):
+                    target = partial / source.relative_to(path)
+                    if source.is_dir():
+                        target.mkdir()
+                    else:
+                        shutil.copyfile(source, target)
         return copy
 
     def pass_on(self) -> Path:
         """Return the folder that other tasks read, with each output: a model by reference, anything else as a copy."""
-        folder, partial = self.own / "passed_on", self.own / ".passed_on.partial"
-        for stale in (folder, partial):
-            shutil.rmtree(stale, ignore_errors=True)
-        for name in self._stage.outputs:
-            if holds_model(self.own / name):
-                write_reference(partial / name, self.own / name)
-            else:
-                shutil.copytree(self.own / name, partial / name)
-        partial.rename(folder)
+        folder = self.own / "passed_on"
+        durable.remove(folder)
+        with durable.new_folder(folder) as partial:
+            for name in self._stage.outputs:
+                if holds_model(self.own / name):
+                    write_reference(partial / name, self.own / name)
+                else:
+                    shutil.copytree(self.own / name, partial / name)
         return folder

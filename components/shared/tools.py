@@ -121,28 +121,14 @@ class Function(Config):
         return {"type": "function", "function": function}
 
 
-def _function(name: str, description: str, argument: str, meaning: str) -> Function:
-    return Function(
-        name=name, description=description, arguments={argument: FunctionArgument(type="string", description=meaning)}
-    )
-
-
+_CALCULATE = "Computes an arithmetic expression exactly."
+_RUN_CODE = "Runs Python code and returns what it prints. Later calls see the names of earlier ones."
 FUNCTIONS: Mapping[str, Function] = {
-    each.name: each
-    for each in (
-        _function(
-            "calculator",
-            "Computes an arithmetic expression exactly.",
-            "expression",
-            "Numbers, + - * / // % ** and parentheses.",
-        ),
-        _function(
-            "python",
-            "Runs Python code and returns what it prints. Later calls see the names of earlier ones.",
-            "code",
-            "Python code; the standard library can be imported.",
-        ),
-        _function("search", "Searches documents.", "query", "Words to search for."),
+    name: Function(name=name, description=purpose, arguments={argument: FunctionArgument(description=meaning)})
+    for name, purpose, argument, meaning in (
+        ("calculator", _CALCULATE, "expression", "Numbers, + - * / // % ** and parentheses."),
+        ("python", _RUN_CODE, "code", "Python code; the standard library can be imported."),
+        ("search", "Searches documents.", "query", "Words to search for."),
     )
 }
 """The functions of the built-in environments with tools."""
@@ -164,7 +150,7 @@ class ToolsConfig(Config):
     functions: list[Function] = Field(default_factory=list)
     """Functions of a custom environment that the chat template shows to the model with `tool_call`; built-in
     environments show theirs."""
-    max_turns: int = 4
+    max_turns: int = Field(4, ge=2)
     """Turns of the model after which a trajectory is truncated; at least 2."""
     max_observation_tokens: int = Field(256, gt=0)
     """Tokens of one answer of the environment; longer ones are truncated."""
@@ -197,13 +183,6 @@ class ToolsConfig(Config):
             raise ValidationError.from_exception_data("arguments", [details])
         # Kubeflow passes whole numbers as 3.0.
         return accepted.model_validate(arguments).model_dump(mode="json", exclude_unset=True)
-
-    @field_validator("max_turns")
-    @classmethod
-    def _has_a_turn_after_an_observation(cls, max_turns: int) -> int:
-        if max_turns < 2:
-            raise ValueError("has to be at least 2: in a single turn the model would never read an observation")
-        return max_turns
 
     @model_validator(mode="after")
     def _fits_the_environment(self) -> "ToolsConfig":
@@ -306,7 +285,6 @@ def find_calls(text: str, call_format: CallFormat | None) -> list[Call]:
 
 
 def _read_json_call(rest: str) -> Call:
-    """Return the call that begins after its opening tag."""
     content, is_closed, _ = rest.partition(_CLOSE)
     if not is_closed:
         return Call("", error=f"The call does not end with {_CLOSE}. {_ACCEPTED}")

@@ -147,8 +147,7 @@ def references(url: str) -> dict[str, str]:
 def commit_of(url: str, revision: str) -> str:
     """Return the commit of a branch, tag or commit in a repository; tags go before branches, as in git.
 
-    Raises:
-        PipelineError: The repository does not answer, or has no such branch or tag.
+    PipelineError if the repository does not answer, or has no such branch or tag.
     """
     if not revision:
         raise PipelineError("is empty; accepted: a branch, a tag or a commit")

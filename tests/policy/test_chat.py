@@ -193,7 +193,6 @@ def test_a_template_that_is_missing_or_fails_is_named(tmp_path: Path, template: 
     [
         ({"base": "scratch:tiny", "chat": {}}, "a model made from scratch has no chat template"),
         ({"base": "x", "thinking": True}, "thinking: is for chat templates"),
-        ({"base": "x", "prompts": {"code": "Write."}}, "the prompt of code must contain `{question}`"),
     ],
 )
 def test_settings_of_a_conversation_that_mean_nothing_are_refused(settings: dict[str, object], message: str) -> None:

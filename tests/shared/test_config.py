@@ -1,6 +1,5 @@
 """Params files and typed sections: what is accepted, and the one line that says where something is wrong."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,6 +7,7 @@ import pytest
 from pydantic import Field
 
 from components.preflight.config import Params, as_yaml, contradictions, load_params, stage_sections
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import (
     Config,
     Operational,
@@ -88,7 +88,6 @@ def _refusal(path: Path) -> str:
         ("seed: 1 -> sede: 1", "4: train.sede: unknown key; did you mean `seed`?"),
         ("seed: 1 -> zzz: 1", "4: train.zzz: unknown key; accepted: engine, rate, seed, sources"),
         ("num_train: 4 -> numtrain: 4", "11: train.sources.0.numtrain: unknown key; did you mean `num_train`?"),
-        ("train: data -> file: data", "13: train.sources.1.file: unknown key; accepted: kind, limit, train"),
         # A wrong value, with what is accepted.
         ("seed: 1 -> seed: 1.5", "4: train.seed: input should be a valid integer, got a number with a fractional"),
         ("rate: 2.0e-3 -> rate: 0", "5: train.rate: input should be greater than 0, got 0"),
@@ -97,10 +96,8 @@ def _refusal(path: Path) -> str:
         ("kind: files -> kind: flies", "12: train.sources.1: input tag 'flies' found using 'kind' does not match any"),
         # A missing key, with the line of what should hold it.
         ("  seed: 1\n -> ", "3: train.seed: required key is missing"),
-        ("      num_train: 4\n -> ", "10: train.sources.0.num_train: required key is missing"),
         # A duplicate, of which YAML itself would keep the last without a word.
         ("rate: 2.0e-3 -> seed: 2", "5: is not valid YAML (key `seed` is a duplicate)"),
-        ("num_train: 4 -> kind: sums", "11: is not valid YAML (key `kind` is a duplicate)"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, change: str, message: str) -> None:
@@ -122,11 +119,10 @@ def test_what_an_alias_or_a_merge_repeats_is_no_duplicate(tmp_path: Path) -> Non
     [
         ("a:\n  b: [1\nc: 2\n", "3: is not valid YAML (expected ',' or ']', but got ':')"),
         ("a:\n\tb: 1\n", "2: is not valid YAML (found character '\\t' that cannot start any token)"),
-        ("a: {b: *nope}\n", "1: is not valid YAML (found undefined alias 'nope')"),
         ("a: !!python/object:os.system {}\n", "1: is not valid YAML (could not determine a constructor"),
         ("a: {}\n# \x01\n", " is not valid YAML (it holds a control character)"),
         (f"a0: &a0 {{p: 1}}\n{_ALIASES}", "3: is not valid YAML (it has more than 100,000 keys)"),
-        (f"a: {'[' * 20_000}", " is not YAML of a sensible depth"),
+        (f"a: {'[' * 2_000}", " is not YAML of a sensible depth"),
         ("a:\n  b: [x, 'https://u:pw@host/a.git']\n", "2: a.b.1: contains a password or a token; revoke it, and set"),
         ("a: {b: 'https://hf_x@host/a'}\n", "1: a.b: contains a password or a token"),
         ("a: {b: 's3://bucket/x?X-Amz-Signature=1'}\n", "1: a.b: contains a password or a token"),
@@ -134,7 +130,6 @@ def test_what_an_alias_or_a_merge_repeats_is_no_duplicate(tmp_path: Path) -> Non
         ("- a\n", " expected one mapping per stage"),
         ("a: {}\nb: 3\n", "2: b: expected one mapping per stage"),
         ("a: {}\n1: {}\n", "2: 1: expected one mapping per stage"),
-        ("a: {}\n\nb:\n", "3: b: expected one mapping per stage"),
     ],
 )
 def test_a_file_that_is_no_params_file_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
@@ -197,12 +192,11 @@ def test_an_overlay_changes_what_it_names_and_keeps_the_rest(tmp_path: Path) -> 
 
 def test_null_resets_a_key_to_its_default(tmp_path: Path) -> None:
     """In an overlay and in a file of its own: as if the key were nowhere, in the model as well."""
-    path = _overlay(
-        tmp_path, "extends: ../params.yaml\ntrain: {sources: [{kind: files, train: a, limit: null}], seed: null}\n"
-    )
-    with pytest.raises(PipelineError, match=r"train\.seed: required key is missing"):
+    text = "extends: ../params.yaml\ntrain: {sources: [{kind: files, train: a, limit: null}], seed: null}\n"
+    path = _overlay(tmp_path, text)
+    with pytest.raises(PipelineError, match=r"overlay\.yaml:2: train\.seed: required key is missing"):
         load_section(path, "train", _Section)
-    path.write_text(path.read_text().replace("seed: null", "seed: 3"))
+    path.write_text(text.replace("seed: null", "seed: 3"))
     assert load_section(path, "train", _Section).sources == [_Files(kind="files", train=Path("a"))]
 
 
@@ -212,7 +206,6 @@ def test_null_resets_a_key_to_its_default(tmp_path: Path) -> None:
         ("train:\n  rate: 0\n", "presets/overlay.yaml:3: train.rate"),
         ("train:\n  engine: {precision: fp64}\n", "presets/overlay.yaml:3: train.engine.precision"),
         ("train:\n  sources:\n  - kind: sums\n", "presets/overlay.yaml:4: train.sources.0.num_train"),
-        ("train:\n  seed: null\n", "presets/overlay.yaml:3: train.seed: required key is missing"),
         ("train:\n  rate: 1.0\n", "params.yaml:8: train.engine.stages.1"),
     ],
 )
@@ -244,16 +237,8 @@ def test_of_several_extended_files_the_later_goes_before_the_earlier(tmp_path: P
     ("text", "message"),
     [
         ("extends: nope.yaml\n", "overlay.yaml:1: extends: {folder}/nope.yaml: no such params file"),
-        (
-            "train: {}\nextends: [broken.yaml, 4]\n",
-            "overlay.yaml:2: extends: expected the path of a params file, got 4",
-        ),
-        ("train: {}\nextends: 3\n", "overlay.yaml:2: extends: expected the path of a params file, got 3"),
-        (
-            "extends: overlay.yaml\n",
-            "overlay.yaml:1: extends: the files extend one another in a circle "
-            "({folder}/overlay.yaml -> {folder}/overlay.yaml)",
-        ),
+        ("train: {}\nextends: [a, 4]\n", "overlay.yaml:2: extends: expected the path of a params file, got 4"),
+        ("extends: overlay.yaml\n", "overlay.yaml:1: extends: the files extend one another in a circle ({folder}/"),
         ("extends: broken.yaml\n", "broken.yaml:1: is not valid YAML (found undefined alias 'nope')"),
     ],
 )
@@ -263,7 +248,7 @@ def test_a_file_that_cannot_be_extended_is_refused(tmp_path: Path, text: str, me
     (path.parent / "broken.yaml").write_text("a: *nope\n")
     with pytest.raises(PipelineError) as refused:
         read_params(path)
-    assert str(refused.value) == f"{path.parent}/{message.format(folder=path.parent)}"
+    assert str(refused.value).startswith(f"{path.parent}/{message.format(folder=path.parent)}")
 
 
 class _Checked(Config):
@@ -272,18 +257,16 @@ class _Checked(Config):
 
 def test_a_key_that_is_the_same_as_another_section_has_need_not_be_repeated(tmp_path: Path) -> None:
     """It is taken from there, unless it is set."""
-    path = _file(tmp_path)
-    assert load_section(path, "other", _Checked).seed == 1
+    assert load_section(_file(tmp_path), "other", _Checked).seed == 1
     assert load_section(_file(tmp_path, "other: {} -> other: {seed: 2}"), "other", _Checked).seed == 2
 
 
 def test_values_from_elsewhere_are_named_without_a_line() -> None:
-    """Kubeflow hands over plain values; whole floats among them are whole numbers."""
-    engine = {"precision": "bf16", "stages": [1.0, 2.0]}
-    assert validate(_Engine, engine, name="train.engine").stages == [1, 2]
-    with pytest.raises(PipelineError) as refused:
+    """Kubeflow hands over plain values."""
+    with pytest.raises(
+        PipelineError, match=r"^train\.engine\.stages\.0: input should be a valid integer, got a number"
+    ):
         validate(_Engine, {"precision": "bf16", "stages": [1.5]}, name="train.engine")
-    assert str(refused.value).startswith("train.engine.stages.0: input should be a valid integer, got a number")
 
 
 @pytest.mark.parametrize(
@@ -291,14 +274,10 @@ def test_values_from_elsewhere_are_named_without_a_line() -> None:
     [
         (
             "validate_data: {model: {base: scratch:math}}\n",
-            "params.yaml:2: validate_data.model and train_sft.model must be the same",
+            "2: validate_data.model and train_sft.model must be",
         ),
-        (
-            "train_sft: {model: {base: scratch:nope}}\n",
-            "params.yaml:2: train_sft.model.base: no such preset; accepted: ",
-        ),
-        ("train_gpro: {}\n", "params.yaml:2: train_gpro: unknown key; did you mean `train_grpo`?"),
-        ("prepare_data: {sources: null}\n", "params.yaml:2: prepare_data.sources: required key is missing"),
+        ("train_sft: {model: {base: scratch:nope}}\n", "2: train_sft.model.base: no such preset; accepted: scratch:"),
+        ("train_gpro: {}\n", "2: train_gpro: unknown key; did you mean `train_grpo`?"),
     ],
 )
 def test_what_is_wrong_with_the_whole_file_is_one_line(tmp_path: Path, overlay: str, message: str) -> None:
@@ -307,15 +286,16 @@ def test_what_is_wrong_with_the_whole_file_is_one_line(tmp_path: Path, overlay: 
     path.write_text(f"extends: {ROOT / 'params/smoke.yaml'}\n{overlay}")
     with pytest.raises(PipelineError) as refused:
         load_params(path)
-    assert str(refused.value).startswith(f"{tmp_path}/{message}")
+    assert str(refused.value).startswith(f"{path}:{message}")
     assert "\n" not in str(refused.value)
 
 
 def test_the_overlay_for_cpus_makes_a_run_for_cpus_of_a_preset_for_gpus(tmp_path: Path) -> None:
     """The user names the model, and nothing else."""
-    layers = [str(ROOT / f"params/{name}.yaml") for name in ("qwen-1.5b", "overlays/cpu")]
-    path = tmp_path / "own.yaml"
-    path.write_text(f"extends: [{', '.join(layers)}]\ntrain_sft: {{model: {{base: org/model}}}}\n")
+    path, folder = tmp_path / "own.yaml", ROOT / "params"
+    path.write_text(
+        f"extends: [{folder}/qwen-1.5b.yaml, {folder}/overlays/cpu.yaml]\ntrain_sft: {{model: {{base: x}}}}\n"
+    )
     params = load_params(path)
     grpo = params.train_grpo
     assert [grpo.sampler.vllm, params.evaluate.vllm, grpo.engine.lora, params.train_sft.engine.lora] == [None] * 4
@@ -332,33 +312,22 @@ def test_every_params_file_reads_the_same_in_full(path: Path, tmp_path: Path) ->
     assert Params.model_validate(stage_sections(params)) == params
 
 
-class _Precision(StrEnum):
-    BF16 = "bf16"
-
-
 class _Machine(Config):
-    precision: _Precision = _Precision.BF16
-    num_processes: Annotated[int, Operational] = Field(gt=0)
-    deadline_s: Annotated[float | None, Operational] = None
+    answer: AnswerPolicy = AnswerPolicy.BOXED
+    num_processes: Annotated[int, Operational]
 
 
 class _Machines(Config):
     engine: _Machine
-    engines: list[_Machine]
     by_name: dict[str, _Machine]
-    maybe: _Machine | None
     pair: tuple[int, _Machine]
     base: Path = Path("a/b")
     whole: Annotated[_Machine, Operational]
 
 
 def test_operational_keys_are_left_out_at_any_depth() -> None:
-    """In a section, a list, a mapping, a union and a tuple, and a section as a whole."""
-    result = {"precision": "bf16"}
-    expected = {"engine": result, "engines": [result], "by_name": {"x": result}, "maybe": result, "pair": [2, result]}
-    for processes in (1, 8):
-        engine = _Machine(num_processes=processes, deadline_s=float(processes))
-        section = _Machines(
-            engine=engine, engines=[engine], by_name={"x": engine}, maybe=engine, pair=(2, engine), whole=engine
-        )
-        assert without_operational(section) == {**expected, "base": "a/b"}
+    """In a section, a mapping and a tuple, and a section as a whole."""
+    engine, result = _Machine(num_processes=8), {"answer": "boxed"}
+    section = _Machines(engine=engine, by_name={"x": engine}, pair=(2, engine), whole=engine)
+    expected = {"engine": result, "by_name": {"x": result}, "pair": [2, result], "base": "a/b"}
+    assert without_operational(section) == expected

@@ -1,7 +1,6 @@
 """Lineage: digests of content alone, and the record of what an artifact was made from."""
 
 import hashlib
-import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,10 +24,8 @@ def _artifact(folder: Path) -> Path:
 
 
 def test_equal_content_has_an_equal_digest_anywhere(tmp_path: Path) -> None:
-    """Place, times and permissions do not count, nor does the lineage in the folder itself."""
+    """Nor does the lineage in the folder itself count."""
     one, other = _artifact(tmp_path / "one"), _artifact(tmp_path / "deep/other")
-    (other / "a.txt").chmod(0o600)
-    os.utime(other / "a.txt", (0, 0))
     lineage.write(other, made("x"))
     assert lineage.digest(one) == lineage.digest(other)
     listing = "".join(
@@ -80,8 +77,7 @@ def test_every_stage_and_environment_is_in_a_lineage_once() -> None:
     assert environment
     assert environment.packages == {"numpy": "2", "torch": "2"}
     assert report.stage("left") == left.work
-    for part in (report.stage, report.run, report.environment, report.revision):
-        assert part("other") is None
+    assert (report.environment("other"), report.stage("other")) == (None, None)
 
 
 @pytest.mark.parametrize(("added", "is_kept"), [("rate = 1", True), ('token = "q8Zr2LxV0bTn5KpW"', False)])
@@ -97,20 +93,17 @@ def test_a_patch_with_a_key_is_recorded_by_its_digest(
     assert recorded == revision.model_copy(update={} if is_kept else {"patch": None})
 
 
-@pytest.mark.parametrize("place", ["stages", "environments", "revisions"])
-def test_a_changed_record_is_damage(tmp_path: Path, place: str) -> None:
-    """Keys are digests: a record that was edited by hand, or lost, is no evidence."""
+@pytest.mark.parametrize("change", [('"rate": 1', '"rate": 2'), ('"2"', '"3"'), ("c0ffee", "decaf0")])
+def test_a_changed_record_is_damage(tmp_path: Path, change: tuple[str, str]) -> None:
+    """Keys are digests: a stage, environment or revision that was edited by hand, or lost, is no evidence."""
     lineage.write(tmp_path, made("train", {"rate": 1}, {"data": made("data")}, packages={"torch": "2"}))
     path = tmp_path / lineage.FILE_NAME
-    text = path.read_text()
-    changes = {"stages": ('"rate": 1', '"rate": 2'), "environments": ('"2"', '"3"'), "revisions": ("c0ffee", "decaf0")}
-    path.write_text(text.replace(*changes[place]))
+    path.write_text(path.read_text().replace(*change))
     with pytest.raises(PipelineError, match=r"lineage\.json: is damaged \(.*does not have that digest\)"):
         lineage.read(tmp_path)
 
 
-def test_a_lineage_of_an_older_version_is_refused(tmp_path: Path) -> None:
+def test_a_lineage_of_an_older_version_is_refused() -> None:
     """With what to do."""
-    (tmp_path / lineage.FILE_NAME).write_text('{"stage": "train", "config": {}, "inputs": {}, "code": "c"}')
     with pytest.raises(PipelineError, match="was made by an older version; run the stage that made it again"):
-        lineage.read(tmp_path)
+        lineage.parse({"stage": "train", "config": {}, "inputs": {}, "code": "c"}, name="lineage.json")

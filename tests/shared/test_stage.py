@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from components.cluster import task as cluster_task
-from components.shared import environment, lineage
+from components.shared import durable, environment, lineage
 from components.shared import stage as contract
 from components.shared.config import Config
 from components.shared.environment import CLUSTER_VARIABLE
@@ -42,10 +43,7 @@ def _stage(then: Callable[[], object] | BaseException = lambda: None) -> Stage:
     """A stage that fills its outputs and then does something else, or fails."""
 
     def copy(config: CopyConfig, *, source: Path, first: Path, second: Path) -> dict[str, float]:
-        """Copy a text, twice.
-
-        More about it.
-        """
+        """Copy a text, twice."""
         (first / "a.txt").write_text((source / "text.txt").read_text())
         (second / "b.txt").write_text("new")
         if isinstance(then, BaseException):
@@ -99,20 +97,14 @@ def test_outputs_replace_earlier_ones_when_the_stage_is_done(tmp_path: Path, fol
 def test_every_file_is_on_disk_before_an_output_is_renamed(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All files and folders of all outputs are synced first, then each is renamed."""
-    done: list[str] = []
-    rename = os.rename
-
-    def record_rename(old: Path, new: Path) -> None:
-        done.append(f"rename {new.name}")
-        rename(old, new)
-
-    monkeypatch.setattr(os, "fsync", lambda file: done.append(Path(f"/proc/self/fd/{file}").readlink().name))
-    monkeypatch.setattr(os, "rename", record_rename)
+    """All outputs are synced first, then each is renamed."""
+    calls = Mock()
+    for name in ("sync_tree", "replace"):
+        monkeypatch.setattr(durable, name, Mock(wraps=getattr(durable, name)))
+        calls.attach_mock(getattr(durable, name), name)
     run(_stage(), CopyConfig(), folders)
-    files = {".first.partial", "a.txt", ".second.partial", "b.txt", "lineage.json"}
-    assert set(done[: done.index("rename first")]) == files
-    assert done[-4:] == ["rename first", "out", "rename second", folders["second"].parent.name]
+    done = [f"{call[0]} {call.args[0].name}" for call in calls.mock_calls]
+    assert done == ["sync_tree .first.partial", "sync_tree .second.partial", "replace first", "replace second"]
 
 
 @pytest.mark.parametrize("error", [PipelineError("out of ink"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
@@ -139,9 +131,8 @@ def test_a_verdict_keeps_its_outputs_and_is_still_an_error(tmp_path: Path, folde
         ("a_file", "a_file is not a folder; name a new one"),
         ("a_link", "a_link is not a folder; name a new one"),
         ("mine", "mine has files that no stage made; name a new folder"),
-        ("outside", "outside overlaps with the input "),  # which is a folder in it
+        ("mine/../outside", "mine/../outside overlaps with the input "),  # which is a folder in it
         ("outside/source/in", "outside/source/in overlaps with the input "),
-        ("mine/../outside", "mine/../outside overlaps with the input "),
     ],
 )
 def test_an_output_that_would_destroy_something_is_refused_first(tmp_path: Path, output: str, message: str) -> None:
@@ -175,18 +166,14 @@ def test_equal_runs_have_equal_lineage(tmp_path: Path, folders: dict[str, Path])
     """Every output has it: config and each input with its own lineage; only the runs tell who made it, and when."""
     raw = made("raw")
     lineage.write(folders["source"], raw)
-    for place, seed in (("here", 1), ("there", 1), ("other", 2)):
+    for place in ("here", "there"):
         outputs = {name: tmp_path / place / name for name in ("first", "second")}
-        run(_stage(), CopyConfig(seed=seed), {**folders, **outputs})
-    places = ("here/first", "here/second", "there/second", "other/second")
-    first, here, there, other = (lineage.read(tmp_path / place) for place in places)
-    assert first
+        run(_stage(), CopyConfig(seed=1), {**folders, **outputs})
+    first, here, there = (lineage.read(tmp_path / place) for place in ("here/first", "here/second", "there/second"))
     assert here
     assert there
-    assert other
     assert first == here != there
     assert here.model_dump(exclude={"runs"}) == there.model_dump(exclude={"runs"})
-    assert here.made_by == there.made_by != other.made_by
     assert (here.work.stage, here.work.config) == ("copy", {"seed": 1})
     source = here.work.inputs["source"]
     assert source.digest == lineage.digest(folders["source"])
@@ -231,12 +218,7 @@ def command(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Callab
 def test_a_stage_is_a_command_with_an_option_per_folder(
     tmp_path: Path, command: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its description is the first line of the function's docstring; the params file is params.yaml by default."""
-    with pytest.raises(SystemExit, match="0"):
-        command(_stage(), "--help")
-    text = capsys.readouterr().out
-    assert "Copy a text, twice." in text
-    assert "More about it." not in text
+    """The params file is params.yaml by default."""
     with pytest.raises(SystemExit, match="2"):
         command(_stage())
     assert "the following arguments are required: --second" in capsys.readouterr().err
@@ -250,7 +232,6 @@ def test_a_stage_is_a_command_with_an_option_per_folder(
     ("error", "exit_code", "line"),
     [
         (PipelineError("copy: text.txt:3: is upside down"), 2, "text.txt:3: is upside down"),
-        (DataRejectedError("too few texts"), 2, "too few texts"),
         (GateMissedError("the gate is missed"), 3, "the gate is missed"),
         (RetryableError("a peer was lost"), 75, "a peer was lost"),
         (OSError(116, "Stale file handle", "/shared/text.txt"), 75, "/shared/text.txt: stale file handle"),
@@ -259,7 +240,6 @@ def test_a_stage_is_a_command_with_an_option_per_folder(
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-@pytest.mark.parametrize("is_journal_writable", [True, False])
 def test_an_error_is_one_line_and_an_exit_code(
     command: Callable[..., None],
     journal: Path,
@@ -267,24 +247,18 @@ def test_an_error_is_one_line_and_an_exit_code(
     error: Exception,
     exit_code: int,
     line: str,
-    is_journal_writable: bool,
 ) -> None:
     """2: correct something, 3: a missed gate, 75: try again. The journal has it too, unless its disk is full."""
-
-    def fail() -> None:
-        if not is_journal_writable:
-            journal.unlink()
-            journal.mkdir()
-        raise error
-
     with pytest.raises(SystemExit) as ended:
-        command(_stage(fail), "--second", "second")
+        command(_stage(error), "--second", "second")
     assert ended.value.code == exit_code
     assert capsys.readouterr() == ("", f"error: copy: {line}\n")
-    if is_journal_writable:
-        failed = json.loads(journal.read_text().splitlines()[-1])
-        assert (failed["event"], failed["exit_code"]) == ("failed", exit_code)
-        assert failed["error"].removeprefix("copy: ") == line
+    failed = json.loads(journal.read_text().splitlines()[-1])
+    assert failed == {"stage": "copy", "event": "failed", "error": line, "exit_code": exit_code}
+    journal.unlink()
+    journal.mkdir()  # it cannot be written any more
+    with pytest.raises(SystemExit, match=str(exit_code)):
+        command(_stage(error), "--second", "second")
 
 
 @pytest.mark.parametrize("error", [ValueError("unexpected"), OSError("without a number")])
@@ -301,23 +275,21 @@ def test_a_bug_keeps_its_traceback(command: Callable[..., None], error: Exceptio
         (
             PipelineError(
                 "no learning signal in the last 30 steps: the rewards of each group were all equal (mean reward 0). "
-                "Train on problems that the reference sometimes solves. To continue anyway, set "
-                "train_grpo.reward.max_steps_without_signal: 0"
+                "Train on problems that the reference sometimes solves; do not start again"
             ),
             [
                 "error: copy: no learning signal in the last 30 steps: the rewards of",
                 "  each group were all equal (mean reward 0).",
-                "  Train on problems that the reference sometimes solves.",
-                "  To continue anyway, set train_grpo.reward.max_steps_without_signal: 0",
+                "  Train on problems that the reference sometimes solves;",
+                "  do not start again",
             ],
         ),
-        (RetryableError("a peer was lost; run again"), ["error: copy: a peer was lost;", "  run again"]),
         (
             ValueError("unexpected"),
             ["error: copy: ValueError: unexpected;", "  this looks like a bug: its traceback is above"],
         ),
     ],
-    ids=["long", "short", "a bug"],
+    ids=["long", "a bug"],
 )
 def test_the_log_of_a_failed_task_ends_with_the_reason(
     command: Callable[..., None],
@@ -380,8 +352,6 @@ class Attempts:
         ((), 1),
         ((_BUSY, _STALE), 3),
         ((_BUSY,) * 9, 1 + len(PAUSES_S)),
-        ((PipelineError("a key is wrong"),), 1),
-        ((GateMissedError("the gate is missed"),), 1),
         ((RetriesExhaustedError("tried three times"),), 1),
         ((OSError(errno.ENOSPC, "No space left on device"),), 1),
         ((ValueError("a bug"),), 1),
@@ -404,10 +374,8 @@ def test_only_a_transient_error_is_retried(
 
 def test_nothing_is_retried_on_a_laptop() -> None:
     """A person is there to do it."""
-    attempts = Attempts(_BUSY)
     with pytest.raises(RetryableError):
-        with_retries("register", attempts, lambda _: None)
-    assert attempts.count == 1
+        with_retries("register", Attempts(_BUSY), lambda _: pytest.fail("it slept"))
 
 
 def _writing(attempt: Callable[[], object] = lambda: None) -> Stage:
@@ -431,37 +399,26 @@ def _run_task(stage: Stage, folder: Path, *, on_cluster: bool) -> dict[str, floa
     return run_task(stage, {"seed": 3.0}, artifact).metrics
 
 
-@pytest.mark.usefixtures("pod")
-@pytest.mark.parametrize("on_cluster", [True, False])
-def test_a_task_takes_plain_values_and_retries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cluster: bool
-) -> None:
-    """Kubeflow passes floats for integers and paths as text; both kinds of tasks retry."""
-    monkeypatch.setattr(contract, "PAUSES_S", (0.0,))
-    attempts = Attempts(_BUSY)
-    assert _run_task(_writing(attempts), tmp_path, on_cluster=on_cluster) == {"seed": 3}
-    assert attempts.count == 2
-    assert (tmp_path / "out/model/deep/weights").read_text() == "learned"
-
-
-@pytest.fixture(params=[0o000, 0o022])
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
-    """That of Argo's tasks, and that of a container runtime."""
-    before = os.umask(request.param)
-    yield request.param
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """That of Argo's tasks."""
+    before = os.umask(0)
+    yield
     os.umask(before)
-
-
-def _modes(folder: Path) -> set[tuple[bool, int]]:
-    """The mode of each file and folder, and whether it is a folder."""
-    return {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in folder.rglob("*")}
 
 
 @pytest.mark.usefixtures("pod", "umask")
 @pytest.mark.parametrize("on_cluster", [True, False])
-def test_files_of_a_task_are_changed_by_its_group_alone(tmp_path: Path, on_cluster: bool) -> None:
-    """Other pods that mount the volume read weights, checkpoints and the registry, and change none of them."""
+def test_a_task_takes_plain_values_and_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cluster: bool
+) -> None:
+    """Kubeflow passes floats for integers and paths as text. Other pods of the volume read its files, no others."""
+    monkeypatch.setattr(contract, "PAUSES_S", (0.0,))
     with pytest.raises(SystemExit):
         _run_task(_writing(Attempts(PipelineError("unfinished"))), tmp_path, on_cluster=on_cluster)
-    _run_task(_writing(), tmp_path, on_cluster=on_cluster)
-    assert _modes(tmp_path) == {(True, 0o775), (False, 0o664)}
+    attempts = Attempts(_BUSY)
+    assert _run_task(_writing(attempts), tmp_path, on_cluster=on_cluster) == {"seed": 3}
+    assert attempts.count == 2
+    assert (tmp_path / "out/model/deep/weights").read_text() == "learned"
+    modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.rglob("*")}
+    assert modes == {(True, 0o775), (False, 0o664)}

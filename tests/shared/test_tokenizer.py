@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
-from components.shared.problem import Problem, Split, write_problems
+from components.shared.problem import Problem, Split
 from components.shared.tokenizer import EOS, PAD, UNKNOWN, tokenizer_for
 
 
@@ -40,7 +40,6 @@ def _problem(
 _PROBLEMS = [_problem(number) for number in range(60)]
 _WORDS, _BYTE_PAIRS = _model("scratch:tiny"), _model("scratch:math")
 _WORD_TOKENIZER, _BYTE_PAIR_TOKENIZER = (tokenizer_for(model, _PROBLEMS) for model in (_WORDS, _BYTE_PAIRS))
-_BOTH = pytest.mark.parametrize("model", [_WORDS, _BYTE_PAIRS], ids=["words", "byte pairs"])
 
 
 def _survives(tokenizer: Tokenizer, text: str) -> bool:
@@ -71,12 +70,11 @@ def test_words_and_numbers_are_tokens() -> None:
 
 def test_digits_are_tokens_and_so_is_what_frames_a_call() -> None:
     """A number of any length survives, in problems or not; fences with their language and `#### ` are one token."""
-    tokenizer = tokenizer_for(_model("scratch:digits"), _PROBLEMS)
-    for problem in _PROBLEMS:
-        assert _survives(tokenizer, problem.solution)
-    assert tokenizer.encode("Ada gets 120 more.").tokens == ["Ada", " gets", " ", "1", "2", "0", " more."]
     called = [*_PROBLEMS, _problem(60).model_copy(update={"solution": "```calculator\n60*7\n```\n#### 420"})]
-    tokens = tokenizer_for(_model("scratch:digits"), called).encode(called[-1].solution).tokens
+    tokenizer = tokenizer_for(_model("scratch:digits"), called)
+    assert all(_survives(tokenizer, problem.solution) for problem in called)
+    assert tokenizer.encode("Ada gets 120 more.").tokens == ["Ada", " gets", " ", "1", "2", "0", " more."]
+    tokens = tokenizer.encode(called[-1].solution).tokens
     assert tokens == ["```calculator", "\n", "6", "0", "*", "7", "\n", "```", "\n", "#### ", "4", "2", "0"]
 
 
@@ -89,28 +87,20 @@ def test_the_prompt_is_learned_too() -> None:
         assert [tokenizer.token_to_id(token) for token in (PAD, EOS, UNKNOWN)] == [0, 1, 2]
 
 
-@_BOTH
-def test_equal_problems_give_an_equal_tokenizer(tmp_path: Path, model: ModelConfig) -> None:
-    """Byte for byte, also in a process where sets have another order; other problems give another one."""
-    write_problems(tmp_path, Split.TRAIN, _PROBLEMS)
+def test_equal_problems_give_an_equal_tokenizer() -> None:
+    """Byte for byte, also in a process where sets have another order."""
     code = (
-        "import sys; from pathlib import Path; from components.shared.model import ModelConfig; "
-        "from components.shared.problem import Split, read_problems; "
-        "from components.shared.tokenizer import tokenizer_for; "
-        "model = ModelConfig.model_validate_json(sys.argv[1]); "
-        "print(tokenizer_for(model, read_problems(Path(sys.argv[2]), Split.TRAIN)).to_str(), end='')"
+        "from tests.shared import test_tokenizer as each; "
+        "print(each._WORD_TOKENIZER.to_str(), each._BYTE_PAIR_TOKENIZER.to_str(), sep='\\n', end='')"
     )
-    command = [sys.executable, "-c", code, model.model_dump_json(), str(tmp_path)]
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    root = Path(__file__).parents[2]
+    command, root = [sys.executable, "-c", code], Path(__file__).parents[2]
     printed = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True).stdout
-    assert printed == tokenizer_for(model, _PROBLEMS).to_str()
-    other = [*_PROBLEMS, _problem(7, "Which zebras? Zebras! zebras zebras")]
-    assert tokenizer_for(model, other).to_str() != printed
+    assert printed == f"{_WORD_TOKENIZER.to_str()}\n{_BYTE_PAIR_TOKENIZER.to_str()}"
 
 
 @pytest.mark.slow
-@_BOTH
+@pytest.mark.parametrize("model", [_WORDS, _BYTE_PAIRS], ids=["words", "byte pairs"])
 def test_validation_and_training_count_the_same_tokens(tmp_path: Path, model: ModelConfig) -> None:
     """Lengths are validated with one library and trained with another."""
     import torch
@@ -128,13 +118,11 @@ def test_validation_and_training_count_the_same_tokens(tmp_path: Path, model: Mo
         assert trained.decode(ids) == validated.decode(ids).replace(UNKNOWN, "")
 
 
-@pytest.mark.parametrize("content", [None, '{"version": "1.0", "trunc', "{}"])
-def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path, content: str | None) -> None:
+def test_a_missing_or_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     """A truncated download is found before anything is trained."""
     path = tmp_path / "tokenizer.json"
-    message = f"^model {tmp_path}: holds no tokenizer.json; a Hugging Face model folder is"
-    if content is not None:
-        path.write_text(content)
-        message = f"^{path}: cannot be read as a tokenizer .*is the file truncated"
-    with pytest.raises(PipelineError, match=message):
+    with pytest.raises(PipelineError, match=f"^model {tmp_path}: holds no tokenizer.json; a Hugging Face model folder"):
+        tokenizer_for(_model(str(tmp_path)), [])
+    path.write_text('{"version": "1.0", "trunc')
+    with pytest.raises(PipelineError, match=f"^{path}: cannot be read as a tokenizer .*is the file truncated"):
         tokenizer_for(_model(str(tmp_path)), [])

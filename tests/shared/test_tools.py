@@ -29,32 +29,28 @@ def _json(content: str) -> str:
     return f"Multiply.\n<tool_call>\n{content}\n</tool_call>"
 
 
-@pytest.mark.parametrize("end", ["", "\n", "\n\n"])
-def test_a_block_at_the_end_of_a_turn_is_a_call(end: str) -> None:
-    """Whether a stop text or an end token ended the turn."""
-    assert find_calls(FENCED.rstrip("\n") + end, "fenced") == [Call("calculator", block="37*48")]
+def test_a_block_at_the_end_of_a_turn_is_a_call() -> None:
+    """The last of several, whether a stop text or an end token ended the turn, and with its text as it is."""
+    for end in ("", "\n\n"):
+        assert find_calls(FENCED.rstrip("\n") + end, "fenced") == [Call("calculator", block="37*48")]
+    text = "```text\na table\n```\nNow:\n```python\n\nx = '```'\n    print(x)\n```\n"
+    assert find_calls(text, "fenced") == [Call("python", block="\nx = '```'\n    print(x)")]
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "#### 2",
-        "",
         FENCED + "So it is 1776.",
         "```calculator\n1+1\n",
         "```calculator 1+1```",
+        "<think>\n" + FENCED,
         "<think>\n" + FENCED + "</think>\nIt is 1776.",
     ],
 )
 def test_what_is_no_block_at_the_end_calls_nothing(text: str) -> None:
     """An open block, text behind it, or one in a thought."""
     assert find_calls(text, "fenced") == []
-
-
-def test_the_last_of_several_blocks_is_the_call() -> None:
-    """With the text of its lines as they are, backticks included."""
-    text = "```text\na table\n```\nNow:\n```python\n\nx = '```'\n    print(x)\n```\n"
-    assert find_calls(text, "fenced") == [Call("python", block="\nx = '```'\n    print(x)")]
 
 
 @pytest.mark.parametrize("text", ["```\n1+1\n```\n", "Let me see:\n```\n"])
@@ -73,9 +69,7 @@ def test_the_calls_in_json_are_found_in_their_order() -> None:
     middle = find_calls(_json(first) + _json("{") + _json(last), "tool_call")
     assert [bool(call.error) for call in middle] == [False, True, False]
     assert find_calls(f"<think>{_json(first)}</think>{_json(last)}", "tool_call") == both[1:]
-    assert find_calls(f"<think>{_json(first)}</think>#### 3", "tool_call") == []
     assert find_calls(f"<think>a</think><think>{_json(first)}", "tool_call") == []
-    assert find_calls(f"<think>\n{FENCED}", "fenced") == []
     assert find_calls(FENCED, "tool_call") == []
 
 
@@ -85,9 +79,7 @@ def test_the_calls_in_json_are_found_in_their_order() -> None:
         (_json("{'name': 1}"), "is not valid JSON (Expecting property name"),
         (_json("[" * 100_000), "is not valid JSON"),
         (_json("1" * 10_000), "is not valid JSON"),
-        (_json("[]"), 'needs a "name" that is text'),
-        (_json('{"name": "calculator", "arguments": "1+1"}'), '"arguments" that are an object'),
-        (_json('{"name": ["calculator"], "arguments": {}}'), 'needs a "name" that is text'),
+        (_json('{"name": "calculator", "arguments": "1+1"}'), 'needs a "name" that is text and "arguments" that are'),
         (_json("{}").removesuffix("</tool_call>"), "does not end with </tool_call>"),
     ],
 )
@@ -127,7 +119,7 @@ def test_a_solution_is_split_at_the_output_of_its_calls() -> None:
     assert split_outputs("") == []
 
 
-@pytest.mark.parametrize("text", ["a\n```\nb", "```", "```python\n1\n```\n", "````\na\n````", "", "a ``` b"])
+@pytest.mark.parametrize("text", ["```python\n1\n```\n", "````\na\n````", "", "a ``` b"])
 def test_an_output_may_have_fences_of_its_own(text: str) -> None:
     """All of it is the environment's, and none of what the model writes next."""
     block = as_fenced_output(text)
@@ -149,33 +141,18 @@ def test_a_fenced_call_is_written_in_json() -> None:
 def test_a_function_is_shown_as_a_json_schema() -> None:
     """In one order, whatever order its arguments were written in."""
     arguments = {"unit": FunctionArgument(required=False), "city": FunctionArgument(description="Where.")}
-    function = Function(name="weather", description="Tells the weather.", arguments=arguments)
-    assert function.json_schema == {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "Tells the weather.",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string", "description": "Where."}, "unit": {"type": "string"}},
-                "required": ["city"],
-            },
-        },
-    }
+    schema = Function(name="weather", description="Tells the weather.", arguments=arguments).json_schema
+    properties = {"city": {"type": "string", "description": "Where."}, "unit": {"type": "string"}}
+    parameters = {"type": "object", "properties": properties, "required": ["city"]}
+    function = {"name": "weather", "description": "Tells the weather.", "parameters": parameters}
+    assert schema == {"type": "function", "function": function}
 
 
 @pytest.mark.parametrize(
     ("tools", "message"),
     [
         ({"environment": "calculater"}, "tools.environment: no such environment; accepted: calculator, python, "),
-        (
-            {"environment": "python", "arguments": {"max_cals": 3}},
-            "tools.arguments.max_cals: no such argument of python",
-        ),
-        (
-            {"environment": "python", "arguments": {"max_calls": 0}},
-            "tools.arguments.max_calls: input should be greater",
-        ),
+        ({"environment": "python", "arguments": {"max_cals": 3}}, "tools.arguments.max_cals: no such argument of pyth"),
         ({"environment": "search"}, "tools.arguments.file: required key is missing"),
         ({"environment": "calculator", "functions": [{"name": "x"}]}, "tools: functions: calculator has its own"),
         ({"environment": "feedback", "call_format": "fenced"}, "tools: call_format: feedback does not use tool calls"),
@@ -184,11 +161,7 @@ def test_a_function_is_shown_as_a_json_schema() -> None:
             {"environment": "feedback", "max_turns": 2, "arguments": {"num_tries": 3}},
             "tools: arguments.num_tries: is more than max_turns",
         ),
-        ({"environment": "calculator", "max_turns": 1}, "tools.max_turns: has to be at least 2"),
-        (
-            {"environment": "calculator", "call_format": "tool_call"},
-            ": tools.call_format: tool_call is for chat templates",
-        ),
+        ({"environment": "calculator", "call_format": "tool_call"}, ": tools.call_format: tool_call is for chat templ"),
         ({"environment": "feedback", "arguments": {"answer": "boxed"}}, ": tools.arguments.answer: is boxed"),
     ],
 )
@@ -198,20 +171,15 @@ def test_settings_that_mean_nothing_are_refused(tools: dict[str, object], messag
     assert problem.removeprefix("model").removeprefix(".").startswith(message)
 
 
-def test_an_own_environment_has_its_own_arguments_and_functions() -> None:
-    """Nothing is known of them here."""
-    values = {"environment": "games.maze:Maze", "arguments": {"size": 3}, "functions": [{"name": "go"}]}
-    assert list(ToolsConfig.model_validate(values).known_functions) == ["go"]
+def test_whole_numbers_reach_an_environment_as_ints() -> None:
+    """Kubeflow passes all numbers as floats; in lists and objects of an own environment too."""
     whole = ToolsConfig.model_validate({"environment": "python", "arguments": {"max_calls": 3.0}})
     assert repr(whole.arguments) == "{'max_calls': 3}"
-
-
-def test_whole_numbers_reach_an_own_environment_as_ints() -> None:
-    """Kubeflow passes all numbers as floats; in lists and objects too."""
-    arguments = {"size": 3.0, "sizes": [1.0, {"x": 2.0}], "rate": 0.5, "most": 1e300, "flag": True, "none": None}
-    tools = ToolsConfig(environment="games.maze:Maze", arguments=arguments)
-    expected = {"flag": True, "most": 1e300, "none": None, "rate": 0.5, "size": 3, "sizes": [1, {"x": 2}]}
+    arguments = {"sizes": [1.0, {"x": 2.0}], "rate": 0.5, "most": 1e300, "flag": True, "none": None}
+    tools = ToolsConfig(environment="games.maze:Maze", arguments=arguments, functions=[Function(name="go")])
+    expected = {"flag": True, "most": 1e300, "none": None, "rate": 0.5, "sizes": [1, {"x": 2}]}
     assert repr(tools.arguments) == repr(expected)
+    assert list(tools.known_functions) == ["go"]
 
 
 def test_lineage_has_the_files_that_decide_what_an_environment_answers(tmp_path: Path) -> None:
@@ -225,10 +193,5 @@ def test_lineage_has_the_files_that_decide_what_an_environment_answers(tmp_path:
     assert list(own) == ["tests.environments.own:Counting"]
     documents.unlink()
     own_names = ("no_such.module:Any", "tests.no_such:Any", "tests.environments.own.no_such:Any")
-    for tools in (
-        search,
-        *(ToolsConfig(environment=name) for name in own_names),
-        ToolsConfig(environment="calculator"),
-        None,
-    ):
+    for tools in (search, *(ToolsConfig(environment=name) for name in own_names), None):
         assert environment_materials(tools) == {}
