@@ -2,17 +2,20 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from components.register import checkpoints as pushed
 from components.register.aliases import history as history_of
+from components.register.catalogue import left_undone
 from components.register.registry import fetch
-from components.register.snapshot import read_registry
+from components.register.snapshot import Snapshot, read_registry
 from components.report import formatting
 from components.shared.errors import PipelineError
 from components.shared.page import percent
+from components.shared.versioning import is_url
 from pipelines import comparison
 from pipelines.comparison import Facts, facts_of
 from pipelines.run.history import MODELS
@@ -30,6 +33,8 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
     with read_registry(registry) as snapshot:
         names = snapshot.names(name)
         every = facts_of(snapshot, *(version for version in snapshot.versions() if version.name in names))
+        # A registry at a URL names an address that would get this process's token.
+        undone = [] if as_json or is_url(registry) else list(_left_undone(snapshot, names))
     if as_json:
         print_json([_summary(facts) for facts in every])
     elif not every:
@@ -47,6 +52,16 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
             for facts in every
         ]
         print(aligned([("version", "aliases", "registered", "by", "accuracy: SFT, GRPO", "gate"), *rows]))
+        for line in undone:
+            print(f"note: {line}; press Retry on its run, or register again")
+
+
+def _left_undone(snapshot: Snapshot, names: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each unfinished part of a registration, if the catalogue can be reached."""
+    for name in names:
+        (newest,) = snapshot.registrations(snapshot.versions(name)[-1:]) or [{}]
+        with suppress(PipelineError):  # the catalogue of a cluster is often out of reach
+            yield from left_undone(snapshot, name, newest.get("model_registry"))
 
 
 def checkpoints(run: str, registry: str, *, remove: bool, as_json: bool) -> None:

@@ -140,15 +140,16 @@ def preflight(
 def _refuse_repetition(params: Params) -> None:
     """Raise UnchangedRunError if a run would reproduce the newest version; PipelineError if no registry answers."""
     configs = {stage: getattr(params, stage) for stage in _MADE_BY}
-    newest, changed = register_checks.changes_since_newest(params.register, configs)
+    newest, changed, undone = register_checks.changes_since_newest(params.register, configs)
     if not newest:
         say("preflight", f"{params.register.registry} has no version of {params.register.name} yet")
     elif changed:
         say("preflight", f"changed since {newest}: {', '.join(changed)}")
     else:
-        raise UnchangedRunError(
-            f"{UnchangedRunError.beginning} {newest}; a run would reproduce the latest registered version"
-        )
+        message = f"{UnchangedRunError.beginning} {newest}; a run would reproduce the latest registered version"
+        if undone:
+            message += f"\nits registration is not complete: {'; '.join(undone)}; press Retry on the run that made it"
+        raise UnchangedRunError(message)
 
 
 def _evaluation_gpus(cluster: ClusterConfig, evaluate: EvaluateConfig) -> int:

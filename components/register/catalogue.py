@@ -9,15 +9,16 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from components.register.aliases import CANDIDATE
 from components.register.registry import POLICY
-from components.register.snapshot import Snapshot
+from components.register.snapshot import Snapshot, Version
 from components.register.storage import md5_in
 from components.shared.environment import (
     CATALOGUE_CA_VARIABLE,
@@ -114,6 +115,10 @@ class Catalogue:
         """
         return self._run(_update(self._client(self._api_version), name, statuses))
 
+    def missing(self, name: str, numbers: Iterable[str]) -> list[str]:
+        """Return which versions of a model, such as `v0.0.1`, were not announced, or not completely."""
+        return self._run(_missing(self._client(self._api_version), name, numbers))
+
     async def _find_api_version(self) -> str:
         """Return the version of the API that the server has; asked before anything is registered."""
         from mr_openapi.exceptions import NotFoundException
@@ -190,6 +195,27 @@ def _readable(path: str | Path, content: str) -> Path:
     if not os.access(path, os.R_OK):
         raise PipelineError(f"{path}: no readable file with the {content} of the model registry")
     return Path(path)
+
+
+def left_undone(snapshot: Snapshot, name: str, address: str | None) -> Iterator[str]:
+    """Yield a line for each step that registrations of a model have not completed.
+
+    Announcements, to the catalogue at `address` if there is one, come last. Errors are those of `Catalogue`.
+    """
+    for newest in snapshot.versions(name)[-1:]:
+        if all(each.commit != newest.commit for each in snapshot.assignments(name, CANDIDATE)):
+            yield f"{newest.tag} never became the candidate"
+    for version in unannounced(snapshot, name, Catalogue(address)) if address else ():
+        yield f"{version.tag} is not announced to {address}"
+
+
+def unannounced(snapshot: Snapshot, name: str, catalogue: Catalogue) -> list[Version]:
+    """Return the versions of a model that were to be announced to a catalogue, and are not, or not completely."""
+    versions = snapshot.versions(name)
+    registered = zip(versions, snapshot.registrations(versions), strict=True)
+    meant = [version for version, each in registered if each.get("model_registry") == catalogue.address]
+    missing = catalogue.missing(name, [each.version for each in meant])
+    return [each for each in meant if each.version in missing]
 
 
 def require_url(url: str) -> None:
@@ -352,6 +378,16 @@ async def _update(client: "ModelRegistryAPIClient", name: str, statuses: Mapping
             await client.upsert_model_version(version)
             num_changed += 1
     return num_changed
+
+
+async def _missing(client: "ModelRegistryAPIClient", name: str, numbers: Iterable[str]) -> list[str]:
+    model, found = await client.get_registered_model_by_params(name), []
+    for number in numbers:
+        version = await client.get_model_version_by_params(str(model.id), number) if model else None
+        # The artifact is made last.
+        if not version or not await client.get_model_artifacts(str(version.id)):
+            found.append(number)
+    return found
 
 
 async def _ensure(find: Callable[[], Awaitable[Any]], create: Callable[[], Awaitable[Any]]) -> tuple[Any, bool]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from components.register.catalogue import Catalogue
+from components.register.catalogue import Catalogue, left_undone
 from components.register.config import RegisterConfig
 from components.register.snapshot import read_registry
 from components.register.storage import CONFIG, check_storage, new_config
@@ -80,8 +80,8 @@ def unusable_model_registry(url: str, remote: str) -> Iterator[str]:
         yield "register.storage: is not a URL, so the weights cannot be found from Kubeflow Model Registry"
 
 
-def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) -> tuple[str, list[str]]:
-    """Return the tag of the newest version, and what differs from it.
+def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) -> tuple[str, list[str], list[str]]:
+    """Return the tag of the newest version, what differs from it, and what its registration has left undone.
 
     The tag is empty where there is no version. For `configs` see `changes_since`.
 
@@ -91,9 +91,10 @@ def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) 
     with read_registry(config.registry) as snapshot:
         versions = snapshot.versions(config.name)
         if not versions:
-            return "", []
+            return "", [], []
         made_by = snapshot.lineage(versions[-1].tag)
-    return versions[-1].tag, changes_since(made_by, configs, lineage.code_digest())
+        undone = list(left_undone(snapshot, config.name, config.model_registry))
+    return versions[-1].tag, changes_since(made_by, configs, lineage.code_digest()), undone
 
 
 def changes_since(made_by: lineage.Lineage, configs: Mapping[str, Config], code: str) -> list[str]:

@@ -5,14 +5,15 @@ Registering the same weights twice gives the same version; a run killed at any p
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from components.register.aliases import CANDIDATE, candidate
 from components.register.card import CARD, model_card
-from components.register.catalogue import Catalogue, entry_of, require_url, statuses_of
+from components.register.catalogue import Catalogue, Entry, entry_of, require_url, statuses_of, unannounced
 from components.register.config import RegisterConfig
 from components.register.consistency import check_consistency, require_stored
 from components.register.registry import POLICY, RefusedError, Registry, open_registry
@@ -83,8 +84,7 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         version = registered.version
         _ensure_candidate(registry, version, verdict)
         card, digests_text = (registry.snapshot.read(version["tag"], name) for name in (CARD, DIGESTS_FILE))
-        is_announced = catalogue and registered.has_tag
-        entry = entry_of(registry.snapshot, version, registry.serve(version)) if is_announced else None
+        entries = _entries(registry, catalogue, registered)
         statuses = statuses_of(registry.snapshot, config.name)
     jsonl.write_json(registration / VERSION_FILE, version)
     (registration / CARD).write_text(card, encoding="utf-8")
@@ -101,9 +101,8 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         )
     is_new = registered.is_new
     say("register", f"{version['tag']} {'registered' if is_new else 'is already registered'} in {config.registry}")
-    if catalogue and entry:
-        announced = "announced" if catalogue.announce(entry) else "is already known"
-        say("register", f"{version['tag']} {announced} to {config.model_registry}")
+    if catalogue:
+        _announce(catalogue, entries)
         catalogue.update(config.name, statuses)
     return {"registered": float(is_new), "gate_passed": float(verdict["passed"])}
 
@@ -155,6 +154,29 @@ def _register(
         if known:
             return Registered(known, False)
     raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")
+
+
+def _entries(registry: Registry, catalogue: Catalogue | None, registered: Registered) -> list[Entry]:
+    """Return what to announce, with a served copy of each: versions that earlier runs did not announce, then this."""
+    if catalogue is None or not registered.has_tag:
+        return []
+    snapshot, version, entries = registry.snapshot, registered.version, []
+    missed = [each for each in unannounced(snapshot, version["name"], catalogue) if each.tag != version["tag"]]
+    for tag, earlier in zip((each.tag for each in missed), snapshot.registrations(missed), strict=True):
+        try:
+            # Another run registered it, whose id is not known.
+            entries.append(replace(entry_of(snapshot, earlier, registry.serve(earlier)), source={}))
+        except RetryableError:
+            raise
+        except (PipelineError, KeyError) as error:  # of an earlier form, or without its weights: no failure of this run
+            say("register", f"warning: {tag} is still not announced: {error}")
+    return [*entries, entry_of(snapshot, version, registry.serve(version))]
+
+
+def _announce(catalogue: Catalogue, entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        announced = "announced" if catalogue.announce(entry) else "is already known"
+        say("register", f"{entry.name}@{entry.version} {announced} to {catalogue.address}")
 
 
 def _branch(version: Mapping[str, Any]) -> str:

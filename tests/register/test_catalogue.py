@@ -11,12 +11,14 @@ import pytest
 from kfp import dsl
 
 from components.register import component
-from components.register.catalogue import Catalogue, Entry, Status, scores
+from components.register.catalogue import Catalogue, Entry, Status, left_undone, scores
+from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.environment import CATALOGUE_TOKEN_VARIABLE, RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
+from pipelines.cli import main
 from tests.fake_cluster import AFTER, BEFORE, ApiServer, Fault, self_signed
-from tests.register.registrations import inputs_of, inputs_of_task, make_config, make_policy, run_register
+from tests.register.registrations import git, inputs_of, inputs_of_task, make_config, make_policy, run_register
 from tests.register.s3_storage import s3_storage
 
 ENTRY = Entry(
@@ -260,6 +262,42 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
         assert run_register(config, policy, passed, tmp_path / "again") == version
         assert storage.objects[f"{folder}model.safetensors"] == files["model.safetensors"]
         announced(server)
+
+
+@pytest.mark.slow
+def test_next_registration_announces_what_an_earlier_one_did_not(
+    passed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    server: ApiServer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With a served copy of it; until then it is named. A version for no catalogue is neither named nor announced."""
+    monkeypatch.chdir(tmp_path)
+    with s3_storage() as storage:
+        for name, value in storage.environment.items():
+            monkeypatch.setenv(name, value)
+        config = make_config(Path(), storage="s3://bucket/models")
+        run_register(config, make_policy(tmp_path / "private", b"private"), passed, tmp_path / "private-registration")
+        config = config.model_copy(update={"model_registry": server.url})
+        server.faults.add(Fault("POST", status=403, times=100))
+        with pytest.raises(PipelineError):
+            run_register(config, make_policy(tmp_path / "first"), passed, tmp_path / "registration")
+        git(Path(config.registry), "tag", "--delete", "grpo-policy#candidate#2")
+        undone = "note: grpo-policy@v0.0.2 {}; press Retry on its run, or register again\n"
+        not_candidate = undone.format("never became the candidate")
+        for method, announcement in (("GET", ""), ("POST", undone.format(f"is not announced to {server.url}"))):
+            server.faults.clear()
+            server.faults.add(Fault(method, status=403, times=100))
+            capsys.readouterr()
+            assert main(["models", "list"]) == 0
+            assert capsys.readouterr().out.endswith(not_candidate + announcement)
+        server.faults.clear()
+        run_register(config, make_policy(tmp_path / "second", b"others"), passed, tmp_path / "next")
+        addresses = [each["uri"] for each in server.registry.documents("model_artifacts")]
+        assert addresses == [f"s3://bucket/models/serve/grpo-policy/v0.0.{number}" for number in (2, 3)]
+        with read_registry(config.registry) as snapshot:
+            assert list(left_undone(snapshot, "grpo-policy", server.url)) == []
 
 
 def test_weights_in_a_folder_are_not_announced(
