@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -64,6 +64,7 @@ _FORMULAS: dict[str, Callable[[float, list[float], list[float]], float]] = {
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
+@settings(max_examples=40)
 @given(rewards_PK=ROLLOUTS)
 def test_every_estimator_is_its_formula(estimator: AdvantageEstimator, rewards_PK: list[list[float]]) -> None:
     """For rewards of any kind, with some missing, it equals the standard library's statistics reward by reward."""
