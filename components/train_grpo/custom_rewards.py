@@ -59,6 +59,13 @@ def load_reward(name: str) -> RewardFunction:
     if not callable(function):
         value = "" if function is None else f": it is {function!r:.80}"
         raise PipelineError(f"{where}: {module_name} ({module.__file__}) has no function `{function_name}`{value}")
+    try:
+        inspect.signature(function).bind("problem", "completion", "grade")
+    except ValueError:
+        pass  # some functions in C have no signature
+    except TypeError as error:
+        takes = "a reward takes a problem, a completion (or a list, or steps) and a grade"
+        raise PipelineError(f"{where}: {function_name} ({module.__file__}): {error}; {takes}") from None
     waits = inspect.iscoroutinefunction(function) or getattr(function, "runs_in_thread", False)
     if waits and getattr(function, "judges_steps", False):
         raise PipelineError(
@@ -94,18 +101,12 @@ def ask(
     here = Path.cwd()
     try:
         with _watched(name, problem, deadline_s):
-            return _asked(name, function, problem, asked_G, grades_G)
+            if getattr(function, "compares_group", False):
+                values: list[Any] | Failure = _attempt(name, function, problem, asked_G, grades_G)
+                return values
+            return [_attempt(name, function, problem, *pair) for pair in zip(asked_G, grades_G, strict=True)]
     finally:
         os.chdir(here)  # a reward may change it, and paths of a run may be relative
-
-
-def _asked(
-    name: str, function: RewardFunction, problem: Problem, asked_G: Sequence[Any], grades_G: Sequence[Grade]
-) -> list[Any] | Failure:
-    if getattr(function, "compares_group", False):
-        values: list[Any] | Failure = _attempt(name, function, problem, asked_G, grades_G)
-        return values
-    return [_attempt(name, function, problem, *pair) for pair in zip(asked_G, grades_G, strict=True)]
 
 
 def worth(
