@@ -108,15 +108,6 @@ def test_steps_give_the_weights_of_the_file(one_file: ModuleType, name: str) -> 
         assert float((weight - expected).detach().abs().max()) < 1e-9, key
 
 
-def test_a_reward_is_for_the_number_that_is_stated(one_file: ModuleType) -> None:
-    """Of a finished completion, behind the last mark."""
-    written = {"1+1=2\n#### 2": 1.0, "#### 2\n#### 3": 0.0, "2": 0.0, "#### 1,002": 0.0}
-    for text, expected in written.items():
-        assert one_file.reward(one_file.Completion([], [], text, True), "2") == expected
-    assert one_file.reward(one_file.Completion([], [], "#### 1,002", True), "1002") == 1.0
-    assert one_file.reward(one_file.Completion([], [], "#### 2", False), "2") == 0.0
-
-
 def test_the_file_samples_from_the_model_that_it_trains(one_file: ModuleType) -> None:
     """First tokens have their frequencies under the model, whatever stands beside their prompt in the batch."""
     checkpoint = tiny.checkpoint()

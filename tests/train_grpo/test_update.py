@@ -425,16 +425,6 @@ class _Run:
         return [[batch.input_ids_T.numel() for batch in minibatch.shard.batches] for minibatch in self.minibatches]
 
 
-def test_old_log_probabilities_cost_no_forward_pass_of_their_own() -> None:
-    """With one optimizer step per pass every micro-batch goes through the model once per pass, and no more."""
-    passes = 2
-    run = _Run(_config(updates_per_rollout=passes, engine__micro_batch_tokens=14))
-    run()
-    (batches,) = run.num_tokens()
-    assert len(batches) > 1
-    assert run.tokens_seen == batches * passes
-
-
 def test_only_later_minibatches_are_scored_beforehand() -> None:
     """The second one before anything changes, and only in the first pass; neither if that is known already."""
     run = _Run(_config(minibatches_per_rollout=2, updates_per_rollout=2))
