@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.progress import say, say_line
+from components.shared.tools import is_own
 
 RewardFunction = Callable[..., Any]
 
@@ -36,12 +36,11 @@ MARK = "rewards that cannot be used: "
 """Begins the line with the answer: modules may print what they like."""
 MAX_REWARD = 1e15
 """Magnitude of a reward whose square still fits, in float32, into sums over a rollout."""
-_CUSTOM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
 
 
 def is_custom(name: str) -> bool:
     """Return whether the name of a reward is that of a user's function, `package.module:function`."""
-    return _CUSTOM.fullmatch(name) is not None
+    return is_own(name)
 
 
 def load_reward(name: str) -> RewardFunction:
