@@ -80,7 +80,17 @@ class EnvironmentService(Service):
 
     def described(self, error: BaseException) -> str:
         """Return how an environment failed, and where."""
-        return _described(error)
+        if isinstance(error, _NonsenseError):
+            return str(error)[:_MAX_SHOWN_CHARACTERS]
+        place, line = error.__traceback__, 0
+        while place:  # the innermost
+            line, file, place = place.tb_lineno, place.tb_frame.f_code.co_filename, place.tb_next
+        try:
+            message = f"{type(error).__name__}: {error}".removesuffix(": ").partition("\n")[0]
+            message = _ADDRESS.sub("0x...", message)[:_MAX_SHOWN_CHARACTERS]
+        except Exception:  # its __str__ is the user's
+            message = type(error).__name__
+        return f"raised {message} ({Path(file).name}, line {line})" if line else f"raised {message}"
 
     def _tried(self) -> PipelineError | None:
         try:
@@ -96,7 +106,7 @@ class EnvironmentService(Service):
                 gib = f"{self._tools.memory_gib:g} GiB"
                 return PipelineError(f"{KEY}.memory_gib: {gib} do not suffice for one environment; set more")
             kind = UnavailableHereError if isinstance(error, ImportError | OSError) else PipelineError
-            return kind(f"{KEY}.arguments: {self._tools.environment} cannot be made with them: {_described(error)}")
+            return kind(f"{KEY}.arguments: {self._tools.environment} cannot be made with them: {self.described(error)}")
         return None
 
 
@@ -200,17 +210,3 @@ def _short(value: object) -> str:
         return _ADDRESS.sub("0x...", repr(value))[:100]
     except Exception:  # its __repr__ is the user's
         return f"a {type(value).__name__}"
-
-
-def _described(error: BaseException) -> str:
-    if isinstance(error, _NonsenseError):
-        return str(error)[:_MAX_SHOWN_CHARACTERS]
-    place, line = error.__traceback__, 0
-    while place:  # the innermost
-        line, file, place = place.tb_lineno, place.tb_frame.f_code.co_filename, place.tb_next
-    try:
-        message = f"{type(error).__name__}: {error}".removesuffix(": ").partition("\n")[0]
-        message = _ADDRESS.sub("0x...", message)[:_MAX_SHOWN_CHARACTERS]
-    except Exception:  # its __str__ is the user's
-        message = type(error).__name__
-    return f"raised {message} ({Path(file).name}, line {line})" if line else f"raised {message}"

@@ -24,14 +24,14 @@ class Api:
     def __init__(
         self, url: str, key: str, key_variable: str | None, *, retries: urllib3.Retry, timeout_s: float, maxsize: int
     ) -> None:
-        """At most `maxsize` connections are kept. Errors name `key` of the params.
+        """At most `maxsize` connections are kept. Errors name `key`, a section of the params.
 
         PipelineError where the environment has no `key_variable`.
         """
         headers = {}
         if key_variable:
             if not os.environ.get(key_variable):
-                raise PipelineError(f"{key}: the environment has no {key_variable}")
+                raise PipelineError(f"{key}.key_variable: the environment has no {key_variable}")
             headers["Authorization"] = f"Bearer {os.environ[key_variable]}"
         self._url, self._where = url, f"{key}: {url}"
         self._pool = urllib3.PoolManager(maxsize=maxsize, headers=headers, retries=retries, timeout=timeout_s)

@@ -474,6 +474,8 @@ class TrainGRPOConfig(Config):
     @model_validator(mode="after")
     def _parts_fit(self) -> "TrainGRPOConfig":
         _require(self.warmup_steps < self.num_steps, "warmup_steps must be smaller than num_steps")
+        _require(max(self.profile_steps, default=0) <= self.num_steps, "profile_steps has steps above num_steps")
+        _require(self.sampler.max_staleness < self.num_steps, "sampler.max_staleness must be smaller than num_steps")
         for key, of in (("num_steps", "num_iterations"), ("prompts_per_step", "minibatches_per_rollout")):
             _require(getattr(self, key) % getattr(self, of) == 0, f"{key} must be a multiple of {of}")
         enough = self.prompts_per_step >= self.engine.num_processes

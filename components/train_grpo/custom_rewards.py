@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.progress import say, say_line
+from components.shared.tools import is_own
 
 RewardFunction = Callable[..., Any]
 
@@ -36,12 +36,11 @@ MARK = "rewards that cannot be used: "
 """Begins the line with the answer: modules may print what they like."""
 MAX_REWARD = 1e15
 """Magnitude of a reward whose square still fits, in float32, into sums over a rollout."""
-_CUSTOM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
 
 
 def is_custom(name: str) -> bool:
     """Return whether the name of a reward is that of a user's function, `package.module:function`."""
-    return _CUSTOM.fullmatch(name) is not None
+    return is_own(name)
 
 
 def load_reward(name: str) -> RewardFunction:
@@ -59,6 +58,13 @@ def load_reward(name: str) -> RewardFunction:
     if not callable(function):
         value = "" if function is None else f": it is {function!r:.80}"
         raise PipelineError(f"{where}: {module_name} ({module.__file__}) has no function `{function_name}`{value}")
+    try:
+        inspect.signature(function).bind("problem", "completion", "grade")
+    except ValueError:
+        pass  # some functions in C have no signature
+    except TypeError as error:
+        takes = "a reward takes a problem, a completion (or a list, or steps) and a grade"
+        raise PipelineError(f"{where}: {function_name} ({module.__file__}): {error}; {takes}") from None
     waits = inspect.iscoroutinefunction(function) or getattr(function, "runs_in_thread", False)
     if waits and getattr(function, "judges_steps", False):
         raise PipelineError(
@@ -94,18 +100,12 @@ def ask(
     here = Path.cwd()
     try:
         with _watched(name, problem, deadline_s):
-            return _asked(name, function, problem, asked_G, grades_G)
+            if getattr(function, "compares_group", False):
+                values: list[Any] | Failure = _attempt(name, function, problem, asked_G, grades_G)
+                return values
+            return [_attempt(name, function, problem, *pair) for pair in zip(asked_G, grades_G, strict=True)]
     finally:
         os.chdir(here)  # a reward may change it, and paths of a run may be relative
-
-
-def _asked(
-    name: str, function: RewardFunction, problem: Problem, asked_G: Sequence[Any], grades_G: Sequence[Grade]
-) -> list[Any] | Failure:
-    if getattr(function, "compares_group", False):
-        values: list[Any] | Failure = _attempt(name, function, problem, asked_G, grades_G)
-        return values
-    return [_attempt(name, function, problem, *pair) for pair in zip(asked_G, grades_G, strict=True)]
 
 
 def worth(

@@ -284,9 +284,9 @@ def _padded_batch(examples: Sequence[LabeledExample], group: list[int], device: 
 
 
 def _empty_batch(device: torch.device) -> PaddedBatch:
-    """Return a micro-batch of one token and no example."""
+    """Return a micro-batch of one token, which is read nowhere."""
     zero = torch.zeros(1, dtype=torch.long, device=device)
-    return PaddedBatch([], zero[None], torch.ones_like(zero)[None], zero, zero)
+    return PaddedBatch([], zero[None], torch.ones_like(zero)[None], zero[:0], zero[:0])
 
 
 def _labels(batch: PaddedBatch, examples: Sequence[LabeledExample]) -> Tensor:

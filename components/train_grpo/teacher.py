@@ -46,7 +46,7 @@ class TeacherServer:
 
     def __init__(self, url: str, key_variable: str | None = None) -> None:
         """`url` is that of the API; PipelineError where the environment has no `key_variable`."""
-        url, key = f"{url.rstrip('/')}/completions", "train_grpo.teacher.server"
+        url, key = f"{url.rstrip('/')}/completions", "train_grpo.teacher"
         self._where = f"{key}: {url}"
         self._api = Api(url, key, key_variable, retries=RETRIES, timeout_s=_REQUEST_S, maxsize=_MAX_REQUESTS)
 

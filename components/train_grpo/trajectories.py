@@ -55,15 +55,11 @@ def _reward_parts(
             )
         columns[column] = part
     before = [column for column in columns_before if column.startswith(_PART_PREFIX) and column not in others]
-    parts = {column: columns.get(column) for column in list(dict.fromkeys([*before, *columns]))[:_MAX_PARTS]}
-    return {
-        column: mean([_reward_part(each, part) if part is not None else 0.0 for each in completions])
+    parts = {column: columns.get(column, "") for column in list(dict.fromkeys([*before, *columns]))[:_MAX_PARTS]}
+    return {  # no part has an empty name
+        column: mean([sum(turn.rewards.get(part, 0.0) for turn in each.turns) for each in completions])
         for column, part in parts.items()
     }
-
-
-def _reward_part(completion: Completion, part: str) -> float:
-    return sum(turn.rewards.get(part, 0.0) for turn in completion.turns)
 
 
 def _limit_reached(config: TrainGRPOConfig, tools: ToolsConfig, completion: Completion) -> str:

@@ -31,16 +31,10 @@ def _computed(expression: str) -> str:
         ("-2**2", "-4"),
         ("2**3**2", "512"),
         ("2**-1", "0.5"),
-        ("(-8)**3", "-512"),
-        ("-7//2", "-4"),
-        ("-7%3", "2"),
         ("0.1+0.2", "0.3"),
         ("1/3", "0.3333333333"),
         ("1/10**20", "1e-20"),
-        ("0**0", "1"),
         ("(-1)**1000000001", "-1"),
-        ("1**(10**30)", "1"),
-        ("12345678901234567890*98765432109876543210", "1219326311370217952237463801111263526900"),
         ("1+1\n\n2*3", "2\n6"),
         ("007 + 1.", "8"),
         ("(" * 40 + "1" + ")" * 40, "1"),
@@ -56,16 +50,12 @@ def test_an_expression_has_its_exact_value(expression: str, value: str) -> None:
     ("expression", "error"),
     [
         ("1/0", "division by zero"),
-        ("0**-1", "division by zero"),
         ("2**0.5", "an exponent has to be a whole number"),
         ("9**9**9", "the number is too large"),
-        ("(1/2)**99999", "the number is too large"),
         ("*".join(["9999999999"] * 45), ""),
         ("(10**1000)*(10**1000)*(10**1000)*(10**1000)", "the number is too large"),
         ("1+", '"1+" cannot be read; accepted: numbers, + - * / // % ** and parentheses'),
         ("1e9", '"1e9" cannot be read'),
-        ("()", '"()" cannot be read'),
-        ("1,776+1", '"1,776+1" cannot be read'),
         ("__import__('os')", "\"__import__('os')\" cannot be read"),
         ("", "there are 0 lines; accepted: 1 to 20"),
         ("1\n" * 21, "there are 21 lines"),
@@ -122,18 +112,11 @@ def test_calls_are_counted() -> None:
         assert calculator.step("```calculator\n2/3\n```\n").text == "No calls are left; give the answer."
 
 
-def test_calls_in_json_are_answered() -> None:
-    """With the name of the argument that is missing, where it is."""
-    calculator = _calculator("tool_call")
-    call = '<tool_call>\n{"name": "calculator", "arguments": {"%s": "6*7"}}\n</tool_call>'
-    assert calculator.step(call % "expression").text == "42"
-    assert calculator.step(call % "x").text == 'Error: `calculator` takes one argument, the text "expression".'
-    assert calculator.step("```calculator\n6*7\n```").done
-
-
 def test_several_calls_are_answered_in_their_order() -> None:
     """Those that cannot be read or are too many as well, each with its reason; a turn with them is not the last."""
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "%s"}}\n</tool_call>'
+    nameless = call.replace("expression", "x") % "1"
+    assert _calculator("tool_call").step(nameless).text.endswith('takes one argument, the text "expression".')
     turn = "\n".join(call % expression for expression in ("1+1", "1/0", '"', "6*7", "2+2"))
     first, second, third, *others = _calculator("tool_call", max_calls=3).step(turn).text.split(NEXT_ANSWER)
     assert (first, second) == ("2", "Error: division by zero")

@@ -35,20 +35,15 @@ def test_the_last_try_ends_the_trajectory() -> None:
         feedback.reset(PROBLEM)
         assert feedback.step("#### 1").text == "No."
         assert feedback.step("#### 1776 or so, not 5") == Observation(done=True, rewards={"right_after_tries": 0.0})
+    feedback.reset(tiny.problem(0, answer="\\frac{1}{"))
+    assert feedback.step("#### 5").done  # nobody can judge another try either
 
 
 def test_what_is_said_leaks_nothing_of_the_answer() -> None:
     """It depends on whether there is an answer, and on nothing else."""
-    said = {_feedback().step(f"#### {number}").text for number in (*range(1000), 1775, 1777, 17760)}
+    said = {_feedback().step(f"#### {number}").text for number in (*range(50), 1775, 1777, 17760)}
     assert said == {"That is not right. Try again."}
     assert _feedback().step("It is about 1776.").text == "No final answer was found. State it as asked."
-
-
-def test_an_answer_that_no_one_can_judge_ends_the_trajectory() -> None:
-    """Another try would not be judged either."""
-    feedback = Feedback(ToolsConfig(environment="feedback"))
-    feedback.reset(tiny.problem(0, answer="\\frac{1}{"))
-    assert feedback.step("#### 5").done
 
 
 def test_answers_are_graded_in_the_processes_of_the_pool() -> None:

@@ -1,18 +1,14 @@
-"""OpenEnv: a server that speaks its protocol over real sockets and, where it is installed, a server of the package."""
+"""OpenEnv: a server that speaks its protocol over real sockets."""
 
-import importlib.util
 import json
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.sync.client import connect
 from websockets.sync.server import ServerConnection, serve
 
 from components.environments.environment import Observation
@@ -29,7 +25,7 @@ CALL = '<tool_call>\n{"name": "guess", "arguments": {"number": %s}}\n</tool_call
 
 
 def _session(socket: ServerConnection) -> None:
-    """Answer as openenv_game.py does."""
+    """Answer as a server of openenv-core does that holds this game: guess the last digit of the seed."""
     number, num_guesses = 0, 0
     for message in map(json.loads, socket):
         kind, data = message["type"], message["data"]
@@ -51,45 +47,13 @@ def _session(socket: ServerConnection) -> None:
         socket.send(json.dumps({"type": "observation", "data": reply}))
 
 
-@pytest.fixture(
-    params=[
-        "protocol",
-        pytest.param(
-            "package",
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec("openenv") is None, reason="needs the optional package openenv-core"
-            ),
-        ),
-    ]
-)
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
+@pytest.fixture
+def url() -> Iterator[str]:
     """The address of a server with a game."""
-    if request.param == "protocol":
-        with serve(_session, "127.0.0.1", 0) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-            server.shutdown()
-        return
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    process = subprocess.Popen([sys.executable, str(Path(__file__).parent / "openenv_game.py"), str(port)])
-    try:
-        _wait(f"ws://127.0.0.1:{port}/ws", process)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _wait(address: str, process: "subprocess.Popen[bytes]") -> None:
-    while process.poll() is None:
-        try:
-            connect(address, proxy=None).__enter__().close()
-        except OSError:
-            time.sleep(0.2)
-        else:
-            return
-    pytest.fail("the server has ended")
+    with serve(_session, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        server.shutdown()
 
 
 def _begun(url: str, problem: Problem = PROBLEM, **arguments: Any) -> OpenEnv:

@@ -16,6 +16,7 @@ import pytest
 
 from components.environments.environment import Observation
 from components.environments.pool import Answer, Environments, environment_error
+from components.environments.worker import TRIAL, EnvironmentService
 from components.shared.tools import ToolsConfig
 from tests import tiny
 from tests.grading.processes import children, is_gone, wait_until
@@ -52,14 +53,6 @@ def test_each_trajectory_has_an_environment_of_its_own() -> None:
         assert episodes[0].step("end").result().observation.done
 
 
-def test_a_trajectory_is_continued_after_its_past_turns() -> None:
-    """As a run that is resumed does; the past is replayed, once."""
-    with Environments(_config("Counting")) as environments:
-        episode = environments.begin(tiny.PROBLEMS[0], past=["a", "b"])
-        assert episode.step("c").result() == _answered("c", 3)
-        assert episode.step("d").result() == _answered("d", 4)
-
-
 def test_turns_are_not_replayed_where_the_process_lives(tmp_path: Path) -> None:
     """Each turn reaches its environment once."""
     notes = tmp_path / "notes"
@@ -71,48 +64,49 @@ def test_turns_are_not_replayed_where_the_process_lives(tmp_path: Path) -> None:
     assert len(notes.read_text(encoding="utf-8").splitlines()) == 30
 
 
-@pytest.mark.parametrize(
-    ("text", "failure"),
-    [
-        ("exit", "its process ended with exit code 3"),
-        ("crash", "its process ended by signal 11"),
-        ("kill", "its worker process was killed (for example by the OOM killer), or sent what is no reply, 10 times"),
-        ("close", "its "),  # it ends by itself, or its socket does ten times
-        ("write", "its worker process was killed (for example by the OOM killer), or sent what is no reply, 10 times"),
-        ("heartbeats", "its worker process was killed (for example"),
-        ("address", "raised LookupError: <object object at 0x...> (own.py, line "),
-        ("raise", "raised LookupError: no such (own.py, line "),
-        ("quit", "raised SystemExit: done (own.py, line "),
-        ("memory", "raised MemoryError (own.py, line "),
-        ("nothing", "step returned None, where an Observation is expected"),
-        ("text", "the text of an observation is b'text', where text is expected"),
-        ("lie", "done is 'yes', where True or False is expected"),
-        ("nan", "the reward x is nan, where a finite number is expected"),
-        ("names", "the name of a reward is 1, where a short text is expected"),
-    ],
-)
-def test_a_bad_environment_fails_its_own_trajectory_alone(text: str, failure: str) -> None:
+_FAILURES = {
+    "exit": "its process ended with exit code 3",
+    "crash": "its process ended by signal 11",
+    "kill": "its worker process was killed (for example by the OOM killer), or sent what is no reply, 10 times",
+    "close": "its ",  # it ends by itself, or its socket does ten times
+    "write": "its worker process was killed (for example by the OOM killer), or sent what is no reply, 10 times",
+    "heartbeats": "its worker process was killed (for example",
+    "address": "raised LookupError: <object object at 0x...> (own.py, line ",
+    "raise": "raised LookupError: no such (own.py, line ",
+    "quit": "raised SystemExit: done (own.py, line ",
+    "memory": "raised MemoryError (own.py, line ",
+    "nothing": "step returned None, where an Observation is expected",
+    "text": "the text of an observation is b'text', where text is expected",
+    "lie": "done is 'yes', where True or False is expected",
+    "nan": "the reward x is nan, where a finite number is expected",
+    "names": "the name of a reward is 1, where a short text is expected",
+}
+"""How a turn with this text fails."""
+
+
+def test_a_bad_environment_fails_its_own_trajectory_alone() -> None:
     """The future does not raise; other trajectories of its process go on as if nothing had been."""
     with Environments(_config("Hostile", num_workers=1)) as environments:
-        bad, good = (environments.begin(tiny.PROBLEMS[0]) for _ in range(2))
-        assert good.step("a").result() == _answered("a", 1)
-        assert bad.step("a").result() == _answered("a", 1)
-        futures = [bad.step(text), good.step("b")]
-        answer = futures[0].result()
-        assert answer.observation == Observation(done=True)
-        assert str(answer.failure).startswith(failure)
-        assert futures[1].result() == _answered("b", 2)
-        assert good.step("c").result() == _answered("c", 3)
+        for text, failure in _FAILURES.items():
+            bad, good = (environments.begin(tiny.PROBLEMS[0]) for _ in range(2))
+            assert good.step("a").result() == _answered("a", 1)
+            assert bad.step("a").result() == _answered("a", 1)
+            futures = [bad.step(text), good.step("b")]
+            answer = futures[0].result()
+            assert answer.observation == Observation(done=True)
+            assert str(answer.failure).startswith(failure), text
+            assert futures[1].result() == _answered("b", 2)
+            assert good.step("c").result() == _answered("c", 3)
+            good.close()
 
 
-@pytest.mark.parametrize("text", ["hang", "spin"])
-def test_an_environment_that_hangs_fails_after_its_time(text: str) -> None:
+def test_an_environment_that_hangs_fails_after_its_time() -> None:
     """Those that wait for its process are answered by another one, at once."""
     with Environments(_config("Hostile", timeout_s=2.0)) as environments:
         episodes = [environments.begin(tiny.PROBLEMS[0]) for _ in range(6)]
         for future in [episode.step("a") for episode in episodes]:
             future.result()
-        hanging = episodes[0].step(text)
+        hanging = episodes[0].step("spin")
         others = [episode.step("b") for episode in episodes[1:]]
         assert [future.result() for future in others] == [_answered("b", 2)] * 5
         assert not hanging.done()
@@ -122,7 +116,7 @@ def test_an_environment_that_hangs_fails_after_its_time(text: str) -> None:
 
 def test_a_long_answer_is_cut_in_the_process_of_its_environment() -> None:
     """Only its beginning reaches the trainer; what is printed reaches nobody, what is no text is replaced."""
-    with Environments(_config("Hostile")) as environments:
+    with Environments(_config("Hostile", num_workers=1)) as environments:
         episode = environments.begin(tiny.PROBLEMS[0])
         assert episode.step("flood").result() == Answer(Observation("é" * 65_536))
         assert episode.step("print").result() == Answer(Observation("printed"))
@@ -266,11 +260,9 @@ with Environments(config) as environments:
     episode = environments.begin(Problem(**texts, split=Split.TRAIN, level=None))
     print(episode.step("a").result().observation.text, *environment_materials(config))
 """
-    for options in ([], ["-P"]):
-        command = [sys.executable, *options, "-c", script]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        printed = subprocess.check_output(command, text=True, cwd=tmp_path, env=environment)
-        assert printed == "here in_this_folder:Here\n"
+    command, environment = [sys.executable, "-P", "-c", script], {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = subprocess.check_output(command, text=True, cwd=tmp_path, env=environment)
+    assert printed == "here in_this_folder:Here\n"
 
 
 def test_steps_without_an_answer_fail_where_the_pool_is_closed() -> None:
@@ -285,84 +277,49 @@ def test_steps_without_an_answer_fail_where_the_pool_is_closed() -> None:
     episode.close()
 
 
-@pytest.mark.slow
-def test_processes_end_with_a_parent_that_is_killed() -> None:
-    """Whatever they are doing."""
-    script = """
-import sys, time
-from components.environments.pool import Environments
-from components.shared.tools import ToolsConfig
-from tests import tiny
-if __name__ == "__main__":
-    environments = Environments(ToolsConfig(environment="tests.environments.own:Hostile", num_workers=2))
-    episodes = [environments.begin(tiny.PROBLEMS[0]) for _ in range(2)]
-    turns = [episode.step(turn).result() for turn in ("pid", "daemon") for episode in episodes]
-    numbers = [turn.observation.text.split()[-1] for turn in turns]
-    waiting = [episode.step("spin") for episode in episodes]
-    print(*numbers, flush=True)
-    time.sleep(1000)
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    ) as process:
-        assert process.stdout is not None
-        numbers = [int(number) for number in process.stdout.readline().split()]
-        assert len(numbers) == 4
-        (server,) = children(process.pid)
-        process.kill()
-    for number in (server, *numbers):
-        wait_until(lambda number=number: is_gone(number))  # type: ignore[misc]
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("none:Maze", {}, "environment: .* module tests.environments.none cannot be imported"),
+        ("own:Maze", {}, "environment: .* tests.environments.own has no class `Maze`"),
+        ("own:NoStep", {}, "environment: .* has no method `step`; an environment has"),
+        ("own:NeedsSize", {}, "arguments: missing a required argument: 'size'; accepted: size"),
+        ("own:Counting", {"rewrd": 1}, "arguments.rewrd: no such argument; accepted: reward"),
+        ("own:NeedsSize", {"size": 0}, r"arguments: .* made with them: raised ValueError: size is 0 \(own.py, line"),
+        ("own:StepWithoutText", {}, "environment: .* its method `step` has to take one argument, `text`"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_named(name: str, arguments: dict[str, object], message: str) -> None:
+    """By its key, before anything is sampled."""
+    config = ToolsConfig(environment=f"tests.environments.{name}", arguments=arguments)
+    error, is_here_alone = EnvironmentService(config.model_dump(mode="json")).answer(None, TRIAL)
+    assert re.match(rf"train_sft\.model\.tools\.{message}", error)
+    assert not is_here_alone
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("tests.environments.none:Maze", {}, "environment: .* module tests.environments.none cannot be imported"),
-        ("tests.environments.own:Maze", {}, "environment: .* tests.environments.own has no class `Maze`"),
-        ("tests.environments.own:NoStep", {}, "environment: .* has no method `step`; an environment has"),
-        ("tests.environments.own:NeedsSize", {}, "arguments: missing a required argument: 'size'; accepted: size"),
-        (
-            "tests.environments.own:Counting",
-            {"rewrd": 1},
-            "arguments.rewrd: no such argument; accepted: reward",
-        ),
-        (
-            "tests.environments.own:NeedsSize",
-            {"size": 0},
-            r"arguments: .*:NeedsSize cannot be made with them: raised ValueError: size is 0 \(own.py, line",
-        ),
-        ("tests.environments.own:NeedsSize", {"size": 10}, "memory_gib: 4 GiB do not suffice for one environment; set"),
-        (
-            "tests.environments.own:NeedsSize",
-            {"size": 200},
-            "environment: .*: making one: its process ended with exit code 4; set a",
-        ),
-        (
-            "tests.environments.own:StepWithoutText",
-            {},
-            "environment: .* its method `step` has to take one argument, `text`",
-        ),
-        ("tests.environments.own_exit:Any", {}, "environment: .*: the process that imports it ended with exit code"),
+        ("own:NeedsSize", {"size": 10}, "memory_gib: 4 GiB do not suffice for one environment; set"),
+        ("own:NeedsSize", {"size": 200}, "environment: .*: making one: its process ended with exit code 4; set a"),
+        ("own_exit:Any", {}, "environment: .*: the process that imports it ended with exit code"),
     ],
 )
-def test_an_environment_that_cannot_be_made_is_named(name: str, arguments: dict[str, object], message: str) -> None:
-    """By its key, before anything is sampled."""
-    error = environment_error(ToolsConfig(environment=name, arguments=arguments), used_here=False)
-    assert re.match(rf"train_sft\.model\.tools\.{message}", str(error))
+def test_an_environment_that_ends_its_process_is_named(name: str, arguments: dict[str, object], message: str) -> None:
+    """In the place of the run."""
+    config = ToolsConfig(environment=f"tests.environments.{name}", arguments=arguments)
+    assert re.match(rf"train_sft\.model\.tools\.{message}", str(environment_error(config, used_here=False)))
 
 
-def test_a_missing_file_is_an_error_only_where_the_environment_is_used() -> None:
-    """The machine that trains may have it."""
-    assert environment_error(_config("NeedsFile"), used_here=False) is None
-    assert "raised FileNotFoundError" in str(environment_error(_config("NeedsFile"), used_here=True))
-
-
-def test_a_missing_package_is_an_error_only_where_the_environment_is_used() -> None:
-    """The image that trains may have it."""
-    config = ToolsConfig(environment="tests.environments.own_missing:Any")
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("own:NeedsFile", "raised FileNotFoundError"), ("own_missing:Any", "cannot be imported (ModuleNotFoundError")],
+)
+def test_what_is_missing_is_an_error_only_where_the_environment_is_used(name: str, error: str) -> None:
+    """The machine that trains may have the file, and its image the package."""
+    config = ToolsConfig(environment=f"tests.environments.{name}")
     assert environment_error(config, used_here=False) is None
-    assert "cannot be imported (ModuleNotFoundError" in str(environment_error(config, used_here=True))
-    assert environment_error(_config("Counting"), used_here=True) is None
+    assert error in str(environment_error(config, used_here=True))
 
 
 _BAD = ("exit", "crash", "kill", "raise", "flood", "memory", "nothing", "lie", "nan", "close", "fork", "write")

@@ -39,7 +39,6 @@ def _config(path: Path | str, **arguments: object) -> ToolsConfig:
         ("ørsta fjord", ["Ørsta"]),
         ("rains, France!", ["Bergen", "Paris"]),
         ("xylophone", []),
-        ("...", []),
     ],
 )
 def test_the_best_documents_are_found_by_their_words(query: str, titles: list[str]) -> None:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -83,6 +83,7 @@ def _assert_close(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
         torch.testing.assert_close(values, exact, rtol=tolerance, atol=tolerance)
 
 
+@settings(max_examples=40)
 @given(GROUPS, st.sampled_from([1, 2, 3]))
 def test_completions_see_their_prompt_and_themselves(sizes: list[tuple[int, list[int]]], repeats: int) -> None:
     """Outputs and gradients are those of one masked softmax, in float64, also where heads of queries share keys."""

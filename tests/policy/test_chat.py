@@ -36,7 +36,6 @@ def _checkpoint(folder: Path, **changes: object) -> Checkpoint:
 @pytest.mark.parametrize(
     ("template", "system", "thinking"),
     [
-        (CHATML, None, None),
         (CHATML, SYSTEM, None),
         (THINKING, None, False),
         (THINKING, SYSTEM, True),

@@ -150,13 +150,12 @@ def test_training_changes_only_the_adapters(changes: dict[str, Any]) -> None:
             assert torch.equal(weight, before[name]) == ("lora_" not in name), name
 
 
-@pytest.mark.parametrize("target", ["lm_head", "proj"])
-def test_an_unknown_target_is_refused_with_the_accepted_ones(target: str) -> None:
-    """With those that can: the output layer is not one of them."""
+def test_an_unknown_target_is_refused_with_the_accepted_ones() -> None:
+    """The output layer is not one of them."""
     with pytest.raises(PipelineError) as raised:
-        add_adapters(plain.qwen2(), _lora(targets=["q_proj", target]), seed=1)
+        add_adapters(plain.qwen2(), _lora(targets=["q_proj", "lm_head"]), seed=1)
     assert str(raised.value) == (
-        f"engine.lora.targets: Qwen2ForCausalLM has no layer `{target}` to adapt; accepted: q_proj, k_proj, v_proj, "
+        "engine.lora.targets: Qwen2ForCausalLM has no layer `lm_head` to adapt; accepted: q_proj, k_proj, v_proj, "
         "o_proj, gate_proj, up_proj, down_proj, or all-linear for all of them"
     )
 

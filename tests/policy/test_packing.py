@@ -4,7 +4,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from components.policy.packing import MicroBatch, Shard, TokenSequence, pack, pack_shard
@@ -61,6 +61,7 @@ def _context(batch: MicroBatch, place: int) -> list[int]:
     return visible
 
 
+@settings(max_examples=50)
 @given(GROUPS, st.integers(1, 60))
 def test_packing_keeps_contexts_limits_and_prompts(
     sizes: list[tuple[int, list[list[tuple[int, int]]]]], max_tokens: int

@@ -18,7 +18,7 @@ import pytest
 from kubeflow_trainer_api.models import TrainerV1alpha1UpdateTrainJobStatusRequest
 
 from components.policy.parallel import Ranks
-from components.policy.tracking import training_log
+from components.policy.tracking import _FINISH_S, training_log
 from components.shared import jsonl, live
 from components.shared.environment import JOURNAL_VARIABLE, POD_VARIABLE, TRAINER_VARIABLES
 from components.shared.errors import StoppedError
@@ -76,13 +76,19 @@ def test_only_the_main_process_reports(work: Path) -> None:
     assert list(work.parents[2].rglob("*.*")) == []
 
 
-def test_tensorboard_has_every_step_once(work: Path, tmp_path: Path) -> None:
-    """Read by its own reader: a step that came again after a resumption counts once."""
+def _events(folder: Path) -> Any:
+    """What the reader of TensorBoard reads of the run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    _stopped_and_resumed(work, tensorboard=True)
-    events = EventAccumulator(str(tmp_path / "tensorboard" / "evening" / "train_grpo"))
+    events = EventAccumulator(str(folder / "tensorboard" / "evening" / "train_grpo"))
     events.Reload()
+    return events
+
+
+def test_tensorboard_has_every_step_once(work: Path, tmp_path: Path) -> None:
+    """A step that came again after a resumption counts once."""
+    _stopped_and_resumed(work, tensorboard=True)
+    events = _events(tmp_path)
     assert set(events.Tags()["scalars"]) == {"reward", "kl", "step_s"}
     for name in ("reward", "kl"):
         assert {event.step: event.value for event in events.Scalars(name)} == _figures(_live(work), name)
@@ -91,17 +97,14 @@ def test_tensorboard_has_every_step_once(work: Path, tmp_path: Path) -> None:
 
 def test_a_tracker_that_a_resumed_training_begins_with_has_the_steps_before(work: Path, tmp_path: Path) -> None:
     """From the checkpoint: a run is worth tracking that went better than expected."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     _train(work, start=0, stop=2, ends=False)
     _train(work, start=2, stop=4, tensorboard=True)
-    events = EventAccumulator(str(tmp_path / "tensorboard" / "evening" / "train_grpo"))
-    events.Reload()
-    assert {event.step: event.value for event in events.Scalars("reward")} == _figures(ROWS, "reward")
+    assert {event.step: event.value for event in _events(tmp_path).Scalars("reward")} == _figures(ROWS, "reward")
 
 
 def test_wandb_continues_its_run(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline, read from its files: two parts of one run, in a group of the pipeline's run."""
+    monkeypatch.setitem(_FINISH_S, "stopped", 60.0)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "before"))
     _train(work, start=0, stop=3, ends=False, wandb={"project": "sums"})

@@ -187,8 +187,8 @@ def _next_word(checkpoint: Checkpoint, ids: tuple[int, ...], temperature: float)
 
 
 def test_two_words_follow_their_exact_joint_distribution() -> None:
-    """Of 30,000 completions the pairs of first and second word pass a chi-square test against the exact softmax."""
-    plain, checkpoint, count = _eight_words(), _eight_words(), 30_000
+    """Of 10,000 completions the pairs of first and second word pass a chi-square test against the exact softmax."""
+    plain, checkpoint, count = _eight_words(), _eight_words(), 10_000
     prompt = checkpoint.prompt_ids("c d")
     completions = _generate(checkpoint, count, ["c d"], num_samples=count, temperature=0.8, max_new_tokens=2)
     counted = Counter(completion.tokens.completion_ids for completion in completions)
@@ -218,7 +218,7 @@ def test_prompts_are_dropped_once_half_of_them_are_needed() -> None:
         assert {len(each) for each in (*cache._prompt_keys, *cache._prompt_values)} == {num_prompts}
 
 
-@pytest.mark.parametrize("size", [1, 8, 151, 5000])
+@pytest.mark.parametrize("size", [1, 151, 5000])
 def test_inverse_cdf_at_any_size(size: int) -> None:
     """It is the first index whose cumulative weight exceeds the number's share, and never one without weight."""
     generator = torch.Generator().manual_seed(1)

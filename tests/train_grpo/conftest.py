@@ -1,9 +1,10 @@
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
 from components.grading.verifier import Verifier
-from components.train_grpo import monitoring
+from components.train_grpo import monitoring, worker
 
 
 @pytest.fixture(scope="session")
@@ -11,6 +12,12 @@ def verify() -> Iterator[Verifier]:
     """Return the grader, which takes a moment to start."""
     with Verifier(num_workers=2) as verifier:
         yield verifier
+
+
+@pytest.fixture(autouse=True)
+def one_verifier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all runs in this process use the same grader."""
+    monkeypatch.setattr(worker, "Verifier", lambda: nullcontext(request.getfixturevalue("verify")))
 
 
 @pytest.fixture(autouse=True)

@@ -19,12 +19,8 @@ from components.rollout.sampler import Sampling
 from components.rollout.trajectory import RolloutContext, Trajectory
 from components.rollout.vllm.config import Synchronise, WeightsBy
 from components.rollout.vllm.servers import Request, SampledTokens, Submit, VllmServers
+from components.rollout.vllm.verification import weights_in
 from tests import tiny
-
-
-def _state(folder: Path) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = load(folder, dtype=torch.float32).model.state_dict()
-    return state
 
 
 class OwnWeights(VllmServers):
@@ -80,15 +76,15 @@ class OwnWeights(VllmServers):
             return
         assert isinstance(weights, Path) == (self.weights_by == "folder")
         if isinstance(weights, Path):
-            weights = self._merged(weights) if self.synchronise == "adapters" else _state(weights)
+            weights = self._merged(weights) if self.synchronise == "adapters" else weights_in(weights)
         if not self._stale or not self.versions:
-            self._model.load_state_dict(weights)
+            self._model.load_state_dict(weights, strict=False)  # tied weights come once
         self.versions.append(version)
 
     def _merged(self, folder: Path) -> dict[str, Tensor]:
         """The weights of the start with the adapters of a folder merged into them."""
         assert {path.name for path in folder.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
-        adapters, state = load_file(folder / "adapter_model.safetensors"), _state(self._start)
+        adapters, state = load_file(folder / "adapter_model.safetensors"), weights_in(self._start)
         for name in [name for name in adapters if ".lora_A." in name]:
             layer = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
             state[f"{layer}.weight"] += adapters[name.replace("lora_A", "lora_B")] @ adapters[name]

@@ -55,6 +55,8 @@ def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way() -> None:
             r"supervision: process needs weights\.reward_model, or a custom reward",
         ),
         ({"warmup_steps": 3}, "warmup_steps must be smaller than num_steps"),
+        ({"profile_steps": [1, 4]}, "profile_steps has steps above num_steps"),
+        ({**STALE, "sampler__max_staleness": 3}, "max_staleness must be smaller than num_steps"),
         ({"num_iterations": 2}, "num_steps must be a multiple of num_iterations"),
         ({"minibatches_per_rollout": 2}, "prompts_per_step must be a multiple of minibatches_per_rollout"),
         (

@@ -173,18 +173,6 @@ def test_records_name_problem_sample_and_grade() -> None:
     assert [len(_records(grpo_config(logged_completions_per_step=count), _groups())) for count in (0, 99)] == [0, 12]
 
 
-def test_records_show_all_rewards_of_all_steps() -> None:
-    """A missing reward is null; the advantage is that of the first token, which all steps add to."""
-    config = grpo_config(group_size=2, reward__weights={CHECKED: 1.0, "format": 0.5}, reward__supervision="process")
-    rewards: list[dict[str, list[float]]] = [{CHECKED: [1, 0], "format": [1]}, {CHECKED: [1, math.nan], "format": [0]}]
-    groups = [group(*(scored(each, ends=[1, 3]) for each in rewards))]
-    first, second = _records(config, groups)
-    assert (first["reward"], first["rewards"]) == (1.5, {CHECKED: [1.0, 0.0], "format": [1.0]})
-    assert (second["reward"], second["rewards"]) == (None, {CHECKED: [1.0, None], "format": [0.0]})
-    # The rewards 1, 0.5 (the format counts at the last step) and 1 have the z-scores 1, -2 and 1 over the root of 2.
-    assert (first["advantage"], second["advantage"]) == (pytest.approx(-(0.5**0.5)), pytest.approx(0.5**0.5))
-
-
 # The update -----------------------------------------------------------------------------------------------------------
 
 CLIP = ClipConfig(low=0.2, high=0.5)

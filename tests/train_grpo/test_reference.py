@@ -50,11 +50,10 @@ def compare(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_processes", [1, 2])
-def test_the_placement_of_the_reference_does_not_change_its_scores(tmp_path: Path, num_processes: int) -> None:
+def test_the_placement_of_the_reference_does_not_change_its_scores(tmp_path: Path) -> None:
     """Replicated, sharded or offloaded, and also after a reset to other weights."""
-    config, work = grpo_config(engine__num_processes=num_processes), tmp_path / "work"
-    result = run_ranks(compare, config, {"folder": tmp_path}, num_processes=num_processes, work=work, grace_s=1)
+    config, work = grpo_config(engine__num_processes=2), tmp_path / "work"
+    result = run_ranks(compare, config, {"folder": tmp_path}, num_processes=2, work=work, grace_s=1)
     assert result["first"] < 1e-5
     assert result["other"] < 1e-5
     assert abs(result["first_mean"] - result["other_mean"]) > 1e-3

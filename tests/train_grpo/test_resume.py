@@ -155,21 +155,6 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path, vari
     assert_equal(tmp_path / "zero_2", num_steps=4)
 
 
-@pytest.mark.slow
-def test_a_judge_that_answers_at_random_is_asked_once(tmp_path: Path) -> None:
-    """With its answers a run that is stopped and resumed ends where the one does that got them, and no other does."""
-    inputs, config = _undecided(tmp_path), _config(reward__weights={"tests.train_grpo.groups:random_judge": 1.0})
-    folder = tmp_path / "zero_2"
-    train_in(folder / STRAIGHT, config, **inputs)
-    shutil.copytree(folder / STRAIGHT / "work/answers", folder / RESUMED / "work/answers")
-    with _stopped_after_step(2), pytest.raises(StoppedError, match="step 2 of 4 is saved"):
-        train_in(folder / RESUMED, config, **inputs)
-    train_in(folder / RESUMED, config, **inputs)
-    assert_equal(folder, num_steps=4)
-    train_in(tmp_path / "other", config, **inputs)
-    assert rows(tmp_path / "other") != rows(folder / STRAIGHT)
-
-
 SEGMENTS = {
     "sampler__segment_tokens": 8,
     "sampler__max_staleness": 3,

@@ -187,6 +187,11 @@ def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatc
             "mine:half",
             "rewards steps: it can be neither an `async def` nor threaded",
         ),
+        (
+            "def half(problem, text): return 0.5",
+            "mine:half",
+            r"mine\.py\): too many positional .*; a reward takes a prob",
+        ),
         ("half = 0.5", "mine:half", r"mine\.py\) has no function `half`: it is 0\.5"),
     ],
 )

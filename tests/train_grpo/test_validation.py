@@ -26,8 +26,8 @@ DEV = [tiny.problem(number, split=Split.DEV) for number in range(30, 42)]
 Run = Callable[..., dict[str, float]]
 
 
-def _measured(*accuracies: float, every_steps: int = 1) -> list[dict[str, Any]]:
-    return [{"step": number * every_steps, "accuracy": accuracy} for number, accuracy in enumerate(accuracies)]
+def _measured(*accuracies: float) -> list[dict[str, Any]]:
+    return [{"step": number, "accuracy": accuracy} for number, accuracy in enumerate(accuracies)]
 
 
 @pytest.fixture
