@@ -15,7 +15,8 @@ from tests.fake_cluster.store import Key
 _ON_ONE = {"GET": "get", "PATCH": "patch", "DELETE": "delete"}
 _ON_ALL = {"GET": "list", "POST": "create"}
 _SUBRESOURCES = {(PODS, "log", "get"), (POSITIONS, "pendingworkloads", "get")}
-_NO_SUCH_PATH = "the server could not find the requested resource"
+_NO_SUCH_PATH = "404 page not found"
+"""In plain text, and not as a Status."""
 _SET_BY_SERVER = ("resourceVersion", "uid", "creationTimestamp", "generation", "deletionTimestamp")
 
 
@@ -57,9 +58,9 @@ class KubernetesApi:
         self._cluster, self._store = cluster, cluster.store
         self.access = Access(f"system:serviceaccount:{namespace}:pipeline-runner")
 
-    def refusal(self, _: Request, error: ApiError) -> Json:
+    def refusal(self, _: Request, error: ApiError) -> Json | str:
         """Return a refusal as this API writes it."""
-        return error.status()
+        return error.message if error.message == _NO_SUCH_PATH else error.status()
 
     def answer(self, request: Request) -> Answer:
         """Answer a request, or raise ApiError."""
