@@ -446,7 +446,8 @@ class Acceptance:
 
     def _is_gone(self, run_id: str, *names: str) -> bool | None:
         """Tell whether a run has no training jobs any more, and jobs of some names have no pods; None if not."""
-        return None if self._jobs_of(run_id) or any(map(self._cluster.jobs.pods, names)) else True
+        is_left = self._jobs_of(run_id) or any(self._cluster.jobs.pods(kube.JOB_SET, name) for name in names)
+        return None if is_left else True
 
     def _launchers(self, run_id: str) -> list[str]:
         """Return the running pods that watch over GRPO's training job."""
