@@ -477,10 +477,7 @@ class Acceptance:
         return self._ask_ui("/artifacts/get", **query, namespace=self._cluster.kubeflow.namespace)
 
     def _ask_ui(self, path: str, **query: str) -> str:
-        options: dict[str, Any] = {"auth_settings": ["Bearer"], "_return_http_data_only": True}
-        api = self._cluster.kubeflow.client._run_api.api_client
-        answer = api.call_api(path, "GET", query_params=list(query.items()), _preload_content=False, **options)
-        return str(answer.data.decode("utf-8", errors="replace"))
+        return self._cluster.kubeflow.get(path, query).decode("utf-8", errors="replace")
 
 
 def of_policy(text: str) -> dict[str, str]:
