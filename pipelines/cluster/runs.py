@@ -140,9 +140,9 @@ def _show_stages(screen: Screen, every: Sequence[Stage], shown: dict[str, str]) 
         if stage.state in FINISHED:
             ending, style = _ENDINGS[stage.state]
             news = ending.format(_took(stage.started, stage.ended))
-        if news != shown[stage.name]:
-            shown[stage.name] = news
+        if news and news != shown[stage.name]:
             screen.detail(f"{stage.title} {news}", style)
+        shown[stage.name] = news
 
 
 def _state(run: Any) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from components.cluster import kube
-from components.cluster.manifest import job_name, owner_reference, train_job
+from components.cluster.manifest import owner_reference, train_job
 from components.shared import lineage
 from tests.cluster.launched import EVERY_SETTING, RUN_ID, Launched
 from tests.fake_cluster import kinds, script
@@ -100,15 +100,6 @@ def test_name_and_digest_identify_a_job(job: Launched) -> None:
         return manifest["metadata"]["name"], manifest["metadata"]["annotations"][kube.SPEC_DIGEST]
 
     first = identity(_manifest(job))
-    assert first[0] == job_name(job.job, job.stage)
     assert identity(_manifest(job, WORKFLOW, "2027-01-01T00:00:00+00:00")) == first
     job.changes["cpu_per_node"] = 9
     assert not set(identity(_manifest(job))) & set(first)
-
-
-def test_job_without_gpus(job: Launched) -> None:
-    """Its processes share the cores of a pod."""
-    job.changes.update(nodes=1, gpus_per_node=0)
-    trainer = _manifest(job)["spec"]["trainer"]
-    assert trainer["numProcPerNode"] == 2
-    assert set(trainer["resourcesPerNode"]["limits"]) == {"cpu", "memory"}

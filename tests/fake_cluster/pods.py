@@ -128,7 +128,6 @@ class Pods:
         self._set(pod, {"waiting": reason}, conditions=[{"type": "PodScheduled", "status": "True"}])
 
     def _set(self, pod: Json, state: Json | None = None, **status: object) -> None:
-        """Set the status of a pod that still exists, and the state of its containers."""
         current = self._store.get(*key_of(pod))
         if current is None:
             return
