@@ -1,7 +1,4 @@
-"""The server's time: moved by the test and by the sleeps of the code under test.
-
-One lock guards time and objects alike, so what a request sees is the state at one moment.
-"""
+"""The server's time, and the lock that guards time and objects alike: a request sees the state at one moment."""
 
 import heapq
 import itertools
@@ -14,10 +11,7 @@ Action = Callable[[], None]
 
 
 class Clock:
-    """Time that stands still until somebody advances it.
-
-    Only the thread that made the clock may sleep: that moves time.
-    """
+    """Time that stands still until somebody advances it, or the thread that made the clock sleeps."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())

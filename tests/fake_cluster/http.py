@@ -95,7 +95,6 @@ class Fault:
     drop: str = ""
     """Close the connection without an answer, `before` the request has its effect or `after`."""
     delay_s: float = 0
-    """Real seconds before the answer."""
     cut_after: int | None = None
     """Bytes after which the connection of a stream breaks; in mid-line if need be."""
     skip: int = 0

@@ -123,8 +123,6 @@ class _Server(ThreadingHTTPServer):
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
-    """Answers one request of a connection, which it then closes."""
-
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Server
