@@ -431,10 +431,7 @@ class History:
         self._guards = True
 
     def strike(self, method: str, number: signal.Signals) -> None:
-        """Send a signal to the next launcher that makes a request of this method, before the request has its effect.
-
-        SIGTERM is the end of a container that is out of memory or time; after SIGKILL somebody deletes the pod.
-        """
+        """Send a signal to the next launcher that makes a request of this method, before the request has its effect."""
         self.note(f"{number.name} at the next {method}")
         self._strike = method, number
 

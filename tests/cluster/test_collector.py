@@ -276,16 +276,19 @@ def test_what_cannot_be_removed_is_named(volume: Volume, monkeypatch: pytest.Mon
     assert not refused.exists()
 
 
-def test_only_one_collector_works_at_a_time(volume: Volume) -> None:
+def test_only_one_collector_works_at_a_time(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one ends at once, and what a run locks meanwhile is kept; without a volume there is nothing to do."""
     run, folder = volume.run(1, age_days=99), volume.work(1, age_days=99)
-    locks = []
+    set_aside, locks = durable.set_aside, []
+
+    def remove(path: Path) -> Path:
+        locks.append(durable.lock_folder(folder / "run.lock"))
+        return set_aside(path)
 
     def ask() -> str:
-        locks.append(durable.lock_folder(folder / "run.lock"))
         with pytest.raises(durable.InUseError):
             volume.collect()
-        assert run.exists()
+        monkeypatch.setattr(durable, "set_aside", remove)
         return ""
 
     collect(volume.mount, LIMITS, ask)
