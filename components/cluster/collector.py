@@ -4,10 +4,8 @@ Of the folders that `components.shared.task` describes, the folder of a run is r
 `--finished-days`, nothing in it has changed and no stage has begun to read a model in it; unfinished work with its
 checkpoints once it has not changed for `--unfinished-days`. At any age it keeps
 
-- what an unfinished workflow or a training job names,
-- the folder of a run that a file of another run which is kept names, or unfinished work that is in use: models are
-  passed on by reference,
-- unfinished work that a run, or the ranks of its job, have locked,
+- what an unfinished workflow or a training job names, and unfinished work that a run or its ranks have locked,
+- the folder of a run that a file of another run or of unfinished work which is kept names: references to models,
 - the folder of a run with anything in it that no stage makes: an empty file `keep` is enough,
 - everything else on the volume, such as registries, their storage and base models.
 
@@ -65,10 +63,7 @@ def collect(mount: Path, limits: Limits, ask: Callable[[], str], *, dry_run: boo
     """Remove what is older than its limit and not in use on the volume at `mount`; print it, and return a summary.
 
     `ask`, which is `in_use`, is called once the volume has been searched, right before anything is renamed.
-
-    Raises:
-        InUseError: Another collector is at work.
-        PipelineError: There is no volume, or something could not be removed.
+    PipelineError where there is no volume, another collector is at work, or something could not be removed.
     """
     if not mount.is_dir():
         raise PipelineError(f"{mount}: no such folder; does this pod mount the shared volume?")
@@ -98,8 +93,6 @@ def collect(mount: Path, limits: Limits, ask: Callable[[], str], *, dry_run: boo
 
 
 class _Volume:
-    """The folders of runs and of unfinished work, which of them are old, and which refer to which."""
-
     def __init__(self, root: Path, limits: Limits) -> None:
         now_s = (root / _LOCK).stat().st_mtime  # locking has written it
 

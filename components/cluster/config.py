@@ -14,21 +14,17 @@ from components.shared.images import GPU
 
 GPU_RESOURCE, GPU_TYPE_LABEL = "nvidia.com/gpu", "nvidia.com/gpu.product"
 _DAY_S = 24 * 3600
-_CPU_PER_GPU, _CPU_LIMIT = 3, 4
-_SHM_GIB_PER_GPU = 2
+_CPU_PER_GPU, _CPU_LIMIT, _SHM_GIB_PER_GPU = 3, 4, 2
 _TRAINING_GIB, _EVALUATION_GIB = 64, 32
 """Memory where neither the params nor preflight say anything else."""
 
 
 class Requests(NamedTuple):
-    """What a pod that trains asks of a node."""
+    """What a pod that trains asks of a node: cores that it requests and may use; memory, of which a part is shared."""
 
     cpu: int
-    """Cores that it requests."""
     cpu_limit: int
-    """Cores that it may use."""
     memory_gib: int
-    """Memory that it requests and may use, shared memory included."""
     shm_gib: int
     gpus: int
 

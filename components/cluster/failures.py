@@ -20,17 +20,6 @@ _LOST_IN_LOG = re.compile(
 """What NCCL, Gloo and drivers print when another process, the network or a GPU is lost."""
 _DISRUPTED = ("Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown")
 _LIBRARY = re.compile(r"(lib[\w.+-]+): cannot open shared object file")
-_IN_WORDS = (
-    (
-        re.compile("out of memory|Cannot allocate memory|No available memory|Free memory on device|KV cache memory"),
-        "memory does not suffice",
-    ),
-    (
-        re.compile("not a valid model identifier|does not appear to have a file|Repository Not Found|no such model"),
-        "there is no such model",
-    ),
-)
-"""Errors of vLLM, torch and transformers, and what they mean."""
 _ERROR = re.compile(r"(?:^|[\s\])])((?:\w+\.)*\w*(?:Error|Exception): .*\S|error: .*\S)")
 """How Python and this project's programs name an error; vLLM puts the process and the time before it."""
 
@@ -40,10 +29,7 @@ class SilentRankError(RetryableError):
 
 
 def error_of_ranks(job: Job) -> Exception | None:
-    """Return the error that ended a job, or None where no rank has failed, as far as ranks and launchers report.
-
-    A rank's own error goes before its report that another rank is lost.
-    """
+    """Return the error that ended a job, a rank's own before that of a lost one; None where no rank has failed."""
     outcomes = {rank: job.outcome(rank) or {} for rank in range(job.num_processes)}
     errors = {rank: outcome for rank, outcome in outcomes.items() if "error" in outcome}
     for rank, outcome in errors.items():
@@ -74,11 +60,7 @@ def failure_reason(
 ) -> Exception:
     """Return the error that tells why a TrainJob failed, from the sign that says most.
 
-    Args:
-        job: The TrainJob as last seen.
-        pods: Its pods as last seen.
-        tails: The ends of logs by where they are from.
-        reported: What its ranks reported (`error_of_ranks`).
+    `tails` are the ends of logs by where they are from; `reported` is what ranks reported (`error_of_ranks`).
     """
     failed, name = condition(job, "Failed"), job["metadata"]["name"]
     if condition(job, "Complete")["status"] == "True" and reported is None:
@@ -87,8 +69,8 @@ def failure_reason(
         return PipelineError(
             f"{name}: ran for longer than cluster.training_timeout_s; raise it, or start the run again to resume"
         )
-    ended = [(pod, state) for pod in pods for state in container_states(pod, "terminated")]
-    ended.sort(key=lambda each: str(each[1].get("finishedAt", "")))
+    every = [(pod, state) for pod in pods for state in container_states(pod, "terminated")]
+    ended = sorted(every, key=lambda each: str(each[1].get("finishedAt", "")))
     out_of_memory = [
         PipelineError(
             f"{pod_on_node(pod)} ran out of memory (OOMKilled, exit code {state['exitCode']}); "
@@ -119,7 +101,6 @@ def failure_reason(
 
 
 def _disruption(pod: Json) -> str:
-    """Return by what a pod was disrupted; nothing where it was not."""
     status, target = pod["status"], condition(pod, "DisruptionTarget")
     if target["status"] == "True":
         return f"{target['reason']}: {target['message']}"
@@ -168,13 +149,11 @@ def queueing_problem(workload: Json | None, position: int | None) -> str:
 
 
 def first_error(lines: Sequence[str]) -> str:
-    """Return the cause that a log names: a known one in plain words, else its first error; empty where it has none."""
+    """Return the cause that a log names: a missing library, else its first error; empty where it has none."""
     libraries = filter(None, map(_LIBRARY.search, lines))  # a warning names it, and errors follow
     if library := next(libraries, None):
         return f"the image lacks the library {library[1]}"
-    errors = (named[1][:_LONGEST] for named in map(_ERROR.search, lines) if named)
-    error = next(errors, "")
-    return next((f"{words}: {error}" for pattern, words in _IN_WORDS if pattern.search(error)), error)
+    return next((named[1][:_LONGEST] for named in map(_ERROR.search, lines) if named), "")
 
 
 def ended_early(pod: Json) -> Json | None:

@@ -56,10 +56,7 @@ class Job:
     """Whether pods with vLLM servers run beside the ranks of a TrainJob."""
 
     def write(self, turn: str = "") -> None:
-        """Write the job where ranks look for it, and remove what an earlier job left there.
-
-        The pods of the TrainJob `turn` then begin: those of another one with the same work would write the same files.
-        """
+        """Write the job in the place of an earlier one; the pods of the TrainJob `turn`, and no others, may begin."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         jsonl.write_json(self._file("job"), self.fields())
@@ -96,10 +93,9 @@ class Job:
 
     @classmethod
     def read_in_pod(cls, folder: Path) -> "Job":
-        """Return the job of a folder once it is the turn of the TrainJob that this pod belongs to.
+        """Return the job of a folder once it is the turn of this pod's TrainJob, which holds quota meanwhile.
 
-        PipelineError, which no restart cures, where that takes longer than a lost step needs to come back: meanwhile
-        the pod holds quota.
+        PipelineError, which no restart cures, where that takes longer than a lost step needs to come back.
         """
         # The first process of a container ignores the signal unless it handles it.
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(RetryableError.exit_code))
@@ -169,9 +165,5 @@ class Job:
 
 
 def name_of(function: RankFunction) -> str:
-    """Return `module:name` of a function at the top of a module.
-
-    This is the one place where code is referred to by name: ranks are other processes, often in other pods, and import
-    the function themselves.
-    """
+    """Return `module:name` of a function at the top of a module, by which ranks in other pods import it."""
     return f"{function.__module__}:{function.__qualname__}"

@@ -33,16 +33,12 @@ MANAGED_BY, PROJECT = "app.kubernetes.io/managed-by", "grpo-pipeline"
 """Label of every object of this project, and its value."""
 RUN_ID, STAGE = "grpo-pipeline/run-id", "grpo-pipeline/stage"
 """Labels of every object of a run."""
-WORK = "grpo-pipeline/work"
-"""Label of a training job and its pods: a digest of its folder of checkpoints, to which one job writes at a time."""
-JOB_SET = "jobset.sigs.k8s.io/jobset-name"
-"""Label of the pods of a training job: its name."""
-RUN_NAME = "grpo-pipeline/run-name"
-"""Annotation: name of the run on Kubeflow's page."""
-HEARTBEAT = "grpo-pipeline/heartbeat"
-"""Annotation: when the step that waits for a job was last known to be alive (RFC 3339)."""
-SPEC_DIGEST = "grpo-pipeline/spec-digest"
-"""Annotation: SHA-256 of what was submitted, by which a repeated step recognises its job."""
+WORK, JOB_SET = "grpo-pipeline/work", "jobset.sigs.k8s.io/jobset-name"
+"""Labels of the pods of a training job: a digest of its folder of checkpoints, to which one job writes at a time; the
+job's name."""
+RUN_NAME, HEARTBEAT, SPEC_DIGEST = "grpo-pipeline/run-name", "grpo-pipeline/heartbeat", "grpo-pipeline/spec-digest"
+"""Annotations: name of the run on Kubeflow's page; when the step that waits for a job was last known to be alive
+(RFC 3339); SHA-256 of what was submitted, by which a repeated step recognises its job."""
 
 _TIMEOUT: Timeout = (5.0, 20.0)
 _FOLLOW_TIMEOUT: Timeout = (5.0, 90.0)
@@ -71,17 +67,12 @@ class _Client(client.ApiClient):  # type: ignore[misc]  # the client has no type
 
     def call_api(self, *args: Any, **options: Any) -> Any:
         """Make a call; see `kubernetes.client.ApiClient`."""
-        if options.get("_request_timeout") is None:
-            options["_request_timeout"] = _TIMEOUT
-        return super().call_api(*args, **options)
+        timeout = options.get("_request_timeout") or _TIMEOUT
+        return super().call_api(*args, **{**options, "_request_timeout": timeout})
 
 
 def connect() -> client.ApiClient:
-    """Return a client for the cluster of this pod or of the kubeconfig; it makes no call yet.
-
-    Raises:
-        PipelineError: No cluster is configured.
-    """
+    """Return a client for the cluster of this pod or of the kubeconfig; PipelineError where none is configured."""
     loaded = client.Configuration()
     with _needs_cluster():
         if KUBECONFIG_VARIABLE in os.environ or not _SERVICE_ACCOUNT.is_dir():
@@ -125,11 +116,9 @@ class RetryPolicy:
     limit_s: float = 900.0
 
     def call(self, action: str, request: Callable[[], _Answer]) -> _Answer:
-        """Return the answer to a request; `action` names it in errors, as in "list pods".
+        """Return the answer to a request, which errors name by `action`, as in "list pods".
 
-        Raises:
-            UnavailableError: There was no answer in time.
-            PipelineError: The API server refuses.
+        UnavailableError where there is no answer in time, PipelineError where the API server refuses.
         """
         began, pause = self.clock.monotonic(), _FIRST_PAUSE_S
         while True:
@@ -238,22 +227,14 @@ class TrainJobs:
         changes = {"metadata": {"uid": job["metadata"]["uid"], **metadata}}
         self._custom.patch_namespaced_custom_object(*self._resource, job["metadata"]["name"], changes)
 
-    def beat(self, job: Json, now: datetime) -> None:
-        """Renew the heartbeat of a job."""
-        self.patch(job, {"annotations": {HEARTBEAT: now.isoformat()}})
-
     def pod(self, name: str, timeout: Timeout = _TIMEOUT) -> Json | None:
         """Return a pod; None where it does not exist. Listing is all that a step's role allows."""
         pods = self._list("pods", timeout, fieldSelector=f"metadata.name={name}")
         return pods[0] if pods else None
 
-    def pods(self, job_name: str) -> list[Json]:
-        """Return the pods of a job."""
-        return self._list("pods", labelSelector=f"{JOB_SET}={job_name}")
-
-    def pods_of_work(self, work: str) -> list[Json]:
-        """Return the pods that may write to a folder of checkpoints, also of jobs that are gone already."""
-        return self._list("pods", labelSelector=f"{WORK}={work}")
+    def pods(self, label: str, value: str) -> list[Json]:
+        """Return the pods with this label: of a job (`JOB_SET`), or of all jobs with the same checkpoints (`WORK`)."""
+        return self._list("pods", labelSelector=f"{label}={value}")
 
     def events(self, about: Json) -> list[Json]:
         """Return the events of an object, the oldest first."""
@@ -288,7 +269,7 @@ class TrainJobs:
         return items
 
     def _get(self, path: str, query: Mapping[str, str], timeout: Timeout, group: str = "/api/v1") -> Any:
-        """Return the response to a request that the client's own methods do not know, such as one with `sinceTime`."""
+        # A request that the client's own methods do not know, such as one with `sinceTime`.
         return self._api.call_api(
             f"{group}/namespaces/{self.namespace}/{path}",
             "GET",

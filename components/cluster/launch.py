@@ -82,8 +82,7 @@ def run_ranks(
 def _run_agent(job: Job) -> tuple[int, bool]:
     """Run the launcher to its end; return its exit code and whether this process was asked to stop meanwhile.
 
-    The request is passed on to the launcher, which then has the time that ranks need; a second one kills it. Ranks meet
-    at a file in a folder that no other user can open: whoever reaches the store of a process group can run code in it.
+    A second request kills it. Ranks meet at a file that no other user can open: who reaches it can run code in them.
     """
     command = [sys.executable, "-m", "components.cluster.agent", str(job.folder), str(os.getpid())]
     variables = {**ON_LOOPBACK, **os.environ}

@@ -9,7 +9,6 @@ from components.cluster.job import Job
 from components.cluster.kube import Json
 from components.shared import lineage
 from components.shared.environment import JOB_VARIABLE, KEY_VARIABLE, SERVERS_VARIABLE, TRAIN_JOB_VARIABLE
-from components.shared.errors import PipelineError
 
 NODE, ROLLOUT = "node", "rollout"
 """Replicated jobs of the runtimes, each with a container of the same name."""
@@ -19,10 +18,9 @@ _QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def owner_reference(pod: Json | None) -> Json | None:
-    """Return a reference to what controls the pod of a step: the workflow of its run; None where nothing does.
+    """Return a reference to the workflow, which controls the pod of a step; None where nothing does.
 
-    The job is deleted with its owner. That is never the pod itself: a drained node takes the pod, and the next attempt
-    of the step adopts the job. A reference that blocks nothing needs no right to change the owner.
+    The job is deleted with it, and outlives the pod. A reference that blocks nothing needs no right to change it.
     """
     for owner in pod["metadata"].get("ownerReferences", []) if pod else []:
         if owner.get("controller"):
@@ -32,10 +30,7 @@ def owner_reference(pod: Json | None) -> Json | None:
 
 
 def job_name(job: Job, stage: ClusterStage) -> str:
-    """Return the name of a stage's job, short enough for the names of its pods.
-
-    It is the same when the same stage is run again, and another one where anything about it has changed.
-    """
+    """Return the name of a stage's job: the same when the stage is run again, unless something about it has changed."""
     inputs = {"stage": stage.stage, "run": stage.run_id, "job": job.fields(), "cluster": stage.config.model_dump()}
     return f"grpo-{stage.run_id[:8]}-{lineage.value_digest(inputs)[:8]}"
 
@@ -55,11 +50,7 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
     metadata: Json = {
         "name": name,
         "labels": labels if config.queue is None else {**labels, _QUEUE: config.queue},
-        "annotations": {
-            kube.SPEC_DIGEST: digest,
-            kube.HEARTBEAT: now,
-            kube.RUN_NAME: stage.run_name,
-        },
+        "annotations": {kube.SPEC_DIGEST: digest, kube.HEARTBEAT: now, kube.RUN_NAME: stage.run_name},
         **({"ownerReferences": [owner]} if owner else {}),
     }
     spec = _spec(job, config, environment, name, labels, key=secrets.token_hex())
@@ -76,32 +67,18 @@ def _spec(
         environment = {**environment, SERVERS_VARIABLE: ",".join(urls), KEY_VARIABLE: key}
         of_servers = {JOB_VARIABLE: str(job.folder), TRAIN_JOB_VARIABLE: name, KEY_VARIABLE: key}
         patches.append(_patch(ROLLOUT, config, labels, _variables(of_servers)))
+    runtime = RUNTIME_WITH_SERVERS if job.with_samplers else RUNTIME
+    patch = {"template": {"spec": {"replicatedJobs": patches}}}
     return {
-        "runtimeRef": {
-            "apiGroup": kube.GROUP,
-            "kind": "TrainingRuntime",
-            "name": RUNTIME_WITH_SERVERS if job.with_samplers else RUNTIME,
-        },
+        "runtimeRef": {"apiGroup": kube.GROUP, "kind": "TrainingRuntime", "name": runtime},
         "trainer": _trainer(job, config, environment),
-        "runtimePatches": [
-            {
-                "manager": "grpo-pipeline/launcher",
-                "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": patches}}},
-            }
-        ],
+        "runtimePatches": [{"manager": "grpo-pipeline/launcher", "trainingRuntimeSpec": patch}],
         "activeDeadlineSeconds": config.training_timeout_s,
     }
 
 
 def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) -> Json:
     processes, gpus = job.num_processes, config.gpus_per_node
-    if gpus and processes != config.nodes * gpus:
-        raise PipelineError(
-            f"engine.num_processes is {processes}, but {config.nodes} nodes with {gpus} GPUs each run "
-            f"{config.nodes * gpus} processes; make them equal"
-        )
-    if processes % config.nodes:
-        raise PipelineError(f"engine.num_processes is {processes}, which {config.nodes} nodes cannot share evenly")
     pod = config.training_pod
     amounts = {"cpu": str(pod.cpu), "memory": f"{pod.memory_gib}Gi", **({GPU_RESOURCE: str(gpus)} if gpus else {})}
     secrets = [(key, secret) for secret, keys in config.secrets.items() for key in keys]
@@ -119,7 +96,6 @@ def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) ->
 
 
 def _patch(name: str, config: ClusterConfig, labels: Mapping[str, str], environment: Sequence[Json]) -> Json:
-    """Return what the pods of one replicated job have in addition to the runtime's."""
     mounts = [{"name": "dshm", "mountPath": "/dev/shm"}, {"name": "work", "mountPath": config.mount}]
     container: Json = {"name": name, "volumeMounts": mounts, "env": list(environment)}
     spec: Json = {

@@ -16,7 +16,7 @@ from components.cluster.kube import Json, RetryPolicy, TrainJobs
 from components.shared.progress import say
 from components.shared.stage import exit_on_error
 
-STALE_AFTER_S = 600.0
+_STALE_AFTER_S = 600.0
 """Age of a heartbeat after which its step is gone: twenty beats."""
 _RETURN_S = 60.0
 """Time for steps to renew their heartbeats after the API server was away: twice their longest pause between calls."""
@@ -38,7 +38,6 @@ def reap(
 
 def delete_run(api: client.ApiClient, namespace: str, run_id: str) -> list[str]:
     """Delete the training jobs of a run with their pods; return their names. Raises as `TrainJobs`."""
-    assert run_id
     jobs = TrainJobs(api, namespace)
     names = [job["metadata"]["name"] for job in jobs.find({kube.RUN_ID: run_id})]
     return [name for name in names if jobs.delete(name)]
@@ -48,10 +47,9 @@ def _is_stale(metadata: Json, now: datetime) -> bool:
     """Tell whether no step waits for a job; one whose heartbeat cannot be read is left to people."""
     try:
         beat = datetime.fromisoformat((metadata.get("annotations") or {})[kube.HEARTBEAT])
-        is_stale = (now - beat).total_seconds() > STALE_AFTER_S
+        return (now - beat).total_seconds() > _STALE_AFTER_S and kube.RUN_ID in metadata["labels"]
     except (KeyError, ValueError, TypeError):
         return False
-    return is_stale and kube.RUN_ID in metadata["labels"]
 
 
 def main() -> None:

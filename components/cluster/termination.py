@@ -16,7 +16,7 @@ from kubernetes import client
 from urllib3.exceptions import HTTPError
 
 from components.cluster.failures import condition
-from components.cluster.kube import TrainJobs, connect
+from components.cluster.kube import Json, TrainJobs, connect
 from components.shared.progress import fitted
 from components.shared.work import last_step
 
@@ -38,7 +38,6 @@ class Termination:
     """
 
     def __init__(self, stage: str, namespace: str, name: str, *, pod: tuple[str, str] | None, work: Path) -> None:
-        """Handle requests to stop a step that runs in `pod` (namespace and name)."""
         self._stage, self._pod, self._work = stage, pod, work
         self.job_name = name
         self._api = connect()
@@ -75,19 +74,15 @@ class Termination:
             outcome = f"the training job {self.job_name} could not be removed; the reaper will remove it"
         step = last_step(self._work)
         checkpoint = (
-            "there is no checkpoint yet, unless ranks write one as they end"
-            if step is None
-            else f"the next run resumes from the checkpoint of step {step}, or from one that ranks write as they end"
+            f"the next run resumes from the checkpoint of step {step}, or from one that ranks write as they end"
         )
+        if step is None:
+            checkpoint = "there is no checkpoint yet, unless ranks write one as they end"
         self._print(f"stopped by {signal.Signals(number).name}: {outcome}", checkpoint)
         raise SystemExit(128 + number)
 
     def _print(self, *lines: str) -> None:
-        """Print lines, past all buffers and locks: this is a signal handler.
-
-        Kubeflow's launcher, which reads this process's output, ends by the same signal; then they go to the container's
-        log.
-        """
+        """Print past all buffers and locks; to the container's log where Kubeflow's launcher has ended."""
         text = "".join(fitted(f"{self._stage}: {line}\n") for line in lines).encode()
         try:
             os.write(1, text)
@@ -102,20 +97,19 @@ class Termination:
 
         A kubelet that evicts pods or shuts down with its node sets a condition and leaves the pod in the API.
         """
-        if self._pod is None:
-            return False
-        namespace, name = self._pod
-        with suppress(client.ApiException, HTTPError):
-            pod = TrainJobs(self._api, namespace).pod(name, _POD_TIMEOUT)
-            disrupted = pod is not None and condition(pod, "DisruptionTarget")["status"] == "True"
-            return disrupted or (pod is not None and "deletionTimestamp" in pod["metadata"])
-        return False
+        pod: Json | None = None
+        if self._pod is not None:
+            namespace, name = self._pod
+            with suppress(client.ApiException, HTTPError):
+                pod = TrainJobs(self._api, namespace).pod(name, _POD_TIMEOUT)
+        return pod is not None and (
+            "deletionTimestamp" in pod["metadata"] or condition(pod, "DisruptionTarget")["status"] == "True"
+        )
 
     def _delete(self) -> bool:
-        """Delete the job; return whether it is gone or going.
+        """Delete the job, again where that fails or a call under way may create it; return whether it is going.
 
-        Again where that fails, or where a call under way may still create the job. Other requests of this step are
-        stopped after the first try, which nothing may delay.
+        Other requests of this step are stopped after the first try, which nothing may delay.
         """
         for attempt in range(_TRIES):
             is_deleted = False

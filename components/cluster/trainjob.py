@@ -1,7 +1,7 @@
 """Runs a job as a TrainJob on a cluster: submits or adopts it, watches it, retries it where that helps, removes it."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from components.shared.progress import say, say_line
 from components.shared.work import OvertakenError, current_work
 
 _ENDED = ("Succeeded", "Failed")
-"""Phases of pods that write no more."""
 _PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
 """Environment variables of this process that its ranks get."""
 _VISIBLE_S, _RESULTS_POLL_S = 90.0, 3.0
@@ -39,8 +38,7 @@ _Results = list[dict[str, float]]
 def run_on_cluster(job: Job, stage: ClusterStage, clock: Clock | None = None) -> dict[str, float]:
     """Run a job on a cluster; return the first rank's result.
 
-    Ranks write outputs beside the job, and these are moved into place once all ranks have succeeded: an adopted job
-    writes to the same folders whichever attempt of the step waits for it.
+    Ranks write outputs beside the job, wherever the step that waits for them has its own; at the end they are moved.
 
     Raises:
         PipelineError: The job, its data or the cluster's configuration is wrong.
@@ -76,7 +74,7 @@ class _ClusterRun:
         )
 
     def results(self) -> _Results:
-        """Return the results of all ranks, after as many attempts as the configuration allows."""
+        """Return the results of all ranks."""
         with self._termination.handled():
             try:
                 return self._results_of_attempts()
@@ -154,7 +152,7 @@ class _ClusterRun:
         return results
 
     def _results(self, phase: Phase | None) -> _Results | None:
-        """Return the results of all ranks; where they exist, it does not matter what happened to the job later."""
+        # Where they exist, it does not matter what happened to the job later.
         deadline = self._clock.monotonic() + _VISIBLE_S
         while phase is Phase.COMPLETE and self._job.results() is None and self._clock.monotonic() < deadline:
             self._clock.sleep(_RESULTS_POLL_S)
@@ -163,11 +161,10 @@ class _ClusterRun:
     def _submit(self) -> Json:
         """Return the job as it is in the cluster: adopted where it is there already, else created.
 
-        Of this run, and of others with the same work that have begun it: this step holds the lock of that folder, so
-        the step that waited for such a job is gone. One with other settings, or that has ended, is removed first. Jobs
-        that wait in a queue are left to their steps.
+        Also one of another run that has begun the same work: this step holds the lock, so that run's step is gone. One
+        with other settings, or that has ended, is removed first. Jobs that wait in a queue are left to their steps.
         """
-        self._manifest["metadata"]["annotations"][kube.HEARTBEAT] = self._clock.now().isoformat()
+        _annotations(self._manifest)[kube.HEARTBEAT] = self._clock.now().isoformat()
         turn = Job.turn(self._job.folder)
         others = [job for job in self._find(kube.WORK) if job["metadata"]["name"] == turn]
         for job in [*self._find(kube.RUN_ID, kube.STAGE), *others]:
@@ -183,7 +180,14 @@ class _ClusterRun:
             self._begin_turn()
         else:
             self._job.write()
-        return self._create()
+        self._termination.is_creating = True
+        self._retries.call(f"create the training job {self._name}", lambda: self._jobs.create(self._manifest))
+        self._termination.is_creating = False
+        created = self._retries.call(f"read the training job {self._name}", lambda: self._jobs.get(self._name))
+        if created is None:
+            raise RetryableError(f"{self._name}: somebody deleted it as soon as it was submitted")
+        self._say(f"submitted {self._name}")
+        return created
 
     def _take_turn(self, phase: Phase) -> None:
         """Lock the work and let the pods begin once the queue has admitted the job; before, others may do the work."""
@@ -200,7 +204,6 @@ class _ClusterRun:
                 self._begin_turn()
 
     def _lock_work(self) -> None:
-        """Lock the work where it is not; OvertakenError where another run does it."""
         work, deadline = current_work(), self._clock.monotonic() + _TURN_S
         while work is not None and not work.is_locked and not work.lock_again():
             if self._clock.monotonic() > deadline:
@@ -208,11 +211,10 @@ class _ClusterRun:
             self._clock.sleep(_GONE_POLL_S)
 
     def _begin_turn(self) -> None:
-        """Let the pods of this job begin, once all others of the same work have ended."""
         work = self._manifest["metadata"]["labels"][kube.WORK]
 
         def others() -> list[Json]:
-            pods = self._jobs.pods_of_work(work)
+            pods = self._jobs.pods(kube.WORK, work)
             pods = [pod for pod in pods if pod["metadata"]["labels"].get(kube.JOB_SET) != self._name]
             return [pod for pod in pods if pod["status"].get("phase") not in _ENDED]
 
@@ -224,46 +226,26 @@ class _ClusterRun:
         return self._retries.call("list training jobs", lambda: self._jobs.find(values))
 
     def _is_same(self, job: Json) -> bool:
-        digest = (job["metadata"].get("annotations") or {}).get(kube.SPEC_DIGEST)
-        ours: str = self._manifest["metadata"]["annotations"][kube.SPEC_DIGEST]
-        return digest == ours
+        return _annotations(job).get(kube.SPEC_DIGEST) == _annotations(self._manifest)[kube.SPEC_DIGEST]
 
     def _adopt(self, job: Json) -> Json:
-        """Take over a job: its run, its heartbeat and its owner are now those of this step."""
         self._use_name(job["metadata"]["name"])
         other = self._other_run(job)
         self._say(f"{self._name} exists already and is adopted{f' from run {other}' if other else ''}")
-        metadata = self._manifest["metadata"]
-        changes = {
-            "annotations": {key: metadata["annotations"][key] for key in (kube.HEARTBEAT, kube.RUN_NAME)},
-            "labels": {kube.RUN_ID: self._stage.run_id},
-        }
-        if "ownerReferences" in metadata:
-            changes["ownerReferences"] = metadata["ownerReferences"]
+        annotations = {key: _annotations(self._manifest)[key] for key in (kube.HEARTBEAT, kube.RUN_NAME)}
+        changes = {"annotations": annotations, "labels": {kube.RUN_ID: self._stage.run_id}}
+        if owners := self._manifest["metadata"].get("ownerReferences"):
+            changes["ownerReferences"] = owners
         self._retries.call(f"adopt the training job {self._name}", lambda: self._jobs.patch(job, changes))
         return job
 
     def _other_run(self, job: Json) -> str:
         """Return the name of the run that a job is of, if it is another; else nothing."""
-        metadata = job["metadata"]
-        run_id: str = metadata["labels"][kube.RUN_ID]
-        name: str | None = (metadata.get("annotations") or {}).get(kube.RUN_NAME)
-        return "" if run_id == self._stage.run_id else name or run_id
+        run_id: str = job["metadata"]["labels"][kube.RUN_ID]
+        return "" if run_id == self._stage.run_id else _annotations(job).get(kube.RUN_NAME) or run_id
 
     def _use_name(self, name: str) -> None:
         self._name = self._termination.job_name = name
-
-    def _create(self) -> Json:
-        self._termination.is_creating = True
-        self._retries.call(f"create the training job {self._name}", lambda: self._jobs.create(self._manifest))
-        self._termination.is_creating = False
-        job = self._retries.call(f"read the training job {self._name}", lambda: self._jobs.get(self._name))
-        if job is None:
-            raise RetryableError(f"{self._name}: somebody deleted it as soon as it was submitted")
-        if not self._is_same(job):
-            raise PipelineError(f"{self._name}: another training job has this name; delete it")
-        self._say(f"submitted {self._name}")
-        return job
 
     def _remove(self) -> None:
         """Delete this job; where that fails, the reaper does."""
@@ -279,11 +261,10 @@ class _ClusterRun:
 
     def _wait_until_gone(self, name: str) -> None:
         """Wait until neither a job nor a pod of it is left: two would write the same checkpoints."""
-        self._wait_for_pods(lambda: [job] if (job := self._jobs.get(name)) else self._jobs.pods(name))
+        self._wait_for_pods(lambda: [job] if (job := self._jobs.get(name)) else self._jobs.pods(kube.JOB_SET, name))
 
     def _wait_for_pods(self, find: Callable[[], list[Json]]) -> None:
-        """Wait until no such object is left; pods may take long to write a last checkpoint."""
-        limit_s = self._job.grace_s + _GONE_S
+        limit_s = self._job.grace_s + _GONE_S  # pods may take long to write a last checkpoint
         deadline = self._clock.monotonic() + limit_s
         while left := self._retries.call("list pods", find):
             if self._clock.monotonic() > deadline:
@@ -292,10 +273,14 @@ class _ClusterRun:
             self._clock.sleep(_GONE_POLL_S)
 
 
-def _print_ends(tails: Mapping[str, Sequence[str]]) -> None:
+def _print_ends(tails: dict[str, list[str]]) -> None:
     for where, lines in tails.items():
         if where != "rank 0" and lines:  # the first rank's has been printed already
             say_line("\n".join([f"the end of the log of {where}:", *lines[-_LINES_SHOWN:]]))
+
+
+def _annotations(job: Json) -> dict[str, str]:
+    return job["metadata"].get("annotations") or {}
 
 
 def _is_over(job: Json) -> bool:

@@ -24,39 +24,32 @@ from components.cluster.failures import (
     scheduling_problem,
 )
 from components.cluster.job import Job
-from components.cluster.kube import Clock, Json, RetryPolicy, TrainJobs, is_transient
+from components.cluster.kube import HEARTBEAT, JOB_SET, Clock, Json, RetryPolicy, TrainJobs
 from components.cluster.manifest import NODE
 from components.shared import jsonl
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from components.shared.progress import say, say_line
 
-_POLL_S = 10.0
+_POLL_S, _BEAT_S = 10.0, 30.0
 _FIRST_REPORT_S, _REPORT_S = 20.0, 180.0
 """Time from the beginning of a wait to the line that tells its reason, and between such lines."""
-_BEAT_S = 30.0
-_IMAGE_HINT = "; is cluster.image right, and may this namespace pull it?"
 _NEVER_ADMITTED = re.compile(
     r"\bLocalQueue \S+ doesn't exist"
     r"|^(?!.*insufficient unused quota).*(?:> maximum capacity \(|unavailable in ClusterQueue)"
 )
 """How Kueue says that waiting will not help: another flavor with too little unused quota may still admit the job."""
-_UNSTARTABLE = {
-    "InvalidImageName": "",
-    "ErrImageNeverPull": "",
-    "CreateContainerConfigError": "; does each of cluster.secrets have its keys?",
-    "CreateContainerError": "",
-    "RunContainerError": "",
-    "ErrImagePull": _IMAGE_HINT,
-    "ImagePullBackOff": _IMAGE_HINT,
-}
-"""Reasons for which a container waits in vain, each with a hint."""
+_UNSTARTABLE = re.compile(
+    "InvalidImageName|ErrImageNeverPull|ErrImagePull|ImagePullBackOff"
+    "|CreateContainerConfigError|CreateContainerError|RunContainerError"
+)
+"""Reasons for which a container waits in vain."""
+_HINT = "is cluster.image right, may this namespace pull it, and does each of cluster.secrets have its keys?"
 _UNSTARTABLE_S = 300.0
 """Time for which a container may wait for such a reason: a registry may be busy, a secret may come late."""
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+(Z|[+-]\d\d:\d\d)")
 """Time of a line of a log, as the kubelet writes it: always with nine digits, in the time zone of its node."""
-_RECORD_TRIES = 3
-_LINES_KEPT = 1000
-_FINISH_S, _FINISH_TRIES = 5.0, 10
+_RECORD_TRIES, _LINES_KEPT = 3, 1000
+_JOIN_S, _FINISH_S = 5.0, 40.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _Item = TypeVar("_Item")
 
@@ -89,7 +82,6 @@ class Watch:
         """When pods were first seen to wait in vain; their reasons may alternate."""
         self._reported, self._next_report_s = "", 0.0
         self._ready: set[str] = set()
-        """Pods that have been ready."""
         self._ends: dict[str, str] = {}
         """How pods have ended while the job went on, each with the cause."""
         self._causes: set[str] = set()
@@ -100,16 +92,15 @@ class Watch:
         """Return how the job has ended: complete or failed; every time that it is looked at, call `in_phase`.
 
         Raises:
-            RetriesExhaustedError: It waits for the queue or for its pods to start for longer than it may.
-            RetryableError: Its pods run and print nothing for longer than they may, or somebody has deleted it.
-            UnavailableError: The API server does not answer.
             PipelineError: Its pods cannot start, or end for the same reason without having been ready.
+            RetriesExhaustedError: It waits for the queue or for its pods for longer than it may.
+            RetryableError: Nothing is printed for longer than may be, the job was deleted, or no server answers.
         """
         while True:
             job = self._retries.call(f"read the training job {self._name}", lambda: self._jobs.get(self._name))
             if job is None or job["metadata"]["uid"] != self.job["metadata"]["uid"]:
                 raise RetryableError(f"{self._name}: somebody has deleted the training job")
-            self.job, self.pods = job, self._retries.call("list pods", lambda: self._jobs.pods(self._name))
+            self.job, self.pods = job, self._retries.call("list pods", lambda: self._jobs.pods(JOB_SET, self._name))
             phase = self._current_phase()
             if phase is not self._phase:
                 say(self._stage.stage, f"{self._name} {phase}{' again' if phase in self._past else ''}")
@@ -124,7 +115,7 @@ class Watch:
             self._check_time(phase)
             if self._clock.monotonic() - self._beat_s >= _BEAT_S:
                 with suppress(client.ApiException, HTTPError):  # the next look reports why
-                    self._jobs.beat(self.job, self._clock.now())
+                    self._jobs.patch(self.job, {"annotations": {HEARTBEAT: self._clock.now().isoformat()}})
                     self._beat_s = self._clock.monotonic()
             self._clock.sleep(_POLL_S)
 
@@ -136,9 +127,7 @@ class Watch:
     def record(self, job: Job) -> dict[str, list[str]]:
         """Print the rest of the log, and write what was seen to a folder attempt-1, attempt-2 ... of the records.
 
-        Returns:
-            The ends of logs by where they are from: each pod, and each rank that prints to a file. The first rank's is
-            what was printed of it: the log itself may be gone with its pod.
+        Returns the ends of logs by where they are from: each pod, and each rank; the first one's is what was printed.
         """
         tails, folder = self._log_tails(job), self._records
         events = [event for document in (self.job, *self.pods) for event in _repeated(self._jobs.events, document)]
@@ -171,7 +160,6 @@ class Watch:
         return tails
 
     def _keep_log(self, pod: Json) -> list[str]:
-        """Return the lines of a pod's log, and keep all of them with the records."""
         lines = _repeated(self._whole_log, _name(pod), pod["spec"]["containers"][0]["name"])
         if lines:
             with suppress(OSError):
@@ -194,9 +182,9 @@ class Watch:
             state = ended_early(pod)
             if state is None or name in self._ends:
                 continue
-            is_out_of_memory = state.get("reason") == "OOMKilled"
-            cause = "it ran out of memory (OOMKilled)" if is_out_of_memory else first_error(self._keep_log(pod))
-            cause = cause or "its log names no error"
+            cause = first_error(self._keep_log(pod)) or "its log names no error"
+            if state.get("reason") == "OOMKilled":
+                cause = "it ran out of memory (OOMKilled)"
             when = "" if name in self._ready else " before it was ready"
             self._ends[name] = f"{pod_on_node(pod)} ended with exit code {state['exitCode']}{when}: {cause}"
             say(self._stage.stage, self._ends[name])
@@ -214,8 +202,7 @@ class Watch:
         return Phase.RUNNING if len(started) >= self._stage.config.nodes else Phase.PENDING
 
     def _rank_pods(self) -> list[Json]:
-        """Return the pods of ranks, without those of vLLM servers."""
-        label = "jobset.sigs.k8s.io/replicatedjob-name"
+        label = "jobset.sigs.k8s.io/replicatedjob-name"  # which is another one for vLLM servers
         return [pod for pod in self.pods if pod["metadata"]["labels"].get(label) == NODE]
 
     def _follow_first_rank(self) -> None:
@@ -235,7 +222,6 @@ class Watch:
         self._log = LogStream(self._jobs, pod, self._clock, say_line)
 
     def _check_time(self, phase: Phase) -> None:
-        """Raise where a phase lasts longer than it may, or a running job prints nothing for too long."""
         config, now = self._stage.config, self._clock.monotonic()
         if phase is Phase.QUEUED:
             self._check_wait("not admitted by the queue", "queue_timeout_s", config.queue_timeout_s)
@@ -264,7 +250,7 @@ class Watch:
             say(self._stage.stage, f"{self._name} {self._phase}: {problem}")
 
     def _problem(self) -> str:
-        """Return why the job waits; no decision depends on it, so it does without what cannot be read."""
+        """Return why the job waits, as far as that can be read."""
         events: list[Json] = []
         with suppress(client.ApiException, HTTPError):
             if self._phase is Phase.QUEUED:
@@ -276,16 +262,15 @@ class Watch:
         return scheduling_problem(self.pods, events)
 
     def _check_waiting_containers(self) -> None:
-        """Raise PipelineError where a container waits for something that waiting does not bring."""
         now, before = self._clock.monotonic(), self._waiting_since
         self._waiting_since = {}
         for pod in self.pods:
             for state in container_states(pod, "waiting"):
-                if (reason := state.get("reason", "")) in _UNSTARTABLE:
+                reason = state.get("reason", "")
+                if _UNSTARTABLE.fullmatch(reason):
                     since = self._waiting_since[_name(pod)] = before.get(_name(pod), now)
                     if now - since >= _UNSTARTABLE_S:
-                        message = state.get("message", "no message")
-                        raise PipelineError(f"{_name(pod)}: {reason}: {message}{_UNSTARTABLE[reason]}")
+                        raise PipelineError(f"{_name(pod)}: {reason}: {state.get('message', 'no message')}; {_HINT}")
 
 
 def _name(pod: Json) -> str:
@@ -294,7 +279,6 @@ def _name(pod: Json) -> str:
 
 
 def _repeated(request: Callable[..., list[_Item]], *arguments: object) -> list[_Item]:
-    """Return the answer to a request, after a few tries; nothing where it fails: records do without."""
     for _ in range(_RECORD_TRIES):
         with suppress(client.ApiException, HTTPError):
             return request(*arguments)
@@ -308,10 +292,8 @@ class LogStream:
     """
 
     def __init__(self, jobs: TrainJobs, pod: Json, clock: Clock, print_line: Callable[[str], None]) -> None:
-        """Follow the log of the pod with this metadata."""
         self.uid: str = pod["uid"]
         self.lines: deque[str] = deque(maxlen=_LINES_KEPT)
-        """The last lines."""
         self.last_sign_s = clock.monotonic()
         """When there was a line, or no way to know."""
         self._jobs, self._pod, self._clock, self._print_line = jobs, pod["name"], clock, print_line
@@ -327,17 +309,10 @@ class LogStream:
     def finish(self) -> None:
         """Stop following, and print the rest of the log."""
         self.stop()
-        self._thread.join(_FINISH_S)
-        if self._thread.is_alive():
-            return  # it would print the same lines
-        for attempt in range(_FINISH_TRIES):
-            try:
-                self._read(follow=False)
-                return
-            except (client.ApiException, HTTPError) as error:
-                if not is_transient(error):
-                    return
-            self._clock.sleep(min(2**attempt * _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
+        self._thread.join(_JOIN_S)
+        if not self._thread.is_alive():  # else it would print the same lines
+            with suppress(PipelineError):
+                RetryPolicy(self._clock, _FINISH_S).call("read the log", lambda: self._read(follow=False))
 
     def stop(self) -> None:
         """Stop following at once."""
@@ -391,7 +366,7 @@ class LogStream:
 
 
 def _lines(response: Any, *, ended: bool) -> Iterator[str]:
-    """Yield whole lines: a broken connection's last part of a line is read again, that of a container's end is not."""
+    # The last part of a line is read again where a connection broke, but not where the container has ended.
     rest = b""
     for chunk in response.stream(2**16):
         *whole, rest = (rest + chunk).split(b"\n")

@@ -3,9 +3,9 @@
 What is in use now, quotas, taints and how many pods fit together are left to the scheduler and to Kueue, which say so.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any
 
 from kubernetes import client
 from kubernetes.utils.quantity import parse_quantity
@@ -13,39 +13,19 @@ from kubernetes.utils.quantity import parse_quantity
 from components.cluster.config import GPU_RESOURCE, GPU_TYPE_LABEL, ClusterConfig
 from components.preflight.cluster import read
 
-_GIB, _ZERO = 2**30, Decimal(0)
+_GIB = 2**30
 _UNITS = {"cpu": "CPUs", "memory": "GiB of memory", GPU_RESOURCE: "GPUs"}
+_KEYS = {"cpu": "cpu_per_node", "memory": "memory_per_node_gib", GPU_RESOURCE: "gpus_per_node"}
 EVALUATION_CPU = ("1", "4")
 """Cores that the task which evaluates requests, and its limit."""
 
 
-class Pods(NamedTuple):
-    """Pods that are alike."""
-
-    number: int
-    requests: Mapping[str, Decimal]
-    """Cores, bytes and numbers of devices, by the name of the resource."""
-    keys: Mapping[str, str]
-    """What to change, by resource."""
-
-
-def pods_of(config: ClusterConfig, evaluation_gpus: int) -> dict[str, Pods]:
-    """Return the pods that run a model, by what they do."""
-    training, evaluation = config.training_pod, config.evaluation_gib
-    keys = {"cpu": "cpu_per_node", "memory": "memory_per_node_gib", GPU_RESOURCE: "gpus_per_node"}
-    return {
-        "training": Pods(config.nodes, _requests(training.cpu, training.memory_gib, training.gpus), keys),
-        "evaluation": Pods(
-            1, _requests(EVALUATION_CPU[0], evaluation, evaluation_gpus), {**keys, "memory": "evaluate_memory_gib"}
-        ),
-    }
-
-
 def described(config: ClusterConfig, evaluation_gpus: int) -> dict[str, str]:
     """Return what the pods that run a model ask for, for people."""
+    numbers = {"training": config.nodes, "evaluation": 1}
     return {
-        f"{name} pods": f"{pods.number} with {', '.join(_text(*each) for each in pods.requests.items())}"
-        for name, pods in pods_of(config, evaluation_gpus).items()
+        f"{name} pods": f"{numbers[name]} with {', '.join(_text(*each) for each in requests.items())}"
+        for name, requests in _requests(config, evaluation_gpus).items()
     }
 
 
@@ -58,25 +38,32 @@ def too_large_for_nodes(api: client.ApiClient, config: ClusterConfig, evaluation
     if not nodes:
         yield _without_node(config, listed.items)
         return
-    for name, pods in pods_of(config, evaluation_gpus).items():
-        for resource, amount in pods.requests.items():
+    for name, requests in _requests(config, evaluation_gpus).items():
+        for resource, amount in requests.items():
             has = {node.metadata.name: parse_quantity(node.status.allocatable.get(resource, 0)) for node in nodes}
             largest = max(has, key=lambda node: has[node])
             if has[largest] < amount:
+                key = "evaluate_memory_gib" if (name, resource) == ("evaluation", "memory") else _KEYS[resource]
                 yield (
-                    f"cluster.{pods.keys[resource]}: each {name} pod asks for {_text(resource, amount)}; the largest "
-                    f"node, {largest}, has {_text(resource, has[largest])}; set cluster.autoscaling if such nodes are "
-                    "added when needed"
+                    f"cluster.{key}: each {name} pod asks for {_text(resource, amount)}; the largest node, {largest}, "
+                    f"has {_text(resource, has[largest])}; set cluster.autoscaling if such nodes are added when needed"
                 )
 
 
-def _requests(cpu: int | str, memory_gib: int, gpus: int) -> dict[str, Decimal]:
-    amounts = {"cpu": cpu, "memory": f"{memory_gib}Gi", **({GPU_RESOURCE: gpus} if gpus else {})}
-    return {name: parse_quantity(amount) for name, amount in amounts.items()}
+def _requests(config: ClusterConfig, evaluation_gpus: int) -> dict[str, dict[str, Decimal]]:
+    """Return what each pod that trains or evaluates asks for: cores, bytes and devices, by the name of the resource."""
+    training = config.training_pod
+    asked: dict[str, tuple[int | str, int, int]] = {
+        "training": (training.cpu, training.memory_gib, training.gpus),
+        "evaluation": (EVALUATION_CPU[0], config.evaluation_gib, evaluation_gpus),
+    }
+    return {
+        name: {"cpu": Decimal(cpu), "memory": Decimal(gib * _GIB), **({GPU_RESOURCE: Decimal(gpus)} if gpus else {})}
+        for name, (cpu, gib, gpus) in asked.items()
+    }
 
 
 def _without_node(config: ClusterConfig, nodes: list[Any]) -> str:
-    """Say which labels nodes lack, and which values of them there are."""
     labels = [node.metadata.labels or {} for node in nodes]
     missing = [name for name, value in config.labels.items() if value not in {each.get(name) for each in labels}]
     name = (missing or [*config.labels])[0]

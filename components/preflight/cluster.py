@@ -7,7 +7,7 @@ not answer.
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from kubernetes import client
 
@@ -18,46 +18,31 @@ from components.cluster.manifest import NODE, train_job
 from components.preflight.config import Params
 from components.shared.progress import say
 
-_SHARED = "ReadWriteMany"
 _FORBIDDEN, _MISSING = 403, 404
+_NAMED = '" not found'
+"""Part of the message of a 404 for an object, such as a namespace; that for an unknown group or version names none."""
 _DEFAULT_GRACE_S = 30
 """Time that Kubernetes gives a pod to end if its spec does not say."""
 _MARGIN_S = 30
 """Time that a pod needs beyond its ranks' own to end."""
 
 
-class Permission(NamedTuple):
-    """One kind of request."""
-
-    verb: str
-    resource: str
-    """With its subresource: `pods/log`."""
-    group: str = ""
-
-    def __str__(self) -> str:
-        """In the words of a Role."""
-        return f"{self.verb} {self.resource}" + (f" ({self.group})" if self.group else "")
-
-
 LAUNCH = (
-    *(Permission(verb, kube.PLURAL, kube.GROUP) for verb in ("create", "delete", "get", "list", "patch")),
-    Permission("list", "pods"),
-    Permission("get", "pods/log"),
-    Permission("list", "events"),
+    *((verb, kube.PLURAL, kube.GROUP) for verb in ("create", "delete", "get", "list", "patch")),
+    ("list", "pods", ""),
+    ("get", "pods/log", ""),
+    ("list", "events", ""),
 )
-"""What launching, watching and removing a training job takes."""
+"""What launching, watching and removing a training job takes: verb, resource and group, as in a Role."""
 QUEUE = (
-    Permission("list", "workloads", kube.KUEUE),
-    Permission("get", "localqueues/pendingworkloads", f"visibility.{kube.KUEUE}"),
+    ("list", "workloads", kube.KUEUE),
+    ("get", "localqueues/pendingworkloads", f"visibility.{kube.KUEUE}"),
 )
 """What telling its place in a queue takes."""
 
 
 def read(name: str, request: Callable[..., Any], *location: str) -> Any:
-    """Return what a request for an object returns; None if it does not exist, and False if it may not be read.
-
-    Roles name what they are for, and a run may name something else.
-    """
+    """Return what a request for an object returns; None if it does not exist, and False if it may not be read."""
     try:
         return request(*location)
     except client.ApiException as error:
@@ -92,9 +77,9 @@ def volume(api: client.ApiClient, namespace: str, claim: str) -> Iterator[str]:
     pvc = read(claim, client.CoreV1Api(api).read_namespaced_persistent_volume_claim, claim, namespace)
     if pvc is None:
         yield f"deployment.volume: namespace {namespace} has no volume claim {claim}; apply an overlay of k8s/"
-    elif pvc and _SHARED not in pvc.spec.access_modes:
+    elif pvc and "ReadWriteMany" not in pvc.spec.access_modes:
         modes = ", ".join(pvc.spec.access_modes)
-        yield f"deployment.volume: {claim} is {modes}; all pods of a run share it, which takes {_SHARED}"
+        yield f"deployment.volume: {claim} is {modes}; all pods of a run share it, which takes ReadWriteMany"
 
 
 def local_queue(api: client.ApiClient, namespace: str, name: str) -> Iterator[str]:
@@ -119,39 +104,24 @@ def local_queue(api: client.ApiClient, namespace: str, name: str) -> Iterator[st
             yield f"cluster_queue: {name} admits no jobs: {condition.get('message', 'no reason given')}"
 
 
-def permissions(api: client.ApiClient, namespace: str, wanted: Iterable[Permission]) -> Iterator[str]:
+def permissions(api: client.ApiClient, namespace: str, wanted: Iterable[tuple[str, str, str]]) -> Iterator[str]:
     """Check that this process may launch training jobs in a namespace; the cluster itself is asked."""
     missing = []
-    for permission in wanted:
-        resource, _, subresource = permission.resource.partition("/")
-        attributes = client.V1ResourceAttributes(
-            verb=permission.verb,
-            group=permission.group,
-            resource=resource,
-            subresource=subresource or None,
-            namespace=namespace,
-        )
-        spec = client.V1SelfSubjectAccessReviewSpec(resource_attributes=attributes)
-        review = client.V1SelfSubjectAccessReview(spec=spec)
+    for verb, resource, group in wanted:
+        plural, _, subresource = resource.partition("/")
+        attributes = {"verb": verb, "group": group, "resource": plural, "namespace": namespace}
+        review = {"spec": {"resourceAttributes": {**attributes, "subresource": subresource}}}
         if not client.AuthorizationV1Api(api).create_self_subject_access_review(review).status.allowed:
-            missing.append(str(permission))
+            missing.append(f"{verb} {resource}" + (f" ({group})" if group else ""))
     if missing:
         yield f"not allowed in namespace {namespace}: {', '.join(missing)}; bind the Role grpo-pipeline-launcher (k8s/)"
 
 
 def dry_run(api: client.ApiClient, namespace: str, params: Params) -> Iterator[str]:
     """Check that Trainer is installed and would accept the training job that params lead to, field by field."""
-    config, now = params.train_grpo, datetime.now(UTC).isoformat(timespec="seconds")
+    num_processes, now = params.train_grpo.engine.num_processes, datetime.now(UTC).isoformat(timespec="seconds")
     # A job of the right size; what it would run makes no difference here.
-    job = Job(
-        folder=Path("/work/preflight"),
-        function="",
-        config={},
-        folders={},
-        outputs={},
-        num_processes=config.engine.num_processes,
-        grace_s=config.checkpoint.grace_s,
-    )
+    job = Job(Path("/work/preflight"), "", {}, {}, {}, num_processes, grace_s=0)
     stage = ClusterStage(params.cluster, "preflight", "train_grpo", Path(params.cluster.mount))
     try:
         client.CustomObjectsApi(api).create_namespaced_custom_object(
@@ -163,7 +133,7 @@ def dry_run(api: client.ApiClient, namespace: str, params: Params) -> Iterator[s
         if kube.is_transient(error):
             raise
         message = kube.error_message(error)
-        if error.status == _MISSING or "runtimePatches" in message:
+        if (error.status == _MISSING and _NAMED not in message) or "runtimePatches" in message:
             kind = f"{kube.GROUP}/{kube.VERSION}"
             yield f"this cluster has no TrainJob ({kind}) of Kubeflow Trainer 2.2 or newer: {message}"
         elif error.status != _FORBIDDEN:  # which the check of permissions and that of the runtime report

@@ -108,7 +108,7 @@ def with_all_shared_keys(sections: Sections) -> Sections:
 
 
 def _is_repeated(line: str, values: Sections) -> bool:
-    """Whether a line is about a key that was taken from another section, where it is named as well."""
+    # About a key that was taken from another section, where it is named as well.
     return any(f"{section}.{key}" in line and key not in values.get(section, {}) for section, key in SHARED_KEYS)
 
 
@@ -139,13 +139,8 @@ def contradictions(params: Params, data: Path | None = None) -> list[str]:
 
     `data` is the folder to which paths of data are relative; without one their sizes are those that were published.
     """
-    lines = [
-        *_of_splits(params),
-        *_of_names(params),
-        *_of_sizes(params),
-        *_of_training(params),
-        *_of_evaluation(params),
-    ]
+    kinds = (_of_splits, _of_names, _of_sizes, _of_training, _of_evaluation)
+    lines = [line for of_kind in kinds for line in of_kind(params)]
     if lines or not _refuses_weak_gate(params):
         return lines
     return [f"{line}; report.gate.power: warn runs it all the same" for line in _of_gate(params, data)]
@@ -157,7 +152,7 @@ def advisories(params: Params, data: Path | None = None) -> list[str]:
 
 
 def _refuses_weak_gate(params: Params) -> bool:
-    """Whether a gate without power is an error: one that is not enforced refuses nothing itself."""
+    # A gate that is not enforced refuses nothing itself.
     return params.report.gate.enforce and params.report.gate.power == "refuse"
 
 
@@ -182,7 +177,6 @@ def exceeded_limits(params: Params, context: int) -> Iterator[str]:
 
 
 def _with_observations(tools: ToolsConfig | None, section: str) -> str:
-    """What an environment adds to the length of a completion, for messages; nothing without tools."""
     if tools is None:
         return ""
     each = f"{tools.max_observation_tokens:,} ({section}.max_observation_tokens)"
@@ -206,7 +200,6 @@ def _of_splits(params: Params) -> Iterator[str]:
 
 
 def _of_names(params: Params) -> Iterator[str]:
-    """Sources that keys name and that there are not, and those that a key has to name and does not."""
     weights = params.train_grpo.prompts.source_weights or {}
     named = [
         ("report.gate.target", params.evaluate.split, params.report.gate.target),
@@ -231,7 +224,6 @@ def _of_names(params: Params) -> Iterator[str]:
 
 
 def _of_gate(params: Params, data: Path | None) -> Iterator[str]:
-    """What is wrong with the power of the gate, where the number of problems is known."""
     split = params.evaluate.split
     sizes = {
         source.name: source.expected_problems(split, data)
@@ -250,7 +242,6 @@ def _of_gate(params: Params, data: Path | None) -> Iterator[str]:
 
 
 def _of_sizes(params: Params) -> Iterator[str]:
-    """Required numbers of problems that the sources cannot reach, as far as their sizes are known."""
     required = {
         "validate_data.min_train_rows": (Split.TRAIN, params.validate_data.min_train_rows),
         "validate_data.min_test_rows": (Split.TEST, params.validate_data.min_test_rows),
@@ -293,7 +284,10 @@ def _of_training(params: Params) -> Iterator[str]:
     observed = params.train_sft.model.max_environment_tokens
     needed = params.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens + observed
     answers = _with_observations(params.train_sft.model.tools, TOOLS)
-    yield from _of_environment_rewards(params)
+    needs = {"weights.environment": "environment" in reward.names, "supervision": reward.supervision == "turn"}
+    for key, is_needed in needs.items():
+        if is_needed and params.train_sft.model.tools is None:
+            yield f"train_grpo.reward.{key}: needs an environment: set {TOOLS}, or remove this key"
     if params.train_grpo.validation and not _sources(params, Split.DEV):
         yield (
             "train_grpo.validation: no source has dev problems; hold some out, such as `dev_fraction: 0.05` "
@@ -307,12 +301,3 @@ def _of_training(params: Params) -> Iterator[str]:
         )
     if is_url(params.register.registry) and not params.register.storage:
         yield "register.storage: is not set, and a registry at a URL has no place for weights; name a DVC remote"
-
-
-def _of_environment_rewards(params: Params) -> Iterator[str]:
-    """Name the keys of the reward that need an environment, where the model has none."""
-    reward = params.train_grpo.reward
-    needs = {"weights.environment": "environment" in reward.names, "supervision": reward.supervision == "turn"}
-    for key, is_needed in needs.items():
-        if is_needed and params.train_sft.model.tools is None:
-            yield f"train_grpo.reward.{key}: needs an environment: set {TOOLS}, or remove this key"

@@ -107,11 +107,7 @@ def form_of(params: Params) -> Form:
 
 
 def overrides_of(form: Form) -> Sections:
-    """Return what the text in YAML sets; sections that have been read already stay.
-
-    Raises:
-        PipelineError: It is not YAML, or not a mapping.
-    """
+    """Return what the text in YAML sets, or sections that have been read already; PipelineError for other texts."""
     text = form[OVERRIDES]
     return parse_sections(text, OVERRIDES) if isinstance(text, str) else text
 
@@ -127,14 +123,8 @@ def sections_of(
 ) -> tuple[Sections, list[str]]:
     """Return the sections that a form means, the cluster's among them, and a line for each key that is set twice.
 
-    Args:
-        form: A value for every parameter, and the preset.
-        deployment: What the graph was compiled with.
-        commit: The commit that the form's branch, tag or commit of the data stands for.
-        secrets: Secrets for the pods of training jobs, with their keys.
-
-    Raises:
-        PipelineError: `overrides` is not YAML, or not a mapping.
+    `commit` is what the form's branch, tag or commit of the data stands for; `secrets` are those for the pods of
+    training jobs, with their keys. PipelineError where `overrides` is not YAML, or not a mapping.
     """
     sections = laid_over(form.get(PRESET, {}), overrides_of(form))
     sections.setdefault(CLUSTER, {})

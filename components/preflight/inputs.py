@@ -64,10 +64,7 @@ def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]
 
 
 def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each environment that cannot be made, of training or of evaluation with another one.
-
-    Files and the sandbox are those of this machine.
-    """
+    """Return a line for each environment of training or evaluation that cannot be made on this machine."""
     trained = params.train_sft.model.tools
     evaluated = params.evaluation_tools
     lines = []
@@ -91,16 +88,12 @@ def unusable_tools(params: Params) -> Iterator[str]:
 
 
 def _with_tests(params: Params, splits: Sequence[Split]) -> list[str]:
-    """Return the sources whose problems are answered with code."""
     coding = [source for source in params.prepare_data.sources if source.kind == "mbpp"]
     return [source.name for source in coding if any(source.max_problems(split) != 0 for split in splits)]
 
 
 def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str, Any]:
-    """Return what each check returns, or the PipelineError that it raised, or one that says it timed out.
-
-    Nobody waits longer than `deadline_s`: threads that hang are left behind, and end with the process.
-    """
+    """Return what each check returns, the PipelineError that it raised, or one where it has hung for `deadline_s`."""
     results: dict[str, Any] = {}
 
     def run(name: str, check: Check) -> None:
@@ -148,10 +141,7 @@ def training_secrets(deployment: DeploymentConfig) -> dict[str, list[str]]:
 
 
 def missing_secrets(deployment: DeploymentConfig) -> Iterator[str]:
-    """Check that secrets are complete; preflight has their keys as environment variables.
-
-    Those with their default names may be missing: not every run needs them.
-    """
+    """Check that secrets, which are in the environment, are complete; those with their default names may be missing."""
     for kind, keys in SECRET_KEYS.items():
         name, default = getattr(deployment.secrets, kind), getattr(SecretsConfig(), kind)
         missing = [key for key in keys if key not in os.environ]

@@ -23,15 +23,7 @@ from components.preflight.config import (
     contradictions,
     exceeded_limits,
 )
-from components.preflight.form import (
-    SKIP_IF_UNCHANGED,
-    Form,
-    complete,
-    in_the_form,
-    page,
-    sections_of,
-    wrong_sections,
-)
+from components.preflight.form import SKIP_IF_UNCHANGED, Form, complete, in_the_form, page, sections_of, wrong_sections
 from components.preflight.inputs import Check, run_concurrently
 from components.preflight.resources import shape_of_base, with_memory
 from components.prepare_data.first_rows import hub_datasets
@@ -59,12 +51,10 @@ _ANY_COMMIT = "0" * 40
 
 @dataclass(frozen=True)
 class Ready:
-    """What a run goes on with when nothing is wrong."""
+    """What a run goes on with: the sections of the stages and `cluster`, and the configuration as HTML for people."""
 
     sections: Sections
-    """Those of the stages, and `cluster`."""
     page: str
-    """The configuration as HTML, for people."""
 
     @property
     def outputs(self) -> dict[str, Any]:
@@ -130,15 +120,12 @@ def preflight(
         say("preflight", f"warning: {in_the_form(line)}")
     if form[SKIP_IF_UNCHANGED]:
         _refuse_repetition(params)
-    notes = {
-        **({"data at commit": commit} if commit else {}),
-        **capacity.described(params.cluster, _evaluation_gpus(params.cluster, params.evaluate)),
-    }
+    notes = {"data at commit": commit} if commit else {}
+    notes |= capacity.described(params.cluster, _evaluation_gpus(params.cluster, params.evaluate))
     return Ready(sections, page(form, sections, notes))
 
 
 def _refuse_repetition(params: Params) -> None:
-    """Raise UnchangedRunError if a run would reproduce the newest version; PipelineError if no registry answers."""
     configs = {stage: getattr(params, stage) for stage in _MADE_BY}
     newest, changed, undone = register_checks.changes_since_newest(params.register, configs)
     if not newest:
@@ -158,10 +145,7 @@ def _evaluation_gpus(cluster: ClusterConfig, evaluate: EvaluateConfig) -> int:
 
 
 def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) -> None:
-    """Raise all that is wrong, what the checks have found included, and name what was not checked because of it.
-
-    RetryableError where nothing is wrong, but a check has no answer.
-    """
+    """Raise all that is wrong, also what checks have found; RetryableError where nothing is, but one has no answer."""
     not_checked = [] if params else ["models", "data sets", "rewards", "tools", "storage", "training job", "capacity"]
     if isinstance(answers.get(_BASE_MODEL), PipelineError) and "capacity" in answers:
         del answers["capacity"]  # what a run takes depends on the size of the model
@@ -185,20 +169,17 @@ def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) ->
 
 def _files(form: Form, params: Params) -> Iterator[str]:
     """Yield a line if the sources read files of no repository, or a repository is named and nothing is read."""
-    files, url = params.prepare_data.files, form["data_repository"]
-    on_hub = params.prepare_data.hub_ids
-    files_alone = [path for path in files if path not in on_hub]
-    if files_alone and not url:
-        yield (
-            f"data_repository: is empty, and {files_alone[0]} is read from a git and DVC repository; "
-            "set it, with data_revision"
-        )
-    if url and not files:
+    data, url = params.prepare_data, form["data_repository"]
+    files = [path for path in data.files if path not in data.hub_ids]
+    if files and not url:
+        what = f"{files[0]} is read from a git and DVC repository"
+        yield f"data_repository: is empty, and {what}; set it, with data_revision"
+    if url and not data.files:
         yield "data_repository: no source in prepare_data.sources reads a file; leave it empty"
 
 
 def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> dict[str, Check]:
-    """Return every check that waits for a service, by its subject; `params` are None where sections are wrong.
+    """Return every check that waits for a service, by its subject.
 
     Each returns a line for each thing that is wrong, but for a commit of the data, and the tokens that the model reads.
     """
@@ -229,7 +210,6 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
 def _checks_of_cluster(
     sections: Sections, params: Params | None, volume: str, retries: RetryPolicy
 ) -> dict[str, Check]:
-    """Return the checks that ask the cluster; PipelineError where no cluster is configured."""
     section = sections[CLUSTER] if isinstance(sections[CLUSTER], dict) else {}
     api = connect()
     namespace = str(section.get("namespace") or own_namespace())
@@ -250,11 +230,9 @@ def _checks_of_cluster(
 
 
 def _capacity(api: client.ApiClient, params: Params) -> Iterator[str]:
-    """Check that some node can hold each pod that runs a model."""
     config = with_memory(params, shape_of_base(params))
-    unknown = (
-        f"; {params.train_sft.model.base} cannot be looked into before the run starts: set the memory that it takes"
-    )
+    base = params.train_sft.model.base
+    unknown = f"; {base} cannot be looked into before the run starts: set the memory that it takes"
     for line in capacity.too_large_for_nodes(api, config, _evaluation_gpus(config, params.evaluate)):
         is_guess = any(f".{key}" in line.partition(":")[0] and getattr(config, key) is None for key in _MEMORY)
         yield in_the_form(line + unknown * is_guess)
@@ -272,5 +250,4 @@ def _lines(check: Callable[..., Iterable[str]], *arguments: Any) -> list[str]:
 
 
 def _named(check: Callable[..., Iterable[str]], *arguments: Any) -> list[str]:
-    """Return the lines of a check by the parameters of the form."""
     return list(map(in_the_form, check(*arguments)))

@@ -4,6 +4,7 @@ Measured: a process that trains a model of 0.2 million parameters on CPUs holds 
 """
 
 import math
+from contextlib import suppress
 
 from components.cluster.config import ClusterConfig
 from components.policy.config import EngineConfig
@@ -29,16 +30,13 @@ _MARGIN = 1.25
 def shape_of_base(params: Params) -> ModelShape | None:
     """Return the shape of the base model; None where it is on the volume, unreachable, or of an unknown family."""
     model = params.train_sft.model
-    try:
+    with suppress(PipelineError):
         return shape_of(model)
-    except PipelineError:
-        if model.base.startswith(("/", ".")):
-            return None
-    try:
-        model_config(model.base)  # into the local cache
-        return shape_of(model)
-    except PipelineError:
-        return None
+    if not model.base.startswith(("/", ".")):
+        with suppress(PipelineError):
+            model_config(model.base)  # into the local cache
+            return shape_of(model)
+    return None
 
 
 def with_memory(params: Params, shape: ModelShape | None) -> ClusterConfig:
@@ -54,7 +52,6 @@ def with_memory(params: Params, shape: ModelShape | None) -> ClusterConfig:
 
 
 def _training_gib(params: Params, num_parameters: int) -> int:
-    """GiB of a training pod without /dev/shm, for whichever of SFT and GRPO takes more."""
     grpo, config = params.train_grpo, params.cluster
     processes = max(1, config.gpus_per_node)
     copies = 2 if grpo.reward.model else 1  # a learned reward model is as large, and is trained too
@@ -73,11 +70,8 @@ def _training_gib(params: Params, num_parameters: int) -> int:
 
 
 def _host_bytes(engine: EngineConfig, processes: int) -> float:
-    """Bytes of the host for each parameter.
-
-    At the start every process loads the weights; later the first one collects a checkpoint, and each holds its shard of
-    what is offloaded. Adapters are counted as if all weights were trained.
-    """
+    """Bytes of the host for each parameter, with adapters as if all weights were trained."""
+    # At the start every process loads the weights; later the first one collects a checkpoint, and each holds its shard.
     offloaded = {"none": 0, "optimizer": _OPTIMIZER_BYTES, "all": _OPTIMIZER_BYTES + _bytes(engine)}[engine.offload]
     return max(processes * _bytes(engine), _CHECKPOINT_BYTES) + processes * offloaded / engine.num_processes
 

@@ -73,23 +73,17 @@ def _add(commands: Any, name: str, run: Command, summary: str, *, starts_runs: b
     command.set_defaults(command=connect_and_run)
     file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
     if starts_runs:
-        option = command.add_argument
+        option, settings = command.add_argument, "a parameter, or a key of the params file"
         option("--params", help="params file (default: the pipeline's own values)", **file)
-        settings = "a parameter, or a key of the params file"
         option("--set", action="append", default=[], metavar="NAME=VALUE", help=settings)
         option("--pipeline", help="compiled pipeline (default: compile it now)", **file)
         option("--experiment", default="grpo-pipeline", help="experiment of the runs (default: %(default)s)")
         option("--service-account", metavar="NAME", help="service account of the steps (default: Kubeflow's own)")
-    group = command.add_argument_group(
-        "connection", "each can also come from the environment; see docs/how-to/kubernetes.md"
-    )
-    option = group.add_argument
+    about = "each can also come from the environment; see docs/how-to/kubernetes.md"
+    option = command.add_argument_group("connection", about).add_argument
+    profile = "namespace of your profile, if Kubeflow has several users"
     option("--endpoint", metavar="URL", default=_variable(*ENDPOINT_VARIABLES), help="address of Kubeflow Pipelines")
-    option(
-        "--namespace",
-        default=_variable(NAMESPACE_VARIABLE),
-        help="namespace of your profile, if Kubeflow has several users",
-    )
+    option("--namespace", default=_variable(NAMESPACE_VARIABLE), help=profile)
     option("--token-file", default=_variable(*TOKEN_FILE_VARIABLES), help="file that holds a token", **file)
     option("--ca-file", default=_variable(CA_VARIABLE), help="certificates to trust, in PEM", **file)
     return command
@@ -155,9 +149,8 @@ def _apply(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
     for run in unfinished:
         why = "is unfinished; its schedule is disabled, and removed by the next `schedule apply` or `schedule remove`"
         print(f"note: {run.display_name} ({run.run_id}) {why}", file=sys.stderr)
-    times = schedules.next_times(options.cron, datetime.now(UTC))
-    meaning = schedules.describe_cron(options.cron)
-    return _print([f"{options.name}  {outcome}: {meaning}", *(f"    {time}" for time in times)])
+    times = [f"    {time}" for time in schedules.next_times(options.cron, datetime.now(UTC))]
+    return _print([f"{options.name}  {outcome}: {schedules.describe_cron(options.cron)}", *times])
 
 
 def _list(kubeflow: Kubeflow, _: argparse.Namespace) -> int:

@@ -38,10 +38,10 @@ class NotFoundError(PipelineError):
 
 
 class Kubeflow:
-    """A connection to Kubeflow Pipelines, made by the first request.
+    """A connection to Kubeflow Pipelines, made by the first request; by default to a cluster's own.
 
-    Its address is that of a cluster's own Kubeflow by default. A file with a token is read again for each request:
-    tokens are renewed. What goes wrong is a PipelineError of one line, a RetryableError where the server cannot answer.
+    A file with a token is read again for each request: tokens are renewed. What goes wrong is a PipelineError of one
+    line, a RetryableError where the server cannot answer.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Kubeflow:
         ca_file: Path | None = None,
     ) -> None:
         if endpoint is None and "KUBERNETES_SERVICE_HOST" not in os.environ:
+            forward = "kubectl port-forward --namespace kubeflow service/ml-pipeline-ui 8080:80"
             raise PipelineError(
                 f"no address of Kubeflow Pipelines: pass --endpoint URL or set {ENDPOINT_VARIABLES[0]}, such as "
-                "http://localhost:8080 behind "
-                "`kubectl port-forward --namespace kubeflow service/ml-pipeline-ui 8080:80`"
+                f"http://localhost:8080 behind `{forward}`"
             )
         self.endpoint = (endpoint or _IN_CLUSTER).rstrip("/")
         self._namespace = namespace
@@ -95,28 +95,29 @@ class Kubeflow:
             )
             health = client.get_kfp_healthz()
         if getattr(health, "multi_user", None) is None:
-            raise PipelineError(
-                f"{self.endpoint}: the answer is not from the API of Kubeflow Pipelines but perhaps from a login page; "
-                f"pass --token-file FILE, or set {TOKEN_VARIABLE} or {COOKIE_VARIABLE}"
-            )
+            what = "the answer is not from the API of Kubeflow Pipelines but perhaps from a login page"
+            how = f"pass --token-file FILE, or set {TOKEN_VARIABLE} or {COOKIE_VARIABLE}"
+            raise PipelineError(f"{self.endpoint}: {what}; {how}")
         if health.multi_user and not (self._namespace or client.get_user_namespace()):
-            raise PipelineError(
-                f"{self.endpoint}: this Kubeflow has several users; name the namespace of a profile with --namespace "
-                f"or {NAMESPACE_VARIABLE}"
-            )
+            how = f"name the namespace of a profile with --namespace or {NAMESPACE_VARIABLE}"
+            raise PipelineError(f"{self.endpoint}: this Kubeflow has several users; {how}")
         self._wrap_requests(client._run_api.api_client)
         return client
 
     @cached_property
     def version(self) -> str:
         """The release of the API server, such as `2.17.0`; empty where it does not tell."""
-        options: dict[str, Any] = {"auth_settings": ["Bearer"], "_return_http_data_only": True}
-        api = self.client._run_api.api_client
-        answer = api.call_api("/apis/v2beta1/healthz", "GET", _preload_content=False, **options)
-        health = json.loads(answer.data)
+        health = json.loads(self.get("/apis/v2beta1/healthz", {}))
         # As the UI server names them, and as the API server does; the client drops all of them.
         names = ("apiServerTagName", "tag_name", "apiServerCommitHash", "commit_sha", "frontendTagName")
         return next((health[name] for name in names if health.get(name) not in (None, "", "unknown")), "")
+
+    def get(self, path: str, query: dict[str, str]) -> bytes:
+        """Return what the server answers to a request that its client does not know."""
+        options: dict[str, Any] = {"auth_settings": ["Bearer"], "_return_http_data_only": True}
+        call = self.client._run_api.api_client.call_api
+        answer: bytes = call(path, "GET", query_params=list(query.items()), _preload_content=False, **options).data
+        return answer
 
     @property
     def user_namespace(self) -> str | None:
@@ -165,11 +166,7 @@ class Kubeflow:
         return sorted(every, key=lambda each: str(each.display_name))
 
     def find(self, name: str) -> Any:
-        """Return the run with this id, name, or beginning of either; with the name of a schedule, its newest run.
-
-        Raises:
-            PipelineError: No run matches, or more than one.
-        """
+        """Return the run with this id, name, or beginning of either; with the name of a schedule, its newest run."""
         if len(name) == _ID_LENGTH:
             return self.run(name)
         recent = list(islice(self.runs(), _RECENT))
@@ -185,8 +182,7 @@ class Kubeflow:
         return self.run(matching[0].run_id)
 
     def _wrap_requests(self, api_client: Any) -> None:
-        """Limit the time of every request, for which the client would wait for ever, and make errors readable."""
-        call = api_client.call_api
+        call = api_client.call_api  # which would wait for ever
 
         @functools.wraps(call)
         def limited(*arguments: Any, **options: Any) -> Any:
@@ -197,7 +193,6 @@ class Kubeflow:
 
     @contextmanager
     def _readable_errors(self) -> Iterator[None]:
-        """Turn what goes wrong with a request into an error for people, whose cause is that of the client."""
         from kfp_server_api import ApiException
         from urllib3.exceptions import HTTPError
 

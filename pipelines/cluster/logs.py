@@ -28,10 +28,7 @@ from pipelines.cluster.stages import (
     stages,
 )
 
-LOST = (
-    "no pod of the run exists any more, so Kubeflow will never learn how it ended; start it again: unfinished training "
-    "resumes from its checkpoints"
-)
+LOST = "no pod of the run exists any more, so Kubeflow never learns how it ended; start it again: training resumes"
 _POLL_S = 5.0
 _LOST_EVERY = 12
 """Polls of a run between checks whether its pods still exist."""
@@ -48,7 +45,6 @@ _REPORTS = re.compile(
 )
 """What they report while all is well, with the JSON of a task's inputs and outputs: most of a short log."""
 _FATAL = re.compile(r"^F\d{4} \S+ +\d+ \S+\] (.*\S)", re.MULTILINE)
-"""The line with which a program of Kubeflow's own ends."""
 _RETRYABLE = re.compile(rf"^F\d{{4}} .*: exit status {RetryableError.exit_code}$", re.MULTILINE)
 """The same line for a step that may succeed the next time: its exit code gets no further than this log."""
 _STOPPED = "Error: exit status 143"
@@ -56,15 +52,13 @@ _STOPPED = "Error: exit status 143"
 _STOP_HANDLED = re.compile(r"\w+: (?=stopped by SIG)")
 """Beginning of the lines in which a stopped stage says what has become of its training job and its checkpoints."""
 _WITH_OUTCOME = ("report", "register")
-"""Stages whose messages are the outcome of a run: the gate's figures and the version."""
 _TRY_AGAIN = "this may pass: press Retry on the run's page, which keeps finished stages and resumes from checkpoints"
 _NO_LOG = "Could not get main container logs"
 _STORE = ("minio", "mlpipeline")
 """Provider and bucket in which Kubeflow's manifests have Argo archive logs."""
 _EXECUTOR_LOGS = re.compile(r'"(\w+)://([^/"\s]+)/([^"\s]+/executor-logs)(?:-\d+)?"')
 """Address of what a task's attempts printed, in the inputs that each of them prints."""
-_HARMLESS = "FailedToRetrieveImagePullSecret"
-"""Reason of an event about a secret that need not exist."""
+_HARMLESS = "FailedToRetrieveImagePullSecret"  # which need not exist
 _PULLING = re.compile(r'Pulling image "([^"]+)"')
 _PULLED = re.compile(r'(?:Successfully pulled|Container) image "([^"]+)"')
 _NOT_PULLED = re.compile(
@@ -121,22 +115,14 @@ def is_lost(kubeflow: Kubeflow, run: Any) -> bool:
     """Tell whether a run that Kubeflow takes for unfinished has no pod left, as when its workflow was deleted."""
     pods = [stage.pods[-1] for stage in reversed(stages(run)) if stage.pods]
     answers = (_ask_ui(kubeflow, "/k8s/pod", pod) for pod in pods)
-    try:
-        return (
-            run.state not in FINISHED
-            and bool(pods)
-            and all(status != 200 and re.search(r"not found|NotFound", text) for status, text in answers)
-        )
-    except PipelineError:
-        return False
+    with suppress(PipelineError):
+        is_gone = (status != 200 and re.search(r"not found|NotFound", text) for status, text in answers)
+        return run.state not in FINISHED and bool(pods) and all(is_gone)
+    return False
 
 
 def poll(kubeflow: Kubeflow, run_id: str, clock: Any = time) -> Iterator[Any]:
-    """Yield a run again and again until it has ended; wait where the server does not answer for a while.
-
-    Raises:
-        LostRunError: No pod of the run exists any more.
-    """
+    """Yield a run again and again until it has ended, also where the server does not answer for a while."""
     answered = clock.monotonic()
     for number in count(1):
         try:
@@ -156,13 +142,7 @@ def poll(kubeflow: Kubeflow, run_id: str, clock: Any = time) -> Iterator[Any]:
 
 
 def logs(kubeflow: Kubeflow, moments: Iterable[Any], stage: str | None) -> Iterator[str]:
-    """Yield what the stages of a run print, or one of them, each under its title, and why others have no log.
-
-    The run may come again and again, as it goes on. A stage may be named as in the graph or as on the page.
-
-    Raises:
-        PipelineError: There was nothing at all.
-    """
+    """Yield what the stages of a run, or one of them, print as it goes on, and at the end why others have no log."""
     num_shown: dict[str, int] = {}
     current = ""
     for run in moments:
@@ -199,7 +179,6 @@ def _failure(kubeflow: Kubeflow, run: Any, stage: Stage) -> list[str]:
 
 
 def _text(kubeflow: Kubeflow, run: Any, stage: Stage) -> tuple[str | None, str]:
-    """Return what the last attempt at a stage has printed; None without a log, and why it is missing."""
     pod = stage.pods[-1] if stage.pods else ""
     try:
         text = _log(kubeflow, run, stage, pod) if pod else None
@@ -211,13 +190,11 @@ def _text(kubeflow: Kubeflow, run: Any, stage: Stage) -> tuple[str | None, str]:
 
 
 def _messages(stage: Stage, text: str) -> list[str]:
-    """Return the lines that a stage has printed about itself: its messages and its progress."""
     name = stage.title.split()[0]
     return re.findall(rf"^{name}(?:: | \d+/\d+  ).*\S", unwrapped(text), re.MULTILINE)
 
 
 def _last_error(text: str) -> list[str]:
-    """Return the last error that a stage printed, or what it did when it was stopped, with the lines that follow."""
     lines = [line.strip() for line in unwrapped(text).splitlines()]
     starts = [number for number, line in enumerate(lines) if line.startswith(_ERROR) or _STOP_HANDLED.match(line)]
     if not starts:
@@ -242,10 +219,7 @@ def _attempts(chosen: Iterable[Stage]) -> Iterator[tuple[Stage, str, str]]:
 
 
 def _new_lines(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str, num_shown: dict[str, int]) -> list[str]:
-    """Return the whole lines that a pod has printed since the last time; none where its log is not available now.
-
-    What Kubeflow and Argo report is left out, unless there is nothing else.
-    """
+    """Return the whole lines that a pod has printed since the last time; Kubeflow's own only where there are none."""
     if not pod or num_shown.get(pod) == _ALL:
         return []
     try:
@@ -265,7 +239,6 @@ def _new_lines(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str, num_shown: 
 
 
 def _why_no_log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str:
-    """Return why a stage has no log, with the image that its pod waits for, or the warning of Kubernetes about it."""
     if not pod:
         reasons = {CACHED: "not run: the cache has its outputs", NOT_REACHED: "not reached"}
         return reasons.get(str(stage.state), "no pod of it has begun")
@@ -282,12 +255,10 @@ def _why_no_log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str:
 
 
 def _is_over(run: Any, stage: Stage, pod: str) -> bool:
-    """Tell whether an attempt at a stage has ended: another one has followed it, or its stage or its run has ended."""
     return pod != stage.pods[-1] or stage.state in FINISHED or run.state in FINISHED
 
 
 def _events(kubeflow: Kubeflow, pod: str) -> list[dict[str, Any]]:
-    """Return the events of a pod, which outlive it by up to an hour; none where they cannot be had."""
     with suppress(PipelineError, ValueError, KeyError):  # a refusal is text, not JSON
         try:
             _, text = _ask_ui(kubeflow, "/k8s/pod/events", pod)
@@ -304,10 +275,9 @@ def _missing_image(events: Iterable[dict[str, Any]], *, is_over: bool = False) -
     pulled = {match[1] for match in map(_PULLED.match, messages) if match}
     failed = [match for match in map(_NOT_PULLED.match, messages) if match and match[1] not in pulled]
     if failed:
-        image, reason = failed[-1].groups()
-        return (
-            f"image {image} cannot be pulled: {' '.join(reason.removeprefix(f'{image}: ').split())[:_LONGEST_REASON]}"
-        )
+        image, message = failed[-1].groups()
+        reason = " ".join(message.removeprefix(f"{image}: ").split())[:_LONGEST_REASON]
+        return f"image {image} cannot be pulled: {reason}"
     pulling = [match[1] for match in map(_PULLING.match, messages) if match and match[1] not in pulled]
     if not pulling:
         return ""
@@ -316,10 +286,7 @@ def _missing_image(events: Iterable[dict[str, Any]], *, is_over: bool = False) -
 
 
 def _log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
-    """Return what an attempt at a stage has printed so far; None if there is no log of it.
-
-    It may be in the pod, in Argo's archive, or among the artifacts of the stage, whose address another attempt prints.
-    """
+    # In the pod, in Argo's archive, or among the artifacts of the stage, whose address another attempt prints.
     try:
         text = _log_of_pod(kubeflow, run, stage, pod)
     except NotFoundError:
@@ -332,7 +299,6 @@ def _log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
 
 
 def _log_of_pod(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
-    """Return what a pod has printed, from the UI server or else from Argo's archive; None where neither has it."""
     # The day is part of the archive's path on some installations.
     query = {"runid": run.run_id, "createdat": run.created_at.strftime("%Y-%m-%d")}
     status, text = _ask_ui(kubeflow, "/k8s/pod/logs", pod, **query)
@@ -344,10 +310,8 @@ def _log_of_pod(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | N
 
 
 def _archived_log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
-    """Return a log that Argo has archived: the UI server looks for it under another name of the workflow than its own.
-
-    The path has the day on which the workflow was created: after the run itself, perhaps past midnight, or by Retry.
-    """
+    """Return a log that Argo has archived; the UI server looks for it under another name of the workflow."""
+    # The path has the day on which the workflow was created: after the run itself, perhaps past midnight, or by Retry.
     changes = [each.update_time for each in run.state_history or [] if each.update_time]
     moments = (run.created_at, run.created_at + timedelta(minutes=5), *changes)
     days = dict.fromkeys(f"{moment:%Y/%m/%d}" for moment in moments)
@@ -356,7 +320,6 @@ def _archived_log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str |
 
 
 def _ask_kubernetes(kubeflow: Kubeflow, method: Callable[[Any], Any], **arguments: str) -> str | None:
-    """Return what Kubernetes answers about a pod of a run, as text; None if there is nothing."""
     from kubernetes.client import ApiException, CoreV1Api
     from urllib3.exceptions import HTTPError
 
@@ -373,30 +336,21 @@ def _ask_kubernetes(kubeflow: Kubeflow, method: Callable[[Any], Any], **argument
 
 
 def _stored(kubeflow: Kubeflow, provider: str, bucket: str, key: str) -> str | None:
-    """Return a file of the object store; None where it does not exist."""
     query = {"source": provider, "namespace": kubeflow.namespace, "bucket": bucket, "key": key}
     status, text = _ask(kubeflow, "/artifacts/get", query)
     return text if status == 200 else None
 
 
 def _ask_ui(kubeflow: Kubeflow, path: str, pod: str, **query: str) -> tuple[int, str]:
-    """Ask the UI server about a pod."""
     return _ask(kubeflow, path, {"podname": pod, "podnamespace": kubeflow.namespace, **query})
 
 
 def _ask(kubeflow: Kubeflow, path: str, query: dict[str, str]) -> tuple[int, str]:
-    """Ask the UI server; return status and text, also of its own refusals, which are text.
-
-    Raises:
-        NotFoundError: The address is not that of a UI server.
-    """
-    options: dict[str, Any] = {"auth_settings": ["Bearer"], "_return_http_data_only": True}
+    """Return status and text of the UI server, also of its own refusals; NotFoundError at another address."""
     try:
-        api = kubeflow.client._run_api.api_client
-        answer = api.call_api(path, "GET", query_params=list(query.items()), _preload_content=False, **options)
+        return 200, kubeflow.get(path, query).decode("utf-8", errors="replace")
     except PipelineError as error:
         status, refusal = getattr(error.__cause__, "status", 0), str(getattr(error.__cause__, "body", None) or "")
         if status in (404, 500) and not refusal.lstrip().startswith(("{", "<")):
             return status, refusal
         raise
-    return 200, str(answer.data.decode("utf-8", errors="replace"))

@@ -38,13 +38,9 @@ def build(base: str, variant: str, registry: str | None) -> dict[str, str]:
 
 
 def publish(kubeflow: Kubeflow, package: "Package", params: Path) -> Iterator[str]:
-    """Upload a compiled pipeline as a new version, unless a version has the same content.
+    """Upload a compiled pipeline as a new version, unless a version has the same content; yield what was done.
 
-    The name of a version is that of the params file whose values the form opens with, the git revision, and a digest
-    of the content.
-
-    Yields:
-        What was done, and the address of the page from which runs of the version are started.
+    The name of a version is that of the params file whose values the form opens with, the git revision, and a digest.
     """
     from pipelines.graph import DESCRIPTION, NAME
 

@@ -66,9 +66,16 @@ def show(kubeflow: Kubeflow, run: Any) -> list[str]:
 
 def wait(kubeflow: Kubeflow, run_id: str, screen: Screen, clock: Any = time) -> int:
     """Show a run until it has ended; return 0 if it succeeded and 1 if it did not."""
-    display = _Display(kubeflow, screen, clock)
+    shown: dict[str, str] = {}
+    doing: list[str] = []
+    looked_s = clock.monotonic()
     for run in poll(kubeflow, run_id, clock):
-        display.update(run)
+        _show_stages(screen, stages(run), shown)
+        now = clock.monotonic()
+        if run.state not in FINISHED and now - looked_s >= _LOOK_S:
+            looked_s, before, doing = now, doing, activity(kubeflow, run)
+            for line in (each for each in doing if each not in before):
+                screen.detail(line, Style.DIM)
     if run.state == "SUCCEEDED":
         for line in outcome(kubeflow, run):
             screen.detail(line)
@@ -81,15 +88,11 @@ def wait(kubeflow: Kubeflow, run_id: str, screen: Screen, clock: Any = time) -> 
 
 
 def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
-    """Stop a run, then remove its training jobs, which a step does not where it is killed within a second.
-
-    Yields:
-        A line about the run and about each job.
-    """
+    """Stop a run, then remove its training jobs, which a step does not where it is killed; yield a line about each."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
-    from components.cluster.kube import connect
+    from components.cluster.kube import connect, error_message
     from components.cluster.reaper import delete_run
     from components.preflight.form import OVERRIDES, PRESET, Form, overrides_of
     from components.shared.config import laid_over
@@ -108,7 +111,7 @@ def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
         cluster = laid_over(form[PRESET], overrides_of(form)).get("cluster") or {}
         removed = delete_run(connect(), cluster.get("namespace") or kubeflow.namespace, run.run_id)
     except (PipelineError, ApiException, HTTPError) as error:
-        reason = f"the Kubernetes API says {error.reason}" if isinstance(error, ApiException) else str(error)
+        reason = str(error) if isinstance(error, PipelineError) else error_message(error)
         yield f"training jobs not removed; their steps or the reaper will remove them: {reason}"
     else:
         yield from (f"training job {name} removed" for name in removed)
@@ -125,44 +128,21 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-class _Display:
-    """What a person who waits for a run is shown: stages as they begin and end, and what they do meanwhile."""
-
-    def __init__(self, kubeflow: Kubeflow, screen: Screen, clock: Any) -> None:
-        self._kubeflow, self._screen, self._clock = kubeflow, screen, clock
-        self._attempts: dict[str, int] = {}
-        """Attempts at each stage that has begun."""
-        self._ended: set[str] = set()
-        self._activity: list[str] = []
-        self._looked_s = clock.monotonic()
-
-    def update(self, run: Any) -> None:
-        """Show what has changed since the last time."""
-        every = stages(run)
-        for stage in every:
-            self._show_stage(stage, len(every))
-        if run.state in FINISHED:
-            return
-        now = self._clock.monotonic()
-        if now - self._looked_s >= _LOOK_S:
-            self._looked_s, before, self._activity = now, self._activity, activity(self._kubeflow, run)
-            for line in self._activity:
-                if line not in before:
-                    self._screen.detail(line, Style.DIM)
-
-    def _show_stage(self, stage: Stage, num_stages: int) -> None:
-        name, attempts = stage.name, len(stage.pods)
-        if stage.state not in (None, "PENDING", NOT_REACHED) and name not in self._attempts:
-            self._attempts[name] = attempts
-            self._screen.header(len(self._attempts), num_stages, stage.title)
-        if attempts > self._attempts.get(name, attempts):
-            self._attempts[name] = attempts
-            if attempts > 1:
-                self._screen.detail(f"{stage.title} attempt {attempts}", Style.YELLOW)
-        if stage.state in FINISHED and name not in self._ended:
-            self._ended.add(name)
+def _show_stages(screen: Screen, every: Sequence[Stage], shown: dict[str, str]) -> None:
+    """Show stages as they begin and end, and further attempts at them; `shown` has what was shown of each."""
+    for stage in every:
+        if stage.state in (None, "PENDING", NOT_REACHED):
+            continue
+        if stage.name not in shown:
+            shown[stage.name] = ""
+            screen.header(len(shown), len(every), stage.title)
+        news, style = f"attempt {len(stage.pods)}" if len(stage.pods) > 1 else "", Style.YELLOW
+        if stage.state in FINISHED:
             ending, style = _ENDINGS[stage.state]
-            self._screen.detail(f"{stage.title} {ending.format(_took(stage.started, stage.ended))}", style)
+            news = ending.format(_took(stage.started, stage.ended))
+        if news and news != shown[stage.name]:
+            screen.detail(f"{stage.title} {news}", style)
+        shown[stage.name] = news
 
 
 def _state(run: Any) -> str:

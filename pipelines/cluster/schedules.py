@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pipelines.cluster.submission import Package
 
 _ENABLED = "ENABLED"
-_NUM_FIELDS = 6
 _ACCEPTED = 'second minute hour day-of-month month day-of-week, such as "0 0 2 * * 1"'
 _CREATED_BY = re.compile(r"; created by grpo-pipeline(?: on Kubeflow Pipelines (\S+))?, digest (\w+)$")
 
@@ -39,10 +38,8 @@ def listed(kubeflow: Kubeflow) -> list[str]:
     if not schedules:
         return ["no schedules; `grpo-pipeline schedule apply` creates one"]
     rows = [("schedule", "state", "cron", "meaning", "next", "compiled by")]
-    for schedule in schedules:
-        rows.append(
-            (schedule.display_name, in_words(schedule.status), *_times(schedule), _compiled_by(kubeflow, schedule))
-        )
+    for each in schedules:
+        rows.append((each.display_name, in_words(each.status), *_times(each), _compiled_by(kubeflow, each)))
     return table(rows)
 
 
@@ -58,28 +55,25 @@ def apply(
 ) -> tuple[str, list[Any]]:
     """Create or update the named schedule; return what was done, and unfinished runs of the schedules it replaces.
 
-    One that another release of Kubeflow compiled is created again. A schedule cannot be changed in Kubeflow: a new one
-    is created, and then the old one is removed. Where a run of it is unfinished, the old one is left disabled, and the
-    next call removes it.
+    A schedule cannot be changed in Kubeflow: a new one is created, also after an upgrade, and then the old one is
+    removed. Where a run of it is unfinished, it is left disabled, and the next call removes it.
     """
     from components.shared import lineage
 
     digest = lineage.value_digest([cron, package.digest, parameters, experiment, account])
     known = _named(kubeflow, name)
-    if not all(map(_digest, known)):
+    if not all(_origin(each)[1] for each in known):
         raise PipelineError(f"{name}: grpo-pipeline did not create the schedule of this name; choose another name")
-    equal = [each for each in known if _digest(each) == digest]
+    equal = [each for each in known if _origin(each)[1] == digest]
     kept = next((each for each in equal if not _is_outdated(kubeflow, each)), None)
     if kept is None:
         outcome = "changed" if known else "created"
         if equal:
             outcome = f"created again, compiled by Kubeflow Pipelines {kubeflow.version}"
         with redirect_stdout(io.StringIO()):  # the client prints an address
-            experiment_id = kubeflow.client.create_experiment(
-                experiment, namespace=kubeflow.user_namespace
-            ).experiment_id
+            made = kubeflow.client.create_experiment(experiment, namespace=kubeflow.user_namespace)
         kubeflow.client.create_recurring_run(
-            experiment_id,
+            made.experiment_id,
             name,
             description=_description(about, cron, kubeflow.version, digest),
             cron_expression=cron,
@@ -94,25 +88,19 @@ def apply(
     else:
         kubeflow.client.enable_recurring_run(kept.recurring_run_id)
         outcome = "enabled again, and at once if a time passed while it was disabled"
-    unfinished = []
-    for each in known:
-        if each is not kept:
-            unfinished += _retire(kubeflow, each)
-    return outcome, unfinished
+    return outcome, [run for each in known if each is not kept for run in _retire(kubeflow, each)]
 
 
 def remove(kubeflow: Kubeflow, name: str, *, now: bool = False) -> Iterator[str]:
     """Remove the schedule with this name or id, with `now` also its unfinished runs; yield a line about each.
 
-    Raises:
-        PipelineError: No schedule has the name, or several have it that others made.
-        RetryableError: Runs are unfinished: the schedule is disabled, to be removed once they have ended.
+    RetryableError where runs are unfinished: the schedule is disabled, to be removed once they have ended.
     """
     known = _named(kubeflow, name)
     if not known:
         names = ", ".join(str(each.display_name) for each in kubeflow.schedules()) or "none"
         raise PipelineError(f"{name}: no such schedule; there are {names}")
-    if len(known) > 1 and not all(map(_digest, known)):
+    if len(known) > 1 and not all(_origin(each)[1] for each in known):
         ids = ", ".join(each.recurring_run_id for each in known)
         raise PipelineError(f"{name}: several schedules have this name; give the id of one: {ids}")
     unfinished = [run for each in known for run in _retire(kubeflow, each)]
@@ -130,17 +118,11 @@ def remove(kubeflow: Kubeflow, name: str, *, now: bool = False) -> Iterator[str]
 
 
 def check_cron(text: str) -> None:
-    """Refuse an expression that Kubeflow would take for another than it seems to be, or that never fires.
-
-    Kubeflow itself refuses what it cannot read, such as ranges that wrap around.
-
-    Raises:
-        PipelineError: With what would be accepted.
-    """
+    """Refuse an expression that Kubeflow would take for another than it seems to be, or that never fires."""
     from croniter import CroniterError
 
     parts = text.split()
-    if len(parts) != _NUM_FIELDS:
+    if len(parts) != 6:
         others = f'; what other crons write with these five is "0 {" ".join(parts)}"' if len(parts) == 5 else ""
         raise PipelineError(f'cron "{text}": six fields are needed: {_ACCEPTED}{others}')
     if not parts[0].isdigit():
@@ -190,7 +172,6 @@ def _named(kubeflow: Kubeflow, name: str) -> list[Any]:
 
 
 def _times(schedule: Any) -> tuple[str, str, str]:
-    """Return the cron expression of a schedule, its meaning and its next time; the page offers periods as well."""
     trigger = schedule.trigger
     if trigger is None or trigger.cron_schedule is None:
         seconds = trigger and trigger.periodic_schedule and trigger.periodic_schedule.interval_second
@@ -206,21 +187,15 @@ def _times(schedule: Any) -> tuple[str, str, str]:
         return text, "-", "-"
 
 
-def _digest(schedule: Any) -> str:
-    """Return the digest of all that makes a schedule another one; empty where it was made on the page."""
-    return _origin(schedule)[1]
-
-
 def _is_outdated(kubeflow: Kubeflow, schedule: Any) -> bool:
-    """Tell whether another release of Kubeflow than the one that is there now compiled a schedule."""
     return bool(kubeflow.version) and _origin(schedule)[0] != kubeflow.version
 
 
 def _compiled_by(kubeflow: Kubeflow, schedule: Any) -> str:
-    """Return the release of Kubeflow that compiled a schedule, and what to do where it is not the present one."""
-    if not _digest(schedule):
+    release, digest = _origin(schedule)
+    if not digest:
         return "Kubeflow's page"
-    release = _origin(schedule)[0] or "unknown"
+    release = release or "unknown"
     return f"{release}, now {kubeflow.version}: apply it again" if _is_outdated(kubeflow, schedule) else release
 
 
@@ -232,6 +207,6 @@ def _description(about: str, times: str, release: str, digest: str) -> str:
 
 
 def _origin(schedule: Any) -> tuple[str, str]:
-    """Return the release that compiled a schedule and its digest, each empty where it is not known."""
+    """Return the release that compiled a schedule, and the digest of what makes it another; empty if unknown."""
     release, digest = match.groups() if (match := _CREATED_BY.search(schedule.description or "")) else ("", "")
     return release or "", digest

@@ -76,8 +76,6 @@ def compiled_in(pipeline: Mapping[str, Any], name: str) -> Any:
 
 
 class _Graph:
-    """A pipeline, which may have graphs inside graphs, and the nodes of a run of it."""
-
     def __init__(self, spec: Mapping[str, Any], details: Iterable[Any]) -> None:
         self.pipeline = spec.get("pipeline_spec", spec)
         kubernetes = (spec.get("platform_spec") or {}).get("platforms", {}).get("kubernetes", {})
@@ -123,21 +121,12 @@ class _Graph:
         elif state == "SUCCEEDED" and executors and not attempts:
             state = CACHED
         # A task that is not reached has the time at which that was decided.
-        started, ended = (None, None)
-        if detail and state != NOT_REACHED:
-            started, ended = _time(detail.start_time), _time(detail.end_time)
-        return Stage(
-            name=name.replace("-", "_"),
-            title=task.get("taskInfo", {}).get("name", name).replace("-", "_"),
-            state=state,
-            started=started,
-            ended=ended,
-            pods=pods,
-            workflow=self._name,
-        )
+        times = (detail.start_time, detail.end_time) if detail and state != NOT_REACHED else (None, None)
+        started, ended = map(_time, times)
+        title = task.get("taskInfo", {}).get("name", name).replace("-", "_")
+        return Stage(name.replace("-", "_"), title, state, started, ended, pods, self._name)
 
     def _template(self, component: Mapping[str, Any], *, is_retried: bool) -> str:
-        """Return the name of the template of a task's container, as Kubeflow's compiler puts it together."""
         metadata = self._executors.get(component["executorLabel"], {}).get("podMetadata")
         counts = (len((metadata or {}).get(kind, {})) for kind in ("annotations", "labels"))
         prefix = "" if metadata is None else "metadata-{}-{}-".format(*counts)

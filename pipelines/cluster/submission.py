@@ -1,7 +1,4 @@
-"""What is submitted: a compiled pipeline, and a value for each of its parameters.
-
-A value is the pipeline's default, or that of a params file, or a single setting.
-"""
+"""What is submitted: a compiled pipeline, and for each parameter its default, a params file's value or a setting."""
 
 import copy
 import difflib
@@ -43,7 +40,6 @@ from pipelines.cluster.publish import origin
 from pipelines.cluster.stages import LONGEST_DESCRIPTION, compiled_in
 
 _ANY_COMMIT = "0" * 40
-"""In the place of that of the data, which preflight looks up."""
 _MAX_CHARACTERS = 10_000
 """Of all parameters together; Kubeflow's API server refuses more: https://github.com/kubeflow/pipelines/issues/12510"""
 _IN_A_REGISTRY = re.compile(r"[^/]*[.:][^/]*/")
@@ -59,7 +55,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class Package:
-    """A compiled pipeline in a file."""
+    """A compiled pipeline in a file, with the images that its tasks run in and a digest of the content."""
 
     path: Path
     types: dict[str, str]
@@ -67,9 +63,7 @@ class Package:
     defaults: Form
     """Default of each parameter, and the preset where one is compiled in."""
     images: tuple[str, ...]
-    """Those that its tasks run in."""
     digest: str
-    """Digest of the file's content."""
 
 
 def compiled(folder: Path, params: Path, images: Mapping[str, str] | None = None) -> Path:
@@ -83,11 +77,7 @@ def compiled(folder: Path, params: Path, images: Mapping[str, str] | None = None
 
 
 def read(path: Path) -> Package:
-    """Return the pipeline in a file.
-
-    Raises:
-        PipelineError: The file is not a compiled pipeline.
-    """
+    """Return the pipeline in a file; PipelineError where it is not a compiled pipeline."""
     try:
         documents = [each for each in yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader) if each]
         parameters = documents[0]["root"].get("inputDefinitions", {}).get("parameters", {})
@@ -122,9 +112,7 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str], *
     A params file takes the place of all defaults, and `overrides` is what it changes of the preset. A setting is
     `name=value` with a parameter's name, or a key of a params file such as `train_grpo.sampling.temperature`. A
     scheduled run that would change nothing ends at once, if a registry can tell and no setting decides otherwise.
-
-    Raises:
-        PipelineError: Preflight would refuse the form without asking anybody. A secret would be kept by Kubeflow.
+    PipelineError where preflight would refuse the form without asking anybody.
     """
     form = copy.deepcopy(package.defaults)
     form[OVERRIDES] = overrides_of(form)
@@ -154,13 +142,7 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str], *
 
 
 def description(package: Package, sources: Sequence[Path], values: Form) -> str:
-    """Return what a run says of itself on Kubeflow's page: the files and revision it is from, and what it changes.
-
-    Args:
-        package: The pipeline, with the values that its form opens with.
-        sources: The params file or the compiled pipeline, or both.
-        values: Those of the run.
-    """
+    """Return what a run says of itself on Kubeflow's page: the files and revision it is from, and what it changes."""
     changed = [f"{name} {value}" for name, value in sorted(values.items()) if value != package.defaults.get(name)]
     text = f"{', '.join(map(origin, sources))}; {'changed: ' if changed else 'nothing changed'}{', '.join(changed)}"
     return shorten(text, LONGEST_DESCRIPTION, placeholder=" ...")
@@ -198,7 +180,7 @@ def _difference(before: Any, after: Any) -> dict[str, Any]:
 
 
 def _set(package: Package, form: Form, setting: str) -> None:
-    """Set a parameter, or a key of a params file whichever parameter holds it; `overrides` has its sections here."""
+    # `overrides` has its sections here.
     name, equals, text = setting.partition("=")
     if not equals:
         raise PipelineError(f"--set {setting}: write name=value")
@@ -220,7 +202,6 @@ def _set(package: Package, form: Form, setting: str) -> None:
 
 
 def _json(text: str) -> Any:
-    """What a text is in JSON; a word that is nothing there is itself."""
     try:
         return json.loads(text)
     except ValueError:

@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,45 +35,36 @@ from tests.fake_cluster import AFTER, ApiServer, Change, Fault, Json, kinds, scr
 from tests.fake_cluster.http import Request
 
 STEP_S = 5.0
-"""Time of a training step."""
 _POD_STARTS_S, _ARGO_S, _NODE_DEAD_S, _REAPER_S = 3.0, 10.0, 330.0, 300.0
 SUCCEEDED, FAILED, ERROR = "Succeeded", "Failed", "Error"
 """How an attempt at a step ends for Argo, which tries it again where its pod was deleted: an error."""
 _BACKOFF_S = 30.0
-_GRACE_S = 1.0
-"""Time that Kubeflow leaves a step that it stops."""
-_REAL_S = 60.0
-"""For a launcher to do what it does at one moment."""
+_GRACE_S, _REAL_S = 1.0, 60.0
+"""Time that Kubeflow leaves a step that it stops, and for a launcher to do what it does at one moment."""
 
 
 class Launchers:
     """The program that starts launchers, and the socket to which they report."""
 
     def __init__(self, folder: Path) -> None:
-        self.server = socket.socket(socket.AF_UNIX)
-        self.server.bind(str(folder / "clock"))
-        self.server.listen()
-        self.server.settimeout(_REAL_S)
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(folder / "clock"))
+        self._server.listen()
+        self._server.settimeout(_REAL_S)
         command = [sys.executable, "-m", "tests.cluster.launcher", str(folder / "clock")]
         self._program = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._program.stdin is not None
-        self._program.stdin.close()
-        self._program.wait(_REAL_S)
-        self.server.close()
-
     def start(self, order: Json) -> socket.socket:
         """Start a launcher; return the connection to it."""
-        assert self._program.stdin is not None
-        self._program.stdin.write(json.dumps(order) + "\n")
-        self._program.stdin.flush()
-        connection, _ = self.server.accept()
+        print(json.dumps(order), file=self._program.stdin, flush=True)
+        connection, _ = self._server.accept()
         connection.settimeout(_REAL_S)
         return connection
+
+    def close(self) -> None:
+        """End the program."""
+        self._program.communicate(timeout=_REAL_S)
+        self._server.close()
 
 
 @dataclass
@@ -86,20 +77,18 @@ class Launcher:
     pid: int = 0
     connection: socket.socket | None = None
     exit_code: int | None = None
-    """None while it lives; -9 if it was killed."""
     wakes_s: float = 0.0
     asked_to_stop: bool = False
 
 
 @dataclass
 class Run:
-    """A run with one step, as its workflow has it."""
+    """A run with one step, and how each attempt at it has ended for Argo."""
 
     id: str
     workflow: str
     terminated_s: float | None = None
     attempts: list[str] = field(default_factory=list)
-    """How each has ended for Argo."""
     launcher: Launcher | None = None
     end: str | None = None
     logs: list[Path] = field(default_factory=list)
@@ -113,56 +102,41 @@ class Volume:
         self._saved: dict[Path, int] = {}
         self._step: dict[Path, int] = {}
         self._writers: dict[str, Path] = {}
-        """The folder of unfinished work of each pod that runs."""
         history.server.store.listen(self._follow)
 
     def program(self) -> script.Program:
         """Return what training pods run."""
-        return script.Program(STEP_S, self._start)
+        return script.Program(STEP_S, lambda pods: partial(next, self._train(pods)))
 
-    def _start(self, pods: list[Json]) -> Callable[[], int | None]:
-        """Wait for the turn of the pods, as `Job.read_in_pod` does, then train."""
-        folder, name = (
-            Path(pods[0]["spec"]["containers"][0]["command"][-1]),
-            pods[0]["metadata"]["labels"][kube.JOB_SET],
-        )
-        train: Callable[[], int | None] | None = None
-
-        def go_on() -> int | None:
-            nonlocal train
-            if train is None and (folder / "job.json").is_file() and Job.turn(folder) == name:
-                train = self._train(pods, Job.read(folder), name)
-            return train() if train else None
-
-        return go_on
-
-    def _train(self, pods: list[Json], job: Job, name: str) -> Callable[[], int | None]:
+    def _train(self, pods: list[Json]) -> Iterator[int | None]:
+        """Wait for the turn of the pods, as `Job.read_in_pod` does, then train: a step each time, at last the code."""
+        folder = Path(pods[0]["spec"]["containers"][0]["command"][-1])
+        name, work = pods[0]["metadata"]["labels"][kube.JOB_SET], folder.parent
+        while not (folder / "job.json").is_file() or Job.turn(folder) != name:
+            yield None
+        job = Job.read(folder)
         self._history.begun.append(name)
-        work = job.folder.parent
         assert work not in self._writers.values(), f"two jobs write to {work}"
         self._writers |= {pod["metadata"]["uid"]: work for pod in pods}
         for rank in range(NUM_RANKS):
             job.start_rank(rank)
-        step = last_step(work) or 0
+        step = self._step[work] = last_step(work) or 0
         # A run that ends well removes its work.
         saved = 0 if not step and self._history.is_published() else self._saved.get(work, 0)
         assert step >= saved, f"step {saved} was saved, and training starts after {step}"
-        self._step[work] = step
-
-        def go_on() -> int | None:
+        while True:
             self._step[work] = min(self._step[work] + 1, self._num_steps)
             self._history.server.cluster.print(pods[0], f"step {self._step[work]}", container="node", ends=False)
             if self._step[work] % self._save_every == 0:
                 self._save(work)
-            if self._step[work] < self._num_steps:
-                return None
-            (Path(job.outputs["policy"]) / "weights").write_text(str(self._step[work]))
-            for rank in range(NUM_RANKS):
-                job.write_outcome(rank, {"result": {"loss": 0.25}, "exit_code": 0})
-            self._history.succeeded.add(name)
-            return 0
-
-        return go_on
+            if self._step[work] == self._num_steps:
+                break
+            yield None
+        (Path(job.outputs["policy"]) / "weights").write_text(str(self._num_steps))
+        for rank in range(NUM_RANKS):
+            job.write_outcome(rank, {"result": {"loss": 0.25}, "exit_code": 0})
+        self._history.succeeded.add(name)
+        yield 0
 
     def _save(self, work: Path) -> None:
         folder = work / "checkpoints" / f"step-{self._step[work]:06d}"
@@ -193,23 +167,20 @@ class History:
         self.volume.mkdir(parents=True)
         self.runs: list[Run] = []
         self.notes: list[str] = []
-        """What happened, for whoever reads why a history went wrong."""
         self._agenda: list[tuple[float, int, Callable[[], object]]] = []
         self._numbers = itertools.count()
-        self._active: Launcher | None = None
-        """The launcher that does something at this moment."""
+        self._active: Launcher | None = None  # which does something at this moment
         self._strike: tuple[str, signal.Signals] | None = None
         self.violations: list[str] = []
         self.struck: list[str] = []
         """Runs of launchers that got a signal in the middle of a request."""
+        self._guards = True
+        self.server.before = self._hit
         self.begun: list[str] = []
         """Jobs whose pods have begun to train, the last one last."""
         self.succeeded: set[str] = set()
         """Jobs whose ranks have all succeeded, whether or not their status says so yet."""
-        self._guards = True
-        self.server.before = self._hit
         self.kubeconfig = self.server.kubeconfig(root / "kubeconfig")
-        self._environment = {KUBECONFIG_VARIABLE: str(self.kubeconfig)}
         self._order: Json = {}
         self.server.store.listen(self._watch_jobs)
         self.server.store.listen(self._watch_launchers)
@@ -240,8 +211,6 @@ class History:
         self._order["cluster"] = {**self._order["cluster"], "queue": name}
         self.cluster.play(script.Queued(wait_s), self._work.program())
 
-    # Time
-
     def now(self) -> float:
         """Return the seconds since the cluster was made."""
         return self.clock.monotonic()
@@ -266,8 +235,6 @@ class History:
         """Write down what happens."""
         self.notes.append(f"{self.now():7.1f} {what}")
 
-    # Argo
-
     def submit(self, run_id: str) -> Run:
         """Start a run."""
         run = Run(run_id, f"run-{run_id[:8]}")
@@ -289,7 +256,6 @@ class History:
             self._argo(run)
 
     def _begin(self, run: Run) -> None:
-        """Create the pod of the next attempt."""
         if run.terminated_s is not None:
             self._argo(run)
             return
@@ -302,7 +268,6 @@ class History:
         self.after(_POD_STARTS_S, partial(self._start, run.launcher))
 
     def _argo(self, run: Run) -> None:
-        """Look at a run whose launcher has ended."""
         if run.end:
             return
         phase = run.attempts[-1] if run.attempts else FAILED
@@ -314,28 +279,23 @@ class History:
             self.note(f"{run.workflow} ends: {phase}")
 
     def _ended(self, launcher: Launcher, phase: str) -> None:
-        """An attempt is over for Argo."""
         run = launcher.run
         if run.launcher is launcher:
             run.attempts.append(phase)
             run.launcher = None
             self.after(_ARGO_S, lambda: self._argo(run))
 
-    # Launchers
-
     def _start(self, launcher: Launcher) -> None:
         if launcher.run.launcher is not launcher or launcher.exit_code is not None:
             return
         run = launcher.run
         order = {**self._order, "name": launcher.pod, "run_id": run.id, "run_name": run.workflow}
-        order["environment"] = {**self._environment, POD_VARIABLE: launcher.pod}
-        launcher.connection = self._launchers.start(
-            {**order, "artifact": str(self.root / launcher.pod), "log": str(launcher.log)}
-        )
+        order["environment"] = {KUBECONFIG_VARIABLE: str(self.kubeconfig), POD_VARIABLE: launcher.pod}
+        order |= {"artifact": str(self.root / launcher.pod), "log": str(launcher.log)}
+        launcher.connection = self._launchers.start(order)
         self._listen(launcher)
 
     def _listen(self, launcher: Launcher) -> None:
-        """Let a launcher do what it does until it sleeps or ends."""
         self._active = launcher
         message = self._report(launcher)
         self._active = None
@@ -420,11 +380,10 @@ class History:
         every = (run.launcher for run in self.runs)
         return [each for each in every if each and each.pid and each.exit_code is None]
 
-    # The reaper, and what must not happen to jobs
-
     def _reap(self) -> None:
+        os.environ[KUBECONFIG_VARIABLE] = str(self.kubeconfig)
         with suppress(client.ApiException, HTTPError):
-            reap(self._connect(), self.server.namespace, self.clock.now(), self._let_pass)
+            reap(kube.connect(), self.server.namespace, self.clock.now(), self._let_pass)
         self.after(_REAPER_S, self._reap)
 
     def _let_pass(self, seconds: float) -> None:
@@ -433,10 +392,6 @@ class History:
         self.at(end, lambda: None)
         self.play_until(lambda: self.now() >= end, end + 1)
 
-    def _connect(self) -> client.ApiClient:
-        os.environ[KUBECONFIG_VARIABLE] = str(self.kubeconfig)
-        return kube.connect()
-
     def _watch_jobs(self, change: Change) -> None:
         """Record a violation where a job that could go on is deleted by anybody who must not."""
         if change.kind != kinds.TRAIN_JOBS:
@@ -444,15 +399,12 @@ class History:
         metadata, conditions = change.after["metadata"], change.after.get("status", {}).get("conditions", [])
         if change.type != "MODIFIED":
             self.note(f"{metadata['name']} {change.type.lower()}")
-        is_new = change.before is None or "deletionTimestamp" not in change.before["metadata"]
         is_deleted = change.type == "DELETED" or "deletionTimestamp" in metadata
+        was_deleted = change.before is not None and "deletionTimestamp" in change.before["metadata"]
         has_ended = any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)
-        has_ended = has_ended or metadata["name"] in self.succeeded
-        if not is_deleted or has_ended or (change.type == "MODIFIED" and not is_new) or not self._guards:
+        if not is_deleted or was_deleted or has_ended or metadata["name"] in self.succeeded or not self._guards:
             return
         run = next(each for each in self.runs if each.id == metadata["labels"][kube.RUN_ID])
-        if change.type == "DELETED" and "deletionTimestamp" in metadata:
-            return
         is_over = run.end is not None or run.terminated_s is not None
         # Its own step may delete it where it is asked to stop, or where the job waits in a queue: it leaves the work to
         # one that was admitted since.
@@ -479,10 +431,7 @@ class History:
         self._guards = True
 
     def strike(self, method: str, number: signal.Signals) -> None:
-        """Send a signal to the next launcher that makes a request of this method, before the request has its effect.
-
-        SIGTERM is the end of a container that is out of memory or time; after SIGKILL somebody deletes the pod.
-        """
+        """Send a signal to the next launcher that makes a request of this method, before the request has its effect."""
         self.note(f"{number.name} at the next {method}")
         self._strike = method, number
 
@@ -490,8 +439,7 @@ class History:
         launcher = self._active
         if not (self._strike and launcher and launcher.pid and request.method == self._strike[0]):
             return
-        _, number = self._strike
-        self._strike = None
+        (_, number), self._strike = self._strike, None
         self.note(f"{number.name} to {launcher.pod} at {request.method} {request.path}")
         self.struck.append(launcher.run.id)
         launcher.asked_to_stop = number == signal.SIGTERM
@@ -499,7 +447,23 @@ class History:
         if number == signal.SIGKILL:
             self.after(60, lambda: self.cluster.lose(launcher.pod))
 
-    # What happens
+    def evict_launcher(self, run: Run) -> None:
+        """End a launcher whose node is short of memory."""
+        launcher = run.launcher
+        if launcher and launcher.pid and launcher.exit_code is None:
+            self.note(f"{launcher.pod} is evicted")
+            self.cluster.announce_eviction(launcher.pod)
+            self._stop(launcher, _GRACE_S)
+
+    def lose_answers(self, method: str, times: int) -> None:
+        """Let the next requests of a method take effect, and drop their answers."""
+        self.note(f"answers to {method} are lost")
+        self.server.faults.add(Fault(method, drop=AFTER, times=times))
+
+    def pause_controllers(self, seconds: float) -> None:
+        """Restart the controllers of Trainer, JobSet and Kueue."""
+        self.note("the controllers restart")
+        self.cluster.controllers_return_s = self.now() + seconds
 
     def drain_launcher(self, run: Run) -> None:
         """Drain the node of a launcher."""
@@ -515,14 +479,6 @@ class History:
             self.kill(launcher)
             self.after(_NODE_DEAD_S, lambda: self.cluster.lose(launcher.pod))
 
-    def evict_launcher(self, run: Run) -> None:
-        """End a launcher whose node is short of memory."""
-        launcher = run.launcher
-        if launcher and launcher.pid and launcher.exit_code is None:
-            self.note(f"{launcher.pod} is evicted")
-            self.cluster.announce_eviction(launcher.pod)
-            self._stop(launcher, _GRACE_S)
-
     def outage(self, seconds: float, **fault: Any) -> None:
         """Take the API server away."""
         self.note(f"the API server is away for {seconds:g} s")
@@ -535,25 +491,15 @@ class History:
 
         self.after(seconds, end)
 
-    def lose_answers(self, method: str, times: int) -> None:
-        """Let the next requests of a method take effect, and drop their answers."""
-        self.note(f"answers to {method} are lost")
-        self.server.faults.add(Fault(method, drop=AFTER, times=times))
-
-    def pause_controllers(self, seconds: float) -> None:
-        """Restart the controllers of Trainer, JobSet and Kueue."""
-        self.note("the controllers restart")
-        self.cluster.controllers_return_s = self.now() + seconds
-
     def is_away(self) -> bool:
         """Tell whether nothing gets through to the API server."""
         return any(each.times > 10**6 for each in self.server.faults.pending)
 
     def training_pods(self) -> list[str]:
         """Return the names of the training pods that run."""
-        pods = [pod for pod in self.cluster.all(kinds.PODS) if kube.JOB_SET in pod["metadata"].get("labels", {})]
-        running = [pod["metadata"] for pod in pods if pod["status"]["phase"] == "Running"]
-        return [metadata["name"] for metadata in running if "deletionTimestamp" not in metadata]
+        running = [pod["metadata"] for pod in self.cluster.all(kinds.PODS) if pod["status"]["phase"] == "Running"]
+        ours = [metadata for metadata in running if kube.JOB_SET in metadata.get("labels", {})]
+        return [metadata["name"] for metadata in ours if "deletionTimestamp" not in metadata]
 
     def is_published(self) -> bool:
         """Tell whether a run has put its outputs in place."""

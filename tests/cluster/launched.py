@@ -34,7 +34,6 @@ EVERY_SETTING: dict[str, Any] = {
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "secrets": {"hub": ["HF_TOKEN"]},
 }
-"""Settings that the pods of a job show."""
 
 
 class TrainConfig(Config):
@@ -69,12 +68,10 @@ class Launched:
     server: ApiServer
     root: Path
     changes: dict[str, Any] = field(default_factory=dict)
-    """Settings of the cluster."""
     with_samplers: bool = False
     run_id: str = RUN_ID
     work: str = "work"
     inputs: str = ""
-    """Folder of the inputs, below `root`."""
 
     @property
     def stage(self) -> ClusterStage:

@@ -26,18 +26,16 @@ _really_sleep = time.sleep
 class Time:
     """The time of the cluster. It stands still while this process does anything but sleep."""
 
-    def __init__(self) -> None:
-        self._channel: socket.socket | None = None
-        self._now = 0.0
+    _channel: socket.socket
+    _now = 0.0
 
     def connect(self, address: str) -> None:
-        """Connect to the cluster."""
+        """Connect to the cluster: once there is a process of its own."""
         self._channel = socket.socket(socket.AF_UNIX)
         self._channel.connect(address)
 
     def report(self, **message: Any) -> None:
         """Tell the cluster something."""
-        assert self._channel is not None
         self._channel.sendall(json.dumps(message).encode() + b"\n")
 
     def monotonic(self) -> float:
@@ -50,7 +48,6 @@ class Time:
             _really_sleep(seconds)
             return
         self.report(sleep=_POLLED_EVERY_S if seconds < _POLL_S else seconds)
-        assert self._channel is not None
         self._now = float(self._channel.recv(64) or sys.exit("the cluster is gone"))
 
 
@@ -80,7 +77,7 @@ def main() -> None:
         code = 0
         moment.connect(sys.argv[1])
         try:
-            moment.report(name=order["name"], pid=os.getpid())
+            moment.report(pid=os.getpid())
             moment.sleep(0.2)
             place = {name: order[name] for name in ("cluster", "run_id", "run_name")}
             task.run_task(STEP, order["config"], order["artifact"], **place)

@@ -7,13 +7,10 @@ import time
 from pathlib import Path
 
 from components.shared.config import Config
-from components.shared.errors import PipelineError, RetryableError
+from components.shared.errors import RetryableError
 
 STOP_REQUESTED = "stop-requested"
-"""File that a rank which handles requests to stop creates on the first one."""
-STEP_ENDS = "step-ends"
-"""File at which the step of `finish_step` ends."""
-_HANDLE_REQUESTS = ("stop", "finish_step", "hang")
+_HANDLE_REQUESTS = ("stop", "hang")
 
 
 class JobConfig(Config):
@@ -46,11 +43,6 @@ def go_on(_: Path) -> None:
     """Do nothing."""
 
 
-def refuse(_: Path) -> None:
-    """Stop with an error for the user."""
-    raise PipelineError("the data are no data")
-
-
 def fill_the_disk(_: Path) -> None:
     """Find a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/far/away")
@@ -71,13 +63,6 @@ def stop(folder: Path) -> None:
     while not (folder / STOP_REQUESTED).exists():
         time.sleep(0.01)
     raise RetryableError("stopped: step 3 is saved")
-
-
-def finish_step(folder: Path) -> None:
-    """Stop on request, at the end of the step."""
-    while not (folder / STEP_ENDS).exists():
-        time.sleep(0.01)
-    stop(folder)
 
 
 def hang(_: Path) -> None:

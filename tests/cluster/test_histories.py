@@ -8,6 +8,7 @@ import shutil
 import signal
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ _LONGEST_S = 6 * _HOUR_S
 @pytest.fixture(scope="module")
 def launchers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launchers]:
     """What starts launchers."""
-    with Launchers(tmp_path_factory.mktemp("launchers")) as started:
+    with closing(Launchers(tmp_path_factory.mktemp("launchers"))) as started:
         yield started
 
 

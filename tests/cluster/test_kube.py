@@ -65,25 +65,25 @@ def _add_stale(server: ApiServer) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("run_id", "completed", "is_reaped"),
-    [("1", None, False), ("1", "false", False), ("1", "true", True), ("2", None, True)],
-    ids=["begins", "runs", "has-ended", "another-run"],
+    ("labels", "is_reaped"),
+    [
+        ({kube.KFP_RUN_ID: "1"}, False),
+        ({kube.KFP_RUN_ID: "1", kube.COMPLETED: "true"}, True),
+        ({kube.KFP_RUN_ID: "2"}, True),
+        (None, True),
+    ],
+    ids=["goes on", "has ended", "another run", "no workflows"],
 )
 def test_job_of_a_run_that_goes_on_is_left_to_be_adopted(
-    server: ApiServer, run_id: str, completed: str | None, is_reaped: bool
+    server: ApiServer, labels: dict[str, str] | None, is_reaped: bool
 ) -> None:
-    """Another attempt of its step may wait for a node for as long as training takes."""
+    """Another attempt of its step may wait for a node for as long as training takes; a cluster may lack workflows."""
     _add_stale(server)
-    labels = {kube.KFP_RUN_ID: run_id, **({kube.COMPLETED: completed} if completed else {})}
-    server.cluster.add_workflow("run", **labels)
+    if labels is None:
+        server.cluster.uninstalled.add(kinds.WORKFLOWS)
+    else:
+        server.cluster.add_workflow("run", **labels)
     assert reap(connect(), server.namespace, server.clock.now(), server.clock.sleep) == (["stale"] if is_reaped else [])
-
-
-def test_reaper_works_without_workflows(server: ApiServer) -> None:
-    """In a namespace for training jobs of a cluster that has none."""
-    _add_stale(server)
-    server.cluster.uninstalled.add(kinds.WORKFLOWS)
-    assert reap(connect(), server.namespace, server.clock.now(), server.clock.sleep) == ["stale"]
 
 
 def test_job_whose_heartbeat_is_renewed_meanwhile_is_not_reaped(server: ApiServer) -> None:

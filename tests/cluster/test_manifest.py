@@ -2,12 +2,9 @@
 
 from typing import Any
 
-import pytest
-
 from components.cluster import kube
-from components.cluster.manifest import job_name, owner_reference, train_job
+from components.cluster.manifest import owner_reference, train_job
 from components.shared import lineage
-from components.shared.errors import PipelineError
 from tests.cluster.launched import EVERY_SETTING, RUN_ID, Launched
 from tests.fake_cluster import kinds, script
 
@@ -103,26 +100,6 @@ def test_name_and_digest_identify_a_job(job: Launched) -> None:
         return manifest["metadata"]["name"], manifest["metadata"]["annotations"][kube.SPEC_DIGEST]
 
     first = identity(_manifest(job))
-    assert first[0] == job_name(job.job, job.stage)
     assert identity(_manifest(job, WORKFLOW, "2027-01-01T00:00:00+00:00")) == first
     job.changes["cpu_per_node"] = 9
     assert not set(identity(_manifest(job))) & set(first)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "gpus", "message"),
-    [(2, 4, r"is 2, but 2 nodes with 4 GPUs each run 8"), (3, 0, r"is 2, which 3 nodes cannot share evenly")],
-)
-def test_processes_and_gpus_must_agree(job: Launched, nodes: int, gpus: int, message: str) -> None:
-    """Otherwise a GPU would be paid for and idle."""
-    job.changes.update(nodes=nodes, gpus_per_node=gpus)
-    with pytest.raises(PipelineError, match=f"engine.num_processes {message}"):
-        _manifest(job)
-
-
-def test_job_without_gpus(job: Launched) -> None:
-    """Its processes share the cores of a pod."""
-    job.changes.update(nodes=1, gpus_per_node=0)
-    trainer = _manifest(job)["spec"]["trainer"]
-    assert trainer["numProcPerNode"] == 2
-    assert set(trainer["resourcesPerNode"]["limits"]) == {"cpu", "memory"}

@@ -1,13 +1,11 @@
 """Ranks in real processes: launched on this machine, or by the pods of a TrainJob."""
 
 import os
-import re
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,16 +13,13 @@ from pathlib import Path
 import pytest
 
 from components.cluster.failures import error_of_ranks
-from components.cluster.job import Job, RankFunction, name_of
+from components.cluster.job import Job, name_of
 from components.cluster.launch import run_ranks
-from components.shared.config import Config
 from components.shared.environment import TRAIN_JOB_VARIABLE
-from components.shared.errors import PipelineError, RetryableError
+from components.shared.errors import RetryableError
 from components.shared.execution import current_environment, current_place, place_of
-from tests import tiny
 from tests.cluster.processes import ROOT, is_gone, pids, wait_until
-from tests.cluster.ranks import STEP_ENDS, STOP_REQUESTED, JobConfig, act
-from tests.policy.test_parallel import CUT, be_cut_off
+from tests.cluster.ranks import STOP_REQUESTED, JobConfig, act
 
 GRACE_S = 60
 PROGRAM = """
@@ -92,7 +87,6 @@ def test_every_rank_runs_and_the_first_one_answers(
 @pytest.mark.parametrize(
     ("ending", "rank", "error", "message"),
     [
-        ("refuse", 1, PipelineError, "^the data are no data$"),
         ("fill_the_disk", 1, OSError, "No space left on device: '/far/away'"),
         ("be_killed", 1, RetryableError, "^rank 1 was killed by SIGKILL; start the same run again"),
         ("crash", 1, RuntimeError, r"(?s)^rank 1: ZeroDivisionError: there is.*Traceback.*in crash"),
@@ -108,75 +102,32 @@ def test_error_of_one_rank_ends_all(
 
 
 @pytest.mark.slow
-def test_current_step_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it ends after the last poll of the launcher before the request to stop."""
-    wait, timeouts = subprocess.Popen.wait, list[float | None]()
-
-    def record(self: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        timeouts.append(timeout)
-        return wait(self, timeout)
-
-    def request_stop() -> None:
-        wait_until(lambda: len(pids(tmp_path)) == 2)
-        os.kill(os.getpid(), signal.SIGTERM)
-        wait_until(lambda: timeouts[-1] is not None and timeouts[-1] > GRACE_S)
-        (tmp_path / STEP_ENDS).touch()
-
-    monkeypatch.setattr(subprocess.Popen, "wait", record)
-    thread = threading.Thread(target=request_stop)
-    thread.start()
-    try:
-        with pytest.raises(RetryableError, match=r"^stopped: step 3 is saved$"):
-            _run(tmp_path, "finish_step", rank=0)
-    finally:
-        thread.join()
-    assert all(is_gone(pid) for pid in pids(tmp_path))
-
-
-@pytest.mark.slow
-def test_second_request_to_stop_ends_ranks_at_once(tmp_path: Path) -> None:
-    """The current step is lost, and no process is left."""
-    with _program(tmp_path, "hang", 600) as program:
-        program.terminate()
+@pytest.mark.parametrize(
+    ("number", "grace_s", "message"),
+    [(signal.SIGTERM, 600, "the current step is lost"), (signal.SIGINT, 1, "longer than checkpoint.grace_s (1 s)")],
+)
+def test_ranks_that_do_not_stop_are_killed(
+    tmp_path: Path, number: signal.Signals, grace_s: float, message: str
+) -> None:
+    """At a second request, or after checkpoint.grace_s; the current step is lost, and no process is left."""
+    with _program(tmp_path, "hang", grace_s) as program:
+        program.send_signal(number)
         wait_until((tmp_path / STOP_REQUESTED).exists)
-        program.terminate()
+        if grace_s > 1:
+            program.terminate()
         out, _ = program.communicate(timeout=GRACE_S)
     assert program.returncode == 75
-    assert out.endswith("the current step is lost; start the same run again to resume from the last checkpoint\n")
-
-
-@pytest.mark.slow
-def test_ranks_that_do_not_stop_are_killed(tmp_path: Path) -> None:
-    """After checkpoint.grace_s, with SIGKILL."""
-    with _program(tmp_path, "hang", 1) as program:
-        program.send_signal(signal.SIGINT)
-        out, _ = program.communicate(timeout=GRACE_S)
-    assert program.returncode == 75
-    assert "which took longer than checkpoint.grace_s (1 s)" in out
-
-
-@pytest.mark.slow
-def test_nothing_outlives_a_killed_program(tmp_path: Path) -> None:
-    """Neither the launcher nor a rank."""
-    with _program(tmp_path, "hang", GRACE_S) as program:
-        children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
-        program.kill()
-        assert children
-        wait_until(lambda: all(map(is_gone, [*map(int, children), *pids(tmp_path)])))
+    assert message in out
 
 
 NODES, TRAIN_JOB = 2, "grpo-1"
 
 
-def _job(folder: Path, config: Config, function: RankFunction = act, num_processes: int = NODES) -> Job:
-    folders, name = {"folder": str(folder)}, name_of(function)
-    job = Job(folder / "launch", name, config.model_dump(mode="json"), folders, {}, num_processes, grace_s=1)
+def _job(folder: Path, ending: str, num_processes: int = NODES) -> Job:
+    config = JobConfig(ending=ending, rank=1, seconds=0 if ending == "go_on" else 60).model_dump(mode="json")
+    job = Job(folder / "launch", name_of(act), config, {"folder": str(folder)}, {}, num_processes, grace_s=1)
     job.write(TRAIN_JOB)
     return job
-
-
-def _act(ending: str) -> JobConfig:
-    return JobConfig(ending=ending, rank=1, seconds=0 if ending == "go_on" else 60)
 
 
 @contextmanager
@@ -198,28 +149,9 @@ def _nodes(job: Job) -> Iterator[list["subprocess.Popen[bytes]"]]:
 
 
 @pytest.mark.slow
-def test_pod_that_waits_for_its_turn_ends_when_it_is_asked_to(tmp_path: Path) -> None:
-    """As the first process of a container, which ignores the signal by default."""
-    job = _job(tmp_path, _act("go_on"))
-    job.end_turn()
-    ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); from components.cluster.job import Job;"
-    wait = f"{ignore} Job.read_in_pod(__import__('pathlib').Path({str(job.folder)!r}))"
-    environment = {**os.environ, TRAIN_JOB_VARIABLE: TRAIN_JOB}
-    with subprocess.Popen([sys.executable, "-c", wait], cwd=ROOT, env=environment) as pod:
-
-        def handles_the_signal() -> bool:
-            caught = re.search(r"SigCgt:\s(\w+)", Path(f"/proc/{pod.pid}/status").read_text())
-            return caught is not None and bool(int(caught[1], 16) >> signal.SIGTERM - 1 & 1)
-
-        wait_until(handles_the_signal)
-        pod.terminate()
-        assert pod.wait(60) == RetryableError.exit_code
-
-
-@pytest.mark.slow
 def test_ranks_of_several_nodes(tmp_path: Path) -> None:
     """Each node runs its ranks, which know of all; their files can be changed by their user and group alone."""
-    job = _job(tmp_path, _act("go_on"))
+    job = _job(tmp_path, "go_on")
     with _nodes(job) as nodes:
         assert [node.wait(120) for node in nodes] == [0, 0]
     results = job.results()
@@ -233,7 +165,7 @@ def test_ranks_of_several_nodes(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_node_ends_with_the_exit_code_of_its_rank(tmp_path: Path) -> None:
     """From it the cluster decides whether to restart."""
-    with _nodes(_job(tmp_path, _act("be_killed"))) as nodes:
+    with _nodes(_job(tmp_path, "be_killed")) as nodes:
         assert nodes[1].wait(120) == 137
         nodes[0].terminate()
 
@@ -241,7 +173,7 @@ def test_node_ends_with_the_exit_code_of_its_rank(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     """Their results would look right and be wrong."""
-    job = _job(tmp_path, _act("go_on"), num_processes=3)
+    job = _job(tmp_path, "go_on", num_processes=3)
     with _nodes(job) as nodes:
         assert {node.wait(120) for node in nodes} == {2}
     assert str(error_of_ranks(job)) == "the job is for 3 processes, but 2 were launched (WORLD_SIZE)"
@@ -250,28 +182,12 @@ def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_node_passes_a_request_to_stop_on(tmp_path: Path) -> None:
     """Its ranks stop as they choose; the job may be started again."""
-    job = _job(tmp_path, _act("stop"))
+    job = _job(tmp_path, "stop")
     with _nodes(job) as nodes:
         wait_until(lambda: len(pids(tmp_path)) == NODES)
         nodes[1].send_signal(signal.SIGTERM)
         assert nodes[1].wait(120) == 75
     assert job.outcome(1) == {"error": "stopped: step 3 is saved", "exit_code": 75}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["meeting", pytest.param("collective", marks=pytest.mark.long)])
-def test_node_that_loses_the_first_one_ends(tmp_path: Path, where: str) -> None:
-    """Where no connection is closed and nothing answers; the job may be started again."""
-    job = _job(tmp_path, tiny.engine_config(num_processes=NODES, deadline_s=1), be_cut_off)
-    with _nodes(job) as nodes:
-        wait_until(lambda: len(pids(tmp_path)) == NODES)
-        for pid in (nodes[0].pid, pids(tmp_path)[0]):  # the launcher of the first node holds the store
-            os.kill(pid, signal.SIGSTOP)
-        (tmp_path / CUT).write_text(where)
-        assert nodes[1].wait(120) == 75
-    outcome = job.outcome(1)
-    assert outcome is not None
-    assert re.fullmatch(r"the rendezvous store does not answer at .*", outcome["error"])
 
 
 def test_launching_needs_none_of_the_libraries_of_ranks() -> None:

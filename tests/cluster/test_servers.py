@@ -1,8 +1,8 @@
 """The pod of a vLLM server."""
 
 import os
+import signal
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,9 @@ from tests.train_grpo.settings import SERVERS, grpo_config
 
 
 def test_pod_waits_for_the_turn_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before that, the pods of another job may do the same work, or nothing is written yet."""
+    """Before that, the pods of another job may do the same work, or nothing is written yet; it ends when asked to."""
     job = Job(tmp_path / "launch", "", {}, {}, {}, num_processes=1, grace_s=1)
-    then: Iterator[Callable[[], None]] = iter(
-        [partial(job.write, "grpo-2"), job.end_turn, partial(job.write, "grpo-1")]
-    )
+    then = iter([partial(job.write, "grpo-2"), partial(job.end_turn), partial(job.write, "grpo-1")])
     monkeypatch.setenv(TRAIN_JOB_VARIABLE, "grpo-1")
     monkeypatch.setattr(time, "sleep", lambda _: next(then)())
     assert Job.read_in_pod(job.folder) == job
@@ -30,6 +28,11 @@ def test_pod_waits_for_the_turn_of_its_job(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(time, "sleep", lambda _: None)
     with pytest.raises(PipelineError, match="grpo-1: its step has not let it begin within 900 s"):
         Job.read_in_pod(job.folder)
+    monkeypatch.setattr(time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as for the first process of a container
+    with pytest.raises(SystemExit, match="75"):
+        Job.read_in_pod(job.folder)
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_pod_becomes_the_server_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

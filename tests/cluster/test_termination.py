@@ -1,20 +1,17 @@
 """A step that is asked to stop, or killed, while its job runs."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from components.cluster import termination
 from components.cluster.termination import Termination
-from components.shared.environment import KUBECONFIG_VARIABLE
-from tests.cluster.launched import Launched
-from tests.cluster.processes import ROOT, wait_until
-from tests.fake_cluster import ApiServer, Fault, RealClock, kinds, script
+from tests.cluster.launched import Launched, add_train_job
+from tests.fake_cluster import Fault, kinds, script
+from tests.fake_cluster.http import Request
 from tests.pipelines.cluster.recorded import RECORDINGS
 
 
@@ -28,11 +25,12 @@ def name(job: Launched) -> str:
     return name
 
 
-def _stop(job: Launched, name: str) -> None:
+def _stop(job: Launched, name: str, pod: str | None = "launcher", *, is_creating: bool = False) -> None:
     """Be asked to stop while the job runs."""
-    pod = (job.server.namespace, "launcher")
-    termination = Termination("train_grpo", job.server.namespace, name, pod=pod, work=job.root)
-    with pytest.raises(SystemExit) as ended, termination.handled():
+    own = (job.server.namespace, pod) if pod else None
+    handler = Termination("train_grpo", job.server.namespace, name, pod=own, work=job.root)
+    handler.is_creating = is_creating
+    with pytest.raises(SystemExit) as ended, handler.handled():
         signal.raise_signal(signal.SIGTERM)
     assert ended.value.code == 143
 
@@ -59,18 +57,11 @@ def test_failed_deletion_is_reported(job: Launched, name: str, capfd: pytest.Cap
     assert [request.method for request in job.server.requests].count("DELETE") == 3
 
 
-@pytest.mark.parametrize("how", ["drain", "announce_eviction"])
-def test_job_outlives_a_drained_node(job: Launched, name: str, capfd: pytest.CaptureFixture[str], how: str) -> None:
-    """A lost pod takes its step with it; the next attempt of the step adopts the job."""
-    getattr(job.cluster, how)("launcher")
-    _stop(job, name)
-    assert [each["metadata"]["name"] for each in job.trainjobs()] == [name]
-    assert f"this pod is being deleted: the training job {name} goes on" in capfd.readouterr().out
-
-
 @pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
 @pytest.mark.parametrize(("line", "goes_on"), [(22, False), (23, True), (24, True), (47, True)])
-def test_job_outlives_the_recorded_evictions_of_launchers(job: Launched, name: str, line: int, goes_on: bool) -> None:
+def test_job_outlives_the_recorded_evictions_of_launchers(
+    job: Launched, name: str, capfd: pytest.CaptureFixture[str], line: int, goes_on: bool
+) -> None:
     """As their pods were when they ran, were about to be evicted, were being evicted, and were being deleted."""
     event = json.loads((RECORDINGS / "third-trial/evicted-pods.jsonl").read_text().splitlines()[line])
     pod = event["object"]
@@ -79,6 +70,7 @@ def test_job_outlives_the_recorded_evictions_of_launchers(job: Launched, name: s
     job.cluster.add(pod)
     _stop(job, name)
     assert [each["metadata"]["name"] for each in job.trainjobs()] == ([name] if goes_on else [])
+    assert (f"this pod is being deleted: the training job {name} goes on" in capfd.readouterr().out) == goes_on
 
 
 @pytest.mark.parametrize("fault", [Fault("GET", "/pods", status=403), Fault("GET", "/pods", drop="before")])
@@ -90,85 +82,37 @@ def test_job_is_deleted_where_the_pod_cannot_be_read(job: Launched, name: str, f
     assert job.trainjobs() == []
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-from components.cluster import termination
-from components.cluster.config import ClusterConfig, ClusterStage, on_cluster
-from components.cluster.launch import run_ranks
-from components.shared.stage import exit_on_error
-from tests.cluster.ranks import JobConfig, act
-root = Path(sys.argv[1])
-termination._CONTAINER_LOG = str(root / "container.log")
-config = ClusterConfig(image="gpu:1", mount=str(root))
-stage = ClusterStage(config, "0f1e2d3c", "train_grpo", root / "records")
-job = JobConfig(ending="go_on", rank=0, seconds=0)
-with exit_on_error("train_grpo"), on_cluster(stage):
-    run_ranks(act, job, {"folder": root}, num_processes=1, work=root / "work", grace_s=1)
-"""
+def test_job_that_is_being_created_is_deleted_too(
+    job: Launched, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the cluster creates it after its first deletion; the last lines are in the log of the container then.
 
-
-@pytest.fixture
-def real_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    """A cluster in real time, in which jobs run for ever."""
-    with ApiServer(clock=RealClock(speed=20)) as server:
-        monkeypatch.setenv(KUBECONFIG_VARIABLE, str(server.kubeconfig(tmp_path / "kubeconfig")))
-        server.cluster.add_runtime("grpo-torch")
-        server.cluster.play(script.Running(None, ("step 1",)))
-        yield server
-
-
-@contextmanager
-def _running_step(server: ApiServer, folder: Path, path: str = "/log") -> Iterator["subprocess.Popen[bytes]"]:
-    """A step that has made a request of this path: /log once it follows the log of its job."""
-    command = [sys.executable, "-c", PROGRAM, str(folder)]
-    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdout=subprocess.PIPE) as process:
-        try:
-            wait_until(lambda: any(path in f"{each.method} {each.path}" for each in server.requests))
-            yield process
-        finally:
-            process.kill()
-
-
-def _terminate(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    assert process.wait(60) == 143
-
-
-@pytest.mark.slow
-def test_deletion_is_the_first_request_and_is_repeated(real_time: ApiServer, tmp_path: Path) -> None:
-    """Kubeflow leaves a second; a deletion that fails is repeated at once."""
-    with _running_step(real_time, tmp_path) as process:
-        real_time.faults.add(Fault("DELETE", status=503), Fault("DELETE", drop="before"))
-        before = len(real_time.requests)
-        _terminate(process)
-    # One that was under way when the signal came may have arrived before it.
-    first = next(request for request in real_time.requests[before : before + 2] if request.method == "DELETE")
-    assert first.object()["propagationPolicy"] == "Background"
-    assert [request.method for request in real_time.requests].count("DELETE") == 3
-    assert real_time.cluster.all(kinds.TRAIN_JOBS) == []
-
-
-@pytest.mark.slow
-def test_job_that_is_being_created_is_deleted_too(real_time: ApiServer, tmp_path: Path) -> None:
-    """Also where the cluster creates it after its first deletion."""
-    real_time.faults.add(Fault("POST", delay_s=0.2))
-    with _running_step(real_time, tmp_path, "POST ") as process:
-        _terminate(process)
-    (creation,) = [request for request in real_time.requests if request.method == "POST"]
-    wait_until(lambda: creation.status)
-    assert real_time.cluster.all(kinds.TRAIN_JOBS) == []
-
-
-@pytest.mark.slow
-def test_last_lines_are_in_the_log_of_the_container(real_time: ApiServer, tmp_path: Path) -> None:
-    """Kubeflow's launcher, which reads what a step prints, ends by the same signal."""
+    Kubeflow's launcher, which reads what a step prints, ends by the same signal.
+    """
+    monkeypatch.setattr(termination, "_CONTAINER_LOG", str(tmp_path / "container.log"))
     (tmp_path / "container.log").write_text("before\n")
-    with _running_step(real_time, tmp_path) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        _terminate(process)
-    before, first, second = (tmp_path / "container.log").read_text().splitlines()
-    assert before == "before"
+    server, deletions = job.server, list[Request]()
+
+    def create(request: Request) -> None:
+        deletions.extend([request] if request.method == "DELETE" else [])
+        if len(deletions) == 2 and not job.trainjobs():
+            add_train_job(server, name, {})
+
+    server.before = create
+    read, write = os.pipe()
+    os.close(read)
+    saved = os.dup(1)
+    os.dup2(write, 1)
+    try:
+        _stop(job, name, pod=None, is_creating=True)
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+        os.close(write)
+    assert job.trainjobs() == []
+    assert len(deletions) == 3
+    assert deletions[0].object()["propagationPolicy"] == "Background"
+    start, first, second = (tmp_path / "container.log").read_text().splitlines()
+    assert start == "before"
     assert "stopped by SIGTERM" in first
     assert "checkpoint" in second

@@ -7,23 +7,19 @@
         server.cluster.play(script.Queued(30), script.Running(600, ("step 1", "step 2")), script.OUT_OF_MEMORY)
         server.faults.add(Fault("GET", "/trainjobs/", status=429, retry_after_s=1, times=3))
         run_the_code_under_test(server.kubeconfig(tmp_path / "config"), sleep=server.clock.sleep)
-        assert [each.method for each in server.requests][-1] == "DELETE"
         assert server.cluster.all(kinds.TRAIN_JOBS) == []
 
-Time stands still until the test calls `server.clock.advance(60)` or the code under test calls `server.clock.sleep`;
-pass it that, `server.clock.monotonic` and `server.clock.now`. Code under test in a separate process needs
-`ApiServer(clock=RealClock(speed=60))`; there the pods can run for real, by `script.Executed()`.
-
-The role of the client is that of a manifest: `server.access.rules = role["rules"]`. Kubeflow Pipelines is `server.kfp`
-and the model registry `server.registry`, at the same `server.url`. README.md says which rules it enforces.
+Time stands still until the test calls `server.clock.advance(60)` or the code under test calls `server.clock.sleep`.
+Kubeflow Pipelines is `server.kfp` and the model registry `server.registry`, at the same `server.url`. README.md says
+which rules it enforces.
 """
 
 from tests.fake_cluster import kinds, script
-from tests.fake_cluster.clock import Clock, RealClock
+from tests.fake_cluster.clock import Clock
 from tests.fake_cluster.cluster import runtime
 from tests.fake_cluster.http import AFTER, BEFORE, Fault, Json
 from tests.fake_cluster.server import ApiServer, self_signed
 from tests.fake_cluster.store import Change
 
-__all__ = ["AFTER", "BEFORE", "ApiServer", "Change", "Clock", "Fault", "Json", "RealClock"]
+__all__ = ["AFTER", "BEFORE", "ApiServer", "Change", "Clock", "Fault", "Json"]
 __all__ += ["kinds", "runtime", "script", "self_signed"]

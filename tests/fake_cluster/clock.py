@@ -1,26 +1,17 @@
-"""The server's time: moved by the test and by the sleeps of the code under test, or the machine's own, made faster.
-
-Everything the scripted cluster does is an action due at some time. One lock guards time and objects alike, so what a
-request sees is the state at one moment.
-"""
+"""The server's time, and the lock that guards time and objects alike: a request sees the state at one moment."""
 
 import heapq
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-_TICK_S = 0.01
 Action = Callable[[], None]
 
 
 class Clock:
-    """Time that stands still until somebody advances it.
-
-    Only the thread that made the clock may sleep: that moves time.
-    """
+    """Time that stands still until somebody advances it, or the thread that made the clock sleeps."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
@@ -29,8 +20,6 @@ class Clock:
         self._numbers = itertools.count()
         self._driver = threading.get_ident()
         self.is_closed = False
-        self.mistakes: list[Exception] = []
-        """Errors of actions that ran in the clock's thread."""
 
     def monotonic(self) -> float:
         """Return the seconds since the clock was made."""
@@ -72,25 +61,3 @@ class Clock:
         with self.changed:
             self.is_closed = True
             self.changed.notify_all()
-
-
-class RealClock(Clock):
-    """The machine's own time, `speed` times as fast: for tests whose code under test runs in a separate process."""
-
-    def __init__(self, *, speed: float) -> None:
-        super().__init__()
-        self._speed = speed
-        threading.Thread(target=self._tick, name="clock", daemon=True).start()
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep for so many seconds of this clock."""
-        time.sleep(seconds / self._speed)
-
-    def _tick(self) -> None:
-        while not self.is_closed:
-            time.sleep(_TICK_S)
-            try:
-                self.advance(_TICK_S * self._speed)
-            except Exception as error:
-                # Nobody would see it in this thread.
-                self.mistakes.append(error)

@@ -5,24 +5,20 @@ from functools import partial
 from typing import Any
 
 from tests.fake_cluster import script
-from tests.fake_cluster.admission import immutable_in_job_set, runtime_of
+from tests.fake_cluster.admission import runtime_of
 from tests.fake_cluster.http import Json
 from tests.fake_cluster.kinds import JOB_SETS, NAMESPACES, PODS, TRAIN_JOBS, TRAINING_RUNTIMES, WORKFLOWS, Kind, kind_of
 from tests.fake_cluster.kueue import Kueue
 from tests.fake_cluster.pods import ANCESTOR_LABEL, Pods, job_set_of
-from tests.fake_cluster.processes import Processes, free_port
 from tests.fake_cluster.store import Change, Store, key_of, reference_to
 
-_CONTROLLERS_S = 0.5
-"""Time that the controllers take until there are pods."""
-_STARTS_S = 2.0
-"""Time that a pod with a node takes until its containers run."""
+_CONTROLLERS_S, _STARTS_S = 0.5, 2.0
+"""Time until there are pods, and until the containers of a pod with a node run."""
 _LOW_MEMORY = "The node was low on resource: memory."
 _NOT_CURED = 2
 """Exit code of a container with which the runtime fails the JobSet at once."""
 _NEED_PODS = (
     script.Running,
-    script.Executed,
     script.Program,
     script.Failed,
     script.Complete,
@@ -32,11 +28,7 @@ _NEED_PODS = (
 
 
 class ScriptedCluster:
-    """The objects behind the API, for the test to arrange and to look at.
-
-    At the start there are the namespaces `default` and the test's own. All methods take the lock that guards time and
-    objects.
-    """
+    """The objects behind the API, for the test to arrange and to look at; all methods take the lock."""
 
     def __init__(self, store: Store, namespace: str) -> None:
         self.store, self._namespace = store, namespace
@@ -44,7 +36,6 @@ class ScriptedCluster:
         """Kinds whose definition is missing: their paths answer 404."""
         self._pods = Pods(store)
         self.outputs = self._pods.outputs
-        self._processes = Processes(store, self._pods)
         self._script = script.SUCCEEDS
         self._runs: dict[str, TrainingRun] = {}
         self.controllers_return_s = 0.0
@@ -54,7 +45,7 @@ class ScriptedCluster:
         store.listen(self._follow)
 
     def add(self, *documents: Json) -> list[Json]:
-        """Create objects as they are, past all rules; in the test's namespace where they name none."""
+        """Create objects as they are; in the test's namespace where they name none."""
         with self.store.clock.changed:
             for document in documents:
                 if kind_of(document["apiVersion"], document["kind"]).namespaced:
@@ -115,7 +106,6 @@ class ScriptedCluster:
             self._runs[self._find(TRAIN_JOBS, job)["metadata"]["uid"]].preempt(seconds)
 
     def _find(self, kind: Kind, name: str) -> Json:
-        """Return the object of a name, in whatever namespace it is."""
         return next(each for each in self.store.all(kind) if each["metadata"]["name"] == name)
 
     def print(self, pod: Json, *lines: str, container: str = "main", ends: bool = True) -> None:
@@ -146,10 +136,6 @@ class ScriptedCluster:
                 if document["metadata"]["name"] == name:
                     self.store.remove(key_of(document))
 
-    def close(self) -> None:
-        """End what runs as a process."""
-        self._processes.close()
-
     def _follow(self, change: Change) -> None:
         if change.kind == PODS and change.before is not None:
             for run in self._runs.values():
@@ -158,7 +144,7 @@ class ScriptedCluster:
             return
         job, uid = change.after, change.after["metadata"]["uid"]
         if change.type == "ADDED":
-            self._runs[uid] = TrainingRun(self, self._pods, self._processes, job, self._script)
+            self._runs[uid] = TrainingRun(self, self._pods, job, self._script)
         if change.type == "DELETED":
             self._runs.pop(uid).deleted()
         else:
@@ -188,20 +174,16 @@ def _document(kind: Kind, name: str) -> Json:
 class TrainingRun:
     """Follows a script for one TrainJob, until that ends or is deleted."""
 
-    def __init__(
-        self, cluster: ScriptedCluster, pods: Pods, processes: Processes, job: Json, steps: script.Script
-    ) -> None:
-        self._cluster, self._store, self._pods, self._processes = cluster, cluster.store, pods, processes
+    def __init__(self, cluster: ScriptedCluster, pods: Pods, job: Json, steps: script.Script) -> None:
+        self._cluster, self._store, self._pods = cluster, cluster.store, pods
         self._kueue = Kueue(self._store)
         self._key = key_of(job)
         self._script = list(steps)
         self._attempt = 0
         self._epoch = 0
         """Counts what makes all that is scheduled for the job void: suspension, restart, its end."""
-        self._codes: dict[str, int] = {}
         self._num_admissions = 0
-        self._alive: set[str] = set()
-        """The uids of the pods whose containers run."""
+        self._alive: set[str] = set()  # uids of pods
         self._num_starting = 0
         runtime = runtime_of(self._store, job)
         assert runtime is not None, "the webhook admits no TrainJob without its runtime"
@@ -220,13 +202,11 @@ class TrainingRun:
         self._later(_CONTROLLERS_S if before is None or not is_suspended else 0, self._reconcile)
 
     def _reconcile(self) -> None:
-        """Trainer makes the JobSet what the TrainJob says, where JobSet's webhook lets it."""
+        """Trainer makes the JobSet what the TrainJob says."""
         job = self._job()
         wanted, current = job_set_of(job, self._runtime), self._store.get(JOB_SETS, *self._key[1:])
         if current is None:
             current = self._store.create({**wanted, "status": {}})
-        elif immutable_in_job_set(current, wanted):
-            return
         self._store.replace({**current, "spec": wanted["spec"]})
         if job["spec"].get("suspend"):
             self._take_down(job)
@@ -299,14 +279,13 @@ class TrainingRun:
             self._num_starting = len(pods)
             self._later(_STARTS_S, self._up)
             return
-        if not isinstance(step, script.Executed | script.Program):
-            self._script.pop(0)  # those begin again with every restart, until they have succeeded
+        if not isinstance(step, script.Program):
+            self._script.pop(0)  # a program begins again with every restart, until it has succeeded
         play: dict[type, Callable[[Any, Json], None]] = {
             script.Queued: self._queue,
             script.Unschedulable: self._wait,
             script.PullBackOff: self._wait,
             script.Running: self._run,
-            script.Executed: self._execute,
             script.Program: self._start_program,
             script.Preempted: lambda step, _: self.preempt(step.seconds),
             script.NodeLost: self._lose_node,
@@ -317,7 +296,6 @@ class TrainingRun:
         play[type(step)](step, job)
 
     def _with_pods(self, job: Json) -> list[Json]:
-        """Return the job's pods, created if there are none."""
         if not self._pods.of(job):
             job_set = self._store.get(JOB_SETS, *self._key[1:])
             assert job_set is not None
@@ -339,11 +317,9 @@ class TrainingRun:
         self._next()
 
     def _wait(self, step: script.Unschedulable | script.PullBackOff, job: Json) -> None:
-        for number, pod in enumerate(self._with_pods(job)):
+        for pod in self._with_pods(job):
             if isinstance(step, script.PullBackOff):
                 self._pods.pull_fails(pod, step.message)
-            elif number < step.num_running:
-                self._pods.start(pod)
             else:
                 self._pods.unschedulable(pod, step.message)
         self._later(step.seconds, self._next)
@@ -358,25 +334,6 @@ class TrainingRun:
         for number, line in enumerate(step.lines):
             self._later(every * number, partial(self._pods.print, first, line))
         self._later(step.seconds, self._next)
-
-    def _execute(self, step: script.Executed, job: Json) -> None:
-        pods, port = self._pods.of(job, "node"), free_port()
-        self._codes.clear()
-        for pod in pods:
-            ended = partial(self._executed, self._epoch, len(pods))
-            self._processes.start(pod, port, dict(step.environment), ended)
-
-    def _executed(self, epoch: int, num_pods: int, pod: Json, code: int) -> None:
-        """One container has ended; the first that fails, or the last, decides how the job goes on."""
-        if epoch != self._epoch:
-            return
-        self._alive -= self._alive if code else {pod["metadata"]["uid"]}
-        self._pods.stop(pod, code, "Error" if code else "Completed")
-        self._codes[pod["metadata"]["name"]] = code
-        if code:
-            self._restart()
-        elif len(self._codes) == num_pods:
-            self._later(_CONTROLLERS_S, self._completed)
 
     def _start_program(self, step: script.Program, job: Json) -> None:
         go_on = step.start(self._pods.of(job))
@@ -461,7 +418,6 @@ class TrainingRun:
         self._condition("Failed", "True", reason, why + first)
 
     def _condition(self, type_: str, status: str, reason: str, message: str) -> None:
-        """Write a condition into the TrainJob's status."""
         self._store.set_conditions(self._key, (type_, status, reason, message))
 
 

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from email.parser import BytesParser
 from email.policy import HTTP
-from http import HTTPStatus
 from typing import Any
 
 Json = dict[str, Any]
-_REASONS = {409: "Conflict", 410: "Expired", 422: "Invalid", 500: "InternalError", 504: "Timeout"}
 BEFORE, AFTER = "before", "after"
 
 
@@ -23,20 +21,18 @@ class ApiError(Exception):
 
     def status(self) -> Json:
         """Return it as the Status object of Kubernetes."""
-        reason = _REASONS.get(self.code, HTTPStatus(self.code).phrase.title().replace(" ", ""))
         status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-        return {**status, "message": self.message, "reason": reason, "code": self.code}
+        return {**status, "message": self.message, "code": self.code}
 
 
 @dataclass
 class Request:
-    """One request; afterwards an entry of `server.requests`."""
+    """One request, with headers in lower case; afterwards an entry of `server.requests`."""
 
     method: str
     path: str
     query: dict[str, str]
     headers: dict[str, str]
-    """Names in lower case."""
     body: bytes
     time: float
     """Seconds of the server's clock at which it arrived."""
@@ -90,19 +86,15 @@ class Fault:
     """One thing that goes wrong with the requests it matches."""
 
     method: str = ""
-    """Such as GET; empty for any."""
     path: str = ""
     """A regular expression that is searched for in the path and query."""
     status: int = 0
-    """Status of the answer instead: 429, 500, 503, 401, 409, 410 ..."""
+    """Status of the answer instead, with the message."""
     message: str = ""
-    """With a status: why, in the words of the server."""
     retry_after_s: int = 0
-    """As the header Retry-After says."""
     drop: str = ""
     """Close the connection without an answer, `before` the request has its effect or `after`."""
     delay_s: float = 0
-    """Real seconds before the answer."""
     cut_after: int | None = None
     """Bytes after which the connection of a stream breaks; in mid-line if need be."""
     skip: int = 0

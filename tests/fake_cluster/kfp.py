@@ -6,26 +6,19 @@ import operator
 import uuid
 from functools import partial
 
-import jsonschema
 import yaml
-from croniter import croniter
 
 from tests.fake_cluster.clock import Clock
 from tests.fake_cluster.http import Answer, ApiError, Json, Request, Route, dispatch
 
 _API, _PODS, _ARTIFACTS = "/apis/v2beta1/", "/k8s/pod", "/artifacts/get"
 _FINISHED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
-_KEPT_S = 3600.0
-"""Time from the end of a run until its workflow and its pods are deleted."""
-_STOPS_S = 5.0
-"""Time from the request to stop a run until it has stopped."""
+_STOPS_S, _KEPT_S = 5.0, 3600.0
+"""Time from the request to stop a run until it has stopped, and from then until its workflow and pods are deleted."""
 _PAGE_SIZE = 20
 _NEVER = "1970-01-01T00:00:00Z"
-_LONGEST_NAME = 127
 _OPERATIONS = {1: operator.eq, "EQUALS": operator.eq, 9: operator.contains}
 """Operations of filters: on a value, and what it is compared with or has to contain."""
-_TYPES = {"STRING": "string", "BOOLEAN": "boolean", "LIST": "array", "STRUCT": "object"}
-"""JSON types of parameters; the others are numbers."""
 _PARTS = ("pipelineInfo", "root", "schemaVersion", "components", "deploymentSpec")
 _JOB = ("display_name", "description", "pipeline_spec", "runtime_config", "service_account")
 Table = dict[str, Json]
@@ -39,16 +32,12 @@ class KfpApi:
     def __init__(self, clock: Clock, namespaces: tuple[str, ...]) -> None:
         self.clock = clock
         self.multi_user = False
-        """Whether there are profiles: each has its namespace, which requests must name."""
-        self.namespaces = namespaces
-        """Those that this user may use."""
+        self.namespaces = namespaces  # which this user may use
         self.token: str | None = None
-        """The token that the client must present; with neither token nor cookie none is needed."""
         self.cookie: str | None = None
         self.has_ui = True
         """Whether the address is that of the UI server, which answers about pods, or of the API server behind it."""
         self.version = "2.17.0"
-        """Release of the API server."""
         self.experiments: Table = {}
         self.pipelines: Table = {}
         self.versions: Table = {}
@@ -57,7 +46,6 @@ class KfpApi:
         self.pods: dict[str, str | None] = {}
         """What each pod of a run has printed; None where it has not begun."""
         self.events: dict[str, list[Json]] = {}
-        """The warnings about a pod."""
         self.artifacts: dict[tuple[str, str, str], str] = {}
         """The files in the object store, by source, bucket and key."""
         self.workflows: dict[str, str] = {}
@@ -93,7 +81,6 @@ class KfpApi:
             ("GET", f"{_API}runs", partial(self._list, self.runs, "runs")),
             ("GET", f"{_API}runs/{{}}", partial(_one, self.runs)),
             ("POST", f"{_API}runs/{{}}:terminate", self._terminate),
-            ("POST", f"{_API}runs/{{}}:retry", self._retry),
             ("POST", f"{_API}recurringruns", self._create_recurring),
             ("GET", f"{_API}recurringruns", partial(self._list, self.recurring_runs, "recurringRuns")),
             ("DELETE", f"{_API}recurringruns/{{}}", self._delete_recurring),
@@ -119,8 +106,6 @@ class KfpApi:
             run = self.runs[run_id]
             run["state"] = state
             history = run.setdefault("state_history", [])
-            if state == "RUNNING" and [each.get("state") for each in history] == ["PENDING"]:
-                history.append({"update_time": self.clock.stamp()})  # of its workflow, which has no phase yet
             history.append({"state": state, "update_time": self.clock.stamp()})
             run["finished_at"] = self.clock.stamp() if state in _FINISHED else _NEVER
             if state in _FINISHED:
@@ -136,13 +121,9 @@ class KfpApi:
 
     def _health(self, _: Request) -> Answer:
         """Answer as the API server, or as the UI server, which uses other names."""
-        if not self.has_ui:
-            server = {"commit_sha": "unknown", "tag_name": self.version, "pipeline_store": "database"}
-            return Answer({**server, "multi_user": self.multi_user})
-        ui = {"buildDate": "today", "frontendCommitHash": "unknown", "frontendTagName": self.version}
-        server = {"apiServerCommitHash": "unknown", "apiServerTagName": self.version, "pipelineStore": "database"}
-        users = {"apiServerMultiUser": self.multi_user, "multi_user": self.multi_user}
-        return Answer({**ui, **server, **users, "apiServerReady": True})
+        api_server = {"commit_sha": "unknown", "tag_name": self.version}
+        ui_server = {"apiServerCommitHash": "unknown", "apiServerTagName": self.version, "apiServerReady": True}
+        return Answer({**(ui_server if self.has_ui else api_server), "multi_user": self.multi_user})
 
     def _check_namespace(self, namespace: str | None) -> None:
         if self.multi_user and not namespace:
@@ -151,7 +132,6 @@ class KfpApi:
             raise ApiError(403, f"User is not authorized in the namespace {namespace}")
 
     def _create_pipeline(self, request: Request) -> Answer:
-        """Create a pipeline without a version."""
         body = request.object()
         name, namespace = body.get("name"), body.get("namespace") or None
         self._check_namespace(namespace)
@@ -161,16 +141,11 @@ class KfpApi:
         return Answer(self.new(self.pipelines, "pipeline_id", **values, namespace=namespace))
 
     def _upload_version(self, request: Request) -> Answer:
-        """Add a version, of the file in a form, to a pipeline."""
         request.check_query("name", "pipelineid", "description")
         name, pipeline_id = request.query.get("name") or "", request.query.get("pipelineid") or ""
-        file_name, text = request.upload("uploadfile")
-        siblings = [row for row in self.versions.values() if row["pipeline_id"] == pipeline_id]
-        if not file_name.endswith((".yaml", ".yml", ".json")) or pipeline_id not in self.pipelines:
-            raise ApiError(400, "Failed to create a pipeline version")
-        if not 0 < len(name) <= _LONGEST_NAME:
-            raise ApiError(400, f"PipelineVersion.Name length cannot exceed {_LONGEST_NAME}")
-        if any(row["name"] == name for row in siblings):
+        _, text = request.upload("uploadfile")
+        _existing(self.pipelines, pipeline_id)
+        if any((row["pipeline_id"], row["name"]) == (pipeline_id, name) for row in self.versions.values()):
             raise ApiError(409, "Failed to create a pipeline version")
         spec, platform = [*(each for each in yaml.load_all(text, yaml.CSafeLoader) if each), None][:2]
         pipeline = {"pipeline_spec": spec, "platform_spec": platform}
@@ -211,12 +186,9 @@ class KfpApi:
 
     def _job(self, body: Json) -> Json:
         """Return what a run and a recurring run have in common, if it can be run."""
-        if not body.get("display_name"):
-            raise ApiError(400, "The run name is empty. Please specify a valid name")
         experiment = _existing(self.experiments, body.get("experiment_id") or "")
         self._check_namespace(experiment.get("namespace"))
         _check_pipeline(body.get("pipeline_spec") or {})
-        _check_parameters(body["pipeline_spec"], (body.get("runtime_config") or {}).get("parameters") or {})
         job = {name: body[name] for name in _JOB if name in body}
         return {**job, "experiment_id": experiment["experiment_id"], "namespace": experiment.get("namespace")}
 
@@ -239,26 +211,11 @@ class KfpApi:
         self.clock.call_in(_STOPS_S, end)
         return Answer({})
 
-    def _retry(self, _: Request, id_: str) -> Answer:
-        if _existing(self.runs, id_)["state"] != "FAILED":
-            raise ApiError(400, f"Failed to retry run {id_}: only a failed run can be retried")
-        self.set_state(id_, "RUNNING")
-        return Answer({})
-
     def _create_recurring(self, request: Request) -> Answer:
         body = request.object()
-        most = int(body.get("max_concurrency") or 0)
-        if not 1 <= most <= 10:
-            raise ApiError(400, "The max concurrency of the recurring run must be between 1 and 10 (inclusive)")
-        cron = (body.get("trigger") or {}).get("cron_schedule", {}).get("cron", "")
-        # Five fields are taken for six without the last: a trap, not an error.
-        cron = cron if len(cron.split()) == 6 else f"{cron} *"
-        if not croniter.is_valid(cron, second_at_beginning=True):
-            raise ApiError(400, "Schedule cron is not a supported format(https://godoc.org/github.com/robfig/cron)")
-        if body.get("mode") != "ENABLE":
-            raise ApiError(400, f"Invalid recurring run mode: {body.get('mode')}")
         settings: Json = {name: body[name] for name in ("trigger", "mode", "no_catchup") if name in body}
-        settings |= {"max_concurrency": str(most), "status": "ENABLED"}  # protobuf writes 64 bits as text
+        # Protobuf writes 64 bits as text.
+        settings |= {"max_concurrency": str(body["max_concurrency"]), "status": "ENABLED"}
         return Answer(self.new(self.recurring_runs, "recurring_run_id", **self._job(body), **settings))
 
     def _delete_recurring(self, _: Request, id_: str) -> Answer:
@@ -296,7 +253,6 @@ class KfpApi:
         return Answer(self.artifacts[file])
 
     def _pod(self, part: str, request: Request) -> Answer:
-        """Answer about a pod; there are none outside the namespaces of the user."""
         pod = request.query["podname"] if request.query["podnamespace"] in self.namespaces else ""
         if part == "events":
             items = [{"type": "Warning", **each} for each in self.events.get(pod, [])]
@@ -322,29 +278,10 @@ def _one(table: Table, _: Request, *ids: str) -> Answer:
 
 
 def _check_pipeline(pipeline: Json) -> None:
-    """Refuse what is no pipeline with both its documents.
-
-    The real server takes one without the second document, and its pods then have no volumes, secrets and tolerations:
-    the product never means to send it so.
-    """
+    """Refuse what is no pipeline with both its documents; the real server takes one without volumes and secrets."""
     spec, platform = pipeline.get("pipeline_spec") or {}, pipeline.get("platform_spec") or {}
     if any(part not in spec for part in _PARTS) or not spec["pipelineInfo"].get("name"):
         raise ApiError(400, "unknown template format: pipeline spec is invalid")
     executors = platform.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors")
     if not executors or not set(executors) <= set(spec["deploymentSpec"].get("executors", {})):
         raise ApiError(400, "the pipeline has no document with the executors of platforms.kubernetes")
-
-
-def _check_parameters(pipeline: Json, values: Json) -> None:
-    """Refuse parameters that a pipeline does not have, lacks, or has of another type or with another value."""
-    inputs = pipeline["pipeline_spec"]["root"].get("inputDefinitions", {}).get("parameters", {})
-    schema = {
-        "properties": {name: {"type": _TYPES.get(each["parameterType"], "number")} for name, each in inputs.items()},
-        "required": [name for name, each in inputs.items() if not {"isOptional", "defaultValue"} & set(each)],
-        "additionalProperties": False,
-    }
-    for error in jsonschema.Draft202012Validator(schema).iter_errors(values):
-        raise ApiError(400, f"parameter {'.'.join(map(str, error.absolute_path))}: {error.message}")
-    for name, each in inputs.items():
-        if name in values and each.get("literals") and values[name] not in each["literals"]:
-            raise ApiError(400, f'input parameter "{name}" value does not match any of the allowed literal values')

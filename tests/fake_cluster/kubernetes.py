@@ -15,7 +15,8 @@ from tests.fake_cluster.store import Key
 _ON_ONE = {"GET": "get", "PATCH": "patch", "DELETE": "delete"}
 _ON_ALL = {"GET": "list", "POST": "create"}
 _SUBRESOURCES = {(PODS, "log", "get"), (POSITIONS, "pendingworkloads", "get")}
-_NO_SUCH_PATH = "the server could not find the requested resource"
+_NO_SUCH_PATH = "404 page not found"
+"""In plain text, and not as a Status."""
 _SET_BY_SERVER = ("resourceVersion", "uid", "creationTimestamp", "generation", "deletionTimestamp")
 
 
@@ -27,9 +28,7 @@ class Access:
     rules: list[Json] | None = None
     """PolicyRules as in a Role; with None everything is allowed."""
     cluster_rules: list[Json] = field(default_factory=list)
-    """PolicyRules as in a ClusterRole that is bound for the whole cluster."""
     token: str = "token-1"
-    """The token that the client must present."""
 
     def authorize(self, verb: str, group: str, resource: str, namespace: str, name: str) -> None:
         """Refuse what no rule allows; a resource is named with its subresource, as in `pods/log`."""
@@ -57,9 +56,9 @@ class KubernetesApi:
         self._cluster, self._store = cluster, cluster.store
         self.access = Access(f"system:serviceaccount:{namespace}:pipeline-runner")
 
-    def refusal(self, _: Request, error: ApiError) -> Json:
+    def refusal(self, _: Request, error: ApiError) -> Json | str:
         """Return a refusal as this API writes it."""
-        return error.status()
+        return error.message if error.message == _NO_SUCH_PATH else error.status()
 
     def answer(self, request: Request) -> Answer:
         """Answer a request, or raise ApiError."""
@@ -99,18 +98,14 @@ class KubernetesApi:
             return verbs[verb]((kind, namespace, name), request)
 
     def _pending_workloads(self, key: Key, request: Request) -> Answer:
-        """Answer which Workloads of a LocalQueue wait; all ClusterQueues are one here."""
         request.check_query()
         kind, namespace, queue = key
         every = sorted(self._store.all(WORKLOADS), key=lambda each: str(each["metadata"]["creationTimestamp"]))
         waiting = [each for each in every if not _is_reserved(each)]
         items: list[Json] = []
         for position, each in enumerate(waiting):
-            metadata = {name: each["metadata"][name] for name in ("name", "namespace", "creationTimestamp")}
             if (each["metadata"]["namespace"], each["spec"]["queueName"]) == (namespace, queue):
-                item = {"metadata": metadata, "priority": 0, "localQueueName": queue}
-                positions = {"positionInClusterQueue": position, "positionInLocalQueue": len(items)}
-                items.append({**item, **positions})
+                items.append({"metadata": {"name": each["metadata"]["name"]}, "positionInClusterQueue": position})
         return Answer(
             {"kind": "PendingWorkloadsSummary", "apiVersion": kind.api_version, "metadata": {}, "items": items}
         )
@@ -121,16 +116,13 @@ class KubernetesApi:
         resource = wanted["resource"] + (f"/{wanted['subresource']}" if wanted.get("subresource") else "")
         names = (wanted.get("namespace", ""), wanted.get("name", ""))
         allowed = self.access.allows(wanted["verb"], wanted.get("group", ""), resource, *names)
-        body = {"kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {}}
-        return Answer({**body, "spec": spec, "status": {"allowed": allowed}}, 201)
+        return Answer({"spec": spec, "status": {"allowed": allowed}}, 201)
 
     def _discovery(self, group: str, version: str) -> Answer:
         kinds = [each for each in KINDS if each[:2] == (group, version) and each not in self._cluster.uninstalled]
         if not kinds:
             raise ApiError(404, _NO_SUCH_PATH)
-        listed: list[Json] = [{"name": each.plural, "kind": each.name, "namespaced": each.namespaced} for each in kinds]
-        listed = [{**each, "singularName": each["kind"].lower(), "verbs": ["get"]} for each in listed]
-        return Answer({"kind": "APIResourceList", "groupVersion": f"{group}/{version}", "resources": listed})
+        return Answer({"kind": "APIResourceList", "groupVersion": f"{group}/{version}", "resources": []})
 
     def _existing(self, key: Key) -> Json:
         document = self._store.get(*key)
@@ -160,9 +152,8 @@ class KubernetesApi:
         if kind != TRAIN_JOBS:
             raise NotImplementedError(f"{request.method} {request.path}")
         job = request.object()
-        metadata = job.setdefault("metadata", {})
-        if metadata.setdefault("namespace", namespace) != namespace:
-            raise ApiError(400, "the namespace of the provided object does not match the namespace sent on the request")
+        metadata = job["metadata"]
+        metadata["namespace"] = namespace
         self._existing((NAMESPACES, "", namespace))
         for name in _SET_BY_SERVER:
             metadata.pop(name, None)
@@ -198,10 +189,7 @@ class KubernetesApi:
     def _log(self, key: Key, request: Request) -> Answer:
         request.check_query("container", "follow", "timestamps", "sinceTime")
         pod, query = self._existing(key), request.query
-        containers = [each["name"] for each in pod["spec"]["containers"]]
-        container = query.get("container", containers[0])
-        if container not in containers:
-            raise ApiError(400, f"container {container} is not valid for pod {key[2]}")
+        container = query["container"]
         output = self._cluster.outputs.get((pod["metadata"]["uid"], container))
         if output is None:
             raise ApiError(400, f'container "{container}" in pod "{key[2]}" is waiting to start')

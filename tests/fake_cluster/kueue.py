@@ -1,9 +1,4 @@
-"""Kueue: a Workload for every TrainJob with a queue, which says whether it is admitted, and how that gets into the job.
-
-As a release that was built with the types of Trainer 2.2, it writes TrainJobs back without what only 2.3 knows.
-"""
-
-import copy
+"""Kueue: a Workload for every TrainJob with a queue, which says whether it is admitted; so does the job itself."""
 
 from tests.fake_cluster.http import Json
 from tests.fake_cluster.kinds import TRAIN_JOBS, WORKLOADS
@@ -11,7 +6,6 @@ from tests.fake_cluster.store import Condition, Key, Store, reference_to
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _MANAGER = "kueue.x-k8s.io/manager"
-_UNKNOWN = "terminationGracePeriodSeconds"
 
 
 class Kueue:
@@ -49,18 +43,9 @@ class Kueue:
         back = ("Evicted", "False", "QuotaReserved", "Previously: Preempted")
         admitted = ("Admitted", "True", "Admitted", "The workload is admitted")
         self._say(job, reserved, *([back] if self._has(job, "Evicted") else []), admitted)
-        patches = copy.deepcopy(job["spec"].get("runtimePatches", []))
-        templates = [template for patch in patches for template in _pods(patch)]
-        for template in templates:
-            template.get("spec", {}).pop(_UNKNOWN, None)
-        names = sorted({each["name"] for patch in patches for each in _jobs(patch)}) or ["node"]
-        labels = {f"kueue.x-k8s.io/{name}": queue for name in ("cluster-queue-name", "local-queue-name")}
-        jobs = []
-        for name in names:
-            annotations = {"kueue.x-k8s.io/workload": _workload(job)[2]}
-            metadata = {"annotations": annotations, "labels": {**labels, "kueue.x-k8s.io/podset": name}}
-            jobs.append({"name": name, "template": {"spec": {"template": {"metadata": metadata, "spec": {}}}}})
-        patch = {"template": {"spec": {"replicatedJobs": jobs}}}
+        patches = job["spec"].get("runtimePatches", [])
+        pod = {"metadata": {"labels": {"kueue.x-k8s.io/local-queue-name": queue}}, "spec": {}}
+        patch = {"template": {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": pod}}}]}}}
         added = {"manager": _MANAGER, "time": self._store.clock.stamp(), "trainingRuntimeSpec": patch}
         self._write(job, [*patches, added], suspend=False)
 
@@ -88,14 +73,3 @@ class Kueue:
 def _workload(job: Json) -> Key:
     metadata = job["metadata"]
     return WORKLOADS, metadata["namespace"], f"{TRAIN_JOBS.name.lower()}-{metadata['name']}-{metadata['uid'][-5:]}"
-
-
-def _jobs(patch: Json) -> list[Json]:
-    jobs: list[Json] = (
-        patch.get("trainingRuntimeSpec", {}).get("template", {}).get("spec", {}).get("replicatedJobs", [])
-    )
-    return jobs
-
-
-def _pods(patch: Json) -> list[Json]:
-    return [each.get("template", {}).get("spec", {}).get("template", {}) for each in _jobs(patch)]

@@ -128,7 +128,6 @@ class Pods:
         self._set(pod, {"waiting": reason}, conditions=[{"type": "PodScheduled", "status": "True"}])
 
     def _set(self, pod: Json, state: Json | None = None, **status: object) -> None:
-        """Set the status of a pod that still exists, and the state of its containers."""
         current = self._store.get(*key_of(pod))
         if current is None:
             return
@@ -143,10 +142,7 @@ class Pods:
 
 
 def job_set_of(train_job: Json, runtime: Json) -> Json:
-    """Return the JobSet that Trainer makes of a TrainJob.
-
-    It is the runtime's template, with the TrainJob's own fields and its patches merged in.
-    """
+    """Return the JobSet that Trainer makes of a TrainJob: the runtime's, with the TrainJob's fields and patches."""
     spec, made_for = copy.deepcopy(runtime["spec"]["template"]["spec"]), train_job["metadata"]
     name, trainer = made_for["name"], train_job["spec"].get("trainer", {})
     spec["replicatedJobs"] = [{"groupName": "default", "replicas": 1, **job} for job in spec["replicatedJobs"]]

@@ -27,22 +27,12 @@ _MODELS = {
     "TrainJob": "trainer_v1alpha1_train_job:TrainerV1alpha1TrainJob",
     "TrainingRuntime": "trainer_v1alpha1_training_runtime:TrainerV1alpha1TrainingRuntime",
 }
-_LIMITS = {("TrainerV1alpha1TrainJobSpec", "activeDeadlineSeconds"): {"minimum": 1}}
-"""Limits in the definition of a TrainJob that its models do not know, by model and field."""
 _NEW_IN_2_3 = ("TrainerV1alpha1PodSpecPatch", "terminationGracePeriodSeconds")
 
-_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-_SUBDOMAIN = rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*"
 _QUALIFIED = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_KEYS = {"pattern": rf"^({_LABEL}(\.{_LABEL})*/)?{_QUALIFIED}$"}
 _METADATA = {
     "$ref": "https://kubernetes.io/api/_definitions.json#/$defs/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta",
-    "properties": {
-        "name": {"type": "string", "pattern": f"^{_SUBDOMAIN}$"},
-        "labels": {"propertyNames": _KEYS, "additionalProperties": {"type": "string", "pattern": f"^({_QUALIFIED})?$"}},
-        "annotations": {"propertyNames": _KEYS, "additionalProperties": {"type": "string"}},
-        "ownerReferences": {"items": {"properties": {"name": {"minLength": 1}, "uid": {"minLength": 1}}}},
-    },
+    "properties": {"labels": {"additionalProperties": {"type": "string", "pattern": f"^({_QUALIFIED})?$"}}},
     "required": ["name"],
 }
 _QUANTITY = r"^[+-]?(\d+|\d+\.\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?$"
@@ -53,11 +43,7 @@ _UNIONS = {
 
 
 def problems(document: Json, kubernetes: str = KUBERNETES) -> list[str]:
-    """Return what is wrong with a document in a version of Kubernetes, each with its path; empty for a valid one.
-
-    Raises:
-        KeyError: There is no schema for the document's kind.
-    """
+    """Return what is wrong with a document in a version of Kubernetes, with paths; KeyError without a schema."""
     errors = _validator(document["apiVersion"], document["kind"], kubernetes).iter_errors(document)
     return list(dict.fromkeys(problem for error in errors for problem in _problems(error)))
 
@@ -97,9 +83,6 @@ def _validator(api_version: str, kind: str, kubernetes: str) -> Any:
 def _model_schema(kind: str) -> Json:
     module, _, name = _MODELS[kind].partition(":")
     schema = getattr(import_module(f"kubeflow_trainer_api.models.{module}"), name).model_json_schema(by_alias=True)
-    for (model, field), limits in _LIMITS.items():
-        if model in schema["$defs"]:
-            schema["$defs"][model]["properties"][field] |= limits
     schema["$defs"].get(_NEW_IN_2_3[0], {"properties": {}})["properties"].pop(_NEW_IN_2_3[1], None)
     schema["$defs"] |= _UNIONS
     strict: Json = _strict(schema)

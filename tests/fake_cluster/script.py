@@ -1,8 +1,4 @@
-"""What happens to a training job, as small data that reads like its history.
-
-A script is a tuple of steps, one after another. `seconds=None` lasts for ever. A job without a script runs
-`SUCCEEDS`.
-"""
+"""What happens to a training job: a tuple of steps, one after another. `seconds=None` lasts for ever."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,8 +22,6 @@ class Unschedulable:
 
     seconds: float | None = 60
     message: str = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu. preemption: 0/4 nodes are available."
-    num_running: int = 0
-    """Pods that found nodes, and run."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +38,6 @@ class Running:
 
     seconds: float | None = 60
     lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Executed:
-    """The containers of `node` really run, as processes of this machine, and the job ends as they do.
-
-    Needs a RealClock. A failure restarts all of them as often as the runtime allows.
-    """
-
-    environment: tuple[tuple[str, str], ...] = ()
-    """The environment variables of the image."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +70,7 @@ class Failed:
 
     exit_code: int = 1
     reason: str = "Error"
-    """`OOMKilled` for exit code 137, as the kubelet reports it."""
     lines: tuple[str, ...] = ()
-    """The last lines that the container prints."""
     rank: int = 0
 
 
@@ -105,9 +86,7 @@ class Do:
     action: Callable[[], None]
 
 
-Step = (
-    Queued | Unschedulable | PullBackOff | Running | Executed | Program | Preempted | NodeLost | Failed | Complete | Do
-)
+Step = Queued | Unschedulable | PullBackOff | Running | Program | Preempted | NodeLost | Failed | Complete | Do
 Script = tuple[Step, ...]
 
 OUT_OF_MEMORY = Failed(exit_code=137, reason="OOMKilled")

@@ -45,29 +45,20 @@ def self_signed(folder: Path) -> Path:
 
 
 class ApiServer:
-    """A cluster's API server, for as long as the `with` lasts.
+    """A cluster's API server, for as long as the `with` lasts; at its end it raises its own first mistake."""
 
-    At its end it raises its own first mistake, such as NotImplementedError for a request that it does not know.
-    """
-
-    def __init__(self, *, clock: Clock | None = None, namespace: str = "team", certificate: Path | None = None) -> None:
-        self.clock = clock or Clock()
-        """The server's time; the code under test takes its `sleep`, `monotonic` and `now`."""
+    def __init__(self, *, namespace: str = "team", certificate: Path | None = None) -> None:
+        self.clock = Clock()
         self.namespace = namespace
         self.faults = Faults()
-        """What goes wrong on the way."""
-        self.before: Callable[[Request], None] = lambda _: None
-        """Called with every request before it is answered."""
+        self.before: Callable[[Request], None] = lambda _: None  # what is done before a request is answered
         self.requests: list[Request] = []
-        """In the order in which they arrived."""
         self.store = Store(self.clock)
         self.cluster = ScriptedCluster(self.store, namespace)
-        """What happens to TrainJobs, and direct access to the objects."""
         self.registry = RegistryApi(self.clock)
         self.kfp = KfpApi(self.clock, namespaces=(namespace,))
         self._kubernetes = KubernetesApi(self.cluster, namespace)
         self.access = self._kubernetes.access
-        """Token and role of the Kubernetes client."""
         self._mistakes: list[Exception] = []
         self._server = _Server(("127.0.0.1", 0), _RequestHandler)
         self._server.owner = self
@@ -84,10 +75,9 @@ class ApiServer:
 
     def __exit__(self, *_: object) -> None:
         self.clock.close()
-        self.cluster.close()
         self._server.shutdown()
         self._server.server_close()
-        for mistake in (*self._mistakes, *self.clock.mistakes):
+        for mistake in self._mistakes:
             raise mistake
 
     def kubeconfig(self, path: Path) -> Path:
@@ -133,8 +123,6 @@ class _Server(ThreadingHTTPServer):
 
 
 class _RequestHandler(BaseHTTPRequestHandler):
-    """Answers one request of a connection, which it then closes."""
-
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Server

@@ -5,7 +5,7 @@ import itertools
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.fake_cluster.clock import Clock
 from tests.fake_cluster.http import Json
@@ -15,17 +15,14 @@ Key = tuple[Kind, str, str]
 """Kind, namespace (empty for kinds without one) and name."""
 Condition = tuple[str, str, str, str]
 """Type, status, reason and message."""
-_COLLECT_S = 1.0
-"""Time from the deletion of an object's last owner to its own."""
-_ENDS_S = 2.0
-"""Time from the deletion of a running pod until its containers have ended."""
+_COLLECT_S, _ENDS_S = 1.0, 2.0
+"""Time from the deletion of an object's last owner to its own, and from that of a running pod to its end."""
 
 
 class Change(NamedTuple):
-    """One write to the store."""
+    """One write to the store: ADDED, MODIFIED or DELETED."""
 
     type: str
-    """ADDED, MODIFIED or DELETED."""
     kind: Kind
     before: Json | None
     after: Json
@@ -82,19 +79,16 @@ class Store:
         self._write("MODIFIED", before, after)
         return copy.deepcopy(after)
 
-    def patch(self, key: Key, **parts: Any) -> None:
-        """Set top-level parts of an object if it still exists, as controllers do."""
-        document = self.get(*key)
-        if document is not None:
-            self.replace({**document, **parts})
-
     def set_conditions(self, key: Key, *new: Condition) -> None:
         """Write conditions into the status of an object, all at once, if it still exists."""
-        current = (self.get(*key) or {}).get("status", {})
+        document = self.get(*key)
+        if document is None:
+            return
+        current = document.get("status", {})
         others = [each for each in current.get("conditions", []) if each["type"] not in {type_ for type_, *_ in new}]
         names, time = ("type", "status", "reason", "message"), {"lastTransitionTime": self.clock.stamp()}
         added = [{**dict(zip(names, each, strict=True)), **time} for each in new]
-        self.patch(key, status={**current, "conditions": [*others, *added]})
+        self.replace({**document, "status": {**current, "conditions": [*others, *added]}})
 
     def delete(self, key: Key, *, foreground: bool = False) -> None:
         """Delete an object: after what it owns with the policy Foreground, a running pod once its containers end."""
@@ -133,7 +127,6 @@ class Store:
         self._listeners.append(listener)
 
     def _remove_if(self, key: Key, uid: str) -> None:
-        """Remove an object unless it is another one of the same key."""
         if key in self._objects and self._objects[key]["metadata"]["uid"] == uid:
             self.remove(key)
 

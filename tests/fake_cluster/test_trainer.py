@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,11 +15,8 @@ from tests.pipelines.cluster.recorded import RECORDINGS
 needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
 JOBS = ("trainer.kubeflow.org", "v1alpha1", "team", "trainjobs")
 GRACE = "terminationGracePeriodSeconds"
-RUNNING = script.Program(5, lambda pods: lambda: None)
-DRAINED = "grpo-46381143-81562f1c"
-"""The name of a recorded job whose queue was stopped, drained and opened again."""
-QUEUED = "grpo-7f6d9408-77fb"
-"""The beginning of the name of a recorded job that was queued, admitted, and ended well."""
+DRAINED, QUEUED = "grpo-46381143-81562f1c", "grpo-7f6d9408-77fb"
+"""Recorded jobs: the queue of one was stopped, drained and opened again; the other was admitted, and ended well."""
 
 
 @pytest.fixture
@@ -37,16 +33,16 @@ def api(server: ApiServer, tmp_path: Path) -> client.ApiClient:
     return config.new_client_from_config(str(server.kubeconfig(tmp_path / "kubeconfig")))
 
 
-def train_job(name: str = "grpo-1", **spec: Any) -> Json:
+def train_job() -> Json:
     """Return a TrainJob's manifest."""
     reference = {"kind": "TrainingRuntime", "name": "grpo-torch"}
-    kind = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}}
-    return {**kind, "spec": {"runtimeRef": reference, **spec}}
+    kind = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "grpo-1"}}
+    return {**kind, "spec": {"runtimeRef": reference}}
 
 
-def create(api: client.ApiClient, document: Json | None = None) -> Json:
+def create(api: client.ApiClient, document: Json) -> Json:
     """Create a TrainJob."""
-    job: Json = client.CustomObjectsApi(api).create_namespaced_custom_object(*JOBS, document or train_job())
+    job: Json = client.CustomObjectsApi(api).create_namespaced_custom_object(*JOBS, document)
     return job
 
 
@@ -104,16 +100,22 @@ def test_job_sets_are_those_that_trainer_makes() -> None:
         assert template["metadata"]["labels"].items() <= pods[0]["metadata"]["labels"].items()
 
 
-@needs_recordings
-def test_a_queued_job_goes_through_the_recorded_states(server: ApiServer, api: client.ApiClient) -> None:
-    """Conditions in their order and words."""
+def seen_of(server: ApiServer, api: client.ApiClient, kind: kinds.Kind, *steps: script.Step) -> list[Json]:
+    """Return the states of objects of a kind while a queued job follows a script."""
     seen: list[Json] = []
-    server.store.listen(lambda change: seen.append(change.after) if change.kind == kinds.TRAIN_JOBS else None)
-    server.cluster.play(script.Queued(30), script.Running(60), script.Complete())
+    server.store.listen(lambda change: seen.append(change.after) if change.kind == kind else None)
+    server.cluster.play(*steps)
     job = train_job()
     job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpu"}
     create(api, job)
-    server.clock.advance(300)
+    server.clock.advance(600)
+    return seen
+
+
+@needs_recordings
+def test_a_queued_job_goes_through_the_recorded_states(server: ApiServer, api: client.ApiClient) -> None:
+    """Conditions in their order and words."""
+    seen = seen_of(server, api, kinds.TRAIN_JOBS, script.Queued(30), script.Running(60), script.Complete())
     every = recorded("trainer-2.3.0/trainjobs.jsonl")
     real = [each for each in every if each["metadata"]["name"].startswith(QUEUED)]
     seen.sort(key=lambda job: int(job["metadata"]["resourceVersion"]))
@@ -123,13 +125,8 @@ def test_a_queued_job_goes_through_the_recorded_states(server: ApiServer, api: c
 @needs_recordings
 def test_a_drained_queue_changes_a_workload_as_recorded(server: ApiServer, api: client.ApiClient) -> None:
     """Evicted, without its reservation, and admitted again; the recorded queue had room at first."""
-    seen: list[Json] = []
-    server.store.listen(lambda change: seen.append(change.after) if change.kind == kinds.WORKLOADS else None)
-    server.cluster.play(script.Queued(30), script.Running(60), script.Preempted(60), script.Running(60))
-    job = train_job()
-    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "gpu"}
-    create(api, job)
-    server.clock.advance(600)
+    drained = (script.Queued(30), script.Running(60), script.Preempted(60), script.Running(60))
+    seen = seen_of(server, api, kinds.WORKLOADS, *drained)
     real = [each for each in recorded("third-trial/workloads.jsonl") if DRAINED in each["metadata"]["name"]]
 
     def states(workloads: list[Json]) -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ Grant = tuple[str, str, str, str]
 """Verb, API group, resource, and the one name that it holds for, or "" for all."""
 
 LAUNCHER: set[Grant] = {
-    *((each.verb, each.group, each.resource, "") for each in (*LAUNCH, *QUEUE)),
+    *((verb, group, resource, "") for verb, resource, group in (*LAUNCH, *QUEUE)),
     ("get", "trainer.kubeflow.org", "trainingruntimes", "grpo-torch"),
     ("get", "trainer.kubeflow.org", "trainingruntimes", "grpo-torch-vllm"),
     ("get", "", "persistentvolumeclaims", "grpo-pipeline"),
@@ -130,5 +130,5 @@ def test_launching_uses_every_permission_that_preflight_asks_for(
     bad.play(script.Running(10, ("step 1",)), script.OUT_OF_MEMORY)
     with pytest.raises(PipelineError, match="OOMKilled"):
         bad.run()
-    wanted = {(each.verb, each.group, each.resource, "") for each in (*LAUNCH, *QUEUE)}
+    wanted = {(verb, group, resource, "") for verb, resource, group in (*LAUNCH, *QUEUE)}
     assert {grant for grant in used if "selfsubject" not in grant[2]} == wanted

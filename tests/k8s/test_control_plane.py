@@ -70,7 +70,7 @@ def test_real_api_server_accepts_what_we_create(
     manifest["metadata"]["namespace"] = jobs.namespace
     jobs.create(manifest)
     (job,) = jobs.find({})
-    jobs.beat(job, datetime.now(UTC))
+    jobs.patch(job, {"annotations": {kube.HEARTBEAT: datetime.now(UTC).isoformat()}})
     name = job["metadata"]["name"]
     assert not jobs.delete(name, unchanged=job["metadata"])
     assert jobs.delete(name)

@@ -258,8 +258,9 @@ def test_a_queue_that_may_not_be_read_is_no_queue(server: ApiServer, form: Form)
 
 def test_a_training_job_that_the_cluster_refuses_is_reported(server: ApiServer, form: Form) -> None:
     """The very job is shown to the cluster: what its controllers refuse shows before anything has run."""
-    server.faults.add(Fault(method="POST", path="/trainjobs", status=422))
-    assert _line(form) == "the cluster refuses the training job: injected fault (422)"
+    for status, message in {422: "spec.trainer: Invalid value", 404: 'namespaces "team" not found'}.items():
+        server.faults.add(Fault(method="POST", path="/trainjobs", status=status, message=message))
+        assert _line(form) == f"the cluster refuses the training job: {message} ({status})"
 
 
 def test_missing_permissions_are_listed_together(server: ApiServer, form: Form) -> None:

@@ -446,7 +446,8 @@ class Acceptance:
 
     def _is_gone(self, run_id: str, *names: str) -> bool | None:
         """Tell whether a run has no training jobs any more, and jobs of some names have no pods; None if not."""
-        return None if self._jobs_of(run_id) or any(map(self._cluster.jobs.pods, names)) else True
+        is_left = self._jobs_of(run_id) or any(self._cluster.jobs.pods(kube.JOB_SET, name) for name in names)
+        return None if is_left else True
 
     def _launchers(self, run_id: str) -> list[str]:
         """Return the running pods that watch over GRPO's training job."""
@@ -476,10 +477,7 @@ class Acceptance:
         return self._ask_ui("/artifacts/get", **query, namespace=self._cluster.kubeflow.namespace)
 
     def _ask_ui(self, path: str, **query: str) -> str:
-        options: dict[str, Any] = {"auth_settings": ["Bearer"], "_return_http_data_only": True}
-        api = self._cluster.kubeflow.client._run_api.api_client
-        answer = api.call_api(path, "GET", query_params=list(query.items()), _preload_content=False, **options)
-        return str(answer.data.decode("utf-8", errors="replace"))
+        return self._cluster.kubeflow.get(path, query).decode("utf-8", errors="replace")
 
 
 def of_policy(text: str) -> dict[str, str]:
