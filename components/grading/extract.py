@@ -42,8 +42,6 @@ class FinalAnswer:
     """Other values that the text gives for the same answer: all have to be right."""
     place: int = 0
     """Where the answer, or the mark of it, begins."""
-    is_claimed: bool = True
-    """Whether a mark or words say that this is the answer; otherwise it is the formula of a single line."""
 
 
 def final_answer(text: str, policy: AnswerPolicy) -> str | None:
@@ -84,8 +82,6 @@ def has_reasoning(text: str, policy: AnswerPolicy) -> bool:
 
 def outside_thoughts(text: str) -> str:
     """Return a response without the text between `<think>` and `</think>`."""
-    if "think>" not in text:
-        return text
     # Where the prompt itself opened the thought, only its end is in the text.
     return _THOUGHT.sub(" ", text).rpartition(_THOUGHT_END)[2]
 
@@ -209,29 +205,20 @@ def _read_line(line: str, place: int) -> FinalAnswer:
             return FinalAnswer(gloss["value"], (gloss["gloss"],), place)
         if gloss["gloss"].replace(" ", "").isalpha():
             line = f"{gloss['value']} {gloss['gloss']}"
-    elif " " in line and (value := _in_sentence(line) or _at_its_beginning(line)):
+    elif " " in line and (value := _in_sentence(line)):
         line = value
     return FinalAnswer(line, place=place)
 
 
 def _in_sentence(line: str) -> str | None:
     """The only value of a sentence such as "Jane has 5 apples."; None where a line is anything else."""
-    if not _SUBJECT_AND_VERB.match(line) or _NO_STATEMENT.search(line):
+    if not _SENTENCE.match(line) or _NO_STATEMENT.search(line):
         return None
     value = _last_value(line)
     if value is None or len(_DIGITS.findall(_without_formulas(line) if "$" in value.text else line)) != 1:
         return None
     after = line[value.end :]
     return None if _CHANGED_BEHIND.match(after) else value.text + scale_behind(after)
-
-
-def _at_its_beginning(line: str) -> str | None:
-    """The number that a sentence such as "5 apples are left." begins with, and what it counts."""
-    match = _COUNTED.fullmatch(line)
-    if not match or _NO_STATEMENT.search(line):
-        return None
-    is_only = len(_DIGITS.findall(line)) == 1 and _NOT_BEHIND_COUNTED.isdisjoint(match["rest"].lower().split())
-    return match["number"].replace("*", "") + match["noun"] if is_only else None
 
 
 _COMMAND = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
@@ -357,17 +344,13 @@ _ANSWER_HEADING = re.compile(r"[\W_]*(?:(?:the|final|correct) ){0,2}(?:answer|re
 # A number with a full stop is that of a step.
 _REMARK_BEHIND_NUMBER = re.compile(r"(-?\$?[0-9](?:[0-9.,/]*[0-9])?%?)\s+(?=\(?[A-Z][\w'\u2019-]*[,!:]?\s+\S+\s+\S)")
 _GLOSS = re.compile(r"(?P<value>[^()]*\d[^()]*?)\s+\((?P<gloss>[^()]+)\)\.?")
-_SUBJECT_AND_VERB = re.compile(r"[A-Z][a-z'\u2019]*\s+(?:[a-zA-Z'\u2019-]+\s+)*[a-z]")
+_SENTENCE = re.compile(
+    r"[A-Z][a-z'\u2019]*\s+(?:[a-zA-Z'\u2019-]+\s+)*[a-z]"
+    r"|(?!.*\b(?:and|but|or|then)\b)[*$\\]*\d[\d.,*]*(?: [a-z'-]+){0,6}"
+    r" (?:remain(?:s|ed|ing)?|left|is|are|was|were|will be|have been|has been)\b"
+)
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 _CODE = re.compile(r"(`{1,3})([^`]+)\1")
-_COUNTED = re.compile(
-    r"(?P<number>\**\\?\$?\d+(?:[.,]\d+)*\**)(?: of (?:the|his|her|their|these|those|them))?"
-    r"(?P<noun>(?: [a-z'-]+){0,4}?)"
-    r" (?:remain(?:s|ed|ing)?|will remain|left|(?:is|are|was|were|will be|have been|has been) (?:still |now |also )?"
-    r"(?:left|remaining|needed|required|sold|bought|used|eaten|spent|saved|made|lost|given|available|missing|there|in))"
-    r"\b(?P<rest>[a-zA-Z' -]*)[.!]?"
-)
-_NOT_BEHIND_COUNTED = NUMBER_WORDS | {"and", "but", "or", "then"}
 _IS_VALUE = re.compile(r"\d|\\|^\W*[A-Z]\b\W*$")
 _HAS_WORDS = re.compile(
     r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|\b(?:is|are|equals)\b"
@@ -458,12 +441,7 @@ def _stated(text: str, *, last_sentence: bool) -> FinalAnswer | None:
     answer = next(filter(None, (_after_phrase(end, phrase) for phrase in phrases)), None)
     if not phrases:
         answer = _bare(end) or _concluded(end, last_sentence=last_sentence)
-    if not answer:
-        return None
-    line = text.strip()
-    is_claimed = len(line) > _MAX_LINE_CHARACTERS or "\n" in line or bool(phrases) or last_sentence
-    is_claimed = is_claimed or bool(_CONCLUDES.search(line) or _INTRODUCES.search(line) or _bare(line))
-    return FinalAnswer(answer, place=max(0, text.rfind(answer)), is_claimed=is_claimed)
+    return FinalAnswer(answer, place=max(0, text.rfind(answer))) if answer else None
 
 
 def _before_special_tokens(text: str) -> str:

@@ -43,17 +43,11 @@ def test_which_closed_forms_are_answers_depends_on_the_question(question: str, v
 
 
 @pytest.mark.parametrize("question", ["", "What is 5 * 8 + 2?", "How many apples are there?"])
-def test_a_sum_of_numbers_is_no_number_whatever_was_asked(question: str) -> None:
+@pytest.mark.parametrize("response", [r"\boxed{40 + 2}", "The answer is $40+2$.", r"Answer \( (40+2) \)"])
+def test_a_sum_of_numbers_is_no_number_whatever_was_asked(question: str, response: str) -> None:
     """The grader does not do the last step."""
-    graded = grade("42", r"\boxed{40 + 2}", BOXED, question)
+    graded = grade("42", response, STATED, question)
     assert (graded.verdict, graded.reason) == (Verdict.WRONG, Reason.SETUP)
-
-
-def test_a_sum_that_nobody_calls_the_answer_is_read_as_its_value() -> None:
-    """The only formula of a line, which only the policy `stated` looks for."""
-    assert grade("10", r"Answer \( (9+1) \)", STATED).verdict is Verdict.RIGHT
-    for response in (r"The answer is \( 9+1 \).", r"So it is \( 9+1 \).", "9+1", r"#### 9+1", r"\boxed{9+1}"):
-        assert grade("10", response, STATED).verdict is Verdict.WRONG
 
 
 @pytest.mark.slow

@@ -94,14 +94,15 @@ def test_every_solution_of_math500_is_right(verify: Verifier) -> None:
 
 @pytest.mark.slow
 def test_agreement_on_pairs_of_answers(verify: Verifier) -> None:
-    """All undisputed cases have the verdict of their label."""
+    """All undisputed cases have the verdict of their label, but for a sum that is called equal to its value."""
     cases = [
         case for case in rows("grading/dev_cases.jsonl") if not any(tag.startswith(NOT_CORE) for tag in case["tags"])
     ]
     grades = verify([Submission(case["gold"], case["prediction"], STATED) for case in cases])
     assert len(cases) == 230
     verdicts = zip(cases, grades, strict=True)
-    assert [case for case, each in verdicts if (each.verdict == "right") != case["expected_equal"]] == []
+    failed = [case["prediction"] for case, each in verdicts if (each.verdict == "right") != case["expected_equal"]]
+    assert failed == [r"Answer \( (9+1) \)"]
 
 
 @pytest.mark.slow
