@@ -205,20 +205,29 @@ def _read_line(line: str, place: int) -> FinalAnswer:
             return FinalAnswer(gloss["value"], (gloss["gloss"],), place)
         if gloss["gloss"].replace(" ", "").isalpha():
             line = f"{gloss['value']} {gloss['gloss']}"
-    elif " " in line and (value := _in_sentence(line)):
+    elif " " in line and (value := _in_sentence(line) or _at_its_beginning(line)):
         line = value
     return FinalAnswer(line, place=place)
 
 
 def _in_sentence(line: str) -> str | None:
     """The only value of a sentence such as "Jane has 5 apples."; None where a line is anything else."""
-    if not _SENTENCE.match(line) or _NO_STATEMENT.search(line):
+    if not _SUBJECT_AND_VERB.match(line) or _NO_STATEMENT.search(line):
         return None
     value = _last_value(line)
     if value is None or len(_DIGITS.findall(_without_formulas(line) if "$" in value.text else line)) != 1:
         return None
     after = line[value.end :]
     return None if _CHANGED_BEHIND.match(after) else value.text + scale_behind(after)
+
+
+def _at_its_beginning(line: str) -> str | None:
+    """The number that a sentence such as "5 apples are left." begins with, and what it counts."""
+    match = _COUNTED.fullmatch(line)
+    if not match or _NO_STATEMENT.search(line):
+        return None
+    is_only = len(_DIGITS.findall(line)) == 1 and _NOT_BEHIND_COUNTED.isdisjoint(match["rest"].lower().split())
+    return match["number"].replace("*", "") + match["noun"] if is_only else None
 
 
 _COMMAND = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
@@ -344,13 +353,17 @@ _ANSWER_HEADING = re.compile(r"[\W_]*(?:(?:the|final|correct) ){0,2}(?:answer|re
 # A number with a full stop is that of a step.
 _REMARK_BEHIND_NUMBER = re.compile(r"(-?\$?[0-9](?:[0-9.,/]*[0-9])?%?)\s+(?=\(?[A-Z][\w'\u2019-]*[,!:]?\s+\S+\s+\S)")
 _GLOSS = re.compile(r"(?P<value>[^()]*\d[^()]*?)\s+\((?P<gloss>[^()]+)\)\.?")
-_SENTENCE = re.compile(
-    r"[A-Z][a-z'\u2019]*\s+(?:[a-zA-Z'\u2019-]+\s+)*[a-z]"
-    r"|(?!.*\b(?:and|but|or|then)\b)[*$\\]*\d[\d.,*]*(?: [a-z'-]+){0,6}"
-    r" (?:remain(?:s|ed|ing)?|left|is|are|was|were|will be|have been|has been)\b"
-)
+_SUBJECT_AND_VERB = re.compile(r"[A-Z][a-z'\u2019]*\s+(?:[a-zA-Z'\u2019-]+\s+)*[a-z]")
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 _CODE = re.compile(r"(`{1,3})([^`]+)\1")
+_COUNTED = re.compile(
+    r"(?P<number>\**\\?\$?\d+(?:[.,]\d+)*\**)(?: of (?:the|his|her|their|these|those|them))?"
+    r"(?P<noun>(?: [a-z'-]+){0,4}?)"
+    r" (?:remain(?:s|ed|ing)?|will remain|left|(?:is|are|was|were|will be|have been|has been) (?:still |now |also )?"
+    r"(?:left|remaining|needed|required|sold|bought|used|eaten|spent|saved|made|lost|given|available|missing|there|in))"
+    r"\b(?P<rest>[a-zA-Z' -]*)[.!]?"
+)
+_NOT_BEHIND_COUNTED = NUMBER_WORDS | {"and", "but", "or", "then"}
 _IS_VALUE = re.compile(r"\d|\\|^\W*[A-Z]\b\W*$")
 _HAS_WORDS = re.compile(
     r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|\b(?:is|are|equals)\b"
