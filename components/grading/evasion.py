@@ -39,11 +39,10 @@ _MIN_CHARACTERS = 3
 _MAX_PRIME = 10**6
 
 
-def evasion(question: str, gold: Answer, answer: Answer, *, may_be_open: bool) -> Reason | None:
+def evasion(question: str, gold: Answer, answer: Answer) -> Reason | None:
     """Return why an answer with the right value is refused: it repeats the question, or is still to be evaluated.
 
-    None for an honest answer, such as one that is written as the expected answer is. With `may_be_open` it may leave a
-    sum or product of numbers, unless they are those of the question.
+    None for an honest answer, such as one that is written as the expected answer is.
     """
     if _LETTER.fullmatch(gold.text):  # the question has the text of each choice
         return None
@@ -58,7 +57,7 @@ def evasion(question: str, gold: Answer, answer: Answer, *, may_be_open: bool) -
         for latex, node in values:
             if node not in known and (reason := _reason(question, expected, latex, node)):
                 return reason
-    if may_be_open or answer.number or _computes(structure, gold):
+    if answer.number or _computes(structure, gold):
         return None
     wants_numbers = all(r"\infty" in latex or _number(latex) for latex, _ in expected)
     return Reason.SETUP if wants_numbers and any(_is_open(latex) for latex, _ in values) else None

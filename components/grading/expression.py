@@ -1,4 +1,4 @@
-r"""Expressions written in LaTeX, read by a closed grammar: a text that holds anything else is not read at all.
+r"""Expressions in LaTeX as parsing.py normalizes it, read by a closed grammar: anything else makes a text unreadable.
 
 Nothing is skipped: each command, letter and sign is part of the expression or makes it unreadable. Readings where TeX
 leaves a choice:
@@ -11,8 +11,7 @@ leaves a choice:
 
 import operator
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -52,8 +51,7 @@ _UNBRACKETED = frozenset([*_TYPED_FUNCTIONS, "lg"])
 _WITH_LIST = frozenset({"max", "min", "gcd", "lcm"})
 _UNKNOWN_FUNCTIONS = frozenset("fghFGH")
 _TYPED = re.compile(rf"(?:{'|'.join(_TYPED_FUNCTIONS)}|sqrt)(?![a-df-hj-wyzA-Z])")
-_FRACTIONS = frozenset({"frac", "dfrac", "tfrac", "cfrac"})
-_BINOMIALS = frozenset({"binom", "dbinom", "tbinom"})
+_OF_TWO = {"frac": "/", "binom": "binomial"}
 _ACCENTS = frozenset({"bar", "hat", "tilde", "overline", "vec", "overrightarrow", "dot"})
 _STYLES = frozenset(TEXT_STYLES + LETTER_STYLES)
 _BRACKETS = {
@@ -63,18 +61,15 @@ _BRACKETS = {
     r"\{": r"\}",
     r"\lfloor": r"\rfloor",
     r"\lceil": r"\rceil",
-    r"\lvert": r"\rvert",
     "|": "|",
 }
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 _PRODUCTS = frozenset({r"\cdot", r"\times", "*", r"\ast"})
 _QUOTIENTS = frozenset({"/", r"\div"})
-_SPACES = frozenset([" ", "\n", "\t", r"\,", r"\;", r"\:", r"\!", r"\ ", r"\quad", r"\qquad"])
-_IGNORED = frozenset([r"\left", r"\right", r"\displaystyle"])
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
 _MAX_AHEAD = 40
 _NUMERAL = r"(?:\s*\{\s*[0-9]+\s*\}|\s*[0-9])"
-_PROPER_FRACTION = re.compile(rf"\s*\\[dtc]?frac{_NUMERAL}{_NUMERAL}")
+_PROPER_FRACTION = re.compile(rf"\s*\\frac{_NUMERAL}{_NUMERAL}")
 _POWER_OF_FUNCTION = re.compile(r"\s*\^(?:\s*\{\s*-?[0-9]+\s*\}|\s*[0-9])\s*\(")
 _WORD = re.compile(r"[a-zA-Z]{2,}")
 
@@ -100,13 +95,27 @@ def variables(node: Node) -> set[str]:
     return set().union(*map(variables, node.operands)) if node.operands else set()
 
 
+def _nested(read: Callable[..., Node]) -> Callable[..., Node]:
+    """A method of a parser that may call itself only so deeply."""
+
+    def read_deeper(parser: "_Parser", **options: bool) -> Node:
+        parser.depth += 1
+        if parser.depth > _MAX_DEPTH:
+            raise UnreadableError
+        node = read(parser, **options)
+        parser.depth -= 1
+        return node
+
+    return read_deeper
+
+
 class _Parser:
     """A parser of one text, by recursive descent."""
 
     def __init__(self, latex: str) -> None:
-        self._tokens = [token for token in _TOKEN.findall(latex) if token not in _IGNORED]
+        self._tokens: list[str] = _TOKEN.findall(latex)
         self._place = 0
-        self._depth = 0
+        self.depth = 0
         self._bars = 0
         self._series_above = 0
         self._brackets: dict[int, tuple[Node, int]] = {}
@@ -122,7 +131,7 @@ class _Parser:
 
     def _peek(self) -> str:
         """The next token that is not a space; empty at the end."""
-        while self._place < len(self._tokens) and self._tokens[self._place] in _SPACES:
+        while self._place < len(self._tokens) and self._tokens[self._place].isspace():
             self._place += 1
         return self._tokens[self._place] if self._place < len(self._tokens) else ""
 
@@ -139,14 +148,6 @@ class _Parser:
         token = self._peek()
         return token[1:] if token[:1] == "\\" else ""
 
-    @contextmanager
-    def _nested(self) -> Iterator[None]:
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise UnreadableError
-        yield
-        self._depth -= 1
-
     def _follows(self, pattern: re.Pattern[str]) -> bool:
         return bool(pattern.match("".join(self._tokens[self._place : self._place + _MAX_AHEAD])))
 
@@ -160,17 +161,19 @@ class _Parser:
             terms.append(Node("-", (term,)) if is_minus else term)
         return terms[0] if len(terms) == 1 else Node("+", tuple(terms))
 
+    def _is_negative(self) -> bool:
+        """Take the signs before a term, a factor or an exponent."""
+        is_negative = False
+        while self._peek() in {"+", "-"}:
+            is_negative ^= self._next() == "-"
+        return is_negative
+
     def _product(self, *, signed: bool) -> Node:
-        negative = False
-        while signed and self._peek() in {"+", "-"}:
-            negative ^= self._next() == "-"
+        negative = signed and self._is_negative()
         left = self._factors()
         while (operator := self._peek()) in _PRODUCTS or operator in _QUOTIENTS:
             self._next()
-            is_negative = False
-            while self._peek() in {"+", "-"}:
-                is_negative ^= self._next() == "-"
-            negative ^= is_negative
+            negative ^= self._is_negative()
             left = Node("*" if operator in _PRODUCTS else "/", (left, self._factors()))
         return Node("-", (left,)) if negative else left
 
@@ -189,8 +192,8 @@ class _Parser:
         if token in _BRACKETS or (token.isascii() and token.isalnum()):
             return True
         name = self._command()
-        return name in (_NAMES | _FRACTIONS | _BINOMIALS | _ACCENTS | _STYLES | _UNBRACKETED | _WITH_LIST) or (
-            name in {*_CONSTANTS, "sqrt", "begin", "degree"}
+        return name in (_NAMES | _ACCENTS | _STYLES | _UNBRACKETED | _WITH_LIST) or (
+            name in {*_CONSTANTS, *_OF_TWO, "sqrt", "begin", "degree"}
         )
 
     def _factor(self) -> Node:
@@ -218,9 +221,7 @@ class _Parser:
     def _exponent(self) -> Node:
         if self._peek() == "{":
             return self._atom()
-        negative = False
-        if self._peek() in {"+", "-"}:
-            negative = self._next() == "-"
+        negative = self._is_negative()
         power = self._number() if self._peek().isdigit() else self._argument()
         return Node("-", (power,)) if negative else power
 
@@ -297,15 +298,10 @@ class _Parser:
             place += 1
         return place - self._place > 1 and place < len(self._tokens) and not self._tokens[place].isdigit()
 
+    @_nested
     def _unbracketed(self) -> Node:
-        with self._nested():
-            return self._any_unbracketed()
-
-    def _any_unbracketed(self) -> Node:
-        if self._peek() in {"+", "-"}:
-            sign = self._next()
-            argument = self._unbracketed()
-            return Node("-", (argument,)) if sign == "-" else argument
+        if self._is_negative():
+            return Node("-", (self._unbracketed(),))
         if function := self._function_name():
             return self._function(function)
         factors = [self._powers(self._atom())]
@@ -324,11 +320,8 @@ class _Parser:
 
     # Atoms.
 
+    @_nested
     def _atom(self, *, indexed: bool = True) -> Node:
-        with self._nested():
-            return self._any_atom(indexed=indexed)
-
-    def _any_atom(self, *, indexed: bool) -> Node:
         token = self._peek()
         if (token.isascii() and token.isdigit()) or token == ".":
             return self._number()
@@ -349,8 +342,8 @@ class _Parser:
             return Node("constant", value=_CONSTANTS[name])
         if name in _NAMES:
             return self._name(f"\\{name}", indexed=indexed)
-        if name in _FRACTIONS or name in _BINOMIALS:
-            return Node("/" if name in _FRACTIONS else "binomial", (self._argument(), self._argument(is_last=True)))
+        if name in _OF_TWO:
+            return Node(_OF_TWO[name], (self._argument(), self._argument(is_last=True)))
         if name in _ACCENTS:
             word = self._verbatim() if self._peek() == "{" else self._next()
             if not re.fullmatch(r"[a-zA-Z]+|\\[a-z]+", word):
@@ -482,7 +475,7 @@ class _Parser:
         content = self._sum()
         self._expect(_BRACKETS[opening])
         self._bars = bars
-        functions = {r"\lfloor": "floor", r"\lceil": "ceiling", r"\lvert": "abs", "|": "abs"}
+        functions = {r"\lfloor": "floor", r"\lceil": "ceiling", "|": "abs"}
         if opening in functions:
             return Node(functions[opening], (content,))
         return _grouped(content)
@@ -542,16 +535,12 @@ def _named(name: str) -> Node:
 # Exact arithmetic.
 
 
-class _NotRationalError(Exception):
-    """An expression has an irrational or undefined part, or one that is too large."""
-
-
 @lru_cache(maxsize=4096)
 def exact_value(node: Node) -> Fraction | None:
     """Return the value of a constant expression; None where it is irrational, undefined or huge."""
     try:
         return _evaluate(node)
-    except (_NotRationalError, ZeroDivisionError):
+    except ArithmeticError:
         return None
 
 
@@ -559,10 +548,10 @@ def _evaluate(node: Node) -> Fraction:
     if node.operation == "number":
         return Fraction(node.value)
     if node.operation not in _ARITHMETIC:
-        raise _NotRationalError
+        raise ArithmeticError
     value = _ARITHMETIC[node.operation](*map(_evaluate, node.operands))
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
-        raise _NotRationalError
+        raise ArithmeticError
     return value
 
 
@@ -571,24 +560,22 @@ def _root(value: Fraction, index: Fraction) -> Fraction:
         root = Fraction(isqrt(value.numerator), isqrt(value.denominator))
         if root * root == value:
             return root
-    raise _NotRationalError
+    raise ArithmeticError
 
 
 def _factorial(value: Fraction) -> Fraction:
     if value not in range(_MAX_FACTORIAL + 1):
-        raise _NotRationalError
+        raise ArithmeticError
     return Fraction(factorial(int(value)))
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    if base == 0 and exponent <= 0:
-        raise ZeroDivisionError
-    if exponent.denominator != 1:
-        raise _NotRationalError
+    if exponent.denominator != 1 or (base == 0 and exponent <= 0):
+        raise ArithmeticError
     if abs(base) in {0, 1}:
         return base if exponent % 2 else abs(base)
     if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > _MAX_BITS:
-        raise _NotRationalError
+        raise ArithmeticError
     return base ** int(exponent)
 
 

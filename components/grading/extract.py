@@ -42,8 +42,6 @@ class FinalAnswer:
     """Other values that the text gives for the same answer: all have to be right."""
     place: int = 0
     """Where the answer, or the mark of it, begins."""
-    is_claimed: bool = True
-    """Whether a mark or words say that this is the answer; otherwise it is the formula of a single line."""
 
 
 def final_answer(text: str, policy: AnswerPolicy) -> str | None:
@@ -84,8 +82,6 @@ def has_reasoning(text: str, policy: AnswerPolicy) -> bool:
 
 def outside_thoughts(text: str) -> str:
     """Return a response without the text between `<think>` and `</think>`."""
-    if "think>" not in text:
-        return text
     # Where the prompt itself opened the thought, only its end is in the text.
     return _THOUGHT.sub(" ", text).rpartition(_THOUGHT_END)[2]
 
@@ -458,12 +454,7 @@ def _stated(text: str, *, last_sentence: bool) -> FinalAnswer | None:
     answer = next(filter(None, (_after_phrase(end, phrase) for phrase in phrases)), None)
     if not phrases:
         answer = _bare(end) or _concluded(end, last_sentence=last_sentence)
-    if not answer:
-        return None
-    line = text.strip()
-    is_claimed = len(line) > _MAX_LINE_CHARACTERS or "\n" in line or bool(phrases) or last_sentence
-    is_claimed = is_claimed or bool(_CONCLUDES.search(line) or _INTRODUCES.search(line) or _bare(line))
-    return FinalAnswer(answer, place=max(0, text.rfind(answer)), is_claimed=is_claimed)
+    return FinalAnswer(answer, place=max(0, text.rfind(answer))) if answer else None
 
 
 def _before_special_tokens(text: str) -> str:

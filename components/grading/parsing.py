@@ -101,7 +101,7 @@ _REWRITES: list[_Rewrite] = [
         ("US", r"US\s*\\?\$|^USD\s*(?=[0-9])", r"\\$"),
         ("color", r"\\(?:text)?color\s*\{[a-zA-Z]+\}\s*", ""),
         ("", rf"\\q?quad{_END}|(?<!\\)\\[,;:> ]|(?<!~)~(?!~)|\s", " "),
-        ("frac", rf"\\(?:[dtc]|nice)frac{_END}", r"\\frac"),
+        ("frac binom", rf"\\(?:[dtc]|nice)(frac|binom){_END}", r"\\\1"),
         ("over", rf"\{{([^{{}}]*)\\over{_END}([^{{}}]*)\}}|^([^{{}}]*)\\over{_END}([^{{}}]*)$", r"\\frac{\1\3}{\2\4}"),
         (
             "choose",

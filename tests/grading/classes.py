@@ -39,7 +39,6 @@ _SMALL_WORDS = (
 _ONES = f"{_SMALL_WORDS} eighteen nineteen".split()
 _TEN_TIMES = "twenty thirty forty fifty sixty seventy eighty ninety"
 _TEN_WORDS = dict(enumerate(_TEN_TIMES.split(), start=2))
-_FRAMES = (r"\boxed{%s}", r"\boxed{\text{%s}}", "The answer is %s.", "#### %s", r"So it is $\boxed{\text{%s}}$.")
 
 
 def _small(generator: random.Random, number: int) -> str:
@@ -62,49 +61,6 @@ def in_words(generator: random.Random, number: int) -> str:
             joint = " and " if rest and rest < 100 and generator.random() < 0.5 else " "
             return f"{count} {name}" + (joint + _without_article(in_words(generator, rest)) if rest else "")
     return _small(generator, number)
-
-
-def _case(generator: random.Random, words: str) -> str:
-    return generator.choice((words, words, words.capitalize()))
-
-
-def _any_number(generator: random.Random) -> int:
-    return generator.choice((generator.randint(0, 99), generator.randint(100, 999), generator.randint(1000, 10**8)))
-
-
-def cardinal(generator: random.Random) -> Member:
-    """A whole number in words."""
-    number = _any_number(generator)
-    if number > 1000:
-        number -= number % 1000 if generator.random() < 0.5 else 0
-    words = in_words(generator, number)
-    if number and generator.random() < 0.2:
-        number, words = -number, f"{generator.choice(('minus', 'negative'))} {words}"
-    return Member(str(number), generator.choice(_FRAMES) % _case(generator, words), "right")
-
-
-def another_number(generator: random.Random) -> Member:
-    """Another number in words."""
-    number = _any_number(generator)
-    other = generator.choice((number + 1, number + 10, number * 10, number * 1000, number + 100)) or 7
-    other = other if other != number and other < 10**9 else number + 3
-    return Member(str(number), generator.choice(_FRAMES) % in_words(generator, other), "wrong")
-
-
-def malformed(generator: random.Random) -> Member:
-    """Words of numbers in an order that makes no number; the gold is their sum, or another reading."""
-    one, other = generator.randint(1, 9), generator.randint(1, 9)
-    tens, teen = generator.randint(2, 9) * 10, generator.randint(10, 19)
-    first, second = generator.choice(
-        ((one, other), (one, tens), (one, teen), (tens, teen), (teen, other), (teen, tens))
-    )
-    joint = generator.choice("- ")
-    words = f"{_small(generator, first)}{joint}{_small(generator, second)}"
-    if generator.random() < 0.3:
-        words = f"{_ONES[one]}{joint}{_ONES[other]}{joint}{_small(generator, tens)}"
-        first, second = one + other, tens
-    gold = generator.choice((first + second, first * second, int(f"{first}{second}"), first, second))
-    return Member(str(gold), generator.choice(_FRAMES) % words, "wrong")
 
 
 # Rows of tables.
@@ -144,6 +100,7 @@ def values_for(rng: random.Random, text: str = "") -> Values:
     s, t = rng.sample(range(2, 10), 2)
     low, high = sorted(rng.sample(range(-30, 40), 2))
     n, o, r = a + b, rng.randint(1001, 1999), rng.choice((2, 3, 5, 7))
+    big, teen, tens = rng.randint(10**3, 10**8), rng.randint(10, 19), 10 * rng.randint(2, 9)
     x, y = rng.sample("xyzt", 2)
     fn, gn = rng.sample(_FUNCTIONS, 2) if rng.random() < 0.7 else ("ln", "ln")
     m, p = rng.choice(((c, d), (f"{s}{x}", f"{t}{x}"), (rf"{s}\theta", rf"{t}\theta")))
@@ -160,6 +117,9 @@ def values_for(rng: random.Random, text: str = "") -> Values:
         "w": rng.choice((n, f"-{n}.{s}", *roots, rf"{c}\pi", f"{s}{x}^2+{d}", f"{c}-{s}{x}")),
         "words": re.sub("^a ", "one ", in_words(rng, n)),
         "owords": re.sub("^a ", "one ", in_words(rng, o)),
+        **{"big": big, "bigwords": in_words(rng, big), "Bigwords": in_words(rng, big).capitalize()},
+        **{"teen": teen, "tens": tens},
+        **{f"{name}w": in_words(rng, value) for name, value in (("s", s), ("t", t), ("teen", teen), ("tens", tens))},
     }
 
 
@@ -270,9 +230,6 @@ def _converted(rng: random.Random) -> Member:
 
 
 CLASSES: dict[str, Generator] = {
-    "number-in-words": cardinal,
-    "another-number-in-words": another_number,
-    "malformed-number-words": malformed,
     **{name: partial(_member, name) for name, (row, *_) in _ROWS.items() if row.verdict.startswith(("right", "wrong"))},
     "near-misses": partial(_spoiled, "identities"),
     "formatting-of-another-answer": partial(_spoiled, "formatting"),

@@ -88,10 +88,10 @@ def test_the_answer_of_any_text_is_a_part_of_it(text: str) -> None:
 
 
 def test_the_time_to_find_an_answer_grows_with_the_length_alone() -> None:
-    """Any piece repeated to 20,000 characters takes a fraction of a second; quadratic time would take minutes."""
+    """Any piece repeated to 10,000 characters takes a fraction of a second; quadratic time would take minutes."""
     for piece in PIECES:
         for opening in ("", r"\boxed{5} ", r"\boxed{", "#### ", "The answer is ", "<think>"):
-            text = opening + piece * (20_000 // len(piece))
-            with processor_time(2):
-                for policy in AnswerPolicy:
+            text = opening + piece * (10_000 // len(piece))
+            with processor_time(1):
+                for policy in (DECLARED, LAST_SENTENCE):  # which look everywhere
                     has_reasoning(text, policy)

@@ -7,7 +7,7 @@ import pytest
 from components.grading.verifier import Submission, Verifier
 from tests.grading.classes import CLASSES, Member
 
-_NUM_MEMBERS = 120
+_NUM_MEMBERS = 60
 _NUM_TRIES = 20 * _NUM_MEMBERS
 
 
@@ -21,8 +21,8 @@ def members(name: str, seed: int = 0) -> list[Member]:
 
 @pytest.mark.parametrize("name", sorted(CLASSES))
 def test_members_of_a_class_have_their_verdict(verify: Verifier, name: str) -> None:
-    """All but 1 in 100."""
+    """All of them."""
     cases = members(name)
     grades = verify([Submission(case.gold, case.response, case.policy, case.question) for case in cases])
     failures = [(case, each) for case, each in zip(cases, grades, strict=True) if each.verdict != case.verdict]
-    assert len(failures) <= _NUM_MEMBERS // 100, failures
+    assert failures == []

@@ -15,16 +15,6 @@ BOXED, STATED = AnswerPolicy.BOXED, AnswerPolicy.STATED
 _FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 
 
-@pytest.mark.parametrize("part", ["2 + 8 * 5", "8 * 5 + 2", "x^2-1", "-1+x^2", "a/2", "3+z"])
-def test_expressions_are_found_in_a_question(part: str) -> None:
-    """In formulas and in plain text, regardless of the text around them."""
-    question = (
-        r"Tom pays 5 * 8 + 2 dollars for $x^2 - 1$ apples. What is \(\frac{a}{2}\) if $y = \text{half of } 3 + z$?"
-    )
-    assert grade(part, rf"\boxed{{{part}}}", BOXED, question).verdict is Verdict.RIGHT
-    assert grade(rf"\frac{{2({part})}}{{2}}", rf"\boxed{{{part}}}", BOXED, question).reason is Reason.ECHO
-
-
 @pytest.mark.parametrize(
     "piece",
     ["(", "-", "\\frac", "\\sqrt", "2^", "x(", "{", "\\sin ", "!", "x!", "1+(", "|", "[1,", "$", "x_", "1,", "$1$ "],
@@ -36,24 +26,12 @@ def test_reading_a_question_takes_linear_time(piece: str) -> None:
     assert time.process_time() - started < 5
 
 
-@pytest.mark.parametrize(("question", "verdict"), [("", Verdict.RIGHT), ("What is 2^{10}?", Verdict.WRONG)])
-def test_which_closed_forms_are_answers_depends_on_the_question(question: str, verdict: Verdict) -> None:
-    """Without a question nobody can tell what was copied."""
-    assert grade("1024", r"\boxed{2^{10}}", BOXED, question).verdict is verdict
-
-
 @pytest.mark.parametrize("question", ["", "What is 5 * 8 + 2?", "How many apples are there?"])
-def test_a_sum_of_numbers_is_no_number_whatever_was_asked(question: str) -> None:
+@pytest.mark.parametrize("response", [r"\boxed{40 + 2}", "The answer is $40+2$.", r"Answer \( (40+2) \)"])
+def test_a_sum_of_numbers_is_no_number_whatever_was_asked(question: str, response: str) -> None:
     """The grader does not do the last step."""
-    graded = grade("42", r"\boxed{40 + 2}", BOXED, question)
+    graded = grade("42", response, STATED, question)
     assert (graded.verdict, graded.reason) == (Verdict.WRONG, Reason.SETUP)
-
-
-def test_a_sum_that_nobody_calls_the_answer_is_read_as_its_value() -> None:
-    """The only formula of a line, which only the policy `stated` looks for."""
-    assert grade("10", r"Answer \( (9+1) \)", STATED).verdict is Verdict.RIGHT
-    for response in (r"The answer is \( 9+1 \).", r"So it is \( 9+1 \).", "9+1", r"#### 9+1", r"\boxed{9+1}"):
-        assert grade("10", response, STATED).verdict is Verdict.WRONG
 
 
 @pytest.mark.slow

@@ -149,34 +149,30 @@ def attack():
     assert value(code) == (["LC_CTYPE", "PYTHONHASHSEED"], [b"PYTHONHASHSEED=0", b"LC_CTYPE=C.UTF-8"], [])
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "/", "/tmp", ".", "/dev/null", "/dev/urandom", str(ROOT), __file__])
-def test_nothing_can_be_read_but_the_standard_library(path: str) -> None:
-    """Not the system's files, not the project, not its tests, not even the folder it is in."""
-    attack = f"{ATTEMPT}\ndef attack():\n    return [attempt(open, {path!r}), attempt(os.listdir, {path!r})]"
-    errors = value(attack)
-    assert isinstance(errors, list)
-    assert set(errors) <= {"PermissionError", "IsADirectoryError", "NotADirectoryError"}
-    assert value("import os", "open(os.__file__).read()") == Path(os.__file__).read_text()
+def test_nothing_can_be_read_or_asked_but_of_the_standard_library() -> None:
+    """Not the system's files, not the project, not its tests, not even the folder it is in.
 
-
-@pytest.mark.parametrize("path", ["/etc/passwd", "/", "/no/such/file", str(ROOT), __file__, os.__file__])
-def test_what_is_known_of_a_file_cannot_be_asked_for(path: str) -> None:
-    """Not whether it exists, not its kind, size, times or owner; of an open file, all of it."""
+    Neither whether a file exists, nor its kind, size, times or owner can be asked for; of an open file, all of it.
+    """
+    paths = ["/etc/passwd", "/", "/tmp", ".", "/dev/null", "/dev/urandom", str(ROOT), __file__]
     code = f"""
 import glob, pathlib
 {ATTEMPT}
-def pathlib_stat(path):
-    return pathlib.Path(path).stat()
-def attack():
-    path, folder = {path!r}, os.open(os.path.dirname(os.__file__), os.O_RDONLY)
-    asked = [attempt(action, path) for action in (os.stat, os.lstat, os.readlink, os.statvfs, pathlib_stat)]
-    asked += [attempt(os.stat, name, dir_fd=folder) for name in (path, "../../../../../../etc/passwd", "json")]
-    denied = [os.access(path, mode) for mode in (os.F_OK, os.R_OK)] + [os.path.exists(path), os.path.isfile(path)]
+def read():
+    return sorted({{attempt(action, path) for path in {paths} for action in (open, os.listdir)}})
+def ask():
+    paths, folder = {[*paths, "/no/such/file", os.__file__]}, os.open(os.path.dirname(os.__file__), os.O_RDONLY)
+    stat = lambda path: pathlib.Path(path).stat()
+    asked = [attempt(ask, path) for path in paths for ask in (os.stat, os.lstat, os.readlink, os.statvfs, stat)]
+    asked += [attempt(os.stat, name, dir_fd=folder) for name in (*paths, "../../../../../../etc/passwd", "json")]
+    known = [ask(path) for path in paths for ask in (os.path.exists, os.path.isfile)] + glob.glob("/etc/*")
+    known += [os.access(path, mode) for path in paths for mode in (os.F_OK, os.R_OK)]
     with open(os.__file__) as file:
-        size = os.fstat(file.fileno()).st_size
-    return sorted(set(asked)), any(denied) or glob.glob("/etc/*"), size
+        return sorted(set(asked)), any(known), os.fstat(file.fileno()).st_size, file.read()
 """
-    assert value(code) == (["PermissionError"], [], Path(os.__file__).stat().st_size)
+    library = Path(os.__file__)
+    assert value(code, "read()") == ["NotADirectoryError", "PermissionError"]
+    assert value(code, "ask()") == (["PermissionError"], False, library.stat().st_size, library.read_text())
 
 
 def test_every_module_of_the_standard_library_is_found_without_asking_for_files() -> None:
@@ -384,9 +380,7 @@ def test_a_busy_machine_does_not_end_code_that_computes(monkeypatch: pytest.Monk
     "code",
     [
         "x = 'a' * 10**10",
-        "x = [0] * 10**10",
         "x = []\nwhile True: x.append('a' * 10**7)",
-        "x = bytearray(2**29)",
         "import mmap; x = mmap.mmap(-1, 2**30)",
     ],
 )
@@ -612,7 +606,6 @@ except PipelineError as refused:
     ("number", "argument", "error", "missing"),
     [
         (444, 0, 38, "Landlock is not available (Function not implemented)"),
-        (444, 0, 95, "Landlock is not available (Operation not supported)"),
         (157, 22, 22, "seccomp is not available (Invalid argument)"),
         (157, 38, 22, "prctl 38 failed (Invalid argument)"),
     ],

@@ -1,11 +1,9 @@
 """The verifier as the stages use it, and its speed in processor time."""
 
-import json
 import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,6 @@ from components.grading.verifier import Grade, Reason, Submission, Verdict, Veri
 from components.shared.answer_policy import AnswerPolicy
 from tests.grading.processes import children, processor_s, workers
 
-MATH = Path("../shared/data/math500.jsonl")
 TESTS = "assert add(1, 2) == 3\nassert add(0, 0) == 0"
 BOXED, MARKED, DECLARED, STATED, LAST_SENTENCE = AnswerPolicy
 
@@ -47,26 +44,15 @@ def test_a_grade_says_what_was_compared_and_why(response: str, policy: AnswerPol
 
 
 def test_the_verifier_and_the_grader_agree(verify: Verifier) -> None:
-    """Workers return what the grader returns in this process, by the policy of each submission."""
+    """Workers return what the grader returns in this process, in order, by the policy of each; code among them."""
     texts = ["so\n#### 72", r"\boxed{72}", "The answer is 72.", r"\boxed{71}", r"\boxed{x+\frac12}", "\ud800", ""]
     golds = ("72", r"\frac12+x", "", r"\frac{")
     submissions = [Submission(gold, text, policy) for gold in golds for text in texts for policy in AnswerPolicy]
-    assert verify(submissions) == [grade(each.gold, each.response, each.policy) for each in submissions]
-
-
-def test_code_and_mathematics_in_one_call(verify: Verifier) -> None:
-    """Each is graded in its own way, and the order is kept."""
-    good = "```python\ndef add(a, b):\n    return a + b\n```"
     half = "```python\ndef add(a, b):\n    return 0\n```"
-    submissions = [
-        Submission(TESTS, good, STATED),
-        boxed("5", "5"),
-        Submission(TESTS, half, BOXED),
-        boxed("5", "6"),
-    ]
+    submissions.insert(3, Submission(TESTS, half, STATED))
     grades = verify(submissions)
-    assert [each.verdict for each in grades] == [Verdict.RIGHT, Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]
-    assert [each.tests_passed for each in grades] == [1.0, None, 0.5, None]
+    assert grades == [grade(each.gold, each.response, each.policy) for each in submissions]
+    assert grades[3].tests_passed == 0.5
 
 
 def test_workers_are_started_when_needed_and_end_with_the_block() -> None:
@@ -116,17 +102,3 @@ def test_a_thousand_numbers_take_a_second_at_most() -> None:
             verify(submissions)
             times.append(processor_s() - before_s)
     assert min(times[1:]) < 1
-
-
-@pytest.mark.slow
-def test_answers_of_math_take_milliseconds(verify: Verifier) -> None:
-    """Of the reference solutions of MATH-500, graded one by one, less than one in a hundred computes for 100 ms."""
-    if not MATH.is_file():
-        pytest.skip(f"{MATH} is not part of the project")
-    rows = [json.loads(line) for line in MATH.read_text(encoding="utf-8").splitlines()]
-    times = []
-    for row in rows:
-        before_s = processor_s()
-        assert verify([Submission(row["answer"], row["solution"], BOXED)])[0].verdict == Verdict.RIGHT
-        times.append(processor_s() - before_s)
-    assert sorted(times)[-len(rows) // 100] < 0.1
