@@ -298,7 +298,7 @@ def _decide(
     champion, looks = read_registry_facts(config.registry, config.name, test_set)
     context = GateContext(
         end_of_training(steps),
-        _champion_outcomes(champion, evaluation, policy) if champion else None,
+        champion_outcomes(champion, evaluation, policy) if champion else None,
         Split(evaluation.scores.get("protocol", {}).get("split", Split.TEST)),
         test_set,
         len(looks - {policy}),
@@ -306,7 +306,7 @@ def _decide(
     return decide(outcomes_of(pairs), config.gate, context)
 
 
-def _champion_outcomes(champion: Champion, evaluation: Evaluation, policy: str | None) -> ChampionOutcomes:
+def champion_outcomes(champion: Champion, evaluation: Evaluation, policy: str | None) -> ChampionOutcomes:
     """The champion's answers beside those of GRPO; without outcomes where they are to other problems."""
     if champion.policy_digest == policy:
         return ChampionOutcomes(champion.tag, {}, "has the same weights", is_same=True)

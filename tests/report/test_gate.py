@@ -1,4 +1,4 @@
-"""The promotion gate on paired answers counted by hand, and on ten thousand simulated runs."""
+"""The promotion gate on paired answers counted by hand, and on thousands of simulated runs."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -20,7 +20,7 @@ from components.shared.statistics import PairedCounts, paired_gain_bound, paired
 from tests.presets import FILES
 
 GATE = GateConfig(target=("words",), max_p_value=0.05, margin=0.1)
-NUM_RUNS = 10_000
+NUM_RUNS = 4_000
 
 
 def outcome(*, both: int = 0, only_sft: int = 0, only_grpo: int = 0, neither: int = 0) -> Outcome:
@@ -212,15 +212,18 @@ def test_figures_of_training_are_means_of_its_last_tenth() -> None:
         (outcome(both=490, only_sft=5, only_grpo=5), {"min_gain": 0.0}, False, "gained 0.0 points"),
         (None, {}, True, "not comparable"),
         (None, {"if_incomparable": "miss"}, False, "not comparable"),
+        (None, {"if_incomparable": "miss", "min_gain": 0.1}, True, "the same weights"),
     ],
 )
 def test_policy_must_not_be_worse_than_the_champion(
     counts: Outcome | None, champion: dict[str, Any], passed: bool, reason: str
 ) -> None:
-    """Better than SFT is not enough; whether it has to be better than the champion, too, is for the params to say."""
-    current = ChampionOutcomes(
-        "m@v0.0.1", {"words": counts} if counts else {}, "" if counts else "not comparable, other problems"
-    )
+    """Better than SFT is not enough; whether it has to be better than the champion, too, is for the params to say.
+
+    The champion itself is not worse than itself, on however few problems: there is nothing to estimate.
+    """
+    is_same = reason == "the same weights"
+    current = ChampionOutcomes("m@v0.0.1", {"words": counts} if counts else {}, "" if counts else reason, is_same)
     verdict = decide({"words": CLEAR}, gate(champion=champion), GateContext(champion=current))
     assert verdict["sources"][0]["passed"]
     assert verdict["passed"] is verdict["champion"]["passed"] is passed
@@ -228,13 +231,6 @@ def test_policy_must_not_be_worse_than_the_champion(
     assert verdict["champion"]["reason"].startswith("champion m@v0.0.1: ")
     assert reason in verdict["champion"]["reason"]
     assert verdict["reasons"] == ([] if passed else [verdict["champion"]["reason"]])
-
-
-def test_champion_itself_is_not_worse_than_itself() -> None:
-    """On however few problems: there is nothing to estimate."""
-    champion = ChampionOutcomes("m@v0.0.1", {}, "has the same weights", is_same=True)
-    config = gate(champion={"min_gain": 0.1, "if_incomparable": "miss"})
-    assert decide({"words": CLEAR}, config, GateContext(champion=champion))["passed"]
 
 
 def test_looks_at_the_test_problems_add_up() -> None:
@@ -312,14 +308,13 @@ def _memoised(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_problems", "changed"),
-    [(60, 0.0), (60, 0.02), (60, 0.3), (200, 0.01), (200, 0.1), (600, 0.002), (600, 0.1), (1319, 0.5)],
+    ("num_problems", "changed", "max_p_value"),
+    [(60, 0.02, 0.05), (60, 0.3, 0.05), (200, 0.1, 0.01), (600, 0.002, 0.05), (1319, 0.5, 0.05)],
 )
-@pytest.mark.parametrize("max_p_value", [0.05, 0.01])
 def test_policy_that_is_not_better_is_promoted_at_most_as_often_as_stated(
     num_problems: int, changed: float, max_p_value: float
 ) -> None:
-    """With few and with many answers that change, as near a ceiling or a floor, and with none."""
+    """With few and with many answers that change, as near a ceiling or a floor."""
     config = gate(max_p_value=max_p_value, margin=0.5)
     rate = promoted(config, words=(num_problems, changed / 2, changed / 2))
     assert rate <= max_p_value + TOLERANCE
@@ -327,7 +322,7 @@ def test_policy_that_is_not_better_is_promoted_at_most_as_often_as_stated(
         assert rate > 0.02  # nor is the test so cautious that it has no power
 
 
-@pytest.mark.parametrize(("num_problems", "lost"), [(200, 0.0), (200, 0.05), (1319, 0.02)])
+@pytest.mark.parametrize(("num_problems", "lost"), [(200, 0.0), (1319, 0.02)])
 def test_policy_that_gains_just_the_minimum_is_promoted_at_most_as_often_as_stated(
     num_problems: int, lost: float
 ) -> None:
@@ -353,17 +348,15 @@ def test_source_that_is_worse_by_the_margin_is_overlooked_at_most_as_often_as_st
 @pytest.mark.parametrize(
     ("config", "sizes"),
     [
-        (gate(), {"words": 100}),
         (gate(margin=0.02), {"words": 500}),
         (gate(margin=0.02, expected_lost_fraction=0.0), {"words": 300}),  # every answer that changes is gained
         (gate(margin=0.02, min_gain=0.02, max_p_value=0.01, expected_gain=0.08), {"words": 1000}),
         (gate(margin=0.02), {"words": 1319, "other": 1000}),
-        (gate(margin=0.01, target=("words", "math")), {"words": 700, "math": 300}),
         (gate(margin=0.1, target=("words", "math")), {"words": 200, "math": 200}),  # Holm's first level decides
     ],
 )
 def test_power_is_the_rate_at_which_simulated_policies_pass(config: GateConfig, sizes: dict[str, int]) -> None:
-    """With the gate itself, for one source and several, as exactly as ten thousand runs can tell."""
+    """With the gate itself, for one source and several, as exactly as so many runs can tell."""
     lost, gained = config.expected_lost_fraction, config.expected_lost_fraction + config.expected_gain
     sources = {name: (size, gained if name in config.target else lost, lost) for name, size in sizes.items()}
     rate = promoted(config, 0, **sources)
