@@ -56,33 +56,22 @@ def gsm8k(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_part_of_the_train_file_is_held_out_for_tuning(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """The dev split takes its problems from the train split; the test split stays as it is."""
+    """What dev asks in other letters, train does not ask, and what test asks, dev does not; test stays as it is."""
+    rows = Path(gsm8k["train"]).read_bytes().splitlines()
+    _write(Path(gsm8k["train"]), [*rows, *(row.replace(b"What is", b"WHAT IS") for row in rows)])
     figures = _prepare(tmp_path / "out", gsm8k | {"dev_fraction": 0.4})
-    plain = _prepare(tmp_path / "plain", gsm8k)
+    _prepare(tmp_path / "plain", gsm8k)
     dev, train, test = (read_problems(tmp_path / "out", split) for split in (Split.DEV, Split.TRAIN, Split.TEST))
     assert (figures["num_dev"], figures["num_train"]) == (len(dev), len(train))
     assert len(dev) > 2
-    all_train = read_problems(tmp_path / "plain", Split.TRAIN)
-    assert {each.answer for each in dev} | {each.answer for each in train} == {each.answer for each in all_train}
-    assert not {each.question for each in dev} & {each.question for each in train}
-    assert test == read_problems(tmp_path / "plain", Split.TEST)
     assert {each.split for each in dev} == {Split.DEV}
-    assert plain["num_contaminated"] == figures["num_contaminated"] == 1
+    plain = read_problems(tmp_path / "plain", Split.TRAIN)
+    assert {each.answer for each in dev} | {each.answer for each in train} == {each.answer for each in plain}
+    asked = [{each.question.casefold() for each in members} for members in (dev, train, test)]
+    assert not asked[0] & asked[1]
+    assert not asked[2] & (asked[0] | asked[1])
+    assert test == read_problems(tmp_path / "plain", Split.TEST)
     assert not (tmp_path / "plain" / "dev.jsonl").exists()
-
-
-def test_problem_close_to_one_that_is_held_out_from_it_is_left_out(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """What dev asks in other letters, train does not ask, and what test asks, dev does not."""
-    rows = Path(gsm8k["train"]).read_bytes().splitlines()
-    _write(Path(gsm8k["train"]), [*rows, *(row.replace(b"What is", b"WHAT IS") for row in rows)])
-    _prepare(tmp_path / "out", gsm8k | {"dev_fraction": 0.4})
-    dev, train, test = (
-        {each.question.casefold() for each in read_problems(tmp_path / "out", split)}
-        for split in (Split.DEV, Split.TRAIN, Split.TEST)
-    )
-    assert len(dev) > 2
-    assert not dev & train
-    assert not test & (dev | train)
 
 
 @pytest.mark.parametrize(
@@ -196,13 +185,9 @@ def test_file_with_too_few_usable_rows_is_an_error(
     with pytest.raises(PipelineError) as refused:
         _prepare(tmp_path / "out", gsm8k | {"test": file}, max_malformed_fraction=limit)
     assert str(refused.value).startswith(f"{file}: {message.format(file=file)}")
-
-
-def test_a_file_with_one_question_cannot_be_divided(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """Rows with the same question stay together, and the error says so."""
-    file = _write(tmp_path / "same.jsonl", [_gsm8k(1)] * 20)
+    same = _write(tmp_path / "same.jsonl", [_gsm8k(1)] * 20)
     with pytest.raises(PipelineError, match="contains no row for the test split; rows with the same question stay in"):
-        _prepare(tmp_path / "out", {"kind": "gsm8k", "train": file, "test_fraction": 0.001})
+        _prepare(tmp_path / "same", {"kind": "gsm8k", "train": same, "test_fraction": 0.001})
 
 
 @pytest.mark.parametrize("missing", ["train", "test"])
