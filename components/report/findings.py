@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from components.report.champion import Champion, read_registry_facts, same_protocol
 from components.report.config import ReportConfig
-from components.report.gate import ChampionOutcomes, GateContext, Outcome, decide
+from components.report.gate import TRAINING_FIGURES, ChampionOutcomes, GateContext, Outcome, decide
 from components.shared import jsonl, lineage
 from components.shared.config import validate
 from components.shared.errors import PipelineError
@@ -28,13 +28,6 @@ _END_OF_TRAINING = 0.1
 """Fraction of the steps, the last ones, over which the figures of the end of training are averaged."""
 _RESULT = ("policy_step", "num_steps", "stopped")
 """Keys of a training with validation that the summary has."""
-_TRAINING_FIGURES = {
-    "sampler_mismatch": "sampler_mismatch",
-    "entropy": "entropy",
-    "kl": "kl",
-    "completion_tokens": "completion_length_tokens",
-}
-"""Columns of GRPO's steps behind the figures that the gate may limit."""
 
 
 class FlexibleGrade(BaseModel):
@@ -358,7 +351,7 @@ def end_of_training(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | Non
     last = steps[-max(1, round(_END_OF_TRAINING * len(steps))) :]
     values = {
         figure: [row[column] for row in last if row.get(column) is not None]
-        for figure, column in _TRAINING_FIGURES.items()
+        for figure, column, _, _ in TRAINING_FIGURES
     }
     return {figure: fmean(measured) if measured else None for figure, measured in values.items()}
 
