@@ -76,8 +76,11 @@ def test_answers_that_do_not_fit_into_memory_are_an_error_of_one_line(tmp_path: 
 
 def test_greedy_answers_do_not_depend_on_batches(evaluated: Path, tmp_path: Path) -> None:
     """Four problems at a time or one, with samples or without: the same greedy records."""
-    alone = _records(_evaluate(tmp_path, max_batch_size=1, num_samples=0))
-    assert [row for row in _records(evaluated) if row["sample"] == 0] == alone
+    config = EvaluateConfig(num_samples=0, max_new_tokens=6, max_batch_size=1)
+    run_folder = evaluated.parents[1]
+    folders = {"model": run_folder / "policy", "problems": run_folder / "problems", "evaluation": tmp_path / "alone"}
+    run(MODEL_STAGE, config, folders, work_root=tmp_path / "work")
+    assert [row for row in _records(evaluated) if row["sample"] == 0] == _records(tmp_path / "alone")
 
 
 def test_an_evaluation_that_is_killed_goes_on_to_the_same_bytes(

@@ -71,20 +71,8 @@ def test_every_protocol_is_documented() -> None:
         assert row.endswith(f"| {protocol.max_new_tokens:,} |")
 
 
-def test_solved_examples_stand_before_the_question_in_the_words_of_the_protocol() -> None:
-    """Word by word."""
-    examples = [Example("One and two?", "1+2=3\n#### 3"), Example("Two?", "#### 2")]
-    shown = prompt_with(PROTOCOLS["gsm8k-8shot"], examples)
-    assert shown == (
-        "Question: One and two?\nAnswer: 1+2=3\n#### 3\n\nQuestion: Two?\nAnswer: #### 2\n\n"
-        "Question: {question}\nAnswer:"
-    )
-    shown = prompt_with(PROTOCOLS["math-4shot"], examples[1:])
-    assert shown == "Problem:\nTwo?\n\nSolution:\n#### 2\n\nProblem:\n{question}\n\nSolution:"
-
-
 def test_examples_come_from_training_whatever_else_is_there(problems: Path) -> None:
-    """Removing a problem changes one of eight; a file with other examples replaces all."""
+    """Removing a problem changes one of eight; a file with other examples replaces all. They precede the question."""
     protocol = PROTOCOLS["gsm8k-8shot"]
     drawn = examples_for(protocol, problems)
     solved = {each.question: each.solution for each in gsm8k(Split.TRAIN, range(20))}
@@ -97,7 +85,11 @@ def test_examples_come_from_training_whatever_else_is_there(problems: Path) -> N
     with pytest.raises(PipelineError, match=r"train\.jsonl: has 7 problems from gsm8k, of which 8 are shown"):
         examples_for(protocol, problems)
     jsonl.write_rows(problems / EXAMPLES_FILE, [{"question": "Own?", "solution": "#### 1"}])
-    assert examples_for(protocol, problems) == [Example("Own?", "#### 1")]
+    own = examples_for(protocol, problems)
+    assert own == [Example("Own?", "#### 1")]
+    assert prompt_with(protocol, own) == "Question: Own?\nAnswer: #### 1\n\nQuestion: {question}\nAnswer:"
+    shown = prompt_with(PROTOCOLS["math-4shot"], own)
+    assert shown == "Problem:\nOwn?\n\nSolution:\n#### 1\n\nProblem:\n{question}\n\nSolution:"
     jsonl.write_rows(problems / EXAMPLES_FILE, [{"question": "Own?", "answer": "1"}])
     with pytest.raises(PipelineError, match=r"examples\.jsonl:1: expected an object with the strings"):
         examples_for(protocol, problems)

