@@ -14,18 +14,14 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1 - comb(n - c, k) / comb(n, k)
 
 
-def maj_at_k(c: int, wrong: Sequence[int], num_without_answer: int, k: int) -> float:
+@lru_cache(maxsize=8192)  # many problems have the same votes
+def maj_at_k(c: int, wrong: tuple[int, ...], num_without_answer: int, k: int) -> float:
     """Return the fraction of the subsets of k samples whose most frequent answer is right.
 
     `wrong` are the numbers of samples with each wrong answer. A sample without an answer has no vote; where none of the
     k votes, the subset is wrong. Where the right answer ties with t others, the subset counts 1 / (t + 1): the tie is
     broken at random.
     """
-    return _maj_at_k(c, tuple(sorted(wrong)), num_without_answer, k)
-
-
-@lru_cache(maxsize=8192)  # many problems have the same votes
-def _maj_at_k(c: int, wrong: tuple[int, ...], num_without_answer: int, k: int) -> float:
     n = c + sum(wrong) + num_without_answer
     wins = 0.0
     for v in range(1, min(c, k) + 1):

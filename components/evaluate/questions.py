@@ -87,21 +87,14 @@ def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Ch
             )
         if config.tools is None:
             return checkpoint  # its own limits were checked with the params
-        return _with_room(_with(checkpoint, {"tools": config.tools}), config, questions, name=str(model))
+        return _asked(checkpoint, model, config, questions, tools=config.tools)
     if protocol.chat and not checkpoint.tokenizer.chat_template:
         plain = ", ".join(name for name, each in PROTOCOLS.items() if each.prompt and not each.chat)
         raise PipelineError(f"model {model}: its tokenizer has no chat template; protocols without chat: {plain}")
     chat = ChatConfig(system=config.system_prompt) if protocol.chat else None
-    thinking = checkpoint.config.thinking if chat else None
-    changes: dict[str, Any] = {
-        "prompt": prompt,
-        "prompts": {},
-        "answer": protocol.answer,
-        "chat": chat,
-        "thinking": thinking,
-        "tools": config.tools or protocol.tools,
-    }
-    return _with_room(_with(checkpoint, changes), config, questions, name=str(model))
+    thinking, tools = checkpoint.config.thinking if chat else None, config.tools or protocol.tools
+    changes: dict[str, Any] = {"prompt": prompt, "prompts": {}, "answer": protocol.answer, "chat": chat}
+    return _asked(checkpoint, model, config, questions, **changes, thinking=thinking, tools=tools)
 
 
 def own_tools(model: Path, config: EvaluateConfig) -> ToolsConfig | None:
@@ -116,29 +109,30 @@ def own_tools(model: Path, config: EvaluateConfig) -> ToolsConfig | None:
     return ToolsConfig.model_validate(tools) if tools else None
 
 
-def _with(checkpoint: Checkpoint, changes: Mapping[str, Any]) -> Checkpoint:
-    """The checkpoint asked in another way; PipelineError where that contradicts itself or the chat template."""
+def _asked(
+    checkpoint: Checkpoint, model: Path, config: EvaluateConfig, questions: Questions, **changes: Any
+) -> Checkpoint:
+    """The checkpoint asked in another way.
+
+    PipelineError where that contradicts itself or the chat template, or a prompt and its answer may have more tokens
+    than the model reads.
+    """
     values = {**checkpoint.config.model_dump(), **changes}
     asked = replace(checkpoint, config=validate(ModelConfig, values, name=_SECTION))
     try:
         asked.require_observations()
     except PipelineError as error:
         raise PipelineError(str(error).replace(_TOOLS_OF_TRAINING, f"{_SECTION}.tools")) from None
-    return asked
-
-
-def _with_room(checkpoint: Checkpoint, config: EvaluateConfig, questions: Questions, *, name: str) -> Checkpoint:
-    """The checkpoint; PipelineError if a prompt and its answer may have more tokens than the model reads."""
-    limit = context_tokens_of(checkpoint.model.config.to_dict())
-    longest, read = _longest_prompt(checkpoint, questions.problems), checkpoint.config.max_environment_tokens
+    limit = context_tokens_of(asked.model.config.to_dict())
+    longest, read = _longest_prompt(asked, questions.problems), asked.config.max_environment_tokens
     if limit is not None and longest + config.max_new_tokens + read > limit:
         observed = f"what its environment answers {read:,}, " if read else ""
         tools = f", {_SECTION}.tools.max_observation_tokens or {_SECTION}.tools.max_turns" if read else ""
         raise PipelineError(
-            f"model {name}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {longest:,}, {observed}"
+            f"model {model}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {longest:,}, {observed}"
             f"and its answer {config.max_new_tokens:,}: lower {_SECTION}.max_new_tokens{tools}"
         )
-    return checkpoint
+    return asked
 
 
 def _longest_prompt(checkpoint: Checkpoint, problems: Sequence[Problem]) -> int:

@@ -156,13 +156,12 @@ def _accuracy(records: Records, *, is_right: Callable[[Record], bool]) -> dict[s
     return score(sum(map(is_right, records)), len(records))
 
 
-def _share(records: Records, *, condition: Callable[[Record], bool]) -> dict[str, Any]:
-    count, total = sum(map(condition, records)), len(records)
-    return {"count": count, "total": total, "fraction": count / total, "interval": list(wilson_interval(count, total))}
-
-
 def _shares(records: Records, condition: Callable[[Record], bool]) -> dict[str, Any]:
-    share = partial(_share, condition=condition)
+    def share(records: Records) -> dict[str, Any]:
+        count, total = sum(map(condition, records)), len(records)
+        interval = list(wilson_interval(count, total))
+        return {"count": count, "total": total, "fraction": count / total, "interval": interval}
+
     return {"all": share(records), "by_source": _each(_grouped(records, itemgetter("source")), share)}
 
 
@@ -186,7 +185,7 @@ def _pass_at_k(samples: Records, k: int) -> float:
 def _maj_at_k(samples: Records, k: int) -> float:
     wrong = Counter(_wrong_vote(record) for record in samples if not _is_right(record))
     num_without_answer = wrong.pop(None, 0)
-    return maj_at_k(sum(map(_is_right, samples)), list(wrong.values()), num_without_answer, k)
+    return maj_at_k(sum(map(_is_right, samples)), tuple(sorted(wrong.values())), num_without_answer, k)
 
 
 def _wrong_vote(record: Record) -> Any:

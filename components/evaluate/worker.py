@@ -68,7 +68,7 @@ class Evaluator:
                 say(_STAGE, f"{self.name}: goes on after {len(records):,} answers of an evaluation that ended early")
                 bar.skip(len(records))
             for batch, path in list(zip(batches, paths, strict=True))[len(stored) :]:
-                graded = self._answer(*batch)
+                graded = self._records(*batch)
                 _write_whole(path, graded)
                 records += graded
                 self._show(bar, graded, records)
@@ -89,19 +89,13 @@ class Evaluator:
             tokens_per_s=bar.rate(num_tokens),
         )
 
-    def _answer(self, problems: Sequence[Problem], sampling: Sampling) -> list[dict[str, Any]]:
-        config = self.config
+    def _records(self, problems: Sequence[Problem], sampling: Sampling) -> list[dict[str, Any]]:
+        """Return the records of the completions of a batch; sample 0 is the greedy one."""
         remedies = [
-            f"lower {_STAGE}.{key} (it is {getattr(config, key)})" for key in ("max_batch_size", "max_new_tokens")
+            f"lower {_STAGE}.{key} (it is {getattr(self.config, key)})" for key in ("max_batch_size", "max_new_tokens")
         ]
         with explain_out_of_memory(f"answers to {len(problems)} problems at once", *remedies):
             groups = self.generate(problems, sampling)
-        return self._records(problems, sampling, groups)
-
-    def _records(
-        self, problems: Sequence[Problem], sampling: Sampling, groups: Sequence[Sequence[Completion]]
-    ) -> list[dict[str, Any]]:
-        """Return the records of the completions of a batch; sample 0 is the greedy one."""
         is_greedy = sampling.temperature == 0
         answered = [
             (problem, sample, completion)
@@ -246,41 +240,26 @@ def _measure(
         partial = work / ".evaluation.partial"
         durable.remove(partial)
         partial.mkdir()
-        _write_evaluation(name, model, config, verify, questions, partial, batches)
+        torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
+        prepare_process(config.seed)
+        checkpoint = asked_model(model, config, questions)
+        dtype, tools = dtype_of(checkpoint, config), checkpoint.format.tools
+        with (
+            closing(Environments(tools)) if tools else nullcontext() as environments,
+            sampler_of(checkpoint, model, config, questions, dtype, logs=work) as generate,
+        ):
+            evaluator = Evaluator(name, config, generate, verify, checkpoint.config.answer, environments)
+            records = evaluator(questions.problems, batches)
+            limits = {"seed": config.seed, "max_new_tokens": config.max_new_tokens}
+            sampled = probes(generate, questions.problems, **limits, dtype=dtype)
+        jsonl.write_rows(partial / "records.jsonl", records)
+        protocol = facts(config, checkpoint, questions, dtype)
+        protocol["records_digest"] = lineage.file_digest(partial / "records.jsonl")
+        made = scores(records, num_samples=config.num_samples, temperature=config.temperature)
+        jsonl.write_json(partial / "scores.json", {**made, "protocol": protocol})
+        jsonl.write_json(partial / "probes.json", sampled)
         durable.sync_tree(partial)
         partial.rename(finished)
     shutil.copytree(finished, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
     summary: dict[str, Any] = jsonl.read_json(folder / "scores.json")
     return summary
-
-
-def _write_evaluation(
-    name: str,
-    model: Path,
-    config: EvaluateConfig,
-    verify: Verifier,
-    questions: Questions,
-    folder: Path,
-    batches: Path,
-) -> None:
-    torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
-    prepare_process(config.seed)
-    checkpoint = asked_model(model, config, questions)
-    dtype, tools = dtype_of(checkpoint, config), checkpoint.format.tools
-    with (
-        closing(Environments(tools)) if tools else nullcontext() as environments,
-        sampler_of(checkpoint, model, config, questions, dtype, logs=batches.parent) as generate,
-    ):
-        evaluator = Evaluator(name, config, generate, verify, checkpoint.config.answer, environments)
-        records = evaluator(questions.problems, batches)
-        sampled = probes(
-            generate, questions.problems, seed=config.seed, max_new_tokens=config.max_new_tokens, dtype=dtype
-        )
-    jsonl.write_rows(folder / "records.jsonl", records)
-    summary = scores(records, num_samples=config.num_samples, temperature=config.temperature)
-    summary["protocol"] = {
-        **facts(config, checkpoint, questions, dtype),
-        "records_digest": lineage.file_digest(folder / "records.jsonl"),
-    }
-    jsonl.write_json(folder / "scores.json", summary)
-    jsonl.write_json(folder / "probes.json", sampled)

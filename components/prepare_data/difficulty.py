@@ -28,8 +28,6 @@ class DifficultyConfig(Config):
     """Share of right completions below which a problem is too hard to learn from."""
     max_pass_rate: float = Field(0.9, ge=0, le=1)
     """Share of right completions above which it is too easy."""
-    keep_unmeasured: bool = False
-    """Whether problems without a pass rate are kept."""
 
     @model_validator(mode="after")
     def _is_a_band(self) -> "DifficultyConfig":
@@ -89,7 +87,7 @@ def within_band(
     def judged(problem: Problem) -> str:
         rate = rates.get(question_digest(problem))
         if rate is None:
-            return "kept" if config.keep_unmeasured else "unmeasured"
+            return "unmeasured"
         return "too_hard" if rate < config.min_pass_rate else "too_easy" if rate > config.max_pass_rate else "kept"
 
     judgements = [judged(problem) for problem in problems]

@@ -8,55 +8,21 @@ are left out: the grader takes a list in any order, and a fraction that is not r
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from components.prepare_data.source import BuiltIn
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 
-Task = Literal[
-    "acre",
-    "aiw",
-    "basic_arithmetic",
-    "bf",
-    "binary_alternation",
-    "caesar_cipher",
-    "calendar_arithmetic",
-    "chain_sum",
-    "circuit_logic",
-    "color_cube_rotation",
-    "complex_arithmetic",
-    "count_bits",
-    "count_primes",
-    "course_schedule",
-    "decimal_chain_sum",
-    "family_relationships",
-    "game_of_life_halting",
-    "gcd",
-    "gsm_symbolic",
-    "isomorphic_strings",
-    "largest_island",
-    "lcm",
-    "leg_counting",
-    "letter_counting",
-    "mahjong_puzzle",
-    "maze",
-    "needle_haystack",
-    "number_format",
-    "number_sequence",
-    "products",
-    "ransom_note",
-    "rotten_oranges",
-    "self_reference",
-    "simple_equations",
-    "simple_geometry",
-    "spell_backward",
-    "string_insertion",
-    "string_manipulation",
-    "syllogism",
-    "time_intervals",
-    "zebra_puzzles",
-]
+_NAMES = (
+    "acre aiw basic_arithmetic bf binary_alternation caesar_cipher calendar_arithmetic chain_sum circuit_logic "
+    "color_cube_rotation complex_arithmetic count_bits count_primes course_schedule decimal_chain_sum "
+    "family_relationships game_of_life_halting gcd gsm_symbolic isomorphic_strings largest_island lcm leg_counting "
+    "letter_counting mahjong_puzzle maze needle_haystack number_format number_sequence products ransom_note "
+    "rotten_oranges self_reference simple_equations simple_geometry spell_backward string_insertion "
+    "string_manipulation syllogism time_intervals zebra_puzzles"
+)
+TASKS = _NAMES.split()
 _NUM_SPARE = 1_000
 """Problems generated in addition to four times the number needed, because questions recur."""
 
@@ -65,7 +31,7 @@ class ReasoningGym(BuiltIn):
     """Problems that the package reasoning_gym generates: nothing to download, but the package has to be installed."""
 
     kind: Literal["reasoning_gym"]
-    tasks: dict[Task, dict[str, Any]] = Field(min_length=1)
+    tasks: dict[str, dict[str, Any]] = Field(min_length=1)
     """Tasks of the package by name, each with arguments of its dataset, such as `chain_sum: {min_terms: 2}`; `{}` for
     its defaults. They have equal shares; each becomes a subject of the scores."""
     num_train: int = Field(8000, ge=0)
@@ -74,6 +40,13 @@ class ReasoningGym(BuiltIn):
     """Problems of the test split; none of their questions occurs in another split."""
     num_dev: int = Field(0, ge=0)
     """Problems of the dev split; none of their questions occurs in another split."""
+
+    @field_validator("tasks")
+    @classmethod
+    def _tasks_exist(cls, tasks: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        if unknown := sorted(tasks.keys() - TASKS):
+            raise ValueError(f"no such task: {unknown[0]}; accepted: {', '.join(TASKS)}")
+        return tasks
 
     def problems(self, seed: int) -> Iterator[Problem]:
         """Yield the test split first, so that the sizes of the others do not change it; tasks take turns in each."""

@@ -16,14 +16,12 @@ class SVAMP(FileSource):
     """
 
     kind: Literal["svamp"]
-    solutions: bool = True
-    """Whether problems get solutions, made from their equations; without solutions they are not used in fine-tuning."""
 
     def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem: what is told and then what is asked, and its equation as a worked line."""
         told, answer = text(columns, "Body").strip(), text_or_number(columns, "Answer")
         question = f"{told}{'' if told[-1] in '.?!' else '.'} {text(columns, 'Question').strip()}"
-        solution = f"{_calculation(text(columns, 'Equation'))} = {answer}\n#### {answer}" if self.solutions else ""
+        solution = f"{_calculation(text(columns, 'Equation'))} = {answer}\n#### {answer}"
         return Fields(question, solution, answer, text(columns, "Type").replace("Divison", "Division"))
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from components.report.champion import Champion, read_registry_facts, same_protocol
 from components.report.config import ReportConfig
-from components.report.gate import ChampionOutcomes, GateContext, Outcome, decide
+from components.report.gate import TRAINING_FIGURES, ChampionOutcomes, GateContext, Outcome, decide
 from components.shared import jsonl, lineage
 from components.shared.config import validate
 from components.shared.errors import PipelineError
@@ -28,13 +28,6 @@ _END_OF_TRAINING = 0.1
 """Fraction of the steps, the last ones, over which the figures of the end of training are averaged."""
 _RESULT = ("policy_step", "num_steps", "stopped")
 """Keys of a training with validation that the summary has."""
-_TRAINING_FIGURES = {
-    "sampler_mismatch": "sampler_mismatch",
-    "entropy": "entropy",
-    "kl": "kl",
-    "completion_tokens": "completion_length_tokens",
-}
-"""Columns of GRPO's steps behind the figures that the gate may limit."""
 
 
 class FlexibleGrade(BaseModel):
@@ -298,7 +291,7 @@ def _decide(
     champion, looks = read_registry_facts(config.registry, config.name, test_set)
     context = GateContext(
         end_of_training(steps),
-        _champion_outcomes(champion, evaluation, policy) if champion else None,
+        champion_outcomes(champion, evaluation, policy) if champion else None,
         Split(evaluation.scores.get("protocol", {}).get("split", Split.TEST)),
         test_set,
         len(looks - {policy}),
@@ -306,7 +299,7 @@ def _decide(
     return decide(outcomes_of(pairs), config.gate, context)
 
 
-def _champion_outcomes(champion: Champion, evaluation: Evaluation, policy: str | None) -> ChampionOutcomes:
+def champion_outcomes(champion: Champion, evaluation: Evaluation, policy: str | None) -> ChampionOutcomes:
     """The champion's answers beside those of GRPO; without outcomes where they are to other problems."""
     if champion.policy_digest == policy:
         return ChampionOutcomes(champion.tag, {}, "has the same weights", is_same=True)
@@ -358,7 +351,7 @@ def end_of_training(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | Non
     last = steps[-max(1, round(_END_OF_TRAINING * len(steps))) :]
     values = {
         figure: [row[column] for row in last if row.get(column) is not None]
-        for figure, column in _TRAINING_FIGURES.items()
+        for figure, column, _, _ in TRAINING_FIGURES
     }
     return {figure: fmean(measured) if measured else None for figure, measured in values.items()}
 

@@ -11,7 +11,7 @@ the gate reads. All tests are one-sided at the level `max_p_value`:
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from components.report.config import GateConfig, HealthConfig
@@ -30,6 +30,13 @@ from components.shared.statistics import (
 )
 
 Verdict = dict[str, Any]
+TRAINING_FIGURES = (
+    ("sampler_mismatch", "sampler_mismatch", "mismatch of sampler and trainer", "max"),
+    ("entropy", "entropy", "entropy of the policy", "min"),
+    ("kl", "kl", "KL from the reference", "max"),
+    ("completion_tokens", "completion_length_tokens", "mean completion length in tokens", "max"),
+)
+"""Figures of training that the gate may limit: the key, the column of GRPO's steps, the name, and the kind of limit."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +114,14 @@ def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateConte
     champion = against(context.champion, gate) if context.champion else None
     parts = (*sources, *conditions, *([champion] if champion else []))
     missed = [part["reason"] for part in parts if not part["passed"]]
+    pooled = PairedCounts(*map(sum, zip(*(astuple(outcomes[source].counts) for source in gate.target), strict=True)))
     return {
         "passed": not missed,
         "enforced": gate.enforce,
         "reasons": missed,
         "gate": configured.model_dump(mode="json"),
-        "target": _pooled([outcomes[source].counts for source in gate.target], sources[: len(gate.target)]),
+        # The figures of all targets together, for headlines: nothing is decided on them.
+        "target": {"source": " + ".join(gate.target), "sources": list(gate.target), **_figures(pooled, "sft")},
         "sources": sources,
         "health": conditions,
         "champion": champion,
@@ -164,13 +173,7 @@ def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, fir
     bound = paired_gain_bound(counts, claim.level)
     part = {
         "source": source,
-        first: score(counts.both + counts.only_first, counts.total),
-        "grpo": score(counts.both + counts.only_second, counts.total),
-        "gain": counts.gain,
-        "gain_interval": list(paired_gain_interval(counts)),
-        f"only_{first}_right": counts.only_first,
-        "only_grpo_right": counts.only_second,
-        "p_value": mcnemar_p(counts),
+        **_figures(counts, first),
         "level": level,
         "min_gain": claim.min_gain if level is not None else None,
         "gain_bound": paired_gain_bound(counts, level) if level else None,
@@ -184,6 +187,18 @@ def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, fir
         "flexible": _in_short(outcome.flexible),
     }
     return {**part, "reason": _reason(part, claim)}
+
+
+def _figures(counts: PairedCounts, first: str) -> dict[str, Any]:
+    return {
+        first: score(counts.both + counts.only_first, counts.total),
+        "grpo": score(counts.both + counts.only_second, counts.total),
+        "gain": counts.gain,
+        "gain_interval": list(paired_gain_interval(counts)),
+        f"only_{first}_right": counts.only_first,
+        "only_grpo_right": counts.only_second,
+        "p_value": mcnemar_p(counts),
+    }
 
 
 def _in_short(counts: PairedCounts | None) -> dict[str, Any] | None:
@@ -260,12 +275,7 @@ def health(
             value = number / outcome.counts.total
             required = f"at most {percent(limit)}"
             conditions.append(_condition(f"{source}: {name} answers", percent(value), required, value <= limit))
-    for key, name, kind in (
-        ("sampler_mismatch", "mismatch of sampler and trainer", "max"),
-        ("entropy", "entropy of the policy", "min"),
-        ("kl", "KL from the reference", "max"),
-        ("completion_tokens", "mean completion length in tokens", "max"),
-    ):
+    for key, _, name, kind in TRAINING_FIGURES:
         limit, figure = getattr(limits, f"{kind}_{key}"), training.get(key)
         if limit is None:
             continue
@@ -279,22 +289,3 @@ def health(
 def _condition(name: str, measured: str, required: str, passed: bool) -> dict[str, Any]:
     reason = f"{name}: {measured} ({required} required)"
     return {"name": name, "measured": measured, "required": required, "passed": passed, "reason": reason}
-
-
-def _pooled(counts: list[PairedCounts], parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of all targets together, for headlines: nothing is decided on them."""
-    both, only_sft, only_grpo, neither = (
-        sum(getattr(each, name) for each in counts) for name in ("both", "only_first", "only_second", "neither")
-    )
-    pooled = PairedCounts(both, only_sft, only_grpo, neither)
-    return {
-        "source": " + ".join(part["source"] for part in parts),
-        "sources": [part["source"] for part in parts],
-        "sft": score(both + only_sft, pooled.total),
-        "grpo": score(both + only_grpo, pooled.total),
-        "gain": pooled.gain,
-        "gain_interval": list(paired_gain_interval(pooled)),
-        "only_sft_right": only_sft,
-        "only_grpo_right": only_grpo,
-        "p_value": mcnemar_p(pooled),
-    }

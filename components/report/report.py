@@ -70,22 +70,8 @@ class RunFacts:
     """Paths of other files of the run, relative to the page, by what they are."""
 
 
-def report(
-    config: ReportConfig,
-    *,
-    evaluation: Path,
-    sft_training: Path,
-    grpo_training: Path,
-    validation: Path,
-    report: Path,
-) -> dict[str, float]:
+def report(config: ReportConfig, *, report: Path, **folders: Path) -> dict[str, float]:
     """Compare base, SFT and GRPO on the same problems, decide the promotion gate and write the page."""
-    folders = {
-        "evaluation": evaluation,
-        "sft_training": sft_training,
-        "grpo_training": grpo_training,
-        "validation": validation,
-    }
     findings = find(config, folders)
     verdict = findings.verdict
     (report / "report.html").write_text(render_report(config, folders, findings=findings), encoding="utf-8")

@@ -7,7 +7,7 @@ import pytest
 
 from components.evaluate.protocols import PROTOCOLS
 from components.policy import checkpoint as checkpoints
-from components.shared import jsonl, lineage
+from components.shared import jsonl
 from components.shared.problem import Split, write_problems
 from pipelines.cli import main
 from tests import tiny
@@ -49,7 +49,7 @@ def test_every_protocol_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_folder_is_measured_by_several_protocols(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A row of the table and a folder for each; the same again is the same to the byte, and a subset is part of it."""
+    """A row of the table and a folder for each; a subset is part of it."""
     monkeypatch.chdir(tmp_path)
     own = tmp_path / "own.jsonl"
     jsonl.write_rows(own, [{"question": "1+1?", "solution": "1+1=2\n#### 2"}])
@@ -65,9 +65,6 @@ def test_a_folder_is_measured_by_several_protocols(
     folder = tmp_path / "outputs/evaluations/tiny-model"
     facts = jsonl.read_json(folder / "gsm8k-8shot/scores.json")["protocol"]
     assert facts["prompt"] == "Question: 1+1?\nAnswer: 1+1=2\n#### 2\n\nQuestion: {question}\nAnswer:"
-    before = lineage.digest(folder / "gsm8k-deepseekmath")
-    assert main(options) == 0
-    assert lineage.digest(folder / "gsm8k-deepseekmath") == before
     whole = records(folder / "gsm8k-deepseekmath")
     assert main([*options, "--limit", "4", "--samples", "0", "--output", "few"]) == 0
     few = records(tmp_path / "few/gsm8k-deepseekmath")
@@ -97,15 +94,9 @@ def test_problems_of_a_run_are_asked_as_the_model_was_trained_to_be_asked(
     [
         ([], "name a MODEL and a --protocol"),
         (["{model}", "--protocol", "gsm9k"], "--protocol gsm9k: no such protocol; there are pipeline, gsm8k-chat"),
-        (
-            ["{model}", "--protocol", "math500-chat"],
-            "math500.jsonl: no such file; `make data` fetches GSM8K, MATH-500 and SVAMP",
-        ),
+        (["{model}", "--protocol", "math500-chat"], "math500.jsonl: no such file; `make data` fetches GSM8K, MATH-500"),
         (["{model}", "--protocol", "pipeline"], "give --data the folder `problems` that prepare_data has written"),
-        (["{data}", "--protocol", "gsm8k-deepseekmath"], "raw: holds no config.json; a Hugging Face model folder"),
         (["org/name", "--protocol", "gsm8k-chat"], "org/name: neither a folder nor a model that can be fetched"),
-        (["latest", "--protocol", "gsm8k-chat"], "latest: no folder, and no version in the registry"),
-        (["{model}", "--protocol", "gsm8k-chat", "--temperature", "0"], "evaluate.temperature"),
         (["{model}", "--protocol", "gsm8k-8shot", "--examples", "none.jsonl"], "none.jsonl: no such file"),
     ],
 )
@@ -121,7 +112,7 @@ def test_wrong_input_is_one_line_that_says_what_to_do(
     """Before the weights are read: they are damaged."""
     monkeypatch.chdir(tmp_path)
     (model / "model.safetensors").write_bytes(b"")
-    filled = [each.format(model=model, data=data) for each in arguments]
+    filled = [each.format(model=model) for each in arguments]
     assert main(["evaluate", *filled, "--data", str(data)]) == 2
     printed = capsys.readouterr()
     assert message in printed.err

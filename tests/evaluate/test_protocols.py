@@ -16,7 +16,7 @@ from components.policy.checkpoint import Checkpoint
 from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.shared.model import PIPELINE_FILE
-from components.shared.problem import Problem, Split, draw, write_problems
+from components.shared.problem import Problem, Split, write_problems
 from components.shared.tools import ToolsConfig
 from tests import tiny
 from tests.presets import ROOT
@@ -71,20 +71,8 @@ def test_every_protocol_is_documented() -> None:
         assert row.endswith(f"| {protocol.max_new_tokens:,} |")
 
 
-def test_solved_examples_stand_before_the_question_in_the_words_of_the_protocol() -> None:
-    """Word by word."""
-    examples = [Example("One and two?", "1+2=3\n#### 3"), Example("Two?", "#### 2")]
-    shown = prompt_with(PROTOCOLS["gsm8k-8shot"], examples)
-    assert shown == (
-        "Question: One and two?\nAnswer: 1+2=3\n#### 3\n\nQuestion: Two?\nAnswer: #### 2\n\n"
-        "Question: {question}\nAnswer:"
-    )
-    shown = prompt_with(PROTOCOLS["math-4shot"], examples[1:])
-    assert shown == "Problem:\nTwo?\n\nSolution:\n#### 2\n\nProblem:\n{question}\n\nSolution:"
-
-
 def test_examples_come_from_training_whatever_else_is_there(problems: Path) -> None:
-    """Removing a problem changes one of eight; a file with other examples replaces all."""
+    """Removing a problem changes one of eight; a file with other examples replaces all. They precede the question."""
     protocol = PROTOCOLS["gsm8k-8shot"]
     drawn = examples_for(protocol, problems)
     solved = {each.question: each.solution for each in gsm8k(Split.TRAIN, range(20))}
@@ -97,21 +85,14 @@ def test_examples_come_from_training_whatever_else_is_there(problems: Path) -> N
     with pytest.raises(PipelineError, match=r"train\.jsonl: has 7 problems from gsm8k, of which 8 are shown"):
         examples_for(protocol, problems)
     jsonl.write_rows(problems / EXAMPLES_FILE, [{"question": "Own?", "solution": "#### 1"}])
-    assert examples_for(protocol, problems) == [Example("Own?", "#### 1")]
+    own = examples_for(protocol, problems)
+    assert own == [Example("Own?", "#### 1")]
+    assert prompt_with(protocol, own) == "Question: Own?\nAnswer: #### 1\n\nQuestion: {question}\nAnswer:"
+    shown = prompt_with(PROTOCOLS["math-4shot"], own)
+    assert shown == "Problem:\nOwn?\n\nSolution:\n#### 1\n\nProblem:\n{question}\n\nSolution:"
     jsonl.write_rows(problems / EXAMPLES_FILE, [{"question": "Own?", "answer": "1"}])
     with pytest.raises(PipelineError, match=r"examples\.jsonl:1: expected an object with the strings"):
         examples_for(protocol, problems)
-
-
-def test_a_smaller_selection_is_part_of_a_larger_one_of_the_same_seed() -> None:
-    """In the order of all problems; another seed draws others."""
-    everything = gsm8k(Split.TEST, range(50))
-    few, many, others = draw(everything, 5, 1), draw(everything, 20, 1), draw(everything, 5, 2)
-    assert len(few) == 5
-    assert [each for each in many if each in few] == few
-    assert [each for each in everything if each in many] == many
-    assert others != few
-    assert draw(everything, None, 1) == everything
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
@@ -126,14 +107,9 @@ def test_a_chat_prompt_is_what_the_tokenizer_itself_makes_of_the_messages(
     expected = (f"<system>{system}\n" if system else "") + f"<user>{user}\n<assistant>"
     # In tokens: this tokenizer has no way back for characters it does not know.
     assert asked.prompt_ids("1+1?") == asked.encode(expected)
-
-
-def test_a_chat_template_that_fails_is_named(tmp_path: Path, problems: Path) -> None:
-    """Some take no system prompt."""
-    refusal = "{{ raise_exception('System role not supported') }}"
-    model = saved(tmp_path / "model", tiny.checkpoint(), chat_template=refusal)
-    settings = config("gsm8k-chat", system_prompt="Be brief.")
-    with pytest.raises(PipelineError, match=r"model: its chat template cannot be used \(System role not supported\)"):
+    refusal = "{{ raise_exception('System role not supported') }}"  # some take no system prompt
+    model = saved(tmp_path / "refusing", tiny.checkpoint(), chat_template=refusal)
+    with pytest.raises(PipelineError, match=r"its chat template cannot be used \(System role not supported\)"):
         asked_model(model, settings, read_questions(settings, problems))
 
 
@@ -162,10 +138,7 @@ def test_what_a_protocol_lacks_is_named_before_a_model_is_loaded(
     ("settings", "message"),
     [
         ({"protocol": "gsm8k"}, "no such protocol; accepted: pipeline, gsm8k-chat"),
-        (
-            {"protocol": "gsm8k-8shot", "system_prompt": "Hello."},
-            "system_prompt needs a protocol with chat: gsm8k-chat",
-        ),
+        ({"protocol": "gsm8k-8shot", "system_prompt": "Hello."}, "system_prompt needs a protocol with chat: gsm8k-ch"),
         ({"split": "train"}, "problems that were trained on measure nothing"),
     ],
 )

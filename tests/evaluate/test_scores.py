@@ -70,28 +70,24 @@ def test_greedy_scores_by_hand() -> None:
     assert summary["worked_fraction"] == summary["truncated_fraction"] == pytest.approx(1 / 5)
 
 
-def test_flexible_scores_stand_beside_strict_ones() -> None:
-    """In the same tables, the sampled answers included."""
+def test_flexible_scores_and_counts_stand_beside_strict_ones() -> None:
+    """In the same tables, the sampled answers included; a truncated answer is not unanswered as well."""
     summary = scores(GREEDY + SAMPLED, num_samples=4, temperature=1.0)
     assert summary["flexible"]["by_source"]["sums"]["correct"] == 3
-    assert summary["flexible"]["sampled"] == {
-        key: value for key, value in summary["sampled"].items() if key not in {"num_samples", "temperature"}
-    }
-    assert scores(GREEDY, num_samples=0, temperature=1.0)["flexible"]["sampled"] is None
-
-
-def test_truncated_unanswered_and_unscorable_answers_are_counted_by_source() -> None:
-    """A truncated answer is not unanswered as well."""
-    summary = scores(GREEDY, num_samples=0, temperature=1.0)
+    kept = {key: value for key, value in summary["sampled"].items() if key not in {"num_samples", "temperature"}}
+    assert summary["flexible"]["sampled"] == kept
     for key in ("truncated", "unanswered", "unscorable"):
         share = {"count": 1, "total": 4, "fraction": 0.25, "interval": list(wilson_interval(1, 4))}
         assert summary[key]["by_source"]["sums"] == share
         assert summary[key]["by_source"]["words"]["count"] == 0
         assert summary[key]["all"]["fraction"] == 0.2
+    greedy_only = scores(GREEDY, num_samples=0, temperature=1.0)
+    assert greedy_only["flexible"]["sampled"] is None
+    assert greedy_only["sampled"] is greedy_only["pass_at_k"] is greedy_only["maj_at_k"] is None
 
 
 def test_sampled_answers_are_averaged_over_problems() -> None:
-    """Four samples of two problems, five right. Without samples the keys are there, and null."""
+    """Four samples of two problems, five right."""
     summary = scores(GREEDY + SAMPLED, num_samples=4, temperature=1.0)
     sampled = summary["sampled"]
     assert (sampled["num_samples"], sampled["temperature"]) == (4, 1.0)
@@ -102,8 +98,9 @@ def test_sampled_answers_are_averaged_over_problems() -> None:
     assert passed == {"1": 0.25, "2": 0.5, "4": 1.0}
     pairs = summary["pass_at_k"]["by_source"]["sums"]["2"]
     assert pairs["interval"] == list(mean_interval([1, 0.5], 4)), "eight answers are four pairs"
-    greedy_only = scores(GREEDY, num_samples=0, temperature=1.0)
-    assert greedy_only["sampled"] is greedy_only["pass_at_k"] is greedy_only["maj_at_k"] is None
+    few = [_record(1, sample, "right") for sample in (1, 2, 3)]
+    passed = scores(GREEDY + few, num_samples=3, temperature=1.0)["pass_at_k"]["all"]
+    assert list(passed) == ["1", "2"], "three samples of one problem limit k for all"
 
 
 def test_a_wrong_answer_in_two_notations_is_one_vote_and_no_answer_is_none() -> None:
@@ -123,12 +120,6 @@ def _votes() -> list[tuple[list[int], int]]:
     return [([2, 2, 2], 0), ([0, 1], 0), ([3], 2), ([0], 3), *(case for case in some if sum(case[0]) + case[1])]
 
 
-def test_few_samples_of_one_problem_limit_k_for_all() -> None:
-    """Powers of two only: three samples are enough for 1 and 2."""
-    sampled = [_record(1, sample, "right") for sample in (1, 2, 3)]
-    assert list(scores(GREEDY + sampled, num_samples=3, temperature=1.0)["pass_at_k"]["all"]) == ["1", "2"]
-
-
 def test_estimators_agree_with_all_subsets() -> None:
     """For every k, with ties broken evenly and samples that have no answer."""
     for votes, silent in _votes():
@@ -138,7 +129,7 @@ def test_estimators_agree_with_all_subsets() -> None:
             passed = fmean(0 in subset for subset in subsets)
             assert pass_at_k(len(answers), votes[0], k) == pytest.approx(passed)
             won = sum(_share_of_right(subset) for subset in subsets) / len(subsets)
-            assert maj_at_k(votes[0], votes[1:], silent, k) == pytest.approx(float(won)), (votes, silent, k)
+            assert maj_at_k(votes[0], tuple(votes[1:]), silent, k) == pytest.approx(float(won)), (votes, silent, k)
 
 
 def _share_of_right(subset: tuple[int | None, ...]) -> Fraction:
@@ -148,11 +139,11 @@ def _share_of_right(subset: tuple[int | None, ...]) -> Fraction:
     return Fraction(int(0 in first), len(first) or 1)
 
 
-@pytest.mark.parametrize(("a", "b", "k"), [(0.3, 0.7, 4), (5.0, 0.5, 4), (2.0, 2.0, 1)])
+@pytest.mark.parametrize(("a", "b", "k"), [(0.3, 0.7, 4), (5.0, 0.5, 4)])
 def test_intervals_of_sampled_answers_cover_the_truth(a: float, b: float, k: int) -> None:
     """For 50 problems with 8 samples, right with probabilities from a beta distribution, at the ceiling too."""
     draw = random.Random(0)
-    truth = fmean(1 - (1 - draw.betavariate(a, b)) ** k for _ in range(50_000))
+    truth = fmean(1 - (1 - draw.betavariate(a, b)) ** k for _ in range(10_000))
     covered = 0
     for _ in range(200):
         counts = [sum(draw.random() < p for _ in range(8)) for p in (draw.betavariate(a, b) for _ in range(50))]

@@ -43,19 +43,6 @@ def test_calculator_answers_a_solution_as_the_solution_shows() -> None:
         assert environment.step(last) == Observation(done=True)
 
 
-def _product(problem: Problem) -> frozenset[str]:
-    """Return the factors of the product that a question asks for, from its words alone."""
-    found = re.search(r"(\d+) boxes of (\d+)", problem.question)
-    assert found is not None
-    return frozenset(found.groups())
-
-
-def _expected(question: str) -> int:
-    """Return the answer to a question, from its words alone."""
-    first, second, *changes = re.findall(r"(finds|loses|packs|of) (\d+)", question)
-    return int(first[1]) * int(second[1]) + sum(int(n) * (1 if verb == "finds" else -1) for verb, n in changes)
-
-
 def test_solution_calls_the_calculator_and_gives_what_it_answered() -> None:
     """Each output is right and has four digits; operands are from the question or an earlier output."""
     for problem in _make():
@@ -68,7 +55,9 @@ def test_solution_calls_the_calculator_and_gives_what_it_answered() -> None:
             assert int(output) == results[sign]
             assert len(output) == 4
             seen.append(output)
-        assert problem.answer == calls[-1][1] == str(_expected(problem.question))
+        first, second, *changes = re.findall(r"(finds|loses|packs|of) (\d+)", problem.question)
+        changed = sum(int(number) * (1 if verb == "finds" else -1) for verb, number in changes)
+        assert problem.answer == calls[-1][1] == str(int(first[1]) * int(second[1]) + changed)
         assert _CALL.sub("", problem.solution) == f"#### {problem.answer}"
         assert problem.level == len(calls) == _NUM_CALLS[problem.subject]
 
@@ -79,7 +68,10 @@ def test_splits_share_no_product_under_any_seeds(seed: int, other_seed: int) -> 
     """Whichever factor comes first, and in whatever family; even between splits of two seeds."""
     sizes = {"num_train": 60, "num_test": 20, "num_dev": 20}
     problems = [*_make(seed, **sizes), *_make(other_seed, **sizes)]
-    products = {split: {_product(each) for each in problems if each.split == split} for split in Split}
+    factors = [frozenset(re.findall(r"\d+", each.question)[:2]) for each in problems]
+    products = {
+        split: {pair for pair, each in zip(factors, problems, strict=True) if each.split == split} for split in Split
+    }
     assert all(products.values())
     assert not products[Split.TRAIN] & products[Split.TEST]
     assert not products[Split.DEV] & (products[Split.TRAIN] | products[Split.TEST])

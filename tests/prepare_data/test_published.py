@@ -16,11 +16,8 @@ from components.prepare_data.svamp import SVAMP
 from components.shared.problem import Problem, Split
 
 _PUBLISHED = Path("../shared/data")
-_GSM8K, _MBPP, _SVAMP = (
-    GSM8K(kind="gsm8k", train=Path("x")),
-    MBPP(kind="mbpp", train=Path("x")),
-    SVAMP(kind="svamp", train=Path("x")),
-)
+_GSM8K, _MBPP = GSM8K(kind="gsm8k", train=Path("x")), MBPP(kind="mbpp", train=Path("x"))
+_SVAMP = SVAMP(kind="svamp", train=Path("x"))
 _MATH, _MATH500 = MATH(kind="math", train=Path("x")), MATH(kind="math500", test=Path("x"))
 _SOLD: dict[str, Any] = {"question": "How many?", "answer": "48/2 = <<48/2=24>>24\n#### 24"}
 _ADDED: dict[str, Any] = {
@@ -59,18 +56,13 @@ _MARBLES: dict[str, Any] = {
     [
         (_GSM8K, _SOLD, {"question": None}, "column `question` is missing"),
         (_GSM8K, _SOLD, {"answer": "just 5"}, "column `answer` has no `####`"),
-        (_GSM8K, _SOLD, {"answer": "so\n#### "}, 'the final answer "" is not a number'),
         (_GSM8K, _SOLD, {"answer": "#### 1,2"}, 'the final answer "1,2" is not a number'),
-        (_MATH, _ADDED, {"problem": None}, "column `problem` is missing"),
-        (_MATH, _ADDED, {"type": " "}, "column `type` is empty"),
         (_MATH, _ADDED, {"level": "hard"}, 'column `level` is "hard", expected a number'),
         (_MATH, _ADDED, {"level": True}, "column `level` is true, expected a number"),
-        (_MATH, _ADDED, {"answer": " "}, "column `answer` is empty"),
         (_MATH, _ADDED, {"solution": "It is 2."}, r"the solution has no closed \boxed"),
         (_MATH, _ADDED, {"solution": r"It is $\boxed{}$."}, r"the solution has an empty \boxed{}"),
         (_MATH, _ADDED, {"solution": r"$\boxed{1}$ or $\boxed{2"}, "the last box of the solution is never closed"),
         (_MATH500, _ADDED, {}, "column `answer` is missing"),  # the boxes are no substitute
-        (_MBPP, _DOUBLE, {"text": None}, "column `prompt` or `text` is missing"),
         (_MBPP, _DOUBLE, {"code": "x = '''\n```\n'''"}, "column `code` contains a code fence"),
         (_MBPP, _DOUBLE, {"test_list": []}, "column `test_list` is [], expected a list of Python statements"),
         (_MBPP, _DOUBLE, {"test_list": ["assert f(1) == 2", 3]}, "column `test_list` is 3, expected text"),
@@ -82,7 +74,7 @@ _MARBLES: dict[str, Any] = {
             {"test_imports": ["import os.path as p"], "test_list": ["assert double(p.sep) == 2"]},
             "the tests call p, which they import; they may only call the solution",
         ),
-        *((_SVAMP, _MARBLES, {column: None}, f"column `{column}` is missing") for column in _MARBLES),
+        (_SVAMP, _MARBLES, {"Equation": None}, "column `Equation` is missing"),
     ],
 )
 def test_malformed_row_has_a_reason(
@@ -94,9 +86,7 @@ def test_malformed_row_has_a_reason(
     assert reason in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("final", "answer"), [("1,234,567", "1234567"), ("-1,000", "-1000"), ("2.5", "2.5"), ("Step 1\n#### 66", "66")]
-)
+@pytest.mark.parametrize(("final", "answer"), [("-1,234,567", "-1234567"), ("2.5", "2.5"), ("Step 1\n#### 66", "66")])
 def test_answer_of_gsm8k_is_the_number_after_the_last_mark(final: str, answer: str) -> None:
     """Thousands commas go, signs and decimals stay, and the solution is kept to the letter."""
     solution = f"She sold 48/2 = <<48/2=24>>24 clips, 1,000 in all.\n#### {final}"
@@ -177,7 +167,6 @@ def test_a_row_of_svamp_becomes_a_question_with_its_equation_as_solution() -> No
     changes = {"Equation": "( ( 12.0 - 3.0 ) / 4.5 )", "Answer": 2.0, "Type": "Common-Divison"}
     two_steps = _SVAMP.read_row(_MARBLES | changes)
     assert (two_steps.solution, two_steps.subject) == ("(12 - 3) / 4.5 = 2\n#### 2", "Common-Division")
-    assert SVAMP(kind="svamp", train=Path("x"), solutions=False).read_row(_MARBLES).solution == ""
 
 
 @pytest.mark.skipif(not _PUBLISHED.is_dir(), reason="the published files are not here")

@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -10,7 +10,7 @@ from components.grading.grade import grade
 from components.grading.verdicts import Verdict
 from components.prepare_data.config import ContaminationConfig
 from components.prepare_data.contamination import find_contamination
-from components.prepare_data.reasoning_gym import ReasoningGym, Task
+from components.prepare_data.reasoning_gym import TASKS, ReasoningGym
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
@@ -26,7 +26,7 @@ def _made(tasks: dict[str, Any], seed: int = 1, **sizes: int) -> list[Problem]:
 
 
 @needs_package
-@pytest.mark.parametrize("task", get_args(Task))
+@pytest.mark.parametrize("task", TASKS)
 def test_the_grader_takes_the_answer_of_a_task_and_no_other(task: str) -> None:
     """Its own answer is right, that of the next question wrong, never without a verdict; no two questions are equal."""
     problems = _made({task: {}})

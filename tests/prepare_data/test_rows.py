@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ BOMB = gzip.compress(b" " * 2**27, mtime=0)
 """A small file of which 128 MiB come."""
 
 
-def _json_lines(path: Path) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in _ROWS), encoding="utf-8")
+def _json_lines(path: Path, encoding: str = "utf-8") -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in _ROWS), encoding=encoding)
 
 
-def _json(path: Path) -> None:
-    path.write_text(json.dumps(_ROWS, indent=1), encoding="utf-8")
+def _json(path: Path, encoding: str = "utf-8") -> None:
+    path.write_text(json.dumps(_ROWS, indent=1), encoding=encoding)
 
 
 def _delimited(path: Path, delimiter: str, encoding: str, line_end: str) -> None:
@@ -48,6 +49,8 @@ _WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "JSON lines": ("rows.jsonl", _json_lines),
     "JSON lines named JSON": ("rows.json", _json_lines),
     "JSON array": ("rows.json", _json),
+    "JSON lines with a byte order mark": ("rows.jsonl", partial(_json_lines, encoding="utf-8-sig")),
+    "JSON array with a byte order mark": ("rows.json", partial(_json, encoding="utf-8-sig")),
     "parquet": ("rows.parquet", _parquet),
     "CSV": ("rows.csv", lambda path: _delimited(path, ",", "utf-8", "\n")),
     "CSV of a spreadsheet": ("rows.csv", lambda path: _delimited(path, ";", "utf-8-sig", "\r\n")),
@@ -74,13 +77,6 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, name: str, compressed:
     assert [row.columns for row in rows] == _ROWS
     assert [row.name for row in rows] == ["00000", "00001", "00002"]
     assert count_rows(RawFile(path, path)) == 3
-
-
-def test_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
-    """In each kind of text."""
-    for name, content in (("a.jsonl", '{"a": 1}\n'), ("b.json", '[{"a": 1}]'), ("c.json", '{"a": 1}')):
-        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content.encode())
-        assert [row.columns for row in _read(tmp_path / name)] == [{"a": 1}]
 
 
 def test_numbers_of_single_precision_are_the_decimals_that_they_stand_for(tmp_path: Path) -> None:
@@ -113,22 +109,14 @@ def test_row_that_is_none_is_named_by_its_line(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "a.xlsx",
-            b"PK\x03\x04",
-            r"a\.xlsx: is of no format that can be read; accepted: JSON lines \(\.jsonl\), .*CSV",
-        ),
+        ("a.xlsx", b"PK\x03\x04", r"a\.xlsx: is of no format that can be read; accepted: JSON lines \(\.jsonl\)"),
         ("a.csv", b"", r"a\.csv: is empty; its first line has to name the columns"),
         ("a.csv", b"q,q\n1,2\n", r'a\.csv:1: two columns are named "q"'),
         ("a.csv", b'q,a\n1,2\n"x,2\n', r"a\.csv:3: not valid CSV \(unexpected end of data\)"),
         ("a.csv", b"q,a\ncaf\xe9,2\n", r"a\.csv: not UTF-8 text .*; save it as UTF-8"),
         ("a.json", b'[{"a": 1}', r"a\.json: not a valid JSON array"),
         ("a.jsonl.gz", b'{"a": 1}', r"a\.jsonl\.gz: not a gzip file that can be read"),
-        (
-            "a.csv.gz",
-            gzip.compress(b"q,a\n" + b"1,2\n" * 9, mtime=0)[:-9],
-            r"a\.csv\.gz: not a gzip file that can be read",
-        ),
+        ("a.csv.gz", gzip.compress(b"q,a\n" + b"1,2\n" * 9, mtime=0)[:-9], r"a\.csv\.gz: not a gzip file that can"),
         ("a.jsonl.gz", BOMB, r"a\.jsonl\.gz: .*its content is more than 100 times as large"),
         ("a.parquet.gz", BOMB, r"a\.parquet\.gz: .* more than 100 times as large"),
         ("a.parquet", b"PAR1", r"a\.parquet: not a readable parquet file .*is it truncated"),

@@ -54,17 +54,6 @@ def test_train_and_test_share_no_calculation_under_any_seeds(
     assert {split_of(chain) for chain in test} == {Split.TEST}
 
 
-def test_dev_split_is_made_of_calculations_of_its_own() -> None:
-    """It is made beside the other splits, which stay as they are."""
-    without, problems = _make(), _make(num_dev=60)
-    splits = {split: [problem for problem in problems if problem.split == split] for split in Split}
-    chains = {split: {_chain(problem) for problem in members} for split, members in splits.items()}
-    assert len(splits[Split.DEV]) == 60
-    assert not chains[Split.DEV] & chains[Split.TRAIN]
-    assert not chains[Split.DEV] & chains[Split.TEST]
-    assert [*splits[Split.TRAIN], *splits[Split.TEST]] == without
-
-
 def test_problems_are_short_distinct_and_balanced() -> None:
     """A character-level model with few positions can read every question; each family and level has its share."""
     problems = _make(num_train=3000, num_test=600)
@@ -80,8 +69,13 @@ def test_problems_are_short_distinct_and_balanced() -> None:
 
 
 def test_seed_alone_decides_the_problems() -> None:
-    """The problems of a seed stay byte-identical, also in later versions; another seed is another dataset."""
-    text = "".join(problem.model_dump_json(exclude_defaults=True) for problem in _make())
+    """The problems of a seed stay byte-identical, also in later versions; a dev split changes no other."""
+    problems = _make(num_dev=60)
+    chains = {split: {_chain(problem) for problem in problems if problem.split == split} for split in Split}
+    assert not chains[Split.DEV] & (chains[Split.TRAIN] | chains[Split.TEST])
+    rest = [problem for problem in problems if problem.split != Split.DEV]
+    assert len(problems) - len(rest) == 60
+    text = "".join(problem.model_dump_json(exclude_defaults=True) for problem in rest)
     assert hashlib.sha256(text.encode()).hexdigest().startswith("da87782daae3")
     questions = {problem.question for problem in _make(seed=5)}
     assert len(questions & {problem.question for problem in _make(seed=6)}) < len(questions) / 10

@@ -1,13 +1,15 @@
 """The report compares a policy with the champion in a registry, whose answers are fetched and verified."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from components.register.registry import open_registry
+from components.report import charts
+from components.report.champion import Champion
 from components.report.config import ReportConfig
+from components.report.findings import champion_outcomes, read_evaluation
 from components.report.report import STAGE, render_report
 from components.shared import jsonl, stage
 from components.shared.errors import PipelineError
@@ -16,17 +18,17 @@ from tests.report.synthetic import SKILL, TOOLS, make_run
 Row = dict[str, Any]
 
 
-def config_of(registry: Path, **champion: Any) -> ReportConfig:
+def config_of(registry: Path) -> ReportConfig:
     """A gate that compares with the champion of `model` in a registry."""
-    gate = {"target": ["words"], "max_p_value": 0.01, "margin": 0.5, "champion": champion}
+    gate = {"target": ["words"], "max_p_value": 0.01, "margin": 0.5}
     return ReportConfig.model_validate({"gate": gate, "registry": str(registry), "name": "model", "num_examples": 2})
 
 
-def crown(registry: Path, evaluation: Path, policy: Path, digest: str = "another") -> None:
+def crown(registry: Path, evaluation: Path, policy: Path) -> None:
     """Register an evaluated policy as the champion."""
     with open_registry(str(registry), None) as opened:
         stored = opened.store({"policy": policy, "evaluation": evaluation})
-        version = {"format": 2, "name": "model", "version": "v0.0.1", "tag": "model@v0.0.1", "policy_digest": digest}
+        version = {"format": 2, "name": "model", "version": "v0.0.1", "tag": "model@v0.0.1", "policy_digest": "another"}
         made = opened.commit(version, {}, stored, "Register model@v0.0.1")
         message = f"Register\n\nBundle-Digest: {made['bundle_digest']}\n"
         assert opened.publish({"model@v0.0.1": message, "model#champion#1": "Promote champion: model@v0.0.1"})
@@ -43,6 +45,12 @@ def judge(folders: dict[str, Path], out: Path, config: ReportConfig) -> Row:
 def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The inputs of one report; to be read only."""
     return make_run(tmp_path_factory.mktemp("run"), problems=120)
+
+
+@pytest.fixture(autouse=True)
+def _without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take most of the time of a report, and nothing here looks at them."""
+    monkeypatch.setattr(charts, "curve_chart", lambda *_, **__: (None, []))
 
 
 @pytest.fixture
@@ -74,35 +82,36 @@ def test_policy_is_compared_with_the_champion_problem_by_problem(
     page = (tmp_path / "after" / "report.html").read_text("utf-8")
     assert "not worse than champion model@v0.0.1" in page
     # A page that is rendered later keeps the verdict: the registry may have changed.
-    shutil.rmtree(tmp_path / "registry")
-    assert "not worse than champion model@v0.0.1" in render_report(config, run, verdict=verdict)
+    verdict["champion"] |= {"comparable": False, "remark": "not comparable, it was asked in another way"}
+    assert "not comparable, it was asked in another way" in render_report(config, run, verdict=verdict)
 
 
-def test_champion_on_other_problems_is_not_compared(run: dict[str, Path], policy: Path, tmp_path: Path) -> None:
-    """Neither passed nor missed unless a key says so; the same weights need no comparison."""
-    others = make_run(tmp_path / "others", problems=80)
-    crown(tmp_path / "registry", others["evaluation"], policy)
-    verdict = judge(run, tmp_path / "pass", config_of(tmp_path / "registry"))
-    assert verdict["passed"]
-    assert verdict["champion"]["remark"] == "not comparable, it was evaluated on other problems"
-    assert "not comparable, it was evaluated on other problems" in (tmp_path / "pass/report.html").read_text("utf-8")
-    assert not judge(run, tmp_path / "miss", config_of(tmp_path / "registry", if_incomparable="miss"))["passed"]
-
-
-@pytest.mark.parametrize("tools", [None, {**TOOLS, "environment": "python"}])
-def test_champion_with_other_tools_is_not_compared(
-    run: dict[str, Path], policy: Path, tmp_path: Path, tools: dict[str, Any] | None
+@pytest.mark.parametrize(
+    ("changes", "answered", "remark"),
+    [
+        ({}, {}, ""),
+        ({"policy_digest": "own"}, {}, "has the same weights"),
+        ({"records": []}, {}, "its version has no answers to compare with"),
+        ({}, {"answer": "1"}, "not comparable, it was evaluated on other problems"),
+        ({"protocol": {}}, {}, "not comparable, it was asked in another way"),
+        (
+            {"protocol": {"tools": {**TOOLS, "environment": "python"}}},
+            {},
+            "not comparable, it was asked in another way",
+        ),
+    ],
+)
+def test_champion_is_compared_where_it_answered_the_same_problems_in_the_same_way(
+    run: dict[str, Path], changes: Row, answered: Row, remark: str
 ) -> None:
     """Accuracies with a tool are not compared with accuracies without it, or with another tool."""
-    for model in ("sft", "grpo"):
-        path = run["evaluation"] / model / "scores.json"
-        jsonl.write_json(path, {**jsonl.read_json(path), "protocol": {"tools": tools}})
-    champions = make_run(tmp_path / "champions", problems=120)
-    path = champions["evaluation"] / "grpo" / "scores.json"
-    jsonl.write_json(path, {**jsonl.read_json(path), "protocol": {"tools": TOOLS}})
-    crown(tmp_path / "registry", champions["evaluation"], policy)
-    verdict = judge(run, tmp_path / "report", config_of(tmp_path / "registry"))
-    assert verdict["champion"]["remark"] == "not comparable, it was asked in another way"
+    protocol = {"tools": TOOLS}
+    evaluation = read_evaluation(run["evaluation"] / "grpo")._replace(scores={"protocol": protocol})
+    records = [{**row, **answered} for _, row in jsonl.read_rows(evaluation.folder / "records.jsonl")]
+    values = {"tag": "model@v0.0.1", "policy_digest": "another", "records": records, "protocol": protocol}
+    compared = champion_outcomes(Champion(**{**values, **changes}), evaluation, "own")
+    assert (compared.remark, compared.is_same) == (remark, remark == "has the same weights")
+    assert set(compared.outcomes) == (set() if remark else {"words", "gsm8k"})
 
 
 def test_damaged_answers_of_the_champion_are_an_error(run: dict[str, Path], policy: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The promotion gate on paired answers counted by hand, and on ten thousand simulated runs."""
+"""The promotion gate on paired answers counted by hand, and on thousands of simulated runs."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -20,7 +20,7 @@ from components.shared.statistics import PairedCounts, paired_gain_bound, paired
 from tests.presets import FILES
 
 GATE = GateConfig(target=("words",), max_p_value=0.05, margin=0.1)
-NUM_RUNS = 10_000
+NUM_RUNS = 4_000
 
 
 def outcome(*, both: int = 0, only_sft: int = 0, only_grpo: int = 0, neither: int = 0) -> Outcome:
@@ -54,14 +54,12 @@ def test_clear_gain_passes_with_its_figures() -> None:
 @pytest.mark.parametrize(
     ("only_sft", "only_grpo", "min_gain", "passed"),
     [
-        (5, 20, 0.0, True),
         (5, 20, 0.05, True),  # at least 6.1 points
         (5, 20, 0.1, False),  # 15 measured, and less than 10 possible
         (0, 5, 0.0, True),  # 1 / 32
         (0, 4, 0.0, False),  # 1 / 16
         (30, 40, 0.0, False),  # ten points that chance explains
         (20, 5, 0.0, False),  # significant, and for the worse
-        (0, 0, 0.0, False),
     ],
 )
 def test_target_needs_a_lower_bound_of_its_gain(only_sft: int, only_grpo: int, min_gain: float, passed: bool) -> None:
@@ -87,18 +85,9 @@ def test_no_source_may_get_worse_by_the_margin() -> None:
     assert few["sources"][0]["passed"]
     assert few["reasons"] == [few["sources"][1]["reason"]]
     assert few["reasons"][0].startswith("math: ")
-
-
-def test_a_gain_on_one_target_hides_no_loss_on_another() -> None:
-    """GSM8K gains five points and MATH loses five: pooled that might pass, here the loss is named."""
-    outcomes = {
-        "gsm8k": outcome(both=700, only_sft=60, only_grpo=126, neither=433),
-        "math": outcome(both=250, only_sft=40, only_grpo=15, neither=195),
-    }
-    verdict = decide(outcomes, gate(target=("gsm8k", "math"), margin=0.02))
-    assert [part["improved"] for part in verdict["sources"]] == [True, False]
-    assert not verdict["passed"]
-    (reason,) = verdict["reasons"]
+    # Pooled it might pass, here the loss is named.
+    loss = outcome(both=250, only_sft=40, only_grpo=15, neither=195)
+    (reason,) = decide({"words": CLEAR, "math": loss}, gate(target=("words", "math"), margin=0.02))["reasons"]
     assert reason.startswith("math: lost 5.0 points, ")
     assert reason.endswith("a loss of 2.0 points is not excluded")
 
@@ -212,15 +201,18 @@ def test_figures_of_training_are_means_of_its_last_tenth() -> None:
         (outcome(both=490, only_sft=5, only_grpo=5), {"min_gain": 0.0}, False, "gained 0.0 points"),
         (None, {}, True, "not comparable"),
         (None, {"if_incomparable": "miss"}, False, "not comparable"),
+        (None, {"if_incomparable": "miss", "min_gain": 0.1}, True, "the same weights"),
     ],
 )
 def test_policy_must_not_be_worse_than_the_champion(
     counts: Outcome | None, champion: dict[str, Any], passed: bool, reason: str
 ) -> None:
-    """Better than SFT is not enough; whether it has to be better than the champion, too, is for the params to say."""
-    current = ChampionOutcomes(
-        "m@v0.0.1", {"words": counts} if counts else {}, "" if counts else "not comparable, other problems"
-    )
+    """Better than SFT is not enough; whether it has to be better than the champion, too, is for the params to say.
+
+    The champion itself is not worse than itself, on however few problems: there is nothing to estimate.
+    """
+    is_same = reason == "the same weights"
+    current = ChampionOutcomes("m@v0.0.1", {"words": counts} if counts else {}, "" if counts else reason, is_same)
     verdict = decide({"words": CLEAR}, gate(champion=champion), GateContext(champion=current))
     assert verdict["sources"][0]["passed"]
     assert verdict["passed"] is verdict["champion"]["passed"] is passed
@@ -228,13 +220,6 @@ def test_policy_must_not_be_worse_than_the_champion(
     assert verdict["champion"]["reason"].startswith("champion m@v0.0.1: ")
     assert reason in verdict["champion"]["reason"]
     assert verdict["reasons"] == ([] if passed else [verdict["champion"]["reason"]])
-
-
-def test_champion_itself_is_not_worse_than_itself() -> None:
-    """On however few problems: there is nothing to estimate."""
-    champion = ChampionOutcomes("m@v0.0.1", {}, "has the same weights", is_same=True)
-    config = gate(champion={"min_gain": 0.1, "if_incomparable": "miss"})
-    assert decide({"words": CLEAR}, config, GateContext(champion=champion))["passed"]
 
 
 def test_looks_at_the_test_problems_add_up() -> None:
@@ -297,7 +282,10 @@ def promoted(config: GateConfig, seed: int = 0, **sources: tuple[int, float, flo
         return bool(decide(outcomes, config)["passed"])
 
     runs = zip(*([tuple(each) for each in numbers] for numbers in drawn.values()), strict=True)
-    return sum(passes(run) for run in runs) / NUM_RUNS
+    with pytest.MonkeyPatch.context() as patch:  # figures that nothing is decided on take most of the time
+        patch.setattr("components.report.gate.paired_gain_bound", lambda *_: 0.0)
+        patch.setattr("components.report.gate.paired_gain_interval", lambda *_: (0.0, 0.0))
+        return sum(passes(run) for run in runs) / NUM_RUNS
 
 
 TOLERANCE = 3 * (0.05 * 0.95 / NUM_RUNS) ** 0.5
@@ -307,19 +295,18 @@ TOLERANCE = 3 * (0.05 * 0.95 / NUM_RUNS) ** 0.5
 @pytest.fixture(autouse=True)
 def _memoised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated runs of one size have few different counts."""
-    for name in ("mcnemar_p", "paired_gain_p", "paired_gain_bound", "paired_gain_interval"):
+    for name in ("mcnemar_p", "paired_gain_p"):
         monkeypatch.setattr(f"components.report.gate.{name}", cache(getattr(statistics, name)))
 
 
 @pytest.mark.parametrize(
-    ("num_problems", "changed"),
-    [(60, 0.0), (60, 0.02), (60, 0.3), (200, 0.01), (200, 0.1), (600, 0.002), (600, 0.1), (1319, 0.5)],
+    ("num_problems", "changed", "max_p_value"),
+    [(60, 0.02, 0.05), (60, 0.3, 0.05), (200, 0.1, 0.01), (600, 0.002, 0.05), (1319, 0.5, 0.05)],
 )
-@pytest.mark.parametrize("max_p_value", [0.05, 0.01])
 def test_policy_that_is_not_better_is_promoted_at_most_as_often_as_stated(
     num_problems: int, changed: float, max_p_value: float
 ) -> None:
-    """With few and with many answers that change, as near a ceiling or a floor, and with none."""
+    """With few and with many answers that change, as near a ceiling or a floor."""
     config = gate(max_p_value=max_p_value, margin=0.5)
     rate = promoted(config, words=(num_problems, changed / 2, changed / 2))
     assert rate <= max_p_value + TOLERANCE
@@ -327,13 +314,11 @@ def test_policy_that_is_not_better_is_promoted_at_most_as_often_as_stated(
         assert rate > 0.02  # nor is the test so cautious that it has no power
 
 
-@pytest.mark.parametrize(("num_problems", "lost"), [(200, 0.0), (200, 0.05), (1319, 0.02)])
-def test_policy_that_gains_just_the_minimum_is_promoted_at_most_as_often_as_stated(
-    num_problems: int, lost: float
-) -> None:
+def test_policy_that_gains_just_the_minimum_is_promoted_at_most_as_often_as_stated() -> None:
     """A measured gain of `min_gain` would pass in half of the runs; a lower bound there passes in one of twenty."""
-    rate = promoted(gate(min_gain=0.05), words=(num_problems, lost + 0.05, lost))
-    assert 0 < rate <= 0.05 + TOLERANCE
+    for num_problems, lost in ((200, 0.0), (1319, 0.02)):
+        rate = promoted(gate(min_gain=0.05), words=(num_problems, lost + 0.05, lost))
+        assert 0 < rate <= 0.05 + TOLERANCE
 
 
 def test_several_targets_are_promoted_no_more_often_than_one() -> None:
@@ -353,17 +338,15 @@ def test_source_that_is_worse_by_the_margin_is_overlooked_at_most_as_often_as_st
 @pytest.mark.parametrize(
     ("config", "sizes"),
     [
-        (gate(), {"words": 100}),
         (gate(margin=0.02), {"words": 500}),
         (gate(margin=0.02, expected_lost_fraction=0.0), {"words": 300}),  # every answer that changes is gained
         (gate(margin=0.02, min_gain=0.02, max_p_value=0.01, expected_gain=0.08), {"words": 1000}),
         (gate(margin=0.02), {"words": 1319, "other": 1000}),
-        (gate(margin=0.01, target=("words", "math")), {"words": 700, "math": 300}),
         (gate(margin=0.1, target=("words", "math")), {"words": 200, "math": 200}),  # Holm's first level decides
     ],
 )
 def test_power_is_the_rate_at_which_simulated_policies_pass(config: GateConfig, sizes: dict[str, int]) -> None:
-    """With the gate itself, for one source and several, as exactly as ten thousand runs can tell."""
+    """With the gate itself, for one source and several, as exactly as so many runs can tell."""
     lost, gained = config.expected_lost_fraction, config.expected_lost_fraction + config.expected_gain
     sources = {name: (size, gained if name in config.target else lost, lost) for name, size in sizes.items()}
     rate = promoted(config, 0, **sources)
@@ -392,6 +375,9 @@ def test_enough_problems_are_enough_and_hardly_more() -> None:
         ({"margin": 0.0, "target": ("b",)}, "no number of test problems would do"),
     ],
 )
-def test_gate_that_cannot_be_passed_is_named(changes: dict[str, Any], message: str) -> None:
+def test_gate_that_cannot_be_passed_is_named(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
+) -> None:
     """Near a ceiling, at a gain below the minimum, and without any margin for a source that stays as it is."""
+    monkeypatch.setattr("components.report.power._MAX_PROBLEMS", 20_000)
     assert message in str(weakness(gate(**changes), {"words": 300, "b": 300}))

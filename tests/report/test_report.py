@@ -14,15 +14,16 @@ from xml.etree import ElementTree
 import pytest
 from kfp import dsl
 
-from components.report import component
+from components.report import charts, component
 from components.report.config import HealthConfig, ReportConfig
-from components.report.findings import collect_provenance
-from components.report.report import STAGE, RunFacts, render_report
+from components.report.findings import collect_provenance, find
+from components.report.report import STAGE, RunFacts, _choose_examples, render_report
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import PipelineError
 from components.shared.statistics import score
 from tests.lineages import made
 from tests.report.synthetic import SKILL, artifact_digest, make_run
+from tests.report.test_gate import pair
 
 Row = dict[str, Any]
 VALUES: dict[str, Any] = {
@@ -57,6 +58,12 @@ def written(shared_run: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
     return out
 
 
+@pytest.fixture
+def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at none: they take most of the time of a report."""
+    monkeypatch.setattr(charts, "curve_chart", lambda *_, **__: (None, []))
+
+
 def read_page(report: Path) -> str:
     """Return the page with any white space as a single space character."""
     return re.sub(r"\s", " ", (report / "report.html").read_text(encoding="utf-8"))
@@ -81,24 +88,31 @@ def test_equal_inputs_give_equal_bytes(shared_run: dict[str, Path], written: Pat
     assert lineage.digest(tmp_path / "r") == lineage.digest(written)
 
 
-def test_page_is_self_contained(written: Path) -> None:
-    """Under 1 MB, well-formed, with nothing to fetch and no script."""
+def test_page_is_self_contained_and_has_the_figures_of_the_verdict(written: Path) -> None:
+    """Under 1 MB, well-formed, with nothing to fetch and no script; headline and gate repeat verdict.json."""
     text = (written / "report.html").read_text(encoding="utf-8")
     assert len(text.encode()) < 1_000_000
     assert not re.search(r"https?:|<script|<link|src=|@import", text)
     assert text.count("<svg") == text.count("</svg>") == 10
     without_void_tags = re.sub(r"<(meta|br)\b[^>]*>", "", text.removeprefix("<!doctype html>"))
     ElementTree.fromstring(without_void_tags)
-
-
-def test_page_has_the_figures_of_the_verdict(written: Path) -> None:
-    """Headline, gate and tables repeat the figures of verdict.json."""
+    assert text.count('class="example"') == 8
     text, target = read_page(written), jsonl.read_json(written / "verdict.json")["target"]
     sft, grpo = (f"{100 * target[model]['accuracy']:.1f} %" for model in ("sft", "grpo"))
     assert f"GRPO takes accuracy on words from {sft} to {grpo}" in text
     assert "Gate passed." in text
     assert "Gate missed" not in text
     assert f"{target['sft']['correct']} → {target['grpo']['correct']} of {target['grpo']['total']} right" in text
+
+
+def test_summary_has_the_figures_for_the_runner(shared_run: dict[str, Path], written: Path) -> None:
+    """Scores by model and source, the verdict, the form of the answers, and digests from the lineage."""
+    summary = jsonl.read_json(written / "summary.json")
+    scores = jsonl.read_json(shared_run["evaluation"] / "grpo" / "scores.json")
+    assert summary["models"]["grpo"] == scores["greedy"]["by_source"]
+    assert summary["verdict"] == jsonl.read_json(written / "verdict.json")
+    assert summary["mean_length_tokens"]["grpo"] > 2 * summary["mean_length_tokens"]["sft"]
+    assert summary["digests"]["problems"] == artifact_digest("problems")
 
 
 def test_charts_have_values_on_hover(shared_run: dict[str, Path], written: Path) -> None:
@@ -119,6 +133,7 @@ def test_charts_have_values_on_hover(shared_run: dict[str, Path], written: Path)
         assert x + width == pytest.approx(following, abs=0.2)
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_run_without_a_gradient_learned_nothing(
     own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +148,7 @@ def test_run_without_a_gradient_learned_nothing(
     assert "report: warning: GRPO learned nothing" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_the_step_of_the_policy_and_an_early_stop_are_shown(
     own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,7 +163,6 @@ def test_the_step_of_the_policy_and_an_early_stop_are_shown(
     limited = CONFIG.model_copy(
         update={"gate": CONFIG.gate.model_copy(update={"health": HealthConfig(min_entropy=0.01)})}
     )
-    (tmp_path / "report").mkdir()
     run_report(own_run, tmp_path / "report", limited)
     page = read_page(tmp_path / "report")
     assert "The policy is that of step 10 of 25, which answered 50.0 % (35.2 to 64.8) of 40 problems" in page
@@ -161,33 +176,23 @@ def test_the_step_of_the_policy_and_an_early_stop_are_shown(
     assert not [reason for reason in summary["verdict"]["reasons"] if "entropy" in reason]
 
 
-def test_summary_has_the_figures_for_the_runner(shared_run: dict[str, Path], written: Path) -> None:
-    """Scores by model and source, the verdict, the form of the answers, and digests from the lineage."""
-    summary = jsonl.read_json(written / "summary.json")
-    scores = jsonl.read_json(shared_run["evaluation"] / "grpo" / "scores.json")
-    assert summary["models"]["grpo"] == scores["greedy"]["by_source"]
-    assert set(summary["models"]) == set(summary["worked_fraction"]) == {"base", "sft", "grpo"}
-    assert summary["verdict"] == jsonl.read_json(written / "verdict.json")
-    assert summary["mean_length_tokens"]["grpo"] > 2 * summary["mean_length_tokens"]["sft"]
-    assert summary["digests"]["problems"] == artifact_digest("problems")
+@pytest.mark.parametrize(
+    ("found", "shown"),
+    [
+        ((40, 20, 30, 10), [4, 2, 1, 1]),  # half newly right, a quarter newly wrong, the rest the same before and after
+        ((1, 20, 0, 10), [1, 6, 0, 1]),
+        ((0, 0, 0, 60), [0, 0, 0, 8]),
+    ],
+)
+def test_as_many_examples_are_shown_as_may_be(found: tuple[int, ...], shown: list[int]) -> None:
+    """Where there are too few of one outcome, there are more of another."""
+    outcomes = [("wrong", "right"), ("right", "wrong"), ("right", "right"), ("wrong", "wrong")]
+    pairs = [pair(*outcome) for outcome, number in zip(outcomes, found, strict=True) for _ in range(number)]
+    groups = _choose_examples(pairs, 8)
+    assert [(group["total"], len(group["pairs"])) for group in groups] == list(zip(found, shown, strict=True))
 
 
-def test_examples_by_outcome(written: Path) -> None:
-    """Half of the examples are newly right, a quarter newly wrong, the rest the same before and after."""
-    text = (written / "report.html").read_text(encoding="utf-8")
-    sizes = re.findall(r"<h3>(SFT wrong, GRPO right|SFT right, GRPO wrong|Both \w+) <span[^>]*>(\d+) of", text)
-    changed = [("SFT wrong, GRPO right", "4"), ("SFT right, GRPO wrong", "2")]
-    assert sizes == [*changed, ("Both right", "1"), ("Both wrong", "1")]
-    assert text.count('class="example"') == 8
-
-
-def test_a_report_shows_as_many_examples_as_it_may(tmp_path: Path) -> None:
-    """Where all answers are of one outcome they are of that one."""
-    folders = make_run(tmp_path / "run", skill={key: {"words": 0.0, "gsm8k": 0.0} for key in SKILL}, problems=60)
-    text = render_report(CONFIG, folders)
-    assert re.findall(r"<h3>(\w[\w ,]+) <span[^>]*>(\d+) of", text) == [("Both wrong", "8")]
-
-
+@pytest.mark.usefixtures("without_charts")
 def test_missed_gate_is_reported_and_does_not_fail_the_stage(tmp_path: Path) -> None:
     """The page and the verdict are written; `register` enforces the gate."""
     folders = make_run(tmp_path / "run", skill={**SKILL, "grpo": SKILL["sft"]}, problems=60)
@@ -197,6 +202,7 @@ def test_missed_gate_is_reported_and_does_not_fail_the_stage(tmp_path: Path) -> 
     assert "Gate missed, not enforced" in render_report(unenforced, folders)
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_runner_adds_version_times_and_phases(shared_run: dict[str, Path], tmp_path: Path) -> None:
     """After the run the page has the version, the times of the stages, and the shares of the phases of a step."""
     rows = [
@@ -216,19 +222,6 @@ def test_runner_adds_version_times_and_phases(shared_run: dict[str, Path], tmp_p
     assert "median GRPO step took 5 s" in text
     shares = re.findall(r"</i>([a-z ]+) (\d+)\u202f%", text[text.index("Where the time of GRPO went") :])
     assert shares[:4] == [("sampling", "60"), ("weight sync", "10"), ("update", "20"), ("waiting and other", "10")]
-
-
-def test_markup_in_answers_stays_text(own_run: dict[str, Path]) -> None:
-    """What a model writes cannot become part of the page; without a version or times their parts are left out."""
-    edit(
-        own_run["evaluation"] / "grpo" / "records.jsonl",
-        lambda row: {**row, "response": "<script>alert(1)</script><b>"},
-    )
-    text = render_report(CONFIG, own_run)
-    assert "<script" not in text
-    assert "&lt;script&gt;alert(1)" in text
-    assert "Where the time of GRPO went" not in text
-    assert "Registered as" not in text
 
 
 @pytest.fixture(scope="module")
@@ -259,37 +252,27 @@ def test_answers_in_turns_are_shown_as_conversations(tool_run: dict[str, Path], 
     assert "tool" not in without[without.index("</style>\n<header>") :]
 
 
-def test_hundreds_of_long_turns_fit_the_page(tool_run: dict[str, Path], tmp_path: Path) -> None:
-    """With markup in them that stays text; what is left out is counted."""
+def test_the_page_of_any_run_is_small_and_what_a_model_writes_stays_text(
+    tool_run: dict[str, Path], tmp_path: Path
+) -> None:
+    """Thousands of steps are thinned; of long answers and many turns the rest is counted."""
     run = {name: shutil.copytree(folder, tmp_path / name) for name, folder in tool_run.items()}
     turn = {"text": "<b>call</b>" * 100, "observation": "</pre><script>" * 100, "rewards": {}}
-    for model in ("sft", "grpo"):
-        edit(run["evaluation"] / model / "records.jsonl", lambda row: {**row, "turns": [turn] * 200})
+    edit(run["evaluation"] / "sft" / "records.jsonl", lambda row: {**row, "turns": [turn] * 200})
+    response = "<script>alert(1)</script>" + "word " * 4000
+    edit(run["evaluation"] / "grpo" / "records.jsonl", lambda row: {**row, "turns": [], "response": response})
+    rows = [row for _, row in jsonl.read_rows(run["grpo_training"] / "steps.jsonl")]
+    many = [{**row, "step": index, "kl": None} for index, row in enumerate(rows * 100)]
+    jsonl.write_rows(run["grpo_training"] / "steps.jsonl", many)
     text = render_report(ReportConfig.model_validate({**VALUES, "num_examples": 16}), run)
     assert len(text.encode()) < 1_000_000
     assert "<script" not in text
+    assert "&lt;script&gt;alert(1)" in text
     assert "198 more turns" in text
     assert "192 turns not shown: records.jsonl of the evaluation has them." in text
-
-
-def test_long_run_without_kl_still_fits_the_page(own_run: dict[str, Path]) -> None:
-    """Thousands of steps are thinned, long answers truncated, and a quantity that was not recorded is named."""
-    rows = [row for _, row in jsonl.read_rows(own_run["grpo_training"] / "steps.jsonl")]
-    many = [{**row, "step": index, "kl": None} for index, row in enumerate(rows * 100)]
-    jsonl.write_rows(own_run["grpo_training"] / "steps.jsonl", many)
-    edit(own_run["evaluation"] / "grpo" / "records.jsonl", lambda row: {**row, "response": "word " * 4000})
-    text = render_report(CONFIG, own_run)
-    assert len(text.encode()) < 1_000_000
     assert text.count("Not recorded in this run.") == 1
-    assert text.count("<svg") == 9
-
-
-def _lose_an_answer(run: dict[str, Path]) -> None:
-    path = run["evaluation"] / "grpo" / "records.jsonl"
-    jsonl.write_rows(path, [row for _, row in jsonl.read_rows(path) if row["id"] != "words/test/00001"])
-    scores = jsonl.read_json(run["evaluation"] / "grpo" / "scores.json")
-    scores["greedy"]["by_source"]["words"]["correct"] -= 1
-    jsonl.write_json(run["evaluation"] / "grpo" / "scores.json", scores)
+    assert "Where the time of GRPO went" not in text
+    assert "Registered as" not in text
 
 
 def _records(name: str, change: Callable[[Row], Row]) -> Callable[[dict[str, Path]], object]:
@@ -299,37 +282,27 @@ def _records(name: str, change: Callable[[Row], Row]) -> Callable[[dict[str, Pat
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_lose_an_answer, r"problem words/test/00001 is missing here or in"),
-        (
-            _records("grpo", lambda row: {**row, "answer": row["answer"] + "0"}),
-            "test/00000 is missing .* or has another",
-        ),
-        (
-            _records("sft", lambda row: {**row, "sample": 0}),
-            r"jsonl:2: second greedy answer to problem gsm8k/",
-        ),
+        (_records("grpo", lambda row: {**row, "id": row["id"].replace("words/", "x/")}), "problem words/test/00001 is"),
+        (_records("grpo", lambda row: {**row, "answer": "x"}), "test/00000 is missing .* or has another"),
+        (_records("sft", lambda row: {**row, "sample": 0}), r"jsonl:2: second greedy answer to problem gsm8k/"),
         (
             lambda run: shutil.copy(run["evaluation"] / "sft" / "scores.json", run["evaluation"] / "grpo"),
             r"scores\.json: .*",
         ),
-        (
-            _records("grpo", lambda row: {**row, "verdict": "maybe"}),
-            r"records\.jsonl:1\.verdict: input should be 'right'",
-        ),
+        (_records("grpo", lambda row: {**row, "verdict": "maybe"}), r"records\.jsonl:1\.verdict: input should be"),
     ],
 )
 def test_evaluations_that_cannot_be_compared_are_refused(
-    own_run: dict[str, Path], tmp_path: Path, damage: Callable[[dict[str, Path]], object], message: str
+    own_run: dict[str, Path], damage: Callable[[dict[str, Path]], object], message: str
 ) -> None:
-    """The file and what is wrong with it are named, and nothing is written."""
+    """The file and what is wrong with it are named."""
     damage(own_run)
     with pytest.raises(PipelineError, match=message):
-        run_report(own_run, tmp_path / "report")
-    assert not (tmp_path / "report").exists()
+        find(CONFIG, own_run)
 
 
-def test_provenance_has_the_packages_of_all_stages() -> None:
-    """Stages run in different images: all packages are named, with every version if they differ."""
+def test_provenance_has_the_packages_of_all_stages_of_one_run() -> None:
+    """Stages run in different images: all packages are named, with every version; one stage has one config in a run."""
     light, heavy = {"numpy": "2.3.5"}, {"numpy": "2.3.4", "torch": "2.13.0"}
     problems = made("prepare_data", packages=light)
     policy = made("train_grpo", inputs={"problems": problems}, packages=heavy)
@@ -338,30 +311,23 @@ def test_provenance_has_the_packages_of_all_stages() -> None:
     provenance = collect_provenance({"grpo": evaluation, "validation": validation}, {"report": {"num_examples": 1}})
     assert list(provenance.configs) == ["prepare_data", "train_grpo", "validate_data", "evaluate", "report"]
     assert provenance.packages == {"numpy": "2.3.4, 2.3.5", "torch": "2.13.0"}
-
-
-def test_provenance_of_mixed_runs_is_refused() -> None:
-    """One stage has one config in a run."""
-    one, other = made("prepare_data", {"seed": 1}), made("prepare_data", {"seed": 2})
+    other = made("prepare_data", {"seed": 2})
     with pytest.raises(PipelineError, match="input `b` was made under another config of prepare_data"):
-        collect_provenance({"a": one, "b": other}, {})
+        collect_provenance({"a": problems, "b": other}, {})
 
 
-@pytest.mark.parametrize("volume", ["", "volume"])
-def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], tmp_path: Path, volume: str) -> None:
-    """The page has the cost of the run; on a cluster the folder that is passed on is on the volume."""
+@pytest.mark.usefixtures("without_charts")
+def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], tmp_path: Path) -> None:
+    """The page has the cost of the run; the folder that is passed on is on the volume."""
     sources = {"validation": "validation", "sft_training": "sft", "grpo_training": "grpo", "evaluation": "evaluation"}
     for name, source in sources.items():
         shutil.copytree(shared_run[name], tmp_path / source / name.removeprefix(f"{source}_"))
     inputs: dict[str, Any] = {source: str(tmp_path / source) for source in sources.values()}
-    inputs["validation"] = dsl.Artifact(uri=inputs["validation"])
+    inputs |= {"validation": dsl.Artifact(uri=inputs["validation"]), "volume": str(tmp_path), "run_id": "run-1"}
     page, metrics = dsl.HTML(uri=str(tmp_path / "html" / "page")), dsl.Metrics(uri=str(tmp_path / "metrics"))
     out = dsl.Artifact(uri=str(tmp_path / "made"))
-    if volume:
-        (tmp_path / volume).mkdir()
-        inputs |= {"volume": str(tmp_path / volume), "run_id": "run-1"}
     (folder,) = component.report.python_func(config=VALUES, **inputs, report=out, report_page=page, metrics=metrics)
-    assert Path(folder).is_relative_to(tmp_path / (volume or "made"))
+    assert not Path(folder).is_relative_to(out.path)
     text = (tmp_path / "html" / "page").read_text(encoding="utf-8")
     assert re.search(r"<tr><td>report</td>.*core-minutes", text)
     for place in (out.path, folder):

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import yaml
 from kfp import dsl
 
 from components.shared import jsonl, lineage
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import validate as validated
 from components.shared.errors import DataRejectedError, PipelineError
 from components.shared.problem import Problem, Split, write_problems
@@ -20,6 +20,7 @@ from components.validate_data.checking import check
 from components.validate_data.component import validate_data
 from components.validate_data.config import ValidateConfig
 from components.validate_data.frame import build_frame
+from components.validate_data.gradable import grades
 from components.validate_data.validate import validate
 
 Lines = list[dict[str, Any]]
@@ -97,87 +98,95 @@ def test_problems_without_solutions_are_no_worse(problems: Path, tmp_path: Path)
     assert jsonl.read_json(tmp_path / "none/result.json")["statistics"]["solution_tokens"] is None
 
 
-def _unsolved(train: list[dict[str, Any]], test: list[dict[str, Any]], *, answer: str) -> None:
-    """Give a problem of the test split an answer and no solution."""
-    test[3].update(answer=answer, solution="")
+def _spoil_everything(train: Lines, test: Lines) -> None:
+    """Give rows of their own to the defects that reject problems."""
+    train[0].update(level="3")
+    train[3].update(hint="x")
+    train[4].update(id="sums/test/4")
+    train[5].update(question=test[5]["question"].upper().replace(" ", "  "))
+    train[6].update(answer="99")
+    for row in train[7:14]:
+        row.update(question=row["question"] + "?" * 60)
+    train.pop()
+    test[2].update(question=" ")
+    test[3].update(split="train")
 
 
-CRITICAL: list[tuple[str, Spoil, str]] = [
-    ("columns", lambda train, test: train[3].update(hint="x"), "sums/train/3 (has hint)"),
-    (
-        "columns",
-        lambda train, test: [row.popitem() for row in [*train, *test] for _ in list(row)],
-        "train.jsonl:1 (lacks answer, lacks id, ",
-    ),
-    ("values", lambda train, test: test[3].update(question=" "), "sums/test/3 (question: is blank)"),
-    ("values", lambda train, test: train[0].update(level="3"), "sums/train/0 (level: "),
-    ("splits", lambda train, test: test[3].update(split="train"), "sums/test/3"),
-    ("unique_ids", lambda train, test: train[3].update(id="sums/test/4"), "sums/test/4 (train.jsonl:4) and 1 more"),
-    ("gradable_answers", lambda train, test: train[3].update(answer="99"), "sums/train/3 (answer 99, graded wrong)"),
-    *(
-        ("gradable_answers", partial(_unsolved, answer=answer), f"(answer {answer}, graded {verdict})")
-        for answer, verdict in ((r"1, 2, \ldots, n", "unscorable"), ("He has 12 apples.", "wrong"))
-    ),
-    (
-        "no_contamination",
-        lambda train, test: train[3].update(question=test[5]["question"].upper().replace(" ", "  ")),
-        "sums/train/3 (as sums/test/5)",
-    ),
-    (
-        "prompt_length",
-        lambda train, test: [row.update(question=row["question"] + "?" * 60) for row in train[:7]],
-        "sums/train/0 (70 tokens), sums/train/1, sums/train/2 and 4 more",
-    ),
-    ("train_rows", lambda train, test: train.pop(), "19 rows"),
-    (
-        "train_rows",
-        lambda train, test: [rows.pop() for rows in (train, test) for _ in list(rows)],
-        "0 rows; also not met: test_rows",
-    ),
-]
+REASONS = {
+    "columns": "sums/train/3 (has hint)",
+    "values": "sums/train/0 (level: ",
+    "unique_ids": "sums/test/4 (train.jsonl:5) and 1 more",
+    "splits": "sums/test/3",
+    "train_rows": "19 rows",
+    "gradable_answers": "sums/train/6 (answer 99, graded wrong)",
+    "no_contamination": "sums/train/5 (as sums/test/5)",
+    "prompt_length": "sums/train/7 (70 tokens), sums/train/8, sums/train/9 and 4 more",
+}
 
 
-@pytest.mark.parametrize(("name", "how", "message"), CRITICAL)
-def test_bad_problems_are_rejected_by_name(
-    problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: Spoil, message: str
-) -> None:
+def test_bad_problems_are_rejected_by_name(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line names the expectation and the row, a line each the others; the outputs are written and say the same."""
     with pytest.raises(DataRejectedError) as error:
-        run(problems, tmp_path / "validation", how)
-    assert message in str(error.value)
-    assert str(error.value).startswith(f"`{name}`")
-    assert "\n" not in str(error.value)
-    assert name in missed(tmp_path / "validation")
-    others = str(error.value).partition("also not met: ")[2].partition(";")[0]
-    printed = capsys.readouterr().out
-    assert all(f"critical: `{other}` is not met (" in printed for other in others.split(", ") if other)
+        run(problems, tmp_path / "validation", _spoil_everything)
+    first, *others = REASONS
+    message = str(error.value)
+    assert message.startswith(f"`{first}` is not met (rows have exactly the columns of a problem): {REASONS[first]}")
+    assert f"also not met: {', '.join(others)}; " in message
+    assert "`grpo-pipeline limits` proposes limits that fit" in message
+    assert "\n" not in message
+    printed = capsys.readouterr().out.splitlines()
+    for name in others:
+        (line,) = [line for line in printed if f"critical: `{name}` is not met (" in line]
+        assert REASONS[name] in line
+    outcomes = missed(tmp_path / "validation")
+    assert [name for name in outcomes if outcomes[name]["severity"] == "critical"] == list(REASONS)
+    assert outcomes["values"]["examples"][-1] == "sums/test/2"
     assert jsonl.read_json(tmp_path / "validation/result.json")["success"] is False
     assert "The problems are rejected" in (tmp_path / "validation/report.html").read_text(encoding="utf-8")
 
 
-NOT_CRITICAL: list[tuple[str, Spoil, int]] = [
-    ("solution_length", lambda train, test: [row.update(solution="+" * 60 + row["solution"]) for row in train[:3]], 3),
-    ("solutions", lambda train, test: train[3].update(solution=""), 1),
-    ("distinct_questions", lambda train, test: train[3].update(question=train[4]["question"]), 2),
-    (
-        "answer_balance",
-        lambda train, test: [row.update(answer="7", solution="5 + 2 = 7\n#### 7") for row in train[3:8]],
-        5,
-    ),
-    ("worked_solutions", lambda train, test: [row.update(solution=f"#### {row['answer']}") for row in train[:15]], 15),
-]
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (lambda train, test: [row.clear() for row in [*train, *test]], "train.jsonl:1 (lacks answer, lacks id, "),
+        (lambda train, test: [rows.clear() for rows in (train, test)], "0 rows; also not met: test_rows"),
+    ],
+)
+def test_nothing_at_all_is_rejected_too(problems: Path, tmp_path: Path, how: Spoil, message: str) -> None:
+    """Rows without a column, and splits without a row."""
+    with pytest.raises(DataRejectedError) as error:
+        run(problems, tmp_path / "validation", how)
+    assert message in str(error.value)
 
 
-@pytest.mark.parametrize(("name", "how", "unexpected"), NOT_CRITICAL)
+def _make_doubtful(train: Lines, test: Lines) -> None:
+    for row in train[:3]:
+        row.update(solution="+" * 60 + row["solution"])
+    train[3].update(solution="")
+    train[4].update(question=train[5]["question"])
+    for row in train[8:12]:  # a fifth problem has it anyway
+        row.update(answer="7")
+    for row in train[5:]:
+        row.update(solution=f"#### {row['answer']}")
+
+
 def test_doubtful_problems_are_reported_but_pass(
-    problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: Spoil, unexpected: int
+    problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An expectation that is not critical is counted, reported in the log, and does not stop the pipeline."""
-    metrics = run(problems, tmp_path / "validation", how)
-    (outcome,) = missed(tmp_path / "validation").values()
-    assert (outcome["name"], outcome["unexpected"]) == (name, unexpected)
-    assert metrics["missed_warning"] + metrics["missed_info"] == 1
-    assert f"`{name}` is not met" in capsys.readouterr().out
+    metrics = run(problems, tmp_path / "validation", _make_doubtful)
+    counts = {name: outcome["unexpected"] for name, outcome in missed(tmp_path / "validation").items()}
+    doubts = {
+        "solution_length": 3,
+        "solutions": 1,
+        "distinct_questions": 2,
+        "answer_balance": 5,
+        "worked_solutions": 15,
+    }
+    assert counts == doubts
+    assert (metrics["missed_warning"], metrics["missed_info"]) == (4, 1)
+    printed = capsys.readouterr().out
+    assert all(f"`{name}` is not met" in printed for name in doubts)
 
 
 def test_solutions_have_to_answer_as_the_prompt_asks(problems: Path, tmp_path: Path) -> None:
@@ -200,13 +209,16 @@ def test_dev_problems_are_checked_and_counted_too(problems: Path, tmp_path: Path
         run(problems, tmp_path / "bad", min_train_rows=15)
 
 
-_OTHER_FORMS = ["\uff13\uff10\uff10", "12 apples", "New York City"]
-
-
-@pytest.mark.parametrize("answer", _OTHER_FORMS)
-def test_what_another_form_answers_is_gradable(problems: Path, tmp_path: Path, answer: str) -> None:
-    """Digits of any script, numbers with a unit, and text."""
-    run(problems, tmp_path / "validation", partial(_unsolved, answer=answer))
+def test_answers_that_only_they_themselves_would_match_are_not_gradable() -> None:
+    """Digits of any script, numbers with a unit, and text are."""
+    expected = {
+        **dict.fromkeys(("\uff13\uff10\uff10", "12 apples", "New York City"), "right"),
+        r"1, 2, \ldots, n": "unscorable",
+        "He has 12 apples.": "wrong",
+    }
+    columns: dict[str, Any] = {"id": "a", "source": "s", "question": "How many?", "solution": "", "split": Split.TEST}
+    problems = [Problem(**columns, answer=answer, subject="", level=None) for answer in expected]
+    assert grades(problems, AnswerPolicy.DECLARED) == list(expected.values())
 
 
 def test_rule_that_cannot_be_evaluated_is_no_verdict_on_the_data(problems: Path) -> None:
@@ -219,9 +231,9 @@ def test_rule_that_cannot_be_evaluated_is_no_verdict_on_the_data(problems: Path)
     assert not error.value.keeps_outputs
 
 
-@pytest.mark.parametrize(("is_good", "max_prompt_tokens", "exit_code"), [(True, 60, 0), (False, 60, 2), (True, 0, 2)])
+@pytest.mark.parametrize(("is_good", "exit_code"), [(True, 0), (False, 2)])
 def test_kubeflow_component_shows_page_and_metrics(
-    problems: Path, tmp_path: Path, is_good: bool, max_prompt_tokens: int, exit_code: int
+    problems: Path, tmp_path: Path, is_good: bool, exit_code: int
 ) -> None:
     """A task that fails has neither: Kubeflow would not keep them."""
     if not is_good:
@@ -230,7 +242,7 @@ def test_kubeflow_component_shows_page_and_metrics(
     artifacts = {name: dsl.Artifact(uri=str(tmp_path / name)) for name in ("validation", "data_page")}
     ended: object = 0
     try:
-        validate_data.python_func(config=PARAMS | {"max_prompt_tokens": max_prompt_tokens}, data=data, **artifacts)
+        validate_data.python_func(config=PARAMS, data=data, **artifacts)
     except SystemExit as error:
         ended = error.code
     assert ended == exit_code
