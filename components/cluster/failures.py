@@ -20,6 +20,11 @@ _LOST_IN_LOG = re.compile(
 """What NCCL, Gloo and drivers print when another process, the network or a GPU is lost."""
 _DISRUPTED = ("Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown")
 _LIBRARY = re.compile(r"(lib[\w.+-]+): cannot open shared object file")
+_IN_WORDS = {
+    "memory does not suffice": "out of memory|Cannot allocate memory|No available memory|Free memory on|KV cache memory",
+    "there is no such model": "not a valid model identifier|does not appear to have a file|Repository Not Found",
+}
+"""What errors of vLLM, torch and transformers mean."""
 _ERROR = re.compile(r"(?:^|[\s\])])((?:\w+\.)*\w*(?:Error|Exception): .*\S|error: .*\S)")
 """How Python and this project's programs name an error; vLLM puts the process and the time before it."""
 
@@ -149,11 +154,11 @@ def queueing_problem(workload: Json | None, position: int | None) -> str:
 
 
 def first_error(lines: Sequence[str]) -> str:
-    """Return the cause that a log names: a missing library, else its first error; empty where it has none."""
-    libraries = filter(None, map(_LIBRARY.search, lines))  # a warning names it, and errors follow
-    if library := next(libraries, None):
+    """Return the cause that a log names: a known one in plain words, else its first error; empty where it has none."""
+    if library := next(filter(None, map(_LIBRARY.search, lines)), None):  # a warning names it, and errors follow
         return f"the image lacks the library {library[1]}"
-    return next((named[1][:_LONGEST] for named in map(_ERROR.search, lines) if named), "")
+    error = next((named[1][:_LONGEST] for named in map(_ERROR.search, lines) if named), "")
+    return next((f"{words}: {error}" for words, pattern in _IN_WORDS.items() if re.search(pattern, error)), error)
 
 
 def ended_early(pod: Json) -> Json | None:

@@ -21,12 +21,8 @@ from components.shared.progress import say
 _FORBIDDEN, _MISSING = 403, 404
 _NAMED = '" not found'
 """Part of the message of a 404 for an object, such as a namespace; that for an unknown group or version names none."""
-_DEFAULT_GRACE_S = 30
-"""Time that Kubernetes gives a pod to end if its spec does not say."""
-_MARGIN_S = 30
-"""Time that a pod needs beyond its ranks' own to end."""
-
-
+_DEFAULT_GRACE_S, _MARGIN_S = 30, 30
+"""Time that Kubernetes gives a pod to end if its spec does not say, and what it needs beyond its ranks' own time."""
 LAUNCH = (
     *((verb, kube.PLURAL, kube.GROUP) for verb in ("create", "delete", "get", "list", "patch")),
     ("list", "pods", ""),

@@ -120,9 +120,8 @@ def preflight(
         say("preflight", f"warning: {in_the_form(line)}")
     if form[SKIP_IF_UNCHANGED]:
         _refuse_repetition(params)
-    notes = {"data at commit": commit} if commit else {}
-    notes |= capacity.described(params.cluster, _evaluation_gpus(params.cluster, params.evaluate))
-    return Ready(sections, page(form, sections, notes))
+    notes = capacity.described(params.cluster, _evaluation_gpus(params.cluster, params.evaluate))
+    return Ready(sections, page(form, sections, {**({"data at commit": commit} if commit else {}), **notes}))
 
 
 def _refuse_repetition(params: Params) -> None:

@@ -150,10 +150,18 @@ def test_recorded_queue_is_drained_and_opened_again(job: Launched, capfd: pytest
     ("lines", "cause"),
     [
         (LOG.splitlines(), MISSING),
+        (
+            ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "RuntimeError: See root cause"],
+            "memory does not suffice: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+        ),
+        (
+            ["(APIServer pid=1) OSError: qwen/none is not a local folder and is not a valid model identifier"],
+            "there is no such model: OSError: qwen/none is not a local folder and is not a valid model identifier",
+        ),
         (["warning: may run out of memory", "KeyError: 'x'", "RuntimeError: later"], "KeyError: 'x'"),
         (["loading weights"], ""),
     ],
-    ids=["library", "first error", "no error"],
+    ids=["library", "memory", "model", "first error", "no error"],
 )
 def test_cause_is_the_first_error_of_a_log(lines: list[str], cause: str) -> None:
     """In plain words where they are known; a warning of something else is no cause."""
