@@ -66,6 +66,7 @@ _BRACKETS = {
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 _PRODUCTS = frozenset({r"\cdot", r"\times", "*", r"\ast"})
 _QUOTIENTS = frozenset({"/", r"\div"})
+_SPACES = frozenset([" ", r"\,", r"\;", r"\:", r"\ "])  # parsing.py leaves those behind `\\`
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
 _MAX_AHEAD = 40
 _NUMERAL = r"(?:\s*\{\s*[0-9]+\s*\}|\s*[0-9])"
@@ -131,7 +132,7 @@ class _Parser:
 
     def _peek(self) -> str:
         """The next token that is not a space; empty at the end."""
-        while self._place < len(self._tokens) and self._tokens[self._place].isspace():
+        while self._place < len(self._tokens) and self._tokens[self._place] in _SPACES:
             self._place += 1
         return self._tokens[self._place] if self._place < len(self._tokens) else ""
 
