@@ -21,7 +21,7 @@ _LOST_IN_LOG = re.compile(
 _DISRUPTED = ("Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown")
 _LIBRARY = re.compile(r"(lib[\w.+-]+): cannot open shared object file")
 _IN_WORDS = {
-    "memory does not suffice": "out of memory|Cannot allocate memory|No available memory|Free memory on|KV cache memory",
+    "memory does not suffice": "out of memory|Cannot allocate memory|No available memory|Free memory|KV cache memory",
     "there is no such model": "not a valid model identifier|does not appear to have a file|Repository Not Found",
 }
 """What errors of vLLM, torch and transformers mean."""
