@@ -239,7 +239,7 @@ def against(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:
     limits = gate.champion
     claim = Claim(gate.target, limits.min_gain, limits.margin, gate.max_p_value, gate.formatting_counts)
     sources = compare(champion.outcomes, claim, first="champion")
-    missed = [part["reason"] for part in sources if not part["passed"] and not champion.is_same]
+    missed = [part["reason"] for part in sources if not part["passed"]]
     passed = not missed and (bool(sources) or champion.is_same or limits.if_incomparable == "pass")
     reason = "; ".join(missed or [champion.remark or part["reason"] for part in sources] or [champion.remark])
     return {

@@ -203,6 +203,8 @@ def test_any_hugging_face_folder_is_measured_in_its_own_type(tmp_path: Path, pro
     model = saved(tmp_path / "model", tiny.checkpoint(dtype=torch.bfloat16))
     records = _evaluated(tmp_path / "one", model, problems, config("gsm8k-8shot", limit=3, num_samples=2))
     assert len(records) == 3 * 3
+    drawn = [read_questions(config("gsm8k-8shot", limit=3, seed=seed), problems).problems for seed in (1, 2)]
+    assert drawn[0] != drawn[1]
     assert {record["seed"] is None for record in records if record["sample"] == 0} == {True}
     asked = asked_model(model, config("gsm8k-8shot"), read_questions(config("gsm8k-8shot"), problems))
     assert all(record["num_prompt_tokens"] == len(asked.prompt_ids(record["question"])) for record in records)

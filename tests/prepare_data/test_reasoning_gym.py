@@ -61,7 +61,9 @@ def test_arguments_that_give_no_problems_are_named(tasks: dict[str, Any], messag
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other source needs it."""
+    """No other source needs it. A task that does not exist is refused without it."""
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(PipelineError, match=r"the package cannot be imported .*pip install reasoning-gym"):
         _made({"gcd": {}})
+    with pytest.raises(ValueError, match="no such task: gdc; accepted: acre, aiw"):
+        _made({"gdc": {}})
