@@ -62,6 +62,16 @@ def _refuse(message: str, exit_code: int = PipelineError.exit_code) -> int:
     return exit_code
 
 
+class _Command(argparse.ArgumentParser):
+    """Refuses unknown options with its own usage, not with that of the whole program."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
+
 class _Version(argparse.Action):
     """Prints the version, which is looked up only then, as that is slow."""
 
@@ -111,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version and exit"
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Command)
 
     option = _add(commands, "run", "pipelines.run.local:run", "run the whole pipeline on this machine", _SETTINGS)
     option("--params", type=Path, help="params file (default: params.yaml)")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from components.shared.environment import available_cores
 from components.shared.errors import PipelineError
+from components.shared.libraries import missing_libraries
 
 if TYPE_CHECKING:
     from components.preflight.config import Params
@@ -35,6 +36,7 @@ _BUSY_FRACTION = 0.3
 _SMI = "name,memory.total,memory.used,driver_version"
 _PINNED = re.compile(r"^([a-z0-9-]+)==([^\s;]+)", re.MULTILINE)
 _NUM_NAMED = 5
+_LARGE = 100_000_000
 _FAST_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 """Flags of x86 and ARM processors with instructions for bfloat16 products."""
 _TORCH = """
@@ -68,10 +70,22 @@ def unused_gpu() -> str:
 
 
 def slow_here(params: "Params") -> str:
-    """Return a warning if training would use bf16 on a processor without instructions for it; empty otherwise."""
-    if _nvidia() or params.train_grpo.engine.precision != "bf16" or _has_fast_bf16():
+    """Return a warning if training without a GPU takes long, with the faster precision; empty otherwise."""
+    from components.preflight.resources import shape_of_base
+
+    if _nvidia():
         return ""
-    return "train_grpo.engine.precision: this processor has no instructions for bf16; fp32 is several times faster"
+    precision, fast = params.train_grpo.engine.precision, _has_fast_bf16()
+    if precision == "bf16" and not fast:
+        return "train_grpo.engine.precision: this processor has no instructions for bf16; fp32 is several times faster"
+    shape = shape_of_base(params)
+    if shape is None or shape.num_parameters < _LARGE:
+        return ""
+    remedy = "; set engine.precision: bf16 and zero_stage: 2, which this processor has instructions for" if fast else ""
+    return (
+        f"{params.train_sft.model.base}: training {shape.num_parameters / 1e6:,.0f} M parameters without a GPU is slow"
+        f"{remedy if precision == 'fp32' else ''}"
+    )
 
 
 def _has_fast_bf16() -> bool:
@@ -81,7 +95,7 @@ def _has_fast_bf16() -> bool:
 
 def doctor(params: Path | None) -> int:
     """Print the findings about this machine and a run on it; return 2 if one of them is an error."""
-    checks = [_machine, _disk, _gpu_and_torch, _imports, _lock, _tools, _sandbox, _hub]
+    checks = [_machine, _disk, _gpu_and_torch, _imports, _libraries, _lock, _tools, _sandbox, _hub]
     checks += [partial(_run, params)] if params else []
     failed = False
     for finding in (finding for check in checks for finding in check()):
@@ -90,6 +104,12 @@ def doctor(params: Path | None) -> int:
             print(f"{'':<23}{finding.remedy}", flush=True)
         failed = failed or finding.state == "error"
     return PipelineError.exit_code if failed else 0
+
+
+def _libraries() -> Iterator[Finding]:
+    for name, file in (missing_libraries() if shutil.which("ldd") else {}).items():
+        remedy = "install the system package that contains it, such as libnuma1 for libnuma.so.1"
+        yield Finding("libraries", "warning", f"{file} needs {name}, which is missing", remedy)
 
 
 def _judged(name: str, text: str, is_wrong: bool, remedy: str, state: State = "warning") -> Finding:

@@ -38,18 +38,17 @@ _NEVER_ADMITTED = re.compile(
     r"|^(?!.*insufficient unused quota).*(?:> maximum capacity \(|unavailable in ClusterQueue)"
 )
 """How Kueue says that waiting will not help: another flavor with too little unused quota may still admit the job."""
-_UNSTARTABLE = re.compile(
-    "InvalidImageName|ErrImageNeverPull|ErrImagePull|ImagePullBackOff"
-    "|CreateContainerConfigError|CreateContainerError|RunContainerError"
-)
-"""Reasons for which a container waits in vain."""
-_HINT = "is cluster.image right, may this namespace pull it, and does each of cluster.secrets have its keys?"
+_UNSTARTABLE = re.compile("InvalidImageName|ErrImage(Never)?Pull|ImagePullBackOff|(Create|Run)Container(Config)?Error")
+_HINTS = {
+    "Pull": "; is cluster.image right, and may this namespace pull it?",
+    "Config": "; does each of cluster.secrets have its keys?",
+}
+"""Reasons for which a container waits in vain, and what helps, by a part of the reason."""
 _UNSTARTABLE_S = 300.0
 """Time for which a container may wait for such a reason: a registry may be busy, a secret may come late."""
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+(Z|[+-]\d\d:\d\d)")
 """Time of a line of a log, as the kubelet writes it: always with nine digits, in the time zone of its node."""
-_RECORD_TRIES, _LINES_KEPT = 3, 1000
-_JOIN_S, _FINISH_S = 5.0, 40.0
+_RECORD_TRIES, _LINES_KEPT, _JOIN_S, _FINISH_S = 3, 1000, 5.0, 40.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _Item = TypeVar("_Item")
 
@@ -270,7 +269,8 @@ class Watch:
                 if _UNSTARTABLE.fullmatch(reason):
                     since = self._waiting_since[_name(pod)] = before.get(_name(pod), now)
                     if now - since >= _UNSTARTABLE_S:
-                        raise PipelineError(f"{_name(pod)}: {reason}: {state.get('message', 'no message')}; {_HINT}")
+                        hint = next((text for part, text in _HINTS.items() if part in reason), "")
+                        raise PipelineError(f"{_name(pod)}: {reason}: {state.get('message', 'no message')}{hint}")
 
 
 def _name(pod: Json) -> str:

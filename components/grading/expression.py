@@ -222,7 +222,7 @@ class _Parser:
     def _exponent(self) -> Node:
         if self._peek() == "{":
             return self._atom()
-        negative = self._is_negative()
+        negative = self._peek() in {"+", "-"} and self._next() == "-"
         power = self._number() if self._peek().isdigit() else self._argument()
         return Node("-", (power,)) if negative else power
 

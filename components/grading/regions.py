@@ -5,7 +5,7 @@ An inequality is solved if a variable, or its absolute value, is alone on one si
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from components.grading.parsing import Kind, Structure, is_name, parse, parse_structure
@@ -45,7 +45,7 @@ def parse_region(structure: Structure, latex: str) -> Region | None:
         case Kind.UNION | Kind.LIST:
             return _union(structure)
         case Kind.INEQUALITY:
-            return _solved(structure)
+            return _one_sided(structure) or _between(structure)
     return Region(()) if latex == r"\emptyset" else _complement(latex)
 
 
@@ -81,33 +81,41 @@ def ascending(inequality: Structure) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return parts[::-1], tuple(_FLIPPED.get(sign, sign) for sign in signs[::-1])
 
 
-def _solved(inequality: Structure) -> Region | None:
-    r"""The region of an inequality such as `x < 1`, `x \ne 1`, `1 < -x` or `1 < |x| < 2`."""
+def _one_sided(inequality: Structure) -> Region | None:
+    r"""The region of an inequality between a variable, with a minus or within bars, and another expression."""
+    (left, *others), (sign, *_) = ascending(inequality)
+    if len(others) != 1 or sign not in {"<", "<=", "!="}:
+        return None
+    is_below = bool(_bare(left))
+    part, bound = (left, others[0]) if is_below else (others[0], left)
+    if not (name := _bare(part)):
+        return None
+    if part.startswith("-"):
+        bound, is_below = f"-({bound})", not is_below
+    if sign == "!=":
+        return None if "|" in part else Region(_without([bound]), name)
+    has_end = "=" in sign
+    if "|" in part and is_below:
+        return Region((Interval(f"-({bound})", bound, has_end, has_end),), name)
+    low = Interval(r"-\infty", f"-({bound})" if "|" in part else bound, False, has_end)
+    high = Interval(bound, r"\infty", has_end, False)
+    return Region((low, high) if "|" in part else (low if is_below else high,), name)
+
+
+def _between(inequality: Structure) -> Region | None:
+    """The region of an inequality such as `1 < x < 2` or `1 < |x| < 2`."""
     parts, signs = ascending(inequality)
-    if len(parts) == 2 and _bare(parts[0]):
-        parts, signs = (r"-\infty", *parts), ("<", *signs)
-    elif len(parts) == 2:
-        parts, signs = (*parts, r"\infty"), (*signs, "<")
-    if len(parts) != 3 or not (name := _bare(parts[1])):
+    if len(parts) != 3 or not {*signs} <= {"<", "<="}:
         return None
     low, middle, high = parts
-    if "!=" in signs:
-        is_solved = middle == name and len(inequality.parts) == 2
-        return Region(_without([high if signs[1] == "!=" else low]), name) if is_solved else None
-    if not {*signs} <= {"<", "<="}:
+    bars = _BARS.fullmatch(middle)
+    name = bars[1].strip() if bars else middle
+    if "|" in name or not is_name(name):
         return None
-    interval = Interval(low, high, *(sign == "<=" for sign in signs))
-    mirrored = Interval(_negative(high), _negative(low), interval.has_high, interval.has_low)
-    if "|" not in middle:
-        return Region((mirrored if middle.startswith("-") else interval,), name)
-    is_inside = low == r"-\infty"
-    return Region(
-        (replace(interval, low=mirrored.low, has_low=interval.has_high),) if is_inside else (mirrored, interval), name
-    )
-
-
-def _negative(end: str) -> str:
-    return {r"\infty": r"-\infty", r"-\infty": r"\infty"}.get(end, f"-({end})")
+    has_low, has_high = (sign == "<=" for sign in signs)
+    interval = Interval(low, high, has_low, has_high)
+    mirrored = Interval(f"-({high})", f"-({low})", has_high, has_low)
+    return Region((mirrored, interval) if bars else (interval,), name)
 
 
 def _bare(latex: str) -> str:

@@ -66,7 +66,7 @@ class RolloutContext:
                 if self._engine_tokens is not None and len(prompt_ids) >= self._engine_tokens:
                     raise PipelineError(
                         f"the prompt of problem {problem.id} has {len(prompt_ids)} tokens, and vLLM reads at most "
-                        f"{self._engine_tokens} with the completion: raise vllm.max_tokens"
+                        f"{self._engine_tokens} with the completion: raise max_tokens in the section of vLLM"
                     )
                 groups.append([Trajectory(self, problem, prompt_ids) for _ in range(self.sampling.num_samples)])
             else:

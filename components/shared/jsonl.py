@@ -27,8 +27,10 @@ def parse_object(line: bytes, *, where: str) -> dict[str, Any]:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise PipelineError(f"{where}: not UTF-8 text (byte {error.start} of the line)") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise PipelineError(f"{where}: not valid JSON ({error}); is the file truncated?") from None
+    except RecursionError:
+        raise PipelineError(f"{where}: not valid JSON (nested too deeply)") from None
     if not isinstance(row, dict):
         raise PipelineError(f"{where}: expected a JSON object, got {type(row).__name__}")
     return row

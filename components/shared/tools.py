@@ -151,7 +151,7 @@ class ToolsConfig(Config):
     """Functions of a custom environment that the chat template shows to the model with `tool_call`; built-in
     environments show theirs."""
     max_turns: int = Field(4, ge=2)
-    """Turns of the model after which a trajectory is truncated; at least 2."""
+    """Turns of the model after which a trajectory is truncated; at least 2, or it would never read an observation."""
     max_observation_tokens: int = Field(256, gt=0)
     """Tokens of one answer of the environment; longer ones are truncated."""
     timeout_s: Annotated[float, Operational] = Field(30.0, gt=0)

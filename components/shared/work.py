@@ -349,7 +349,8 @@ def _verified(folder: Path) -> dict[str, Any]:
     del stored[_MANIFEST]
     for name in sorted({**written, **stored}):
         if stored.get(name) != written.get(name):
-            raise PipelineError(f"{folder / name}: is damaged: it is not as the manifest says")
+            fault = "differs from its SHA-256 in the manifest" if name in stored else "is missing"
+            raise PipelineError(f"{folder / name}: {fault if name in written else 'is no file of this checkpoint'}")
     return manifest
 
 

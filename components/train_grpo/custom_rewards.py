@@ -58,10 +58,12 @@ def load_reward(name: str) -> RewardFunction:
     if not callable(function):
         value = "" if function is None else f": it is {function!r:.80}"
         raise PipelineError(f"{where}: {module_name} ({module.__file__}) has no function `{function_name}`{value}")
+    signature = None
+    with suppress(Exception):  # functions in C have none, and a decorator may take other arguments than what it wraps
+        signature = inspect.signature(function, follow_wrapped=False)
     try:
-        inspect.signature(function).bind("problem", "completion", "grade")
-    except ValueError:
-        pass  # some functions in C have no signature
+        if signature:
+            signature.bind("problem", "completion", "grade")
     except TypeError as error:
         takes = "a reward takes a problem, a completion (or a list, or steps) and a grade"
         raise PipelineError(f"{where}: {function_name} ({module.__file__}): {error}; {takes}") from None

@@ -1,6 +1,7 @@
 """Ranks in real processes: launched on this machine, or by the pods of a TrainJob."""
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -13,13 +14,16 @@ from pathlib import Path
 import pytest
 
 from components.cluster.failures import error_of_ranks
-from components.cluster.job import Job, name_of
+from components.cluster.job import Job, RankFunction, name_of
 from components.cluster.launch import run_ranks
+from components.shared.config import Config
 from components.shared.environment import TRAIN_JOB_VARIABLE
 from components.shared.errors import RetryableError
 from components.shared.execution import current_environment, current_place, place_of
+from tests import tiny
 from tests.cluster.processes import ROOT, is_gone, pids, wait_until
 from tests.cluster.ranks import STOP_REQUESTED, JobConfig, act
+from tests.policy.test_parallel import CUT, be_cut_off
 
 GRACE_S = 60
 PROGRAM = """
@@ -124,8 +128,12 @@ NODES, TRAIN_JOB = 2, "grpo-1"
 
 
 def _job(folder: Path, ending: str, num_processes: int = NODES) -> Job:
-    config = JobConfig(ending=ending, rank=1, seconds=0 if ending == "go_on" else 60).model_dump(mode="json")
-    job = Job(folder / "launch", name_of(act), config, {"folder": str(folder)}, {}, num_processes, grace_s=1)
+    return _job_of(act, JobConfig(ending=ending, rank=1, seconds=0 if ending == "go_on" else 60), folder, num_processes)
+
+
+def _job_of(function: RankFunction, config: Config, folder: Path, num_processes: int = NODES) -> Job:
+    values, folders = config.model_dump(mode="json"), {"folder": str(folder)}
+    job = Job(folder / "launch", name_of(function), values, folders, {}, num_processes, grace_s=1)
     job.write(TRAIN_JOB)
     return job
 
@@ -188,6 +196,22 @@ def test_node_passes_a_request_to_stop_on(tmp_path: Path) -> None:
         nodes[1].send_signal(signal.SIGTERM)
         assert nodes[1].wait(120) == 75
     assert job.outcome(1) == {"error": "stopped: step 3 is saved", "exit_code": 75}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["meeting", pytest.param("collective", marks=pytest.mark.long)])
+def test_node_that_loses_the_first_one_ends(tmp_path: Path, where: str) -> None:
+    """Where no connection is closed and nothing answers; the job may be started again."""
+    job = _job_of(be_cut_off, tiny.engine_config(num_processes=NODES, deadline_s=1), tmp_path)
+    with _nodes(job) as nodes:
+        wait_until(lambda: len(pids(tmp_path)) == NODES)
+        for pid in (nodes[0].pid, pids(tmp_path)[0]):  # the launcher of the first node holds the store
+            os.kill(pid, signal.SIGSTOP)
+        (tmp_path / CUT).write_text(where)
+        assert nodes[1].wait(120) == 75
+    outcome = job.outcome(1)
+    assert outcome is not None
+    assert re.fullmatch(r"the rendezvous store does not answer at .*", outcome["error"])
 
 
 def test_launching_needs_none_of_the_libraries_of_ranks() -> None:

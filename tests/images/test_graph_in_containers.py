@@ -8,7 +8,8 @@ import pytest
 
 from components.preflight.config import STAGES
 from components.shared.images import GPU
-from components.shared.lineage import FILE_NAME, read
+from components.shared.jsonl import read_json
+from components.shared.lineage import FILE_NAME, digest, read
 from pipelines.run.stages import arguments, declared
 from tests.images import engine
 from tests.images.engine import ANYBODY, Image
@@ -56,6 +57,9 @@ def test_artifacts_are_the_same_with_and_without_containers(tmp_path: Path) -> N
             compared += len(one)
     assert compared > 30
     trained = plain.outputs
+    registrations = (contained / "artifacts/register/registration", trained["register"]["registration"])
+    registered = [read_json(folder / "version.json")["policy_digest"] for folder in registrations]
+    assert registered == [digest(trained["train_grpo"]["policy"])] * 2
     assert unmoved(trained["train_grpo"]["policy"], trained["train_sft"]["reference"]) == []
     command = ["git", "-c", "safe.directory=*", "-C", str(contained / "registry"), "log", "-1", "--format=%B"]
     message = subprocess.run(command, capture_output=True, text=True, check=True).stdout

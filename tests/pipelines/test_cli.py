@@ -26,6 +26,15 @@ def test_a_params_file_can_be_printed_in_full(tmp_path: Path, capsys: pytest.Cap
     assert load_params(tmp_path / "full.yaml") == load(SMOKE, [setting])
 
 
+def test_an_unknown_option_is_answered_with_the_usage_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not with that of the whole program."""
+    with pytest.raises(SystemExit):
+        main(["models", "show", "v0.0.1", "--parms", "x"])
+    error = capsys.readouterr().err
+    assert error.startswith("usage: grpo-pipeline models show ")
+    assert error.endswith("grpo-pipeline models show: error: unrecognized arguments: --parms x\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,36 +1,73 @@
 """Findings of the doctor, on this machine and on simulated ones with other programs and packages."""
 
 import shutil
+import sys
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
 from components.preflight.config import Params
+from components.shared.model_shape import ModelShape
 from pipelines import doctor
 from pipelines.cli import main
 from pipelines.doctor import unused_gpu
 from tests.presets import preset
 
-_GPU = "NVIDIA GeForce RTX 4090, 24564, 20000, 550.54"
+_SMI = """#!/bin/sh
+echo "NVIDIA GeForce RTX 4090, 24564, 20000, 550.54"
+"""
+_TORCH = """
+__version__ = "2.13.0"
+class version: cuda = {cuda!r}
+class cuda:
+    is_available = staticmethod(lambda: {available})
+    is_bf16_supported = staticmethod(lambda: {bf16})
+class _Square:
+    def reshape(self, *sizes): return self
+    def __matmul__(self, other): return self
+    def equal(self, other): return True
+arange = eye = lambda *sizes, device: _Square()
+"""
+
+
+def _torch(folder: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    """Have another torch installed."""
+    package = folder / "packages/torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(content)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
 
 
 @pytest.mark.parametrize(
-    ("cuda", "is_used", "bf16", "expected"),
+    ("cuda", "available", "bf16", "expected"),
     [
         (None, False, True, ("error", "computes on CPUs, though there is a GPU", "make setup TORCH_BACKEND=auto")),
-        ("13.0", False, True, ("error", "does not find the GPU", "CUDA 13.0 needs a newer driver")),
+        (
+            "13.0",
+            False,
+            True,
+            ("error", "does not find the GPU", "CUDA 13.0 needs a newer driver"),
+        ),
         ("12.4", True, False, ("warning", "which has no bfloat16", "engine.precision: fp32")),
         ("12.4", True, True, ("ok", "computes on the GPU", "")),
     ],
 )
 def test_torch_is_judged_by_the_gpu_that_is_there(
-    cuda: str | None, is_used: bool, bf16: bool, expected: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+    cuda: str | None,
+    available: bool,
+    bf16: bool,
+    expected: tuple[str, str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A build for CPUs on a machine with a GPU would train for days and say nothing."""
-    answer = {"version": "2.13.0", "cuda": cuda, "gpu": is_used, "bf16": bf16}
-    monkeypatch.setattr(doctor, "_nvidia", lambda: [_GPU])
-    monkeypatch.setattr(doctor, "_ask_python", lambda script: answer)
+    program = tmp_path / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(_SMI)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    _torch(tmp_path, monkeypatch, _TORCH.format(cuda=cuda, available=available, bf16=bf16))
     gpu, found = doctor._gpu_and_torch()
     assert gpu.state == "warning"  # another process holds its memory
     assert gpu.text.startswith("NVIDIA GeForce RTX 4090, 24 GiB")
@@ -45,8 +82,7 @@ def test_a_torch_that_cannot_be_imported_is_an_error_and_not_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the last line of what it printed."""
-    (tmp_path / "torch.py").write_text("raise OSError('libcublasLt.so.13: cannot open shared object file')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    _torch(tmp_path, monkeypatch, "raise OSError('libcublasLt.so.13: cannot open shared object file')")
     _, found = doctor._gpu_and_torch()
     assert found.state == "error"
     assert found.text == "OSError: libcublasLt.so.13: cannot open shared object file"
@@ -62,17 +98,28 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert [finding.state for finding in doctor._disk()] == [state] * 2
 
 
-@pytest.mark.parametrize(("precision", "is_fast"), [("fp32", False), ("bf16", True), ("bf16", False)])
-def test_bf16_on_a_processor_without_instructions_for_it_is_a_warning(
-    precision: str, is_fast: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("precision", "is_fast", "warning"),
+    [
+        ("fp32", True, "set engine.precision: bf16 and zero_stage: 2, which this processor has instructions for"),
+        ("fp32", False, "is slow"),
+        ("bf16", True, "is slow"),
+        ("bf16", False, "no instructions for bf16; fp32 is several times faster"),
+    ],
+)
+def test_the_precision_that_a_processor_is_fast_in_is_named(
+    precision: str, is_fast: bool, warning: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is no GPU, either."""
+    """Where a large model would be trained without a GPU in the other one."""
     monkeypatch.setattr(doctor, "_nvidia", list)
     monkeypatch.setattr(doctor, "_has_fast_bf16", lambda: is_fast)
+    monkeypatch.setattr(
+        "components.preflight.resources.shape_of_base",
+        lambda params: ModelShape(576, 1536, 30, 9, 3, 64, 49152, tied=True),
+    )
     values = preset()
     values["train_grpo"]["engine"] |= {"precision": precision, "zero_stage": 2}
-    warns = "fp32 is several times faster" in doctor.slow_here(Params.model_validate(values))
-    assert warns == (precision == "bf16" and not is_fast)
+    assert doctor.slow_here(Params.model_validate(values)).endswith(warning)
 
 
 def test_packages_of_other_versions_than_the_lock_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +141,13 @@ def test_what_a_run_would_miss_is_part_of_the_diagnosis(
     for name in ("_imports", "_hub"):
         monkeypatch.setattr(doctor, name, lambda: iter(()))
     monkeypatch.setattr(doctor, "_nvidia", list)
+    _torch(tmp_path, monkeypatch, _TORCH.format(cuda=None, available=False, bf16=True))
     params = tmp_path / "params.yaml"
     root = Path(doctor.__file__).parents[1]
     params.write_text(f"extends: {root / 'params/smoke.yaml'}\nreport: {{gate: {{target: [gsm8k]}}}}\n")
     assert main(["doctor", "--params", str(params)]) == 2
     findings = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines() if line[0] != " "]
     assert [state for state, _, text in findings if "report.gate.target" in text] == ["error"]
-    assert {"python", "cores", "memory", "disk", "gpu", "torch", "packages", "git"} <= {name for _, name, _ in findings}
+    named = {name for _, name, _ in findings}
+    assert {"python", "cores", "memory", "disk", "gpu", "torch", "packages", "git"} <= named
+    assert f"{sys.version_info.major}.{sys.version_info.minor}" in findings[0][2]

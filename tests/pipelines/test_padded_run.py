@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3NextConfig
+from transformers import AutoModelForCausalLM, NemotronHConfig, PreTrainedConfig, Qwen3NextConfig
 
 from components.preflight.config import load_params
 from components.prepare_data.prepare import prepare
@@ -21,18 +21,24 @@ _QWEN = {
     **{"shared_expert_intermediate_size": 32, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
 }
+_NEMOTRON = {
+    **{"ssm_state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 1},
+    **{"layers_block_type": ["mamba", "attention", "mlp", "mamba"], "num_hidden_layers": 4},
+}
 
 
-def _project(folder: Path) -> Project:
-    """A copy of the project with an untrained model, for the problems of the smoke preset."""
+def _project(folder: Path, family: str) -> Project:
+    """A copy of the project with an untrained model of the family, for the problems of the smoke preset."""
     project = copy_project(folder)
     (folder / "words").mkdir()
     prepare(load_params(ROOT / "params/smoke.yaml").prepare_data, problems=folder / "words")
     tokenizer = chat_model.tokenizer(None, problems=read_problems(folder / "words", Split.TRAIN))
     ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None, "pad_token_id": tokenizer.pad_token_id}
     common = {**_SIZE, **ends, "vocab_size": len(tokenizer), "max_position_embeddings": 256}
+    config: PreTrainedConfig
+    config = Qwen3NextConfig(**common, **_QWEN) if family == "qwen3_next" else NemotronHConfig(**common, **_NEMOTRON)
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(Qwen3NextConfig(**common, **_QWEN)).save_pretrained(folder / "model")
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     return project
 
@@ -43,10 +49,13 @@ def _run(project: Project) -> FinishedRun:
     return project.pipeline("run", "--params", "params/smoke.yaml", *settings)
 
 
-@pytest.mark.slow
-def test_it_goes_through_the_whole_pipeline(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param("qwen3_next", marks=pytest.mark.slow), pytest.param("nemotron_h", marks=pytest.mark.long(minutes=1))],
+)
+def test_it_goes_through_the_whole_pipeline(family: str, tmp_path: Path) -> None:
     """It is trained, measured and registered; what it samples has the log-probabilities that are trained on."""
-    run = _run(_project(tmp_path))
+    run = _run(_project(tmp_path, family))
     assert run.exit_code == 0, run.printed + run.errors
     assert "padded rows, each prompt once per completion: " in run.printed
     outputs = run.outputs

@@ -24,7 +24,7 @@ from components.policy.attention import use_packed_attention
 from components.policy.config import LoraConfig
 from components.policy.decoder import Decoder, trains_as_usual
 from components.policy.engine import recompute_layers
-from components.policy.logprobs import use_float32_logits
+from components.policy.logprobs import LogprobModel, use_float32_logits
 from components.policy.lora import add_adapters
 from components.policy.packed_weights import packed_weights
 from components.policy.packing import MicroBatch, TokenSequence, pack
@@ -51,6 +51,13 @@ _MODELS: dict[str, tuple[type[PreTrainedModel], Any, bool]] = {
 }
 
 
+@pytest.fixture(params=_MODELS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The name of a model."""
+    name: str = request.param
+    return name
+
+
 @pytest.mark.parametrize("places", [False, True])
 @pytest.mark.parametrize("kind", [kind for kind, (_, _, is_usual) in _MODELS.items() if is_usual])
 def test_outputs_and_gradients_are_those_of_transformers(kind: str, places: bool) -> None:
@@ -72,9 +79,23 @@ def test_outputs_and_gradients_are_those_of_transformers(kind: str, places: bool
         torch.testing.assert_close(gradient, exact_gradient, rtol=1e-9, atol=1e-10, msg=name)
 
 
-def test_an_output_layer_in_half_precision_is_converted_once() -> None:
+def test_gradients_of_float32_are_those_of_float64_up_to_rounding(kind: str) -> None:
+    """Through the model that is trained, whichever way it computes."""
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        model = _model(kind).to(dtype)
+        assert trains_as_usual(model.get_decoder()) == _MODELS[kind][2]
+        LogprobModel(model, temperature=0.8)(_batch()).logprobs_N.sum().backward()
+        gradients.append({name: each.grad for name, each in model.named_parameters()})
+    for name, exact in gradients[1].items():
+        assert exact is not None
+        assert (gradients[0][name] - exact).abs().max() < _ROUNDING * exact.abs().max(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_output_layer_in_half_precision_is_converted_once(dtype: torch.dtype) -> None:
     """Its logits are those that the trainer computes, in float32, up to the order of sums."""
-    model = _model("qwen2").bfloat16()
+    model = _model("qwen2").to(dtype)
     use_float32_logits(model.get_output_embeddings())
     with torch.no_grad():
         expected = _logits(model)
@@ -102,11 +123,9 @@ def test_a_decoder_that_trains_in_another_way_computes_by_itself(changed: str) -
     assert not trains_as_usual(decoder)
 
 
-@pytest.mark.parametrize("kind", _MODELS)
 def test_logits_are_those_of_float64_up_to_rounding(kind: str) -> None:
     """Of prompts that completions share, whatever is random in weights, biases and norms."""
     model = _model(kind)
-    assert trains_as_usual(model.get_decoder()) == _MODELS[kind][2]
     with torch.no_grad():
         expected = _logits(model.double())
         model.float()

@@ -81,9 +81,9 @@ def _another_score(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("weights/part.bin", flip, "/weights/part.bin: is damaged: it is not as the manifest says;"),
-        ("weights", shutil.rmtree, "/weights/part.bin: is damaged:"),
-        ("weights/manifest.json", Path.touch, "/weights/manifest.json: is damaged:"),
+        ("weights/part.bin", flip, "/weights/part.bin: differs from its SHA-256 in the manifest;"),
+        ("weights", shutil.rmtree, "/weights/part.bin: is missing;"),
+        ("weights/manifest.json", Path.touch, "/weights/manifest.json: is no file of this checkpoint;"),
         ("manifest.json", Path.unlink, "/manifest.json: no such file;"),
         ("manifest.json", lambda path: path.write_text("7"), "/manifest.json: is damaged:"),
         ("manifest.json", _another_score, "/manifest.json: is damaged: its digest is not that of its content;"),

@@ -1,3 +1,4 @@
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -5,21 +6,26 @@ from typing import Any, Literal, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from components.train_grpo.config import (
     AdvantageEstimator,
+    ClipConfig,
     CorrectionConfig,
+    ImportanceMaskConfig,
     KLEstimator,
+    LossConfig,
 )
-from components.train_grpo.corrections import importance_weights
+from components.train_grpo.corrections import importance_weights, is_within_mask
 from components.train_grpo.objective import (
     Tokens,
     advantages,
+    clipped,
     has_spread,
     kl_to_reference,
+    policy_objective,
     policy_ratio,
     token_advantages,
 )
@@ -58,7 +64,6 @@ _FORMULAS: dict[str, Callable[[float, list[float], list[float]], float]] = {
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-@settings(max_examples=40)
 @given(rewards_PK=ROLLOUTS)
 def test_every_estimator_is_its_formula(estimator: AdvantageEstimator, rewards_PK: list[list[float]]) -> None:
     """For rewards of any kind, with some missing, it equals the standard library's statistics reward by reward."""
@@ -136,13 +141,70 @@ def test_a_ratio_is_exactly_one_on_policy_and_never_overflows(level: Level) -> N
     assert 0 < float(result[-1]) < 1e-6
 
 
+# The policy loss ------------------------------------------------------------------------------------------------------
+
+
+def _surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
+    return _objective(torch.zeros_like(ratio_N), ratio_N, advantages_N, LossConfig(clip=clip))
+
+
+def _clipped(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> tuple[Tensor, Tensor]:
+    return clipped(LossConfig(clip=clip), _tokens(torch.zeros_like(ratio_N), ratio_N, advantages_N), ratio_N)
+
+
+def _objective(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, loss: LossConfig) -> Tensor:
+    return policy_objective(_tokens(logprobs_N, ratio_N, advantages_N), ratio_N, loss)
+
+
+def _tokens(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor) -> Tokens:
+    """Tokens, each a completion by itself, sampled from the policy before the update."""
+    zero_N, old_N = torch.zeros_like(ratio_N), logprobs_N.detach() - ratio_N.detach().log()
+    number_N = torch.arange(len(ratio_N))
+    return Tokens(logprobs_N, old_N, old_N, None, zero_N, advantages_N, number_N, torch.ones_like(number_N))
+
+
+@pytest.mark.parametrize("clip", [ClipConfig(low=0.2, high=0.2), ClipConfig(low=0.4, high=0.1)])
+def test_the_gradient_of_the_surrogate_is_zero_exactly_where_a_token_is_clipped(clip: ClipConfig) -> None:
+    """Over a grid of ratios and advantages it is the advantage itself everywhere else; never both sides at once."""
+    ratios = torch.linspace(0.013, 4.0, 400, dtype=torch.float64).tolist()
+    pairs = list(itertools.product(ratios, [-2.0, -0.3, 0.3, 2.0]))
+    ratio_N = _tensor(*(ratio for ratio, _ in pairs)).requires_grad_()
+    advantages_N = _tensor(*(advantage for _, advantage in pairs))
+    (gradient_N,) = torch.autograd.grad(_surrogate(ratio_N, advantages_N, clip).sum(), ratio_N)
+    high_N, low_N = _clipped(ratio_N, advantages_N, clip)
+    assert gradient_N.tolist() == torch.where(high_N | low_N, 0.0, advantages_N).tolist()
+    assert not bool((high_N & low_N).any())
+    assert bool(high_N.any())
+    assert bool(low_N.any())
+
+
 # The correction for a sampler that is not the policy before the update ------------------------------------------------
+
+TO_SAMPLER = (0.5, 4, 1, 8, 1 / 16)
+"""pi_old / pi_sampler of tokens: of their completions the products are 2 and 1/2, the geometric means 1.26 and 0.71."""
 
 
 def _corrected(correction: Mapping[str, Any], old_N: Tensor, sampler_N: Tensor) -> Tensor | None:
     zero_N = torch.zeros_like(old_N)
     tokens = Tokens(zero_N, old_N, sampler_N, None, zero_N, zero_N, SEQUENCE_N, NUM_TOKENS_B)
     return importance_weights(tokens, CorrectionConfig.model_validate(correction))
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        ({"level": "sequence", "low": 0.6, "high": 2.1}, [True, False]),
+        ({"level": "geometric", "low": 0.6, "high": 1.2}, [False, True]),
+        ({"level": "geometric", "low": 0.8, "high": 1.3}, [True, False]),
+        ({"level": "sequence", "low": 0.0, "high": 1.9}, [False, True]),
+    ],
+)
+def test_completions_within_the_mask_by_hand(mask: Mapping[str, Any], expected: list[bool]) -> None:
+    """The product of the ratios, or their geometric mean, is within the bounds; single tokens may be outside."""
+    sampler_M = torch.zeros(5, dtype=torch.float64)
+    old_M = _tensor(*TO_SAMPLER).log()
+    within_B = is_within_mask(old_M, sampler_M, [3, 2], ImportanceMaskConfig.model_validate(mask))
+    assert within_B.tolist() == expected
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

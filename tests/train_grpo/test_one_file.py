@@ -65,7 +65,7 @@ def _rollout(step: int) -> list[Group]:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_steps_give_the_weights_of_the_file(one_file: ModuleType, name: str) -> None:
+def test_ten_steps_give_the_weights_of_the_file(one_file: ModuleType, name: str) -> None:
     """To a billionth, in float64, with two updates on each rollout, of which the second clips."""
     changes, settings = VARIANTS[name]
     config = grpo_config(
@@ -79,7 +79,7 @@ def test_steps_give_the_weights_of_the_file(one_file: ModuleType, name: str) -> 
     )
     own = one_file.Config(updates_per_step=2, group_size=4, max_new_tokens=16, max_gradient_norm=0.5, **settings)
     optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
-    for step in range(5):
+    for step in range(10):
         groups = _rollout(step)
         experience = make_experience(config, groups, torch.device("cpu"))
         if config.loss.kl.coefficient:
@@ -103,22 +103,31 @@ def test_steps_give_the_weights_of_the_file(one_file: ModuleType, name: str) -> 
     moved = max(
         float((a - b).detach().abs().max()) for a, b in zip(theirs.parameters(), start.parameters(), strict=True)
     )
-    assert moved > 0.02
+    assert moved > 0.05
     for (key, weight), expected in zip(model.named_parameters(), theirs.parameters(), strict=True):
         assert float((weight - expected).detach().abs().max()) < 1e-9, key
+
+
+def test_a_reward_is_for_the_number_that_is_stated(one_file: ModuleType) -> None:
+    """Of a finished completion, behind the last mark."""
+    written = {"1+1=2\n#### 2": 1.0, "#### 2\n#### 3": 0.0, "2": 0.0, "#### 1,002": 0.0}
+    for text, expected in written.items():
+        assert one_file.reward(one_file.Completion([], [], text, True), "2") == expected
+    assert one_file.reward(one_file.Completion([], [], "#### 1,002", True), "1002") == 1.0
+    assert one_file.reward(one_file.Completion([], [], "#### 2", False), "2") == 0.0
 
 
 def test_the_file_samples_from_the_model_that_it_trains(one_file: ModuleType) -> None:
     """First tokens have their frequencies under the model, whatever stands beside their prompt in the batch."""
     checkpoint = tiny.checkpoint()
     torch.nn.init.normal_(checkpoint.model.get_output_embeddings().weight)  # a new model draws all tokens alike
-    config = one_file.Config(group_size=1500, max_new_tokens=1)
+    config = one_file.Config(group_size=3000, max_new_tokens=1)
     torch.manual_seed(0)
     questions = ["Total?", "Tom has 3 apples and gets 2. Total?"]
     completions = one_file.sample(checkpoint.model, checkpoint.tokenizer, questions, config, greedy=False)
-    for start in (0, 1500):
-        counts = torch.bincount(torch.tensor([each.ids[0] for each in completions[start : start + 1500]]), minlength=2)
+    for start in (0, 3000):
+        counts = torch.bincount(torch.tensor([each.ids[0] for each in completions[start : start + 3000]]), minlength=2)
         logits_V = checkpoint.model(torch.tensor([completions[start].prompt_ids])).logits[0, -1].detach()
         expected_V = logits_V.softmax(-1)[: len(counts)]
-        assert float((counts / 1500 - expected_V).abs().max()) < 0.05
+        assert float((counts / 3000 - expected_V).abs().max()) < 0.04
         assert float(expected_V.max()) > 0.1

@@ -2,13 +2,18 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from components.grading.verifier import Verifier
+from components.policy.checkpoint import load, save
 from components.policy.packing import TokenSequence
 from components.policy.parallel import SINGLE_PROCESS, Ranks
 from components.rollout.sampler import Completion, PartialCompletions, Sampling
+from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.problem import Problem
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import staleness_metrics
@@ -16,8 +21,10 @@ from components.train_grpo.partial_rollouts import PartialRollouts
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.rollouts import Rollout
 from components.train_grpo.scoring import Group
+from components.train_grpo.trainer import Trainer
+from components.train_grpo.worker import build_trainer
 from tests import tiny
-from tests.train_grpo.groups import graded
+from tests.train_grpo.groups import SHORTNESS, graded
 from tests.train_grpo.runs import in_processes
 from tests.train_grpo.settings import SERVERS, grpo_config
 
@@ -168,3 +175,23 @@ def test_several_processes_learn_from_the_groups_that_one_would() -> None:
         for step, rollout in enumerate(shared, start=1):
             assert rollout.trained == alone[step].trained
             assert rollout.groups_in_flight == alone[step].groups_in_flight
+
+
+def test_segments_that_hold_a_whole_completion_change_nothing(tmp_path: Path, verify: Verifier) -> None:
+    """Weights and metrics are those of the synchronous trainer, to the last bit; nothing is ever in flight or old."""
+    save(tiny.checkpoint(), tmp_path)
+
+    def trained(**changes: Any) -> Trainer:
+        correction = {"sampler__correction__weight": {"level": "token", "max": 2.0}, "sampler__max_mismatch": 1.0}
+        config = grpo_config(**{"reward__weights": SHORTNESS, "num_steps": 4, **correction, **changes})
+        checkpoint = load(tmp_path, dtype=torch.float32)
+        trainer = build_trainer(config, checkpoint, tiny.PROBLEMS, verify, TransformersSampler(checkpoint, 64))
+        trainer.run(steps_done=0, after_step=lambda _: None)
+        return trainer
+
+    synchronous, partial = trained(), trained(sampler__max_staleness=3, sampler__segment_tokens=16)
+    pairs = zip(partial.checkpoint.model.parameters(), synchronous.checkpoint.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+    extra = {"staleness_mean": 0.0, "staleness_max": 0, "stale_truncated_fraction": 0.0, "groups_in_flight": 0}
+    assert partial.history.curves == [{**row, **extra} for row in synchronous.history.curves]
+    assert partial.history.completions == synchronous.history.completions

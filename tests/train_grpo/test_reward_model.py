@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn import functional
 from transformers import (
     AutoModelForSequenceClassification,
@@ -20,13 +21,15 @@ from transformers import (
     XGLMForCausalLM,
 )
 
+from components.cluster.launch import run_ranks
 from components.policy.checkpoint import Checkpoint, save
 from components.policy.engine import NonFiniteError
 from components.policy.packing import TokenSequence
-from components.policy.parallel import Ranks
-from components.policy.training import TrainingCheckpoint
+from components.policy.parallel import Ranks, init_ranks
+from components.policy.training import TrainingCheckpoint, prepare_process
 from components.shared.errors import PipelineError
 from components.train_grpo import reward_examples as module
+from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_examples import LabeledExample, Replay, Row, unpacked
 from components.train_grpo.reward_model import RewardModel, load_classifier, padded_batches
@@ -100,6 +103,18 @@ def _toy(numbers: range) -> list[Row]:
 def _flat(model: RewardModel) -> torch.Tensor:
     with model.engine.gather_full_parameters():
         return torch.cat([parameter.detach().flatten() for parameter in model.model.parameters()])
+
+
+def _saved(model: RewardModel, folder: Path) -> TrainingCheckpoint:
+    """Return a checkpoint of the model's tensors in a folder."""
+    folder.mkdir(exist_ok=True)
+    tensors = model.tensors()
+    if model.engine.ranks.is_main:
+        for name, of_name in tensors.items():
+            save_file(of_name, folder / f"{name}.safetensors")
+        torch.save({}, folder / "values.pt")
+    model.engine.ranks.barrier("a checkpoint")
+    return TrainingCheckpoint(folder)
 
 
 # Scoring and training -------------------------------------------------------------------------------------------------
@@ -289,6 +304,54 @@ def test_a_restored_replay_goes_on_as_the_saved_one(monkeypatch: pytest.MonkeyPa
     for replay in (saved, restored):
         replay.add(_numbered(100, 30))
     assert _written(restored.state()) == _written(saved.state())
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+
+def train_in_ranks(config: TrainGRPOConfig, *, base: Path, folder: Path) -> dict[str, float]:
+    """Train and score in this process's part; write what became of it to folder/PROCESSES-STAGE-RANK.pt."""
+    assert config.reward.model is not None
+    prepare_process(1)
+    ranks = init_ranks(config.engine)
+    rows = _toy(range(70))
+    for stage in (0, 2, 3):
+        changed = config.model_copy(update={"engine": config.engine.model_copy(update={"zero_stage": stage})})
+        model = RewardModel(changed, config.reward.model.model_copy(update={"base": str(base)}), tiny.checkpoint())
+        figures = model.fit(rows, num_new=10, seed=1)
+        _saved(model, folder / f"{ranks.world_size}-{stage}")
+        # The last process has nothing to score where there are two.
+        shard = slice(0, 0 if ranks.rank else len(_SEQUENCES))
+        scores, weights = model.score(_SEQUENCES[shard], _STEPS[shard]), _flat(model)
+        model.save(folder / f"{ranks.world_size}-{stage}" / "classifier")
+        result = {"figures": figures, "scores": scores, "weights": weights}
+        torch.save(result, folder / f"{ranks.world_size}-{stage}-{ranks.rank}.pt")
+    return {}
+
+
+@pytest.mark.long(minutes=2)
+def test_training_depends_on_neither_processes_nor_sharding(tmp_path: Path) -> None:
+    """Two processes that share steps end with the weights of one."""
+    _save_classifier(tmp_path / "base")
+    folders = {"base": tmp_path / "base", "folder": tmp_path}
+    for processes in (1, 2):
+        config = reward_model_config(epochs=2, learning_rate=1e-3, engine__num_processes=processes)
+        run_ranks(train_in_ranks, config, folders, num_processes=processes, work=tmp_path / "work", grace_s=30)
+    expected = torch.load(tmp_path / "1-0-0.pt")
+    assert expected["figures"]["reward_model_examples"] == 70
+    for name in ("1-2-0", "1-3-0", "2-0-0", "2-0-1", "2-2-0", "2-2-1", "2-3-0", "2-3-1"):
+        actual = torch.load(tmp_path / f"{name}.pt")
+        assert actual["figures"] == pytest.approx(expected["figures"], rel=1e-4), name
+        torch.testing.assert_close(actual["weights"], expected["weights"], rtol=0, atol=2e-4)
+        if not name.endswith("1"):
+            pairs = zip(actual["scores"], expected["scores"], strict=True)
+            assert all(one == pytest.approx(other, abs=1e-3) for one, other in pairs)
+    # What two processes have sharded, one goes on from, and Hugging Face loads.
+    saved = TrainingCheckpoint(tmp_path / "2-3")
+    resumed = _made(tiny.checkpoint(), saved, base=str(tmp_path / "base"), engine__zero_stage=0)
+    torch.testing.assert_close(_flat(resumed), torch.load(tmp_path / "2-3-0.pt")["weights"], rtol=0, atol=0)
+    again = _made(tiny.checkpoint(), base=str(tmp_path / "2-3" / "classifier"))
+    torch.testing.assert_close(_flat(again), _flat(resumed), rtol=0, atol=0)
 
 
 class _Second(Ranks):

@@ -208,6 +208,21 @@ def test_a_custom_reward_that_cannot_be_loaded_is_named(
     assert str(error.value).startswith(f"train_grpo.reward.weights.{name}: ")
 
 
+def test_a_decorated_reward_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the function within takes something else."""
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.py").write_text(
+        "import functools\n"
+        "def on_text(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def reward(problem, completion, grade):\n        return function(completion.text)\n"
+        "    return reward\n"
+        "@on_text\ndef short(text):\n    return -len(text)\n"
+    )
+    assert callable(load_reward("mine:short"))
+
+
 def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
