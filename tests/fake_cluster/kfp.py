@@ -6,6 +6,7 @@ import operator
 import uuid
 from functools import partial
 
+import jsonschema
 import yaml
 
 from tests.fake_cluster.clock import Clock
@@ -19,6 +20,8 @@ _PAGE_SIZE = 20
 _NEVER = "1970-01-01T00:00:00Z"
 _OPERATIONS = {1: operator.eq, "EQUALS": operator.eq, 9: operator.contains}
 """Operations of filters: on a value, and what it is compared with or has to contain."""
+_TYPES = {"STRING": "string", "BOOLEAN": "boolean", "LIST": "array", "STRUCT": "object"}
+"""JSON types of parameters; the others are numbers."""
 _PARTS = ("pipelineInfo", "root", "schemaVersion", "components", "deploymentSpec")
 _JOB = ("display_name", "description", "pipeline_spec", "runtime_config", "service_account")
 Table = dict[str, Json]
@@ -189,6 +192,7 @@ class KfpApi:
         experiment = _existing(self.experiments, body.get("experiment_id") or "")
         self._check_namespace(experiment.get("namespace"))
         _check_pipeline(body.get("pipeline_spec") or {})
+        _check_parameters(body["pipeline_spec"], (body.get("runtime_config") or {}).get("parameters") or {})
         job = {name: body[name] for name in _JOB if name in body}
         return {**job, "experiment_id": experiment["experiment_id"], "namespace": experiment.get("namespace")}
 
@@ -275,6 +279,21 @@ def _existing(table: Table, id_: str) -> Json:
 
 def _one(table: Table, _: Request, *ids: str) -> Answer:
     return Answer(_existing(table, ids[-1]))
+
+
+def _check_parameters(pipeline: Json, values: Json) -> None:
+    """Refuse parameters that a pipeline does not have, lacks, or has of another type or with another value."""
+    inputs = pipeline["pipeline_spec"]["root"].get("inputDefinitions", {}).get("parameters", {})
+    schema = {
+        "properties": {name: {"type": _TYPES.get(each["parameterType"], "number")} for name, each in inputs.items()},
+        "required": [name for name, each in inputs.items() if not {"isOptional", "defaultValue"} & set(each)],
+        "additionalProperties": False,
+    }
+    for error in jsonschema.Draft202012Validator(schema).iter_errors(values):
+        raise ApiError(400, f"parameter {'.'.join(map(str, error.absolute_path))}: {error.message}")
+    for name, each in inputs.items():
+        if name in values and each.get("literals") and values[name] not in each["literals"]:
+            raise ApiError(400, f'input parameter "{name}" value does not match any of the allowed literal values')
 
 
 def _check_pipeline(pipeline: Json) -> None:
