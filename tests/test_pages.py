@@ -110,7 +110,7 @@ def test_the_page_on_a_registration_says_where_the_model_is(pages: dict[str, str
     assert re.search(rf"grpo-pipeline fetch grpo-policy@v0\.0\.1 grpo-policy --registry {registry} ", text)
     for row in (
         rf"Registry +{registry} ",
-        r"Weights +in the storage of the registry",
+        r"Weights +next to the registry",
         r"Digest of the weights +[0-9a-f]{64} ",
     ):
         assert re.search(row, text), row

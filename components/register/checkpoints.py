@@ -43,7 +43,7 @@ from components.register.storage import (
     write_dvc_config,
 )
 from components.shared import durable, jsonl, lineage
-from components.shared.errors import PipelineError, explain
+from components.shared.errors import PipelineError, RetryableError, explain
 from components.shared.lineage import Lineage
 from components.shared.progress import say
 from components.shared.versioning import Workspace, is_url
@@ -110,9 +110,11 @@ def fetch_checkpoint(location: str, name: str, destination: Path) -> StoredCheck
         checkpoint = _find(snapshot, name)
         branch = f"{_BRANCHES}{checkpoint.run}"
         with error_prefix(f"{checkpoint.name}: cannot be fetched"):
-            config = snapshot.repository.git("show", f"{branch}:{CONFIG}")
-            pointer = md5_in(snapshot.repository.git("show", f"{branch}:{_folder(checkpoint.step)}/{MODEL}.dvc"))
-            read = snapshot.read_storage(config, {folder.name: pointer}, str(folder.parent.absolute()))
+            paths = (CONFIG, f"{_folder(checkpoint.step)}/{MODEL}.dvc")
+            config, pointer = (snapshot.repository.try_git("show", f"{branch}:{path}") for path in paths)
+            if config is None or pointer is None:
+                raise RetryableError("it has just been removed; list the checkpoints again")
+            read = snapshot.read_storage(config, {folder.name: md5_in(pointer)}, str(folder.parent.absolute()))
             for fault in read["faults"]:
                 raise PipelineError(fault)
         fetched = {path.removeprefix(f"{folder.name}/"): digest for path, digest in read["files"].items()}
@@ -235,6 +237,8 @@ class _Publisher:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._run, self._started = options, options.work.name, datetime.now(UTC)
+        self._has_leftovers = True
+        """Whether a killed process may have left unreferenced files in the storage."""
 
     def run_until_end(self) -> None:
         """Push each new checkpoint until training has ended and the newest is pushed; failures are warnings.
@@ -291,8 +295,11 @@ class _Publisher:
         keep = list(folders)[-self._options.keep_last :]
         if self._options.keep_best:
             keep += _best(folders)
-        branch.commit(f"Add {checkpoint.name}", {step: folder for step, folder in folders.items() if step not in keep})
-        branch.collect_garbage()  # also what a killed process has left there
+        removed = {step: folder for step, folder in folders.items() if step not in keep}
+        branch.commit(f"Add {checkpoint.name}", removed)
+        if removed or self._has_leftovers:
+            branch.collect_garbage()
+            self._has_leftovers = False
 
 
 def _best(folders: Mapping[int, Path]) -> list[int]:

@@ -20,12 +20,16 @@ from components.register.registry import POLICY, RefusedError, Registry, open_re
 from components.register.snapshot import DIGESTS_FILE, FORMAT, VERSION_FILE, Snapshot
 from components.register.test_set_uses import count_test_set_use
 from components.shared import jsonl, lineage
+from components.shared.config import keys_with_secrets
 from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import GateMissedError, PipelineError, RetryableError
 from components.shared.execution import Revision, person
 from components.shared.progress import say, say_line
 from components.shared.stage import Stage
+from components.shared.versioning import is_url
 
+ADDRESSES_FILE = "addresses.json"
+"""In a registration: URL of the storage, and URL of the weights as plain files, to serve; null without one."""
 _ATTEMPTS = 10
 """Pushes to a registry that others change at the same time."""
 _PULL_REQUEST = "pull_request.md"
@@ -86,6 +90,10 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **made
         card, digests_text = (registry.snapshot.read(version["tag"], name) for name in (CARD, DIGESTS_FILE))
         entries = _entries(registry, catalogue, registered)
         statuses = statuses_of(registry.snapshot, config.name)
+        addresses = {"storage": registry.storage_url(), "served": entries[-1].uri if entries else ""}
+    # Nobody has checked yet that the config of a registry holds no password.
+    shown = {name: url for name, url in addresses.items() if is_url(url) and not list(keys_with_secrets(url))}
+    jsonl.write_json(registration / ADDRESSES_FILE, shown)
     jsonl.write_json(registration / VERSION_FILE, version)
     (registration / CARD).write_text(card, encoding="utf-8")
     (registration / DIGESTS_FILE).write_text(digests_text, encoding="utf-8")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from components.register.config import RegisterConfig
-from components.register.registry import serve_folder
+from components.register.register import ADDRESSES_FILE
 from components.register.snapshot import VERSION_FILE
 from components.shared import jsonl, lineage
 from components.shared.config import validate
@@ -16,17 +16,17 @@ from components.shared.page import render
 def registration_page(config: Mapping[str, Any], registration: Path) -> str:
     """Return the page on a finished registration as HTML; `config` is the register section of the params file."""
     settings = validate(RegisterConfig, dict(config), name="register")
-    version, made_by = jsonl.read_json(registration / VERSION_FILE), lineage.read(registration)
+    version, addresses = (jsonl.read_json(registration / name) for name in (VERSION_FILE, ADDRESSES_FILE))
+    made_by = lineage.read(registration)
     assert made_by is not None
     data = made_by.stage("prepare_data")
     materials = sorted(data.materials.items()) if data else []
-    storage = settings.storage
     revision = made_by.revision("train_grpo") or made_by.revision()
     facts = {
         "Version": version["tag"],
         "Registry": version["registry"],
-        "Weights": storage or "in the storage of the registry",
-        "Weights to serve": storage and settings.model_registry and f"{storage.rstrip('/')}/{serve_folder(version)}",
+        "Weights": addresses.get("storage") or settings.storage or f"next to the registry, under {version['path']}",
+        "Weights to serve": addresses.get("served"),
         "Model registry": version["model_registry"],
         "Digest of the weights": version["policy_digest"],
         **{f"Data: {name}": _place(material) for name, material in materials},
