@@ -29,12 +29,17 @@ def _config(name: str, **changes: object) -> ToolsConfig:
     return ToolsConfig.model_validate({"environment": f"tests.environments.own:{name}", "num_workers": 2, **changes})
 
 
+_BEFORE: set[int] = set()
+"""The child processes from before a test, such as the graders of tests that ran earlier."""
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     """No test leaves a process behind."""
-    before = children()
+    _BEFORE.clear()
+    _BEFORE.update(children())
     yield
-    assert children() <= before
+    assert children() <= _BEFORE
 
 
 def _answered(text: str, turn: int) -> Answer:
@@ -135,7 +140,7 @@ def test_a_process_that_forks_confuses_no_trajectory() -> None:
 
 def _fork_server() -> int:
     """The process that workers are forked from."""
-    (server,) = (child for child in children() if children(child))
+    (server,) = (child for child in children() - _BEFORE if children(child))
     return server
 
 
@@ -186,7 +191,7 @@ def test_a_killed_process_costs_no_trajectory(killed: str, state: str) -> None:
         futures = [episode.step("slow b") for episode in episodes] if state == "busy" else []
         for _ in range(2 if state == "busy" else 1):
             time.sleep(0.2)  # what was killed before is gone by then
-            wait_until(lambda: any(children(child) for child in children()))
+            wait_until(lambda: any(children(child) for child in children() - _BEFORE))
             for process in [_fork_server()] if killed == "fork server" else _workers():
                 os.kill(process, signal.SIGKILL)
         futures = futures or [episode.step("slow b") for episode in episodes]
