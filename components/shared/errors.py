@@ -50,14 +50,6 @@ class GateMissedError(PipelineError):
     exit_code = 3
 
 
-class UnchangedRunError(PipelineError):
-    """The run would reproduce the newest registered version, and `skip_if_unchanged` is set; nothing was done."""
-
-    exit_code = 4
-    beginning = "code, data and config are those of"
-    """Beginning of its message, by which `grpo-pipeline status` distinguishes it from a failure."""
-
-
 class RetryableError(PipelineError):
     """A temporary failure (a lost peer, a preemption, I/O): run the same again."""
 

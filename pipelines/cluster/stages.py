@@ -51,6 +51,11 @@ def stages(run: Any) -> list[Stage]:
     return sorted(every, key=lambda stage: (stage.state is None, stage.started is None, stage.started))
 
 
+def found_nothing_new(run: Any) -> bool:
+    """Tell whether a run ended after preflight because code, data and config had not changed."""
+    return any(stage.name == "prepare_data" and stage.state == "SKIPPED" for stage in stages(run))
+
+
 def is_stopped(run: Any) -> bool:
     """Tell whether a run has ended because somebody stopped it; Kubeflow calls it failed."""
     history = [each.state for each in run.state_history or []]
