@@ -35,8 +35,6 @@ _ANY_QUESTION, _ANY_ANSWER = "Is it so?", "It is so."
 """Messages with which a template is rendered to find the text around them."""
 CUT = "..."
 """End of a truncated observation."""
-_DEFAULT = "default"
-"""Name of the template to use if a tokenizer has several."""
 
 Message = dict[str, str]
 
@@ -71,8 +69,7 @@ class ChatTemplate:
     ) -> str:
         """Return a conversation as text; a prompt includes the beginning of the assistant's turn.
 
-        A template that supports tools shows them, given as JSON schemas, to the model. PipelineError if the template is
-        invalid or refuses the conversation.
+        PipelineError if the template is invalid or refuses the conversation. It may ignore the JSON schemas of `tools`.
         """
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about missing torch, which no template needs
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -81,7 +78,6 @@ class ChatTemplate:
         if thinking is not None:
             values["enable_thinking"] = thinking
         try:
-            rendered: list[str]
             rendered, _ = render_jinja_template(
                 [list(messages)],
                 tools=list(tools) or None,
@@ -89,7 +85,7 @@ class ChatTemplate:
                 add_generation_prompt=is_prompt,
                 **values,
             )
-            return rendered[0]
+            return str(rendered[0])
         # A template is code of others.
         except (TemplateError, TypeError, ValueError, LookupError, RecursionError, MemoryError) as error:
             reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
@@ -103,7 +99,7 @@ def read_template(base: str) -> ChatTemplate | None:
     path = optional_model_file(base, _TEMPLATE_FILE)
     text = path.read_text(encoding="utf-8") if path else config.get("chat_template")
     if isinstance(text, list):  # several templates with names
-        text = {each["name"]: each["template"] for each in text}.get(_DEFAULT)
+        text = {each["name"]: each["template"] for each in text}.get("default")
     special_tokens: dict[str, str] = {}
     for name, value in {**tokens, **config}.items():
         if name in _TOKENS and value is not None:
@@ -126,10 +122,9 @@ class PromptFormat:
         earlier: Sequence[tuple[str, str]] = (),
         turns: Sequence[AnsweredTurn] = (),
     ) -> str:
-        """Return the prompt for a question from a source of problems, after `earlier` messages as (role, content).
+        """Return the prompt for the first turn of an answer, or for the turn after `turns`.
 
-        With `turns`, it is the prompt for the turn after them. PipelineError if there are earlier messages and no chat
-        template.
+        `earlier` messages (role, content) precede the question; PipelineError if there are any, but no chat template.
         """
         text = self.config.ask(question, source)
         if self.template is not None:
@@ -147,7 +142,7 @@ class PromptFormat:
         return [] if self.template is None else self._messages(self.config.ask(question))
 
     def response_parts(self, problem: Problem) -> list[tuple[str, bool]]:
-        """Return the response to learn from, without the end of its last turn, as pairs (text, is by the environment).
+        """Return the response to learn from, without the end of its last turn, as pairs (text, is_observation).
 
         A solution has calls and their answers as fenced blocks, regardless of the call format; the answers become
         observations (see `observation`). PipelineError if it calls an unknown tool.
@@ -160,7 +155,7 @@ class PromptFormat:
         return split_outputs(response) if self.call_format == "fenced" else [(response, False)]
 
     def _turns_with_calls(self, problem: Problem) -> list[tuple[str, bool]]:
-        """Return the parts of a response with the fenced calls of the solution as calls in JSON."""
+        """Return the parts of a response as in `response_parts`, with the fenced calls of the solution in JSON."""
         assert self.config.tools is not None
         messages = self._asked(problem)
         parts = split_outputs(problem.solution)
@@ -252,8 +247,7 @@ class PromptFormat:
     def rewrites_history(self) -> bool:
         """Whether the template drops the thought, and nothing else, from a turn of the model once a reply follows.
 
-        Templates that read thoughts from other fields of a message, or mark them by special tokens, do not count: the
-        text of a turn lacks what they need.
+        False for templates that read thoughts from other fields of a message, or mark them by special tokens.
         """
         if self.template is None or self.config.tools is None:
             return False
@@ -279,15 +273,12 @@ class PromptFormat:
                 content += as_fenced_output(turn.observation)
 
     def require_observations(self, num_tokens: Callable[[str], int]) -> None:
-        """Raise PipelineError if `max_observation_tokens` has no room for one character of a truncated observation.
-
-        `num_tokens` counts the tokens of a text.
-        """
+        """Raise PipelineError if `max_observation_tokens` (as `num_tokens` counts) has no room for one character."""
         tools = self.config.tools
         if tools is None:
             return
-        ends = (False, True) if self.call_format == "fenced" else (True,)
-        least = max(num_tokens(self.observation(f"0{CUT}", ended=ended)) for ended in ends)
+        possible_ends = (False, True) if self.call_format == "fenced" else (True,)
+        least = max(num_tokens(self.observation(f"0{CUT}", ended=ended)) for ended in possible_ends)
         if tools.max_observation_tokens < least:
             raise PipelineError(
                 f"train_sft.model.tools.max_observation_tokens: is {tools.max_observation_tokens}, and one character "
@@ -295,10 +286,7 @@ class PromptFormat:
             )
 
     def require_answers(self) -> None:
-        """Raise PipelineError if the template's text of an answered question does not begin with its prompt.
-
-        A model that learned from it would not learn to continue prompts.
-        """
+        """Raise PipelineError if the template's text of an answered question does not begin with the prompt."""
         if self.template is None:
             return
         messages = self._messages(_ANY_QUESTION)

@@ -1,8 +1,8 @@
 """Typed configuration: frozen models, unknown keys refused, errors that name file, line and key.
 
-A params file has a section per stage. `extends: FILE`, relative to its own folder, lays it over another one: mappings
-are merged key by key, lists and scalars are replaced, and `null` resets a key to its default. `extends: [FILE, FILE]`
-lays the second file over the first.
+A params file has a section per stage. With `extends: FILE`, a path relative to its folder, it overrides another file:
+mappings are merged key by key, lists and scalars are replaced, and `null` resets a key to its default. With `extends:
+[FILE, FILE]`, the second file overrides the first.
 """
 
 import difflib
@@ -93,7 +93,7 @@ class _Layer:
         return f"{self.path}:{self.lines.get(keys[: self.depth(keys)], 1)}"
 
     def depth(self, keys: KeyPath) -> int:
-        """Return how many of the nested keys are in the file, from the first on."""
+        """Return how many of the keys, each inside the one before, are in the file."""
         paths = [keys[:length] for length in range(1, len(keys) + 1)]
         return len([path for path in paths if path in self.lines])
 
@@ -119,10 +119,7 @@ def laid_over(base: Params, overlay: Params) -> Params:
 
 
 def parse_sections(text: str, name: str) -> Params:
-    """Return the sections in a text, which messages call `name`; PipelineError unless it is a YAML mapping or empty.
-
-    The content of the sections is not checked.
-    """
+    """Return the sections in a text, unchecked; PipelineError, beginning with `name`, if it is not a YAML mapping."""
     content, _ = _parse(text, name)
     if not isinstance(content, dict | None):
         raise PipelineError(f"{name}: {_EXPECTED}")
@@ -257,7 +254,7 @@ def load_section(path: Path, section: str, model: type[ConfigT]) -> ConfigT:
 
 
 def with_shared_keys(model: type[BaseModel], section: Any, sections: Params) -> Any:
-    """Return a section with the keys that it takes from other sections (see `SameAs`); its own values count more."""
+    """Return a section with the keys that it takes from other sections (see `SameAs`), unless it sets them itself."""
     if not isinstance(section, dict):
         return section
     shared = {}
@@ -277,8 +274,7 @@ def shared_keys(model: type[BaseModel]) -> dict[str, SameAs]:
 def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None = None) -> ConfigT:
     """Return `values` as a `model`; PipelineError with the first problem otherwise.
 
-    Messages call the values `name`: a section of the params file, or empty for the whole file. `path` is their file, if
-    any.
+    `name` is their section in messages, empty for a whole params file; `path` is the file that they come from, if any.
     """
     try:
         return model.model_validate(values)
@@ -296,7 +292,7 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
         return []
     lines: list[str] = []
     misspelt: set[KeyPath] = set()
-    # A misspelt key is both unknown and missing: the misspelling is what helps.
+    # Unknown keys first: a misspelt key is unknown and missing, and only the first error shows the right spelling.
     for each in sorted(errors, key=lambda each: each["type"] != "extra_forbidden"):
         location, fields = _locate(model, each["loc"])
         if each["type"] == "extra_forbidden":
@@ -331,10 +327,10 @@ def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[st
     Pydantic puts the tag of a tagged union into the location (`sources.0.gsm8k.train`); no such key is in the file.
     """
     keys: list[str | int] = []
-    models, fields = [model], list(model.model_fields)
+    models, fields = [model], list(model.model_fields)  # several models are the members of a union
     for part in location:
         tagged = [each for each in models if len(models) > 1 and part in _tags(each)]
-        if tagged:
+        if tagged:  # `part` is a tag
             models = tagged
             continue
         keys.append(part)

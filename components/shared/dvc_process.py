@@ -42,9 +42,8 @@ _TRANSIENT_ERRORS = {
 _CREDENTIALS_ERRORS = {"NoCredentialsError", "PartialCredentialsError", "PermissionDenied", "HostKeyNotVerifiable"}
 """Classes of botocore and asyncssh."""
 _TRUSTED_SETTINGS = {"core": {"remote", "no_scm"}, "remote": {"url", "endpointurl", "region"}}
-"""Settings that count in a repository's own config, by section. Whoever may push to the repository writes that config,
-and other settings can run commands (`profile`), read local files (`credentialpath`, `keyfile`) or write them
-(`cache.dir`)."""
+"""Settings that count in a repository's own config, by section. Whoever can push to the repository writes that config:
+others could run commands (`profile`), read local files (`credentialpath`, `keyfile`) or write them (`cache.dir`)."""
 _MAX_THREADS = 8
 _BLOCK_BYTES = 1 << 20
 
@@ -109,7 +108,7 @@ def main(arguments: list[str]) -> int:
     for name in ("dvc", "dvc_data", "dvc_objects"):
         logging.getLogger(name).addHandler(special_code)
     code = 0
-    command = _COMMANDS.get(arguments[0])
+    command = {each.__name__.replace("_", "-"): each for each in _COMMANDS}.get(arguments[0])
     if command is None:
         code = dvc(arguments)
     else:
@@ -177,9 +176,8 @@ def store(folders: str) -> None:
 def read(md5s: str, destination: str | None = None, paths: str = '["."]') -> None:
     """Read the files below one of `paths` in folders of the storage (JSON: MD5 by name).
 
-    Verifies every file, and writes it below `destination` if there is one. Prints `files`, the SHA-256 of each by its
-    path; `faults`, the files or the folder that need a missing or damaged object, by a message about the object; and
-    `num_bytes`, the bytes read.
+    Verifies every file, and writes it below `destination` if there is one. Prints `files` (SHA-256 by path), `faults`
+    (files or folder without content, by a message about the missing or damaged object) and `num_bytes`, as read.
     """
     report, _ = _read_folders(_storage(), json.loads(md5s), destination, json.loads(paths))
     print(json.dumps(report))
@@ -217,17 +215,12 @@ def unpack(folder_md5: str, folder: str) -> None:
 
 
 def _md5(odb: Any, path: str) -> str:
+    """Return the MD5 of a file in the storage."""
     with odb.fs.open(path, "rb") as source:
         return _copy(source, None)[0]
 
 
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "get-checked": get_checked,
-    "list-storage": list_storage,
-    "read": read,
-    "store": store,
-    "unpack": unpack,
-}
+_COMMANDS: Sequence[Callable[..., None]] = (get_checked, list_storage, read, store, unpack)
 
 
 def _storage() -> Any:

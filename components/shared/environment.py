@@ -51,17 +51,16 @@ WEIGHTS_VARIABLE = "GRPO_PIPELINE_WEIGHTS"  # folder through which weights reach
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
-"""For processes of one machine, which would otherwise listen on the interface of the host's name."""
+"""Variables for processes of one machine, which would otherwise listen on the interface of the host's name."""
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-"""CPU time per period in a container with a limit, in microseconds; more threads than that only wait."""
+"""CPU time per period in microseconds, of a container with a limit: `200000 100000` are two cores."""
 
 
 def limit_spin() -> None:
-    """Make OpenMP threads spin only briefly for one another, unless the user has set it.
+    """Make OpenMP threads spin only briefly while they wait for one another, unless the user has set how long.
 
-    With libgomp's default of 300,000, a step beside one or two busy processes takes 2 to 20 times as long; with 1,000
-    hardly longer than necessary. On idle cores that costs 4 to 23 % of a step (benchmarks/busy.py). libgomp reads the
-    variable when torch loads it.
+    With libgomp's default of 300,000 iterations, a step next to one or two busy processes takes 2 to 20 times as long.
+    1,000 avoid that, but cost 4 to 23 % of a step on idle cores (benchmarks/busy.py). Torch's libgomp reads it once.
     """
     if os.environ.keys().isdisjoint(("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")):
         os.environ["GOMP_SPINCOUNT"] = "1000"
@@ -70,5 +69,6 @@ def limit_spin() -> None:
 def available_cores() -> int:
     """Return the cores that this process may use, within the limit of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limit, _, period = (_CPU_LIMIT.read_text("utf-8") if _CPU_LIMIT.is_file() else "max").partition(" ")
+    text = _CPU_LIMIT.read_text("utf-8") if _CPU_LIMIT.is_file() else "max"
+    limit, _, period = text.partition(" ")
     return cores if limit == "max" else max(1, min(cores, math.ceil(int(limit) / int(period))))

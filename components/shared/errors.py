@@ -138,9 +138,7 @@ def out_of_memory_in_log(text: str) -> str | None:
 
 def out_of_memory_message(amount: str, purpose: str, *remedies: str) -> str:
     """Return the message about a failed allocation."""
-    message = f"not enough memory for {purpose}"
-    if amount:
-        message += f": {amount}"
+    message = f"not enough memory for {purpose}: {amount}" if amount else f"not enough memory for {purpose}"
     return f"{message}; {', or '.join(remedies)}" if remedies else message
 
 
@@ -170,9 +168,7 @@ def _path(error: BaseException, number: int) -> str | None:
         return str(error.args[0][0][1])
     if not isinstance(error, OSError):
         return None
-    path: str | None = error.filename
-    if number in _FULL_ERRNOS and error.filename2:
-        path = error.filename2
+    path: str | None = error.filename2 if number in _FULL_ERRNOS and error.filename2 else error.filename
     return path
 
 

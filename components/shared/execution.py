@@ -1,8 +1,7 @@
 """How a stage was run: by whom and when, from which commit with which changes, and in which environment.
 
 None of this should affect the result, but any of it may, and it can explain why a result is not reproduced. Reading it
-takes milliseconds and imports no library: package versions come from the folder names of installed distributions,
-hardware from files of the kernel.
+takes milliseconds and imports no library: versions come from folder names, hardware from files of the kernel.
 """
 
 import getpass
@@ -43,8 +42,7 @@ _VARIABLE = re.compile(
     "(?!GOMP_SPINCOUNT$)(OMP|MKL|KMP|GOMP|OPENBLAS|BLIS|VECLIB|NUMEXPR|DNNL|ONEDNN|ATEN|TORCH|PYTORCH|CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|VLLM)_.*"
     "|LD_PRELOAD|PYTHONHASHSEED"
 )
-"""Environment variables that change results or speed of numerical libraries, except the one that `limit_spin` sets, on
-which no result depends."""
+"""Variables that change results or speed of numerical libraries; that of `limit_spin` does not change results."""
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
 _PLACE_FILE = "place.json"
 _CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia")
@@ -295,6 +293,7 @@ def keys_in(patch: str) -> Iterator[str]:
 
 
 def _has_secret(line: str) -> bool:
+    """Return whether a line has a key of a known form, or a random value with a name like that of a secret."""
     if _KEYS.search(line):
         return True
     secret = _NAMED_SECRET.search(line)

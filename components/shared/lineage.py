@@ -124,7 +124,7 @@ class Input(_Record):
 
 
 class Work(_Record):
-    """What a stage computed from what: the same for equal runs, on any machine and at any time."""
+    """What a stage ran on: its config, inputs and code. Equal for equal runs, on any machine and at any time."""
 
     stage: str
     config: dict[str, Any]
@@ -226,7 +226,8 @@ def describe(stage: str, config: dict[str, Any], inputs: Mapping[str, Path]) -> 
     for name, path in sorted(inputs.items()):
         of_input = read(path)
         sources[name] = Input(digest=digest(path), made_by=of_input.made_by if of_input else None)
-        of_inputs += [of_input] if of_input else []
+        if of_input:
+            of_inputs.append(of_input)
     work = Work(stage=stage, config=config, inputs=sources, code=code_digest())
     return joined(work, of_inputs)
 

@@ -4,8 +4,7 @@ run.json           name of the run, stage, number of steps; the task's MLflow ru
 steps.jsonl        a line per finished step with its metrics and timings, null if not measured
 completions.jsonl  logged completions of these steps, with their rewards
 
-Each step is written as soon as it is finished. A resumed training rewrites the files up to its checkpoint, so that each
-step is there once.
+A resumed training rewrites the files up to its checkpoint, so that each step is there once.
 """
 
 import json

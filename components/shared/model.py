@@ -107,15 +107,11 @@ class ModelConfig(Config):
         return base
 
     @model_validator(mode="after")
-    def _check_chat(self) -> "ModelConfig":
+    def _check_chat_and_tools(self) -> "ModelConfig":
         if self.chat is not None and self.scratch:
             raise ValueError("chat: a model made from scratch has no chat template; leave chat out")
         if self.thinking is not None and self.chat is None:
             raise ValueError("thinking: is for chat templates; set chat, such as `chat: {}`")
-        return self
-
-    @model_validator(mode="after")
-    def _check_tools(self) -> "ModelConfig":
         if self.tools is None:
             return self
         if self.tools.call_format == "tool_call" and self.chat is None:

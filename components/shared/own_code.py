@@ -9,9 +9,6 @@ from pathlib import Path
 
 from components.shared.lineage import Material, file_digest, folder_digest
 
-_OF_PROJECT = ("components", "pipelines")
-"""Packages of this project: their code is in a stage's fingerprint anyway."""
-
 
 def own_code_materials(names: Iterable[str]) -> dict[str, Material]:
     """Return a digest of each module `package.module:name`, together with the user's modules that it imports.
@@ -46,7 +43,7 @@ def _files(name: str) -> dict[str, Path]:
     name = name.partition(":")[0]
     installed = (sys.prefix, sys.base_prefix)
     folders = [folder for folder in [str(Path.cwd()), *sys.path] if not folder.startswith(installed)]
-    finder = ModuleFinder(folders, excludes=_OF_PROJECT)
+    finder = ModuleFinder(folders, excludes=["components", "pipelines"])  # in the fingerprint of a stage already
     try:
         finder.import_hook(name)
     except Exception:  # importing the code will report the error

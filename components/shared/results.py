@@ -76,12 +76,11 @@ class Record:
                 can_reuse = each not in known and _lineage_of(each) is not None
             else:
                 can_reuse = not changed(each)
-            if not can_reuse:
-                continue
-            damage = damaged(each)
-            if not damage:
-                return each
-            say(self.stage, f"{damage}; it is not used")
+            if can_reuse:
+                damage = damaged(each)
+                if not damage:
+                    return each
+                say(self.stage, f"{damage}; it is not used")
         return None
 
     def add(self, result: Result) -> None:
@@ -113,8 +112,7 @@ def read_record(path: Path) -> tuple[Fingerprint, list[Result]]:
 def changed(result: Result) -> str:
     """Return what has changed besides settings, inputs and code, for people; empty if nothing has.
 
-    Data from other repositories always count as changed: they are fetched again, and if that gives the same outputs,
-    later stages are reused.
+    Data from other repositories always count as changed, so that they are fetched again.
     """
     made_by = _lineage_of(result)
     if made_by is None:

@@ -5,8 +5,7 @@ as a `Stage` beside it. Outputs are written to hidden folders and renamed when t
 stage leaves no incomplete result. A stage that takes hours also has a `work` folder for checkpoints, from which the
 next run of the same work resumes.
 
-A task in a pod of Kubeflow Pipelines sets its umask, as Argo's is 0, and retries temporary failures: Kubeflow 2.16
-retries all failures, 2.17 only lost pods.
+A task in a pod of Kubeflow Pipelines retries temporary failures: Kubeflow 2.16 retries all, 2.17 only lost pods.
 """
 
 import argparse
@@ -100,7 +99,7 @@ def main(stage: Stage) -> None:
 
 
 def keep_files_in_group() -> None:
-    """Make new files writable for the group, which is 0 in all pods of a run, and readable for others."""
+    """Make new files writable for the group, which is 0 in all pods of a run, but not for others: Argo's umask is 0."""
     os.umask(0o002)
 
 
@@ -268,8 +267,7 @@ def _partial_outputs(outputs: Mapping[str, Path], *work: Path) -> Iterator[dict[
         for name, path in outputs.items():
             durable.replace(path, partial[name])
     except Exception as error:
-        # A disk that is full may be that of another folder.
-        folders = filter(Path.is_dir, [*partial.values(), *work, Path(gettempdir())])
+        folders = filter(Path.is_dir, [*partial.values(), *work, Path(gettempdir())])  # any of them may be full
         fullest = min(folders, key=lambda folder: shutil.disk_usage(folder).free)
         path = Path(getattr(error, "filename", None) or fullest)
         raise_if_disk_is_full(error, path, f"{durable.size(fullest):,} bytes are in {fullest} so far")

@@ -319,7 +319,7 @@ def _fenced_call(answer: str) -> Call | None:
                 block = "\n".join(lines[start + 1 : number])
                 return Call(label, block=block, error="" if label else _LABEL_IS_MISSING)
             start = None
-    if start == last and lines[last].rstrip() == FENCE:  # a closing fence without an opening one
+    if start == last and lines[last].rstrip() == FENCE:  # a bare fence at the end, which closes no block
         return Call("", error=_LABEL_IS_MISSING)
     return None
 

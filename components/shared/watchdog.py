@@ -47,8 +47,7 @@ def watched(folder: Path, command: Sequence[str] = ()) -> list[str]:
 def memory_folder(like: Path, otherwise: Path) -> Iterator[Path]:
     """Yield a folder with room for copies of the files in `like`: in memory, or `otherwise` if memory is short.
 
-    It is removed at the end of the block, by a watchdog if this process is killed, or by the next run if the watchdog
-    is killed as well.
+    It is removed at the end of the block; by a watchdog if this process is killed; by the next run if both are killed.
     """
     for orphan in _MEMORY.glob(f"{_PREFIX}*"):
         with suppress(ValueError, PermissionError):  # not a folder of this project, or of another user

@@ -272,10 +272,9 @@ def last_step(work: Path) -> int | None:
 
 
 class CheckpointWriter:
-    """The one process that writes checkpoints into a folder; InUseError for a second one.
+    """Writes checkpoints, each with the run's `fingerprint`, into a folder; InUseError for a second writer.
 
     Keeps the last `keep_last` checkpoints and, with `keep_best`, the one with the highest score (on ties the first).
-    Each records the run's `fingerprint`.
     """
 
     def __init__(
