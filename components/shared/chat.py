@@ -151,13 +151,13 @@ class PromptFormat:
             return self._turns_with_calls(problem)
         response = problem.solution
         if self.template is not None:
-            response = self._turn(self._asked(problem), response)
+            response = self._turn(self._question_messages(problem), response)
         return split_outputs(response) if self.call_format == "fenced" else [(response, False)]
 
     def _turns_with_calls(self, problem: Problem) -> list[tuple[str, bool]]:
         """Return the parts of a response as in `response_parts`, with the fenced calls of the solution in JSON."""
         assert self.config.tools is not None
-        messages = self._asked(problem)
+        messages = self._question_messages(problem)
         parts = split_outputs(problem.solution)
         last_turn = ""
         if parts and not parts[-1][1]:  # text after the last output: it calls nothing
@@ -290,7 +290,7 @@ class PromptFormat:
         if self.template is None:
             return
         messages = self._messages(_ANY_QUESTION)
-        if not self._answered(messages, _ANY_ANSWER).startswith(self._render(messages, is_prompt=True)):
+        if not self._render_answered(messages, _ANY_ANSWER).startswith(self._render(messages, is_prompt=True)):
             raise PipelineError(
                 f"model {self.template.model}: its chat template shows no answer to learn from: the turn of an "
                 "assistant does not begin as its prompt does, as where thoughts are left out; set "
@@ -302,14 +302,14 @@ class PromptFormat:
         """The text with which the template ends an assistant's turn; empty without a template."""
         if self.template is None:
             return ""
-        return self._answered(self._messages(_ANY_QUESTION), _ANY_ANSWER).rpartition(_ANY_ANSWER)[2]
+        return self._render_answered(self._messages(_ANY_QUESTION), _ANY_ANSWER).rpartition(_ANY_ANSWER)[2]
 
     def _turn(self, messages: Sequence[Message], text: str) -> str:
         """Return the template's text of a turn without prompt and end: `text`, perhaps after an empty thought."""
-        prompt, answered = self._render(messages, is_prompt=True), self._answered(messages, text)
+        prompt, answered = self._render(messages, is_prompt=True), self._render_answered(messages, text)
         return answered.removeprefix(prompt).removesuffix(self.end) if answered.startswith(prompt) else text
 
-    def _asked(self, problem: Problem) -> list[Message]:
+    def _question_messages(self, problem: Problem) -> list[Message]:
         """Return the messages up to the question of a problem."""
         return self._messages(self.config.ask(problem.question, problem.source), problem.earlier)
 
@@ -320,7 +320,7 @@ class PromptFormat:
             earlier = [("system", system), *earlier]
         return [{"role": role, "content": content} for role, content in (*earlier, ("user", text.strip()))]
 
-    def _answered(self, messages: Sequence[Message], answer: str) -> str:
+    def _render_answered(self, messages: Sequence[Message], answer: str) -> str:
         return self._render([*messages, {"role": "assistant", "content": answer}], is_prompt=False)
 
     def _render(self, messages: Sequence[Message], *, is_prompt: bool) -> str:

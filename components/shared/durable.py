@@ -97,7 +97,7 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield a folder or file and everything below it, with their status; skip files that vanish meanwhile."""
+    """Yield a folder or file and everything below it, with their status; skip files that others remove meanwhile."""
     below = (Path(base) / name for base, folders, files in os.walk(folder) for name in (*folders, *files))
     for path in chain([folder], below):
         with suppress(FileNotFoundError):
@@ -147,7 +147,7 @@ def lock_folder(path: Path, *, wait: bool = False, owner: str = "") -> FileLock:
     while True:
         try:
             with suppress(FileNotFoundError):  # a finished owner removes the folder
-                with suppress(FileExistsError):  # the owner removes it after mkdir has found it
+                with suppress(FileExistsError):  # the owner removes the folder while mkdir runs
                     path.parent.mkdir(parents=True, exist_ok=True)
                 lock.acquire()
         except Timeout:

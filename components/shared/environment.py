@@ -19,7 +19,7 @@ CA_VARIABLE = "GRPO_PIPELINE_CA_FILE"  # certificate authorities that the endpoi
 CATALOGUE_TOKEN_VARIABLE = "MODEL_REGISTRY_TOKEN"  # bearer token
 CATALOGUE_TOKEN_FILE_VARIABLES = ("MODEL_REGISTRY_TOKEN_FILE", "KF_PIPELINES_SA_TOKEN_PATH")  # read for each request
 CATALOGUE_CA_VARIABLE = "MODEL_REGISTRY_CA_FILE"  # certificate authorities that its certificate is verified against
-# Set by the user or from a secret, beside S3's keys: read by DVC, and by register for the config of a new registry.
+# Set by the user or from a secret, with S3's keys: read by DVC, and by register for the config of a new registry.
 S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # address of a server other than Amazon's
 S3_REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 # Set by `grpo-pipeline run`.

@@ -27,7 +27,7 @@ from components.shared.journal import run_name
 LIVE = "live"
 RUN, STEPS, COMPLETIONS = "run.json", "steps.jsonl", "completions.jsonl"
 FIRST_ROLLOUT = "first_rollout.txt"
-"""File beside the metrics of a training: whether the policy can learn, judged by the first rollout."""
+"""File next to the metrics of a training: whether the policy can learn, judged by the first rollout."""
 
 Row = Mapping[str, float | None]
 
@@ -40,8 +40,8 @@ def base_name(run: str) -> str:
 def name_in(work: Path) -> str:
     """Return the name of the run that owns a folder of unfinished work; empty if the run has no name."""
     file = work / LIVE / RUN
-    written = str(jsonl.read_json(file)["name"]) if file.is_file() else ""
-    return "" if written.endswith(f"-{work.name}") else written  # `begin` made that name up
+    name = str(jsonl.read_json(file)["name"]) if file.is_file() else ""
+    return "" if name.endswith(f"-{work.name}") else name  # `begin` writes such a name for a run without one
 
 
 def begin(work: Path, stage: str) -> None:

@@ -205,12 +205,12 @@ def local_model(base: str) -> str:
     if not file.is_file():
         raise PipelineError(f"{base}: no such file")
     status = file.stat()
-    return _converted(file.resolve(), status.st_size, status.st_mtime_ns)
+    return _convert(file.resolve(), status.st_size, status.st_mtime_ns)
 
 
 @cache
-def _converted(file: Path, size: int, changed: int) -> str:
-    """Return the folder, in the hub's cache, of a converted GGUF file; size and time of change are keys of `cache`."""
+def _convert(file: Path, size: int, changed: int) -> str:
+    """Convert a GGUF file to a folder in the hub's cache, again only if its size or its time of change differs."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HOME) / "gguf" / lineage.digest(file)
@@ -232,13 +232,13 @@ def model_file(base: str, name: str) -> Path:
         if not (Path(base) / name).is_file():
             raise PipelineError(f"model {base}: holds no {name}; a Hugging Face model folder is expected")
         return Path(base) / name
-    fetched = _fetched(base, name)
+    fetched = _fetch(base, name)
     if isinstance(fetched, Path):
         return fetched
-    raise _not_fetched(base, fetched)
+    raise _fetch_error(base, fetched)
 
 
-def _not_fetched(base: str, error: Exception) -> PipelineError:
+def _fetch_error(base: str, error: Exception) -> PipelineError:
     """Return the error for people about a model that is not on the hub, given the error of the hub's client."""
     from huggingface_hub import constants
 
@@ -262,11 +262,11 @@ def optional_model_file(base: str, name: str) -> Path | None:
         return path if path.is_file() else None
     from huggingface_hub.errors import EntryNotFoundError
 
-    is_missing = isinstance(_fetched(base, name), EntryNotFoundError)
+    is_missing = isinstance(_fetch(base, name), EntryNotFoundError)
     return None if is_missing else model_file(base, name)
 
 
-def _fetched(base: str, name: str) -> Path | Exception:
+def _fetch(base: str, name: str) -> Path | Exception:
     """Return a file of a model on the hub, or the error of the hub's client."""
     # Slow to import, and not needed for a model in a folder.
     from huggingface_hub import hf_hub_download
@@ -312,8 +312,8 @@ def fetch_weights(base: str, revision: str | None = None) -> Path:
     patterns = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin"]
     try:
         return Path(snapshot_download(base, revision=revision, allow_patterns=patterns))
-    except Exception as error:  # as in `_fetched`
-        raise _not_fetched(base, error) from None
+    except Exception as error:  # as in `_fetch`
+        raise _fetch_error(base, error) from None
 
 
 def write_reference(folder: Path, model: Path) -> None:

@@ -1,7 +1,7 @@
 """The step contract: how every stage is declared and run, from the command line, by DVC and by Kubeflow.
 
 A stage is a function from folders to folders, `(config, *, <input>=..., <output>=..., work=...) -> metrics`, declared
-as a `Stage` beside it. Outputs are written to hidden folders and renamed when the stage is done, so a killed or failed
+as a `Stage` next to it. Outputs are written to hidden folders and renamed when the stage is done, so a killed or failed
 stage leaves no incomplete result. A stage that takes hours also has a `work` folder for checkpoints, from which the
 next run of the same work resumes.
 

@@ -67,7 +67,7 @@ class Workspace:
 
     def dvc(self, *arguments: str) -> str:
         """Run DVC and return its output."""
-        # -P keeps the modules beside the script out of DVC's imports.
+        # -P keeps the modules next to the script out of DVC's imports.
         return self._run("dvc", [sys.executable, "-P", str(_DVC), *arguments]).decode(errors="replace")
 
     def dvc_get(self, repository: str, path: str, revision: str, destination: Path) -> None:
@@ -79,12 +79,12 @@ class Workspace:
 
     def dvc_json(self, command: str, *arguments: Any) -> Any:
         """Run one of the commands of dvc_process.py and return its output."""
-        words = (each if isinstance(each, str) else json.dumps(each) for each in arguments)
+        words = [each if isinstance(each, str) else json.dumps(each) for each in arguments]
         return json.loads(self.dvc(command, *words))
 
     def _run(self, tool: str, command: Sequence[str], data: bytes | None = None) -> bytes:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 cwd=self.folder,
                 env=environment(self.scratch),
@@ -95,18 +95,18 @@ class Workspace:
             )
         except FileNotFoundError:
             raise PipelineError(f"{tool}: no such program; install it to work with versions") from None
-        if done.returncode != 0:
-            errors = (done.stderr or done.stdout).decode(errors="replace")
+        if process.returncode != 0:
+            errors = (process.stderr or process.stdout).decode(errors="replace")
             if tool == "git":
                 # A server that rejects a push hangs up as well.
                 is_transient = _TRANSIENT.search(errors) is not None and _REFUSED not in errors
             else:
-                is_transient = done.returncode == RetryableError.exit_code
+                is_transient = process.returncode == RetryableError.exit_code
             kind = RetryableError if is_transient else PipelineError
-            is_denied = tool == "dvc" and done.returncode == _DENIED
+            is_denied = tool == "dvc" and process.returncode == _DENIED
             hint = "; set the credentials of the storage" if is_denied else ""
             raise kind(f"{tool}: {_reason(errors)}{hint}")
-        return done.stdout
+        return process.stdout
 
 
 def environment(scratch: Path) -> dict[str, str]:
@@ -139,8 +139,8 @@ def is_url(location: str) -> bool:
 def references(url: str) -> dict[str, str]:
     """Return the commit of each ref in a repository, by its name; PipelineError if the repository does not answer."""
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-git-") as scratch:
-        listed = Workspace(Path(scratch), Path(scratch)).git("ls-remote", "--", url)
-    return {name: commit for commit, name in (line.split("\t") for line in listed.splitlines())}
+        listing = Workspace(Path(scratch), Path(scratch)).git("ls-remote", "--", url)
+    return {name: commit for commit, name in (line.split("\t") for line in listing.splitlines())}
 
 
 def commit_of(url: str, revision: str) -> str:

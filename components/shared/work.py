@@ -196,16 +196,16 @@ def latest_checkpoint(folder: Path, *, stage: str, fingerprint: Fingerprint | No
 
     PipelineError if all are damaged, or if it is of a run with another `fingerprint`.
     """
-    stored = _stored(folder)
-    manifest = _first_undamaged([stored[step] for step in sorted(stored, reverse=True)], stage)
-    if manifest is None and stored:
+    folders = _step_folders(folder)
+    manifest = _first_undamaged([folders[step] for step in sorted(folders, reverse=True)], stage)
+    if manifest is None and folders:
         raise PipelineError(
             f"{folder}: every checkpoint is damaged (see above); restore one from a copy, "
             "or remove them all to start again from the first step"
         )
     if manifest is None:
         return None
-    path = stored[manifest["step"]]
+    path = folders[manifest["step"]]
     if fingerprint is not None and manifest["fingerprint"] != fingerprint:
         differences = lineage.differences(stage, manifest["fingerprint"], fingerprint)
         raise PipelineError(f"{path}: is a checkpoint of another run ({differences}); move it out of this folder")
@@ -214,25 +214,25 @@ def latest_checkpoint(folder: Path, *, stage: str, fingerprint: Fingerprint | No
 
 def best_checkpoint(folder: Path, *, stage: str) -> Checkpoint | None:
     """Return the undamaged checkpoint with the highest score, on ties the earliest; None if none has a score."""
-    stored = _stored(folder)
-    manifest = _first_undamaged([stored[step] for step in _ranked(stored)], stage)
-    return Checkpoint(manifest["step"], stored[manifest["step"]], manifest["score"]) if manifest else None
+    folders = _step_folders(folder)
+    manifest = _first_undamaged([folders[step] for step in _best_first(folders)], stage)
+    return Checkpoint(manifest["step"], folders[manifest["step"]], manifest["score"]) if manifest else None
 
 
 def _first_undamaged(folders: Iterable[Path], stage: str) -> dict[str, Any] | None:
     """Return the manifest of the first undamaged checkpoint, or None; report each damaged one before it."""
     for folder in folders:
         try:
-            return _verified(folder)
+            return _verified_manifest(folder)
         except PipelineError as error:
             say(stage, f"{error}; this checkpoint is skipped")
     return None
 
 
-def _ranked(stored: Mapping[int, Path]) -> list[int]:
+def _best_first(folders: Mapping[int, Path]) -> list[int]:
     """Return the steps of the checkpoints with a readable score, the best first, on ties the earliest."""
     scores: dict[int, float] = {}
-    for step, folder in stored.items():
+    for step, folder in folders.items():
         with suppress(PipelineError):  # its manifest is damaged
             score = _manifest(folder)["score"]
             if score is not None:
@@ -254,12 +254,12 @@ class Export:
 
 def newest_export(work: Path, *, after: int = 0) -> Export | None:
     """Return the newest exported model of a step above `after` in a folder of unfinished work, or None."""
-    stored = _stored(work / CHECKPOINTS)
+    folders = _step_folders(work / CHECKPOINTS)
     prefix = f"{EXPORT}/{MODEL}/"
-    for step in sorted((step for step in stored if step > after), reverse=True):
-        folder = stored[step] / EXPORT
+    for step in sorted((step for step in folders if step > after), reverse=True):
+        folder = folders[step] / EXPORT
         with suppress(PipelineError):  # damaged, or removed meanwhile
-            files = _manifest(stored[step])["files"]
+            files = _manifest(folders[step])["files"]
             digests = {path.removeprefix(prefix): files[path] for path in files if path.startswith(prefix)}
             if digests:
                 return Export(step, folder / MODEL, jsonl.read_json(folder / "metrics.json"), digests)
@@ -268,7 +268,7 @@ def newest_export(work: Path, *, after: int = 0) -> Export | None:
 
 def last_step(work: Path) -> int | None:
     """Return the step of the newest checkpoint, damaged or not, in a folder of unfinished work; None without one."""
-    return max((step for folder in work.glob("*/") for step in _stored(folder)), default=None)
+    return max((step for folder in work.glob("*/") for step in _step_folders(folder)), default=None)
 
 
 class CheckpointWriter:
@@ -295,7 +295,7 @@ class CheckpointWriter:
         assert score is None or math.isfinite(score)
         target = self._folder / f"step-{step:06d}"
         try:
-            _verified(target)
+            _verified_manifest(target)
         except PipelineError:
             if target.exists():
                 durable.discard(target)
@@ -312,7 +312,7 @@ class CheckpointWriter:
             durable.sync_tree(partial)
             durable.replace(target, partial)
         except Exception as error:
-            needed = max(map(durable.size, (partial, *_stored(self._folder).values())))
+            needed = max(map(durable.size, (partial, *_step_folders(self._folder).values())))
             durable.remove(partial)
             usage = f"the earlier checkpoints are complete, this one takes {needed:,} bytes or more"
             raise_if_disk_is_full(error, target, usage)
@@ -322,34 +322,34 @@ class CheckpointWriter:
 
     def _prune(self, newest: int) -> None:
         """Remove all checkpoints but those to keep, now that the one of step `newest` is complete."""
-        stored = _stored(self._folder)
-        past = {step: stored[step] for step in sorted(stored) if step <= newest}
+        folders = _step_folders(self._folder)
+        past = {step: folders[step] for step in sorted(folders) if step <= newest}
         keep = list(past)[-self._keep_last :]
         if self._keep_best:
-            keep += _ranked(past)[:1]
-        for step in sorted(stored.keys() - keep):
-            durable.discard(stored[step])
+            keep += _best_first(past)[:1]
+        for step in sorted(folders.keys() - keep):
+            durable.discard(folders[step])
 
 
-def _stored(folder: Path) -> dict[int, Path]:
+def _step_folders(folder: Path) -> dict[int, Path]:
     """Return the checkpoint folders by step, damaged or not."""
     named = ((path, re.fullmatch(r"step-(\d{6,})", path.name)) for path in folder.glob("step-*"))
     return {int(match[1]): path for path, match in named if match}
 
 
-def _verified(folder: Path) -> dict[str, Any]:
+def _verified_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint; PipelineError if a file has changed."""
     manifest = _manifest(folder)
     if int(folder.name.removeprefix("step-")) != manifest["step"]:
         raise PipelineError(f"{folder}: is the checkpoint of step {manifest['step']} under another name")
-    written, stored = manifest["files"], lineage.file_digests(folder)
-    del stored[_MANIFEST]
-    for name in sorted({**written, **stored}):
-        if name not in written:
+    expected, actual = manifest["files"], lineage.file_digests(folder)
+    del actual[_MANIFEST]
+    for name in sorted({**expected, **actual}):
+        if name not in expected:
             raise PipelineError(f"{folder / name}: is no file of this checkpoint")
-        if name not in stored:
+        if name not in actual:
             raise PipelineError(f"{folder / name}: is missing")
-        if stored[name] != written[name]:
+        if actual[name] != expected[name]:
             raise PipelineError(f"{folder / name}: differs from its SHA-256 in the manifest")
     return manifest
 
