@@ -86,7 +86,7 @@ class ChatTemplate:
                 **values,
             )
             return str(rendered[0])
-        # A template is code of others.
+        # Templates of others can fail in any of these ways.
         except (TemplateError, TypeError, ValueError, LookupError, RecursionError, MemoryError) as error:
             reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
             raise PipelineError(f"model {self.model}: its chat template cannot be used ({reason})") from None
@@ -252,7 +252,7 @@ class PromptFormat:
         if self.template is None or self.config.tools is None:
             return False
         prompt = self.prompt(_ANY_QUESTION)
-        if opens_thought(prompt):
+        if opens_thought(prompt):  # the `<think>` is part of a turn in the history
             prompt = prompt.rpartition("<think>")[0]
 
         def is_kept(turn: str) -> bool:
@@ -292,8 +292,8 @@ class PromptFormat:
         messages = self._messages(_ANY_QUESTION)
         if not self._render_answered(messages, _ANY_ANSWER).startswith(self._render(messages, is_prompt=True)):
             raise PipelineError(
-                f"model {self.template.model}: its chat template shows no answer to learn from: the turn of an "
-                "assistant does not begin as its prompt does, as where thoughts are left out; set "
+                f"model {self.template.model}: its chat template shows no answer to learn from: the text of an "
+                "answered question does not begin with the prompt, for example because thoughts are left out; set "
                 "train_sft.num_steps: 0, or train_sft.model.thinking if the template knows enable_thinking"
             )
 

@@ -245,9 +245,9 @@ def _without_nulls(value: Any) -> Any:
 def load_section(path: Path, section: str, model: type[ConfigT]) -> ConfigT:
     """Return a validated section of a params file; a missing section has all defaults."""
     sections = read_params(path)
-    misspelt = [] if section in sections else difflib.get_close_matches(section, sections, n=1, cutoff=0.8)
-    if misspelt:
-        where = f"{_place(path, (misspelt[0],))}: {misspelt[0]}"
+    similar = difflib.get_close_matches(section, sections, n=1, cutoff=0.8)
+    if section not in sections and similar:
+        where = f"{_place(path, (similar[0],))}: {similar[0]}"
         raise PipelineError(f"{where}: unknown section; did you mean `{section}`?")
     values = with_shared_keys(model, sections.get(section, {}), sections)
     return validate(model, values, name=section, path=path)

@@ -97,7 +97,7 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield a folder or file and everything below it, with their status; skip files that others remove meanwhile."""
+    """Yield a folder or file and everything below it, each with its `lstat`; skip what others remove meanwhile."""
     below = (Path(base) / name for base, folders, files in os.walk(folder) for name in (*folders, *files))
     for path in chain([folder], below):
         with suppress(FileNotFoundError):
@@ -155,7 +155,7 @@ def lock_folder(path: Path, *, wait: bool = False, owner: str = "") -> FileLock:
             with suppress(FileNotFoundError):
                 other = path.read_text(encoding="utf-8").strip()
             raise InUseError(path.parent, other or "another process") from None
-        if lock.is_locked:  # otherwise the folder was removed meanwhile: once more
+        if lock.is_locked:  # otherwise the folder was removed meanwhile: try again
             process = f"process {os.getpid()} on {platform.node()}"
             path.write_text(f"{owner} ({process})\n" if owner else f"{process}\n", encoding="utf-8")
             return lock

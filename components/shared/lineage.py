@@ -222,14 +222,13 @@ def _key(record: BaseModel) -> str:
 
 def describe(stage: str, config: dict[str, Any], inputs: Mapping[str, Path]) -> Lineage:
     """Return the lineage of the outputs that `stage` will make from `inputs` with `config`."""
-    sources, of_inputs = dict[str, Input](), list[Lineage]()
-    for name, path in sorted(inputs.items()):
-        of_input = read(path)
-        sources[name] = Input(digest=digest(path), made_by=of_input.made_by if of_input else None)
-        if of_input:
-            of_inputs.append(of_input)
+    lineages = {name: read(path) for name, path in sorted(inputs.items())}
+    sources = {
+        name: Input(digest=digest(inputs[name]), made_by=each.made_by if each else None)
+        for name, each in lineages.items()
+    }
     work = Work(stage=stage, config=config, inputs=sources, code=code_digest())
-    return joined(work, of_inputs)
+    return joined(work, filter(None, lineages.values()))
 
 
 def joined(work: Work, of_inputs: Iterable[Lineage]) -> Lineage:

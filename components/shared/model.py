@@ -263,7 +263,7 @@ def optional_model_file(base: str, name: str) -> Path | None:
     from huggingface_hub.errors import EntryNotFoundError
 
     is_missing = isinstance(_fetch(base, name), EntryNotFoundError)
-    return None if is_missing else model_file(base, name)
+    return None if is_missing else model_file(base, name)  # raises any other error
 
 
 def _fetch(base: str, name: str) -> Path | Exception:
@@ -291,7 +291,7 @@ def holds_model(folder: Path) -> bool:
 
 
 def weights_folder(folder: Path) -> Path:
-    """Return the folder with the weights of a stage's model, following a reference; the hub's are fetched."""
+    """Return the folder with the weights of a stage's model; follow a reference, and fetch weights from the hub."""
     values = _pipeline_values(folder)
     if "weights" not in values:
         return folder

@@ -48,7 +48,7 @@ class Progress:
         if self._done == self._total:
             self._bar.close()  # the last line replaces the bar
             time_text = f"done in {tqdm.format_interval(elapsed)}"
-        # Where the bar is on standard output itself, lines in between would tear it.
+        # On a terminal, the bar is on standard output, and lines would tear it.
         elif now - self._last_line >= _INTERVAL_S and not sys.stdout.isatty():
             left = elapsed / (self._done - self._skipped) * (self._total - self._done)
             time_text = f"{tqdm.format_interval(left)} left"

@@ -21,7 +21,7 @@ _BISECTIONS = 40
 def wilson_interval(correct: float, total: float) -> Interval:
     """Return the 95 % score interval of a proportion (Wilson 1927), without continuity correction.
 
-    Unlike scipy's, it takes fractions: the effective number of problems in `mean_interval` is one.
+    Unlike scipy's, it takes fractions: `mean_interval` passes an effective number of problems.
     """
     z_squared = NormalDist().inv_cdf(1 - _TAIL) ** 2
     proportion = correct / total

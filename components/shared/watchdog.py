@@ -84,7 +84,7 @@ def main() -> None:
         with suppress(subprocess.TimeoutExpired):
             child.wait(_GRACE_S)
         shutil.rmtree(folder, ignore_errors=True)
-        os.killpg(0, signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)  # ends this process, too
     for _ in range(_TRIES):
         shutil.rmtree(folder, ignore_errors=True)
         if not Path(folder).exists():

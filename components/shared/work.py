@@ -303,6 +303,7 @@ class CheckpointWriter:
         self._prune(step)
 
     def _write(self, target: Path, write: Callable[[Path], None], manifest: dict[str, Any]) -> None:
+        """Write a checkpoint to the folder `target`, all or nothing."""
         partial = target.with_name(f".{target.name}.partial")
         try:
             partial.mkdir()
@@ -313,7 +314,7 @@ class CheckpointWriter:
             durable.replace(target, partial)
         except Exception as error:
             needed = max(map(durable.size, (partial, *_step_folders(self._folder).values())))
-            durable.remove(partial)
+            durable.remove(partial)  # before the free space for the message is measured
             usage = f"the earlier checkpoints are complete, this one takes {needed:,} bytes or more"
             raise_if_disk_is_full(error, target, usage)
             raise
