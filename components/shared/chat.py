@@ -74,16 +74,12 @@ class ChatTemplate:
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about missing torch, which no template needs
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        values: dict[str, Any] = dict(self.special_tokens)
+        values: dict[str, Any] = {**self.special_tokens, "tools": list(tools) or None}
         if thinking is not None:
             values["enable_thinking"] = thinking
         try:
             rendered, _ = render_jinja_template(
-                [list(messages)],
-                tools=list(tools) or None,
-                chat_template=self.text,
-                add_generation_prompt=is_prompt,
-                **values,
+                [list(messages)], chat_template=self.text, add_generation_prompt=is_prompt, **values
             )
             return str(rendered[0])
         # Templates of others can fail in any of these ways.

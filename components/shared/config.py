@@ -173,6 +173,7 @@ def _layers(path: Path, extended_by: Sequence[Path] = ()) -> list[_Layer]:
 
 
 def _read_layer(path: Path) -> _Layer:
+    """Read one params file; PipelineError with the file, and the line if known, unless it is a mapping of sections."""
     try:
         content, lines = _parse(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
@@ -227,6 +228,7 @@ def _add_lines(lines: dict[KeyPath, int], node: yaml.Node | None, keys: KeyPath)
 
 
 def _merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` with `overlay` merged in: mappings key by key, other values replaced."""
     merged = dict(base)
     for key, value in overlay.items():
         are_mappings = isinstance(value, dict) and isinstance(base.get(key), dict)

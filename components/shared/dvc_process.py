@@ -367,6 +367,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_transient(error: BaseException) -> bool:
+    """Return whether a network or a server has failed, so that a retry may succeed."""
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
         return True
     status = _status(error)

@@ -170,6 +170,7 @@ def config_file(base: str) -> Path | None:
 
 
 def _from_config(config: dict[str, Any], file: Path) -> ModelShape:
+    """Return the shape in `config`, the content of a config.json; PipelineError for other families."""
     family = config.get("model_type")
     if family not in FAMILIES:
         raise PipelineError(f"{file}: model_type {family} cannot be planned; accepted: {', '.join(FAMILIES)}")

@@ -156,8 +156,8 @@ def run(
     lock = locked_work(root, stage.name, fingerprint, owner) if stage.has_work else nullcontext()
     try:
         with lock as work:
-            has_waited = work is not None and (work.waited or was_overtaken)
-            concurrent = record.find(outputs, known=known) if has_waited else None
+            may_be_finished = work is not None and (work.has_waited or was_overtaken)
+            concurrent = record.find(outputs, known=known) if may_be_finished else None
             if concurrent:
                 return _reuse(concurrent, record, outputs, described)
             work_folder = {"work": _begin(work, described)} if work else {}

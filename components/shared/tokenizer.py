@@ -43,6 +43,7 @@ def token_lengths(model: ModelConfig, problems: Sequence[Problem]) -> tuple[list
 
 
 def _read(base: str) -> Tokenizer:
+    """Return the tokenizer of a model in a folder or on the hub."""
     path = model_file(base, TOKENIZER_FILE)
     try:
         return Tokenizer.from_file(str(path))
@@ -65,17 +66,16 @@ def _words(texts: list[str], pattern: Regex) -> Tokenizer:
 
 
 def _byte_pairs(texts: list[str], vocabulary_size: int) -> Tokenizer:
+    """Return a byte-level BPE tokenizer trained on the texts."""
     tokenizer = Tokenizer(models.BPE())
     # Digits one by one: a small model cannot learn arithmetic on tokens of several digits.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    special_tokens, alphabet = [PAD, EOS, UNKNOWN], pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        special_tokens=[PAD, EOS, UNKNOWN],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocabulary_size, special_tokens=special_tokens, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

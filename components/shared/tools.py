@@ -173,6 +173,7 @@ class ToolsConfig(Config):
     @field_validator("arguments")
     @classmethod
     def _check_arguments(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Validate the arguments of a built-in environment; for a custom one only make whole numbers ints."""
         accepted = ARGUMENTS.get(info.data.get("environment", ""))
         if accepted is None:
             return {name: _with_ints(value) for name, value in arguments.items()}

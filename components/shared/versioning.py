@@ -54,7 +54,7 @@ class Workspace:
         """Run git and return its output."""
         return self.git_bytes(*arguments).decode(errors="replace")
 
-    def git_bytes(self, *arguments: str, data: bytes | None = None) -> bytes:
+    def git_bytes(self, *arguments: str, data: bytes = b"") -> bytes:
         """Run git with `data` as its input and return its output."""
         return self._run("git", ["git", *_GIT_OPTIONS, *arguments], data)
 
@@ -82,16 +82,12 @@ class Workspace:
         words = [each if isinstance(each, str) else json.dumps(each) for each in arguments]
         return json.loads(self.dvc(command, *words))
 
-    def _run(self, tool: str, command: Sequence[str], data: bytes | None = None) -> bytes:
+    def _run(self, tool: str, command: Sequence[str], data: bytes = b"") -> bytes:
+        """Run a command of git or DVC and return its output; RetryableError if a network or a server has failed."""
+        env = environment(self.scratch)
         try:
             process = subprocess.run(
-                command,
-                cwd=self.folder,
-                env=environment(self.scratch),
-                pass_fds=self.locks,
-                input=data or b"",
-                capture_output=True,
-                check=False,
+                command, cwd=self.folder, env=env, pass_fds=self.locks, input=data, capture_output=True, check=False
             )
         except FileNotFoundError:
             raise PipelineError(f"{tool}: no such program; install it to work with versions") from None

@@ -45,14 +45,14 @@ class WorkFolder:
 
     def __init__(self, stage: str, folder: Path, owner: str) -> None:
         self.stage, self.folder, self._owner = stage, folder, owner
-        self.waited = False
+        self.has_waited = False
         """Whether this run had to wait for another run of the same work."""
         try:
             self._lock = durable.lock_folder(folder / _LOCK, owner=owner)
         except durable.InUseError as error:
             say(stage, f"waiting for the result of {error.owner}, which does the same work in {folder}")
             self._lock = durable.lock_folder(folder / _LOCK, wait=True, owner=owner)
-            self.waited = True
+            self.has_waited = True
         self._state = self._current_state()
         self.begin: Callable[[], None] = lambda: None
         """Writes the run's name into the folder; called after each lock, as another run may have written its name."""
@@ -103,7 +103,7 @@ def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "
         durable.remove(leftover)
     folder = work_folder(root, stage, fingerprint)
     work = WorkFolder(stage, folder, owner)
-    if not work.waited and last_step(folder) is None:
+    if not work.has_waited and last_step(folder) is None:
         _describe_others(stage, folder, fingerprint)
     jsonl.write_json(folder / _RECORD, fingerprint)
     token = _current.set(work)
