@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 CARD = "model_card.md"
-UNKNOWN_LICENCE = "unknown"
+
 _DATASETS = {
     "gsm8k": "openai/gsm8k",
     "math": "EleutherAI/hendrycks_math",
@@ -25,10 +25,8 @@ _TASK = "text-generation"
 def model_card(version: Mapping[str, Any], results: Mapping[str, Any], licence: str | None) -> str:
     """Return the card in Markdown; equal inputs give equal text.
 
-    Args:
-        version: The version.json, which does not need the bundle's digest.
-        results: The report's `verdict`, `summary` and `provenance`.
-        licence: Licence of the weights, as the hub names it; None for unknown.
+    `version` is a version.json, `results` the report's `verdict`, `summary` and `provenance`, `licence` that of the
+    weights as the hub names it, None for unknown.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -97,7 +95,7 @@ def _front_matter(
     ]
     return str(
         ModelCardData(
-            license=licence or UNKNOWN_LICENCE,
+            license=licence or "unknown",
             base_model=base_model,
             datasets=list(dict.fromkeys(trained_on)) or None,
             library_name="transformers",

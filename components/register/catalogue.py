@@ -162,10 +162,7 @@ class Catalogue:
         return Client(Configuration(host=self._server, access_token=self._token()[0], ssl_ca_cert=certificates))
 
     def _token(self) -> tuple[str | None, str]:
-        """Return the token, None without one, and for an error message where it is from.
-
-        The user's file or token precedes those of Kubeflow and of the pod. Files are read each time: they are renewed.
-        """
+        """Return the token, None without one, and where it is from; a file is read each time, because it is renewed."""
         own_file, kubeflow_file = (self._environment.get(name) for name in CATALOGUE_TOKEN_FILE_VARIABLES)
         token = self._environment.get(CATALOGUE_TOKEN_VARIABLE)
         if token and not own_file:
@@ -185,9 +182,8 @@ class Catalogue:
             return asyncio.run(asyncio.wait_for(work, _TIMEOUT_S))
         except ApiException as error:
             if error.status == 401:
-                raise PipelineError(
-                    f"{self._server}: the model registry rejects the token; {self._token()[1]}"
-                ) from None
+                source = self._token()[1]
+                raise PipelineError(f"{self._server}: the model registry rejects the token; {source}") from None
             reason = " ".join(str(error.body or error.reason).split())[:200]
             kind = RetryableError if error.status == 429 or (error.status or 0) >= 500 else PipelineError
             raise kind(f"{self._server}: the model registry answers {error.status} ({reason})") from None
@@ -345,8 +341,7 @@ async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
             f"{entry.name} {entry.version}: the model registry has {weights} under this version instead of "
             f"{str(digest)[:12]}; give register.name another name"
         )
-    artifact_is_new = await _ensure_artifact(client, entry, str(known_version.id))
-    return version_is_new or artifact_is_new
+    return await _ensure_artifact(client, entry, str(known_version.id)) or version_is_new
 
 
 async def _ensure_artifact(client: "ModelRegistryAPIClient", entry: Entry, version_id: str) -> bool:
@@ -399,12 +394,9 @@ async def _update(client: "ModelRegistryAPIClient", name: str, statuses: Mapping
 
 
 async def _missing(client: "ModelRegistryAPIClient", name: str, numbers: Iterable[str]) -> list[str]:
-    model = await client.get_registered_model_by_params(name)
-    if model is None:
-        return list(numbers)
-    missing = []
+    model, missing = await client.get_registered_model_by_params(name), []
     for number in numbers:
-        version = await client.get_model_version_by_params(str(model.id), number)
+        version = await client.get_model_version_by_params(str(model.id), number) if model else None
         # The artifact is created last: with it the announcement is complete.
         if version is None or not await client.get_model_artifacts(str(version.id)):
             missing.append(number)

@@ -215,9 +215,7 @@ class _Branch:
     def collect_garbage(self) -> None:
         """Remove files that the branch does not refer to any more from the run's folder of the storage."""
         if not self._storage.endswith(f"/{self._below}"):  # DVC would remove the registered versions
-            raise PipelineError(
-                f"{self._ref}: its storage {self._storage} is not the folder of this run; nothing was removed"
-            )
+            raise PipelineError(f"{self._ref}: its storage {self._storage} is not this run's; nothing was removed")
         self._workspace.dvc("gc", "--workspace", "--cloud", "--remote", REMOTE, "--force")
 
 

@@ -56,10 +56,7 @@ def unusable_storage(remote: str, mount: str) -> Iterator[str]:
 
 
 def list_storage(config: RegisterConfig) -> list[str]:
-    """Check that the storage of the weights can be listed with the credentials of this process; returns no problems.
-
-    The S3 server is that in the registry's DVC config, of the config, or of the environment, in this order.
-    """
+    """Check that the storage of the weights can be listed, at the S3 server that the registry or the config names."""
     scheme = (config.storage or "").partition("://")[0]
     if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
         dvc_config = None

@@ -39,8 +39,7 @@ def check_consistency(report: Path, results: Mapping[str, Any], folders: Mapping
 
 def require_stored(name: str, folder: str, stored: Mapping[str, str], digest: str) -> None:
     """Raise PipelineError unless a version's folder, by the digests of all `stored` files, has this digest."""
-    prefix = f"{folder}/"
-    files = {path.removeprefix(prefix): each for path, each in stored.items() if path.startswith(prefix)}
+    files = {path.removeprefix(f"{folder}/"): each for path, each in stored.items() if path.startswith(f"{folder}/")}
     if lineage.folder_digest(files) != digest:
         raise PipelineError(f"register: the input `{name}` has changed while it was stored; run the stage again")
 

@@ -121,11 +121,10 @@ STAGE = Stage(
 
 
 def _enforce_gate(verdict: Mapping[str, Any]) -> None:
-    if verdict["passed"]:
-        return
-    if verdict["enforced"]:
+    if not verdict["passed"] and verdict["enforced"]:
         raise GateMissedError(f"the policy missed the gate and was not registered: {'; '.join(verdict['reasons'])}")
-    say("register", "the policy missed the gate, which is not enforced")
+    if not verdict["passed"]:
+        say("register", "the policy missed the gate, which is not enforced")
 
 
 def _find(config: RegisterConfig, registry: Registry, digests: Mapping[str, str]) -> Registered | None:
@@ -142,10 +141,7 @@ def _register(
     digests: Mapping[str, str],
     results: Mapping[str, Any],
 ) -> Registered:
-    """Register the policy as the next version, unless others register the same weights in the meantime.
-
-    `folders` and `digests` are those of the stage's inputs, `results` the JSON files of the report, all by name.
-    """
+    """Register the policy as the next version, unless others register the same weights in the meantime."""
     stored = registry.store({folder: folders[name] for name, folder in _FOLDERS.items()})
     for name, folder in _FOLDERS.items():
         require_stored(name, folder, stored.digests, digests[name])
@@ -176,10 +172,7 @@ def _register(
 
 
 def _entries(registry: Registry, catalogue: Catalogue | None, registered: Registered) -> list[Entry]:
-    """Return the catalogue entries to announce: versions that earlier runs failed to announce, then this one.
-
-    The weights of each are copied to plain files in the storage, for model servers.
-    """
+    """Serve and return what to announce: versions that earlier runs failed to announce, and this one at the end."""
     if catalogue is None or not registered.has_tag:
         return []
     snapshot, version = registry.snapshot, registered.version

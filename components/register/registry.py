@@ -39,8 +39,7 @@ from components.shared.versioning import Workspace, is_url
 POLICY = "policy"
 """Folder of a version's weights, relative to the registry."""
 _VIEW = "grpo-pipeline.view"
-"""Git setting that marks registries created here: their working tree only shows the newest version, so it may be
-reset."""
+"""Git setting that marks a registry created here, whose working tree may be reset: it only shows the newest version."""
 _REF_LOCKED = re.compile("cannot lock ref|failed to update ref|incorrect old value")
 """Git's message when two pushes collide on the server, and also when a lock there is stale."""
 _REFUSED = "[remote rejected]"
@@ -111,7 +110,7 @@ class Registry:
 
         Model servers cannot read DVC's objects, which are named by their content.
         """
-        folder = serve_folder(version)
+        folder = f"serve/{version['name']}/{version['version']}"
         with error_prefix(f"{self.storage_url()}: cannot copy {version['tag']} to {folder}"):
             self.clone.dvc("unpack", md5_in(self.snapshot.read(version["tag"], f"{POLICY}.dvc")), folder)
         return f"{self.storage_url().rstrip('/')}/{folder}"
@@ -119,10 +118,7 @@ class Registry:
     def commit(
         self, version: Mapping[str, Any], files: Mapping[str, str | Path], stored: Stored, message: str
     ) -> dict[str, Any]:
-        """Commit a version in the clone, where nobody else sees it yet; return its version.json, with its digest.
-
-        `files` are contents, or files to copy, by their paths in the version.
-        """
+        """Commit a version and its files (texts, or files to copy) in the clone; return its complete version.json."""
         artifact = {"path": POLICY, "type": "model", "desc": "policy trained with GRPO"}
         contents = {
             "dvc.yaml": yaml.safe_dump({"artifacts": {version["name"]: artifact}}),
@@ -160,9 +156,8 @@ class Registry:
     def publish(self, tags: Mapping[str, str], commit: str | None = None) -> bool:
         """Push new tags, messages by name, on a commit of the registry: all of them or none.
 
-        Without a `commit` they are on the clone's newest one, which is pushed to the branch with them. Returns False if
-        the registry has changed since it was read (see `catch_up`); RefusedError if it does not accept the clone's
-        commit (see `propose`).
+        Without a `commit` they are on the clone's newest one, which is pushed with them. Returns False if the registry
+        has changed since it was read; RefusedError if it does not accept the clone's commit (see `propose`).
         """
         for tag, message in tags.items():
             self.clone.git("tag", "--annotate", "--cleanup=verbatim", f"--message={message}", tag, commit or "HEAD")
@@ -234,15 +229,13 @@ class Registry:
         url, endpoint = self.storage_url(), storage_endpoint(config.read_text("utf-8"))
         for key, wanted, actual in (("storage", configured, url), ("storage_endpoint", self.endpoint, endpoint)):
             if wanted is not None and wanted != actual:
-                place = actual or "Amazon S3"
-                raise PipelineError(
-                    f"register.{key}: the versions in {self.location} are stored in {place}, not in {wanted}"
-                )
+                versions = f"the versions in {self.location} are stored in {actual or 'Amazon S3'}"
+                raise PipelineError(f"register.{key}: {versions}, not in {wanted}")
         if not is_url(url):
-            self._check_storage_folder(Path(url))
+            self._ensure_storage_folder(Path(url))
         write_dvc_config(self.clone.folder, config.read_text("utf-8"), url)
 
-    def _check_storage_folder(self, folder: Path) -> None:
+    def _ensure_storage_folder(self, folder: Path) -> None:
         if not folder.is_dir() and self.clone.git("tag", "--list"):
             raise PipelineError(
                 f"{folder}: the storage with the weights of the registered versions is missing; restore it"
@@ -266,11 +259,6 @@ class Registry:
         commits = {ref: commit for commit, _, ref in (line.partition("\t") for line in listed)}
         has_tag = not commits.keys().isdisjoint(tags)
         return has_tag or (branch is not None and commits.get(branch) != self._base_commit())
-
-
-def serve_folder(version: Mapping[str, Any]) -> str:
-    """Return the folder of the storage with the weights of a version as plain files."""
-    return f"serve/{version['name']}/{version['version']}"
 
 
 @contextmanager

@@ -132,11 +132,9 @@ class Snapshot:
         return tags
 
     def versions(self, name: str | None = None, *, withdrawn: bool = False) -> list[Version]:
-        """Return the versions of a model, or of all, sorted by name and number.
-
-        Versions that GTO deprecated, by a tag such as `<name>@v0.0.1!#1`, are left out unless `withdrawn`.
-        """
+        """Return the versions of a model, or of all, sorted by number; `withdrawn` adds those that GTO deprecated."""
         tags = self.tags()
+        # GTO deprecates a version by a tag such as `<name>@v0.0.1!#1`.
         deprecated = {each.tag.partition("!")[0] for each in tags if "!" in each.tag}
         versions = []
         for tag in tags:
@@ -159,13 +157,13 @@ class Snapshot:
         """Return the version that `v0.0.1`, `<name>@v0.0.1`, `latest`, an alias or `<name>@<alias>` names."""
         versions, aliases = self.versions(), self.aliases()
         # The versions are sorted, so the newest of each model stays.
-        tags = aliases | {f"{version.name}@latest": version.tag for version in versions}
+        targets = aliases | {f"{version.name}@latest": version.tag for version in versions}
         name, _, wanted = spec.rpartition("@")
         matching = [
             version
             for version in versions
             if name in ("", version.name)
-            and (wanted == version.version or tags.get(f"{version.name}@{wanted}") == version.tag)
+            and (wanted == version.version or targets.get(f"{version.name}@{wanted}") == version.tag)
         ]
         if not matching:
             available = ", ".join([*(version.tag for version in versions), *aliases]) or "none"
@@ -198,10 +196,13 @@ class Snapshot:
         for tag in self.tags():
             match = _ALIAS.fullmatch(tag.tag)
             if match and name in (None, match[1]) and alias in (None, match[2]):
-                count, withdrawn = int(match[4]), match[3] == "!"
-                assignments.append(
-                    Assignment(**vars(tag), name=match[1], alias=match[2], count=count, withdrawn=withdrawn)
-                )
+                values: dict[str, Any] = {
+                    "name": match[1],
+                    "alias": match[2],
+                    "count": int(match[4]),
+                    "withdrawn": match[3] == "!",
+                }
+                assignments.append(Assignment(**vars(tag), **values))
         return sorted(assignments, key=lambda each: each.count)
 
     def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:
@@ -209,10 +210,8 @@ class Snapshot:
 
         Versions of older releases do not count: they have the weights alone, so these are registered again.
         """
-        for registration in reversed(self.registrations(self.versions(name))):
-            if (registration.get("format"), registration.get("policy_digest")) == (FORMAT, policy_digest):
-                return registration
-        return None
+        closed = [each for each in self.registrations(self.versions(name)) if each.get("format") == FORMAT]
+        return next((each for each in reversed(closed) if each["policy_digest"] == policy_digest), None)
 
     def registrations(self, versions: Sequence[Version]) -> list[dict[str, Any]]:
         """Return version.json of each version, unverified; empty for a version without one."""
@@ -265,10 +264,7 @@ class Snapshot:
                 (destination / path).write_bytes(content)
 
     def read_storage(self, config: str, pointers: Mapping[str, str], *options: Any) -> Any:
-        """Return the output of the command `read` of dvc_process.py for folders in the storage of a DVC config.
-
-        `pointers` has the MD5 of each folder by name; `options` are a destination, and the paths to copy there.
-        """
+        """Return the output of the command `read` of dvc_process.py, for the storage in a DVC config."""
         with tempfile.TemporaryDirectory(dir=self.repository.scratch) as scratch:
             workspace = Workspace(Path(scratch), self.repository.scratch, self.repository.locks)
             write_dvc_config(workspace.folder, config, storage_url(config, self.location, self.origin))
@@ -359,10 +355,7 @@ class Snapshot:
     def _read(
         self, bundles: Sequence[_Bundle], pointers: Mapping[str, str], expected: Mapping[str, str], *options: Any
     ) -> Verification:
-        """Read folders of versions from the storage and compare their files with digests by path.
-
-        `pointers` and `options` are those of `read_storage`.
-        """
+        """Read folders of versions from the storage and compare their files with the expected digests by path."""
         # The newest config first: the storage may have moved since a version was registered.
         configs = (bundle.files[CONFIG].decode() for bundle in bundles if CONFIG in bundle.files)
         config = self.repository.try_git("show", f"HEAD:{CONFIG}") or next(configs, None)

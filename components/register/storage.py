@@ -36,10 +36,7 @@ def new_config(url: str, endpoint: str | None) -> str:
 
 
 def storage_url(config: str, location: str, origin: str) -> str:
-    """Return the storage that a registry's DVC config names: a URL, or an absolute path on this machine.
-
-    `location` is the registry's name in the error; `origin` its folder, to which the config may have a relative path.
-    """
+    """Return the storage in a DVC config: a URL or an absolute path; a relative one is relative to `origin`/.dvc."""
     url = _parsed(config).get(_SECTION, "url", fallback=None)
     if url is None:
         raise PipelineError(f"{location}: its {CONFIG} has no remote named `{REMOTE}`")
@@ -80,8 +77,7 @@ def pointer_file(path: str, pointer: Mapping[str, Any]) -> str:
 
 def md5_in(pointer_file: str | bytes) -> str:
     """Return the MD5 in a `.dvc` file, by which the storage finds its folder."""
-    md5: str = yaml.safe_load(pointer_file)["outs"][0]["md5"]
-    return md5
+    return str(yaml.safe_load(pointer_file)["outs"][0]["md5"])
 
 
 @contextmanager

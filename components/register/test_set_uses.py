@@ -38,13 +38,9 @@ def count_test_set_use(location: str, name: str, policy_digest: str, verdict: Ma
     """
     if verdict["looks"] is None:  # judged on another split, which may be used any number of times
         return
-    use = {
-        "test_set": verdict["looks"]["test_set"],
-        "policy_digest": policy_digest,
-        "name": name,
-        "passed": verdict["passed"],
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    use = {"test_set": verdict["looks"]["test_set"], "policy_digest": policy_digest}
+    use |= {"name": name, "passed": verdict["passed"], "at": at}
     try:
         with open_repository(location) as registry:
             _record(registry, use)
@@ -57,9 +53,7 @@ def count_test_set_use(location: str, name: str, policy_digest: str, verdict: Ma
 def _record(registry: Registry, use: Mapping[str, Any]) -> None:
     """Record a use unless the policy was judged on this test set before.
 
-    Raises:
-        RetryableError: Others have pushed before each attempt, or the registry cannot be reached.
-        PipelineError: The registry does not accept the branch.
+    RetryableError if others have pushed before each attempt; PipelineError if the registry does not accept the branch.
     """
     path = f"{use['test_set']}/{use['policy_digest']}.json"
     for attempt in range(_ATTEMPTS):

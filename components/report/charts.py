@@ -92,12 +92,9 @@ def curve_chart(
             marker = "o" if len(values) == 1 else None
             axes.plot(curve.steps, values, color=color, marker=marker, markersize=4, **style)
             style = {"linestyle": (0, (3, 2)), "linewidth": 1.3}
-        if fraction:
-            _fit(axes, -4, 104)
-            _label_percent(axes)
-        else:
-            _fit(axes, 0, 0)
-        _label_steps(axes)
+        low, high = (-4, 104) if fraction else (0, 0)
+        _fit(axes, low, high)
+        _label(axes, percent=fraction)
         axes.grid(axis="y")
         return _svg(figure, title, curves, percent=fraction), legend if len(names) > 1 else []
 
@@ -123,8 +120,7 @@ def validation_chart(rows: Sequence[Mapping[str, Any]], title: str, policy_step:
         chosen = [100 * row["accuracy"] for row in rows if row["step"] == policy_step]
         axes.plot([policy_step] * len(chosen), chosen, color=color, marker="o", markersize=6, markeredgecolor=_TEXT)
         axes.set_ylim(-4, 104)
-        _label_percent(axes)
-        _label_steps(axes)
+        _label(axes, percent=True)
         axes.grid(axis="y")
         return _svg(figure, title, [curve], percent=True)
 
@@ -145,7 +141,7 @@ def phase_chart(timings: Path) -> dict[str, Any]:
         values = [curve.smoothed or curve.values for curve in curves]
         axes.stackplot(curves[0].steps, values, colors=_PHASE_COLORS[: len(curves)], alpha=0.85, linewidth=0)
         _fit(axes, 0, 0)
-        _label_steps(axes)
+        _label(axes)
         axes.set_ylabel("seconds")
         axes.margins(x=0)
         chart = _svg(figure, "Seconds of each phase of a GRPO step", curves)
@@ -170,13 +166,11 @@ def _curves(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list
     return curves
 
 
-def _label_percent(axes: "Axes") -> None:
-    axes.set_yticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
-
-
-def _label_steps(axes: "Axes") -> None:
+def _label(axes: "Axes", *, percent: bool = False) -> None:
     axes.locator_params(axis="x", integer=True, nbins=6)
     axes.set_xlabel("step")
+    if percent:
+        axes.set_yticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
 
 
 @contextmanager

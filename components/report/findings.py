@@ -202,7 +202,7 @@ class Findings:
     @property
     def tool_use(self) -> dict[str, dict[str, Any]]:
         """Use of the environment in the greedy answers of each model; empty without an environment."""
-        by_model = {model: each.scores.get("tools") for model, each in self.evaluations.items()}
+        by_model = {model: each.scores.get("tools", {}) for model, each in self.evaluations.items()}
         return by_model if all(by_model.values()) else {}
 
     @property
@@ -302,10 +302,7 @@ def _decide(
 
 
 def champion_outcomes(champion: Champion, evaluation: Evaluation, policy: str | None) -> ChampionOutcomes:
-    """Return the outcomes of the champion and GRPO, or why they cannot be compared.
-
-    `evaluation` is that of GRPO, `policy` the digest of its weights.
-    """
+    """Return the outcomes of the champion and of GRPO's evaluation, or why they cannot be compared."""
     if champion.policy_digest == policy:
         return ChampionOutcomes(champion.tag, {}, "has the same weights", is_same=True)
     if not champion.records:

@@ -36,8 +36,7 @@ TRAINING_FIGURES = (
     ("kl", "kl", "KL from the reference", "max"),
     ("completion_tokens", "completion_length_tokens", "mean completion length in tokens", "max"),
 )
-"""Figures of training that the gate may limit: the key in `gate.health` after `max_` or `min_`, the column of
-steps.jsonl, the name, and which of the two limits it has."""
+"""Figures of training that `gate.health` may limit: rest of its key, column of steps.jsonl, name, `max` or `min`."""
 
 
 @dataclass(frozen=True)

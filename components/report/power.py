@@ -1,11 +1,11 @@
 """The power of the promotion gate: the probability that a policy as good as expected passes, before it is trained.
 
-The computation is exact: the numbers of answers that GRPO gains and loses on a source are multinomial, and for each
-number of changed answers the gate passes from some number of gained ones. Sources are independent. Conditions on health
-and the champion are ignored.
+Exact: the numbers of answers that GRPO gains and loses on a source are multinomial, and for each number of changed
+answers the gate passes from some number of gained ones on. Sources are independent. Health and champion are ignored.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -58,16 +58,13 @@ def power(gate: GateConfig, sizes: Mapping[str, int]) -> float:
     claim = claim_of(gate)
     level = claim.level / len(claim.target)  # the best target has to pass Holm's first level
 
-    def not_worse(counts: PairedCounts) -> bool:
-        return is_not_worse(counts, claim)
-
     def better(counts: PairedCounts) -> bool:
         return is_not_worse(counts, claim) and claim_p(Outcome(counts), claim) <= level
 
     # A policy passes if it is worse on no source, except if it is better on no target either.
     none_worse, none_worse_or_better = 1.0, 1.0
     for source, size in sizes.items():
-        p_not_worse = _probability(size, gate, source, not_worse)
+        p_not_worse = _probability(size, gate, source, partial(is_not_worse, claim=claim))
         p_better = _probability(size, gate, source, better) if source in claim.target else 0.0
         none_worse *= p_not_worse
         none_worse_or_better *= p_not_worse - p_better

@@ -121,14 +121,9 @@ def render_report(
     verdict: Mapping[str, Any] | None = None,
     run: RunFacts | None = None,
 ) -> str:
-    """Return the HTML page on the inputs of the report stage.
+    """Return the HTML page on the inputs of the report stage, which are in `folders` by their names in the graph.
 
-    Args:
-        config: The gate, and the size of the page.
-        folders: The inputs of the report stage, by their names in the graph.
-        findings: What `read_findings` returns for them, if it has been called already.
-        verdict: The verdict, if it has been decided already.
-        run: Facts of one run to add.
+    `findings` and `verdict` are those of the inputs, if they are known already.
     """
     here = Path(__file__).parent
     findings, run = findings or read_findings(config, folders, verdict), run or RunFacts()
@@ -165,13 +160,10 @@ def render_report(
 
 
 def page_of_run(config: Mapping[str, Any], folders: Mapping[str, str], report: Path, timings: Path) -> str:
-    """Return the page with the facts of the run in the lineage of the finished `report`.
+    """Return the page with facts of the run, from the lineage of the finished `report`.
 
-    Args:
-        config: The report section of the params file.
-        folders: The inputs of the report stage.
-        report: The output of the report stage.
-        timings: The output `timings` of train_grpo; need not exist.
+    `config` is the report section of the params file, `folders` are the inputs of the report stage, `timings` is an
+    output of train_grpo, which need not exist.
     """
     made_by = lineage.read(report)
     assert made_by is not None
