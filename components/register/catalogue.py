@@ -315,6 +315,7 @@ def _current_run() -> dict[str, str]:
 
 
 async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
+    """Do the requests of `Catalogue.announce`."""
     from model_registry.types import ModelVersion, RegisteredModel
 
     model, _ = await _ensure(
@@ -374,6 +375,7 @@ async def _ensure_artifact(client: "ModelRegistryAPIClient", entry: Entry, versi
 
 
 async def _update(client: "ModelRegistryAPIClient", name: str, statuses: Mapping[str, Status]) -> int:
+    """Do the requests of `Catalogue.update`."""
     from mr_openapi import ModelVersionState
 
     model = await client.get_registered_model_by_params(name)
@@ -394,6 +396,7 @@ async def _update(client: "ModelRegistryAPIClient", name: str, statuses: Mapping
 
 
 async def _missing(client: "ModelRegistryAPIClient", name: str, numbers: Iterable[str]) -> list[str]:
+    """Do the requests of `Catalogue.missing`."""
     model, missing = await client.get_registered_model_by_params(name), []
     for number in numbers:
         version = await client.get_model_version_by_params(str(model.id), number) if model else None

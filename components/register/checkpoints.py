@@ -163,7 +163,7 @@ class _Branch:
         workspace.folder.mkdir()
         self._git("init", "--quiet")
         self._git("remote", "add", "origin", origin)
-        if self._git("ls-remote", "origin", self._ref):
+        if self._git("ls-remote", "origin", self._ref):  # otherwise the branch is new
             self._git("fetch", "--quiet", "--depth=1", "origin", f"+{self._ref}:refs/remotes/origin/tip")
             self._git("reset", "--quiet", "--hard", "refs/remotes/origin/tip")
             config = (workspace.folder / CONFIG).read_text(encoding="utf-8")

@@ -331,6 +331,7 @@ def outcomes_of(pairs: Sequence[Pair]) -> dict[str, Outcome]:
 
 
 def _outcome(pairs: Sequence[Pair]) -> Outcome:
+    """Count the answers to the problems of one source."""
     flexible = [
         (pair.first.flexible.verdict == "right", pair.grpo.flexible.verdict == "right")
         for pair in pairs
