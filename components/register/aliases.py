@@ -44,7 +44,7 @@ class Change:
 def history(snapshot: Snapshot, name: str) -> list[Change]:
     """Return all registrations of a model's versions and changes of its aliases, the oldest first.
 
-    The tag of an alias that a registration gave stands for both; the other registrations are read from their versions.
+    A registration that gave an alias is one entry, read from the alias; others are read from the tags of the versions.
     """
     changes = changes_of(snapshot, name)
     recorded = {change.version for change in changes if change.action == "register"}

@@ -23,11 +23,7 @@ _TASK = "text-generation"
 
 
 def model_card(version: Mapping[str, Any], results: Mapping[str, Any], licence: str | None) -> str:
-    """Return the card in Markdown; equal inputs give equal text.
-
-    `version` is a version.json, `results` the report's `verdict`, `summary` and `provenance`, `licence` that of the
-    weights as the hub names it, None for unknown.
-    """
+    """Return the card in Markdown; `version` is a version.json, `results` are the JSON files of the report by stem."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(  # without autoescape, since the card is Markdown

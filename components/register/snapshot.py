@@ -246,7 +246,7 @@ class Snapshot:
                 raise PipelineError(f"{bundle.tag}: has no {path}")
         stored = {path: digest for path, digest in bundle.stored.items() if _is_below(path, paths)}
         folders = {path.partition("/")[0] for path in stored}
-        # Including those in the `.dvc` file of a folder that has one of the paths.
+        # A damaged `.dvc` file is a fault of every path in its folder.
         faults = [
             fault
             for path, fault in bundle.faults.items()

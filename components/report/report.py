@@ -184,7 +184,8 @@ def costs(run: RunFacts, findings: Findings) -> list[tuple[str, str, str, str]]:
     total_hours: dict[str, float] = {}
     rows = []
     for stage, seconds in run.seconds.items():
-        environment, used = run.made_by.environment(stage) if run.made_by else None, ""
+        environment = run.made_by.environment(stage) if run.made_by else None
+        used = ""
         if environment:
             unit, number = ("GPU", len(environment.gpus)) if environment.gpus else ("core", environment.num_cores)
             hours = seconds * number / 3600
