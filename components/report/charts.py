@@ -117,7 +117,7 @@ def validation_chart(rows: Sequence[Mapping[str, Any]], title: str, policy_step:
     with _figure() as (figure, axes):
         axes.fill_between(curve.steps, low, high, color=color, alpha=0.2, linewidth=0)
         axes.plot(curve.steps, [100 * value for value in curve.values], color=color, linewidth=1.6)
-        dot = {"color": color, "marker": "o", "markersize": 6, "markeredgecolor": _TEXT}
+        dot: dict[str, Any] = {"color": color, "marker": "o", "markersize": 6, "markeredgecolor": _TEXT}
         for row in rows:
             if row["step"] == policy_step:
                 axes.plot(policy_step, 100 * row["accuracy"], **dot)
