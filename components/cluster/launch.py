@@ -21,7 +21,7 @@ from components.shared.execution import forget_place
 
 _POLL_S = 1.0
 _MARGIN_S = 10.0
-"""Time for the launcher beyond that of its ranks."""
+"""Time for the launcher to end after its ranks' grace period."""
 _RESUME = "start the same run again to resume from the last checkpoint"
 
 
@@ -38,8 +38,8 @@ def run_ranks(
 ) -> dict[str, float]:
     """Call `function` with config, folders and outputs in `num_processes` processes; return the first one's result.
 
-    A single process is this one, except on a cluster. The failure of one process ends all, and its error is raised.
-    With `with_samplers`, the vLLM servers of a cluster's TrainJob run beside the processes.
+    Without a cluster, a single process is this one. When a process fails, all are ended and its error is raised. With
+    `with_samplers`, the pods of a TrainJob's vLLM servers run beside those of the processes.
     """
     stage = current_stage()
     forget_place(work)
@@ -55,24 +55,31 @@ def run_ranks(
         grace_s=grace_s,
         with_samplers=with_samplers,
     )
-    if stage is not None:
+    if stage is None:
+        result = _run_here(job)
+    else:
         from components.cluster.trainjob import run_on_cluster
 
         result = run_on_cluster(job, stage)
-        job.keep_place(work)
-        return result
+    job.keep_place(work)
+    return result
+
+
+def _run_here(job: Job) -> dict[str, float]:
+    """Run the ranks on this machine; return the first one's result. Raises StoppedError after a request to stop."""
     job.write()
     exit_code, stop_requested = _run_agent(job)
     results = job.results()
     if results is not None:
-        job.keep_place(work)
         return results[0]
     error = error_of_ranks(job)
+    if stop_requested and isinstance(error, RetryableError):
+        raise StoppedError(str(error))
     if error is not None:
-        raise StoppedError(str(error)) if stop_requested and isinstance(error, RetryableError) else error
+        raise error
     if exit_code == RetryableError.exit_code:
         raise StoppedError(
-            f"stopped during a step, which took longer than checkpoint.grace_s ({grace_s:g} s); {_RESUME}"
+            f"stopped during a step, which took longer than checkpoint.grace_s ({job.grace_s:g} s); {_RESUME}"
         )
     if stop_requested:
         raise StoppedError(f"stopped at once by a second request: the current step is lost; {_RESUME}")
@@ -82,7 +89,8 @@ def run_ranks(
 def _run_agent(job: Job) -> tuple[int, bool]:
     """Run the launcher to its end; return its exit code and whether this process was asked to stop meanwhile.
 
-    A second request kills it. Ranks meet at a file that no other user can open: who reaches it can run code in them.
+    A second request to stop kills the launcher. Ranks find each other through a file in a folder that only this user
+    can open, because whoever can write to it can run code in the ranks.
     """
     command = [sys.executable, "-m", "components.cluster.agent", str(job.folder), str(os.getpid())]
     variables = {**ON_LOOPBACK, **os.environ}
