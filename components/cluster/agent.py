@@ -1,10 +1,9 @@
 """torchrun's launcher, which starts the ranks of one node and ends them all when one of them fails.
 
 `python -m components.cluster.agent FOLDER PARENT` starts all ranks of a job on this machine, and dies with the process
-PARENT. `python -m components.cluster.agent FOLDER` starts those of one pod of a TrainJob. There, Kubeflow Trainer sets
-the environment variables that torchrun reads (PET_NNODES and others): the number of nodes, this node's number and the
-first node's address. Unlike torchrun, the launcher ends with the exit code of the first rank to fail, which tells
-errors that a restart cannot cure (2) from those that may pass (75).
+PARENT. `python -m components.cluster.agent FOLDER` starts those of one pod of a TrainJob, where Kubeflow Trainer sets
+the variables that torchrun reads (PET_NNODES and others). Unlike torchrun, the launcher ends with the exit code of the
+first rank to fail, which tells errors that a restart cannot cure (2) from those that may pass (75).
 """
 
 import logging
@@ -32,8 +31,7 @@ from components.shared.watchdog import die_with_parent
 _AFTER_FAILURE_S = 3
 """Time for ranks to end after one has failed: they wait for it in vain, so torchrun's 30 s would be wasted."""
 _RANK = "components.cluster.rank"
-_HERE = "here"
-"""torchrun's name for the rendezvous of one machine."""
+_HERE = "here"  # torchrun's name for the rendezvous of one machine
 
 
 class _LocalRendezvous(StaticTCPRendezvous):

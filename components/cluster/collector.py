@@ -3,7 +3,6 @@
 `components.shared.task` describes the folders. A finished run's folder is removed if, for `--finished-days`, nothing in
 it has changed and no stage has begun to read a model in it; unfinished work with its checkpoints, if it has not changed
 for `--unfinished-days`. Whatever their age, these are kept:
-
 - folders that an unfinished workflow or a training job names, and unfinished work that a run or its ranks have locked,
 - run folders that a file of another kept run or of kept unfinished work names: references to models,
 - run folders with anything in them that no stage makes: an empty file `keep` is enough,
@@ -60,9 +59,8 @@ def in_use(namespace: str) -> str:
 
 
 def collect(mount: Path, limits: Limits, ask: Callable[[], str], *, dry_run: bool = False) -> str:
-    """Remove the folders on the volume at `mount` that are old and not in use; print them, and return a summary.
+    """Remove folders on the volume at `mount` that are old and not in use, by the text that `ask` returns (`in_use`).
 
-    `ask` returns the text of `in_use`; it is called after the volume was searched, right before anything is renamed.
     PipelineError if there is no volume, another collector is running, or something could not be removed.
     """
     if not mount.is_dir():
@@ -71,7 +69,7 @@ def collect(mount: Path, limits: Limits, ask: Callable[[], str], *, dry_run: boo
     lock = durable.lock_folder(root / _LOCK)
     try:
         volume = _Volume(root, limits)
-        runs, work = volume.unused(ask())
+        runs, work = volume.unused(ask())  # as late as possible, after the long search of the volume
         if dry_run:
             current_paths = {path: path for path in [*runs, *work]}
         else:

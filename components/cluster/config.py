@@ -15,8 +15,7 @@ from components.shared.images import GPU
 GPU_RESOURCE, GPU_TYPE_LABEL = "nvidia.com/gpu", "nvidia.com/gpu.product"
 _DAY_S = 24 * 3600
 _CPU_PER_GPU, _CPU_LIMIT, _SHM_GIB_PER_GPU = 3, 4, 2
-_TRAINING_GIB, _EVALUATION_GIB = 64, 32
-"""Memory of a pod if neither the params nor preflight set it."""
+_TRAINING_GIB, _EVALUATION_GIB = 64, 32  # memory of a pod if neither the params nor preflight set it
 
 
 class Requests(NamedTuple):
@@ -26,7 +25,6 @@ class Requests(NamedTuple):
     cpu_limit: int
     memory_gib: int
     shm_gib: int
-    gpus: int
 
 
 class Toleration(Config):
@@ -99,7 +97,7 @@ class ClusterConfig(Config):
         shm_gib = self.shm_gib or max(1, _SHM_GIB_PER_GPU * self.gpus_per_node)
         # Files in /dev/shm count as memory of the pod: without room for them the kernel kills it.
         memory_gib = (self.memory_per_node_gib or _TRAINING_GIB) + shm_gib
-        return Requests(cpu, max(cpu, _CPU_LIMIT), memory_gib, shm_gib, self.gpus_per_node)
+        return Requests(cpu, max(cpu, _CPU_LIMIT), memory_gib, shm_gib)
 
     @property
     def evaluation_gib(self) -> int:

@@ -70,9 +70,8 @@ def failure_reason(
     if condition(job, "Complete")["status"] == "True" and reported is None:
         return RetryableError(f"{name}: is complete, but not every rank has left a result on the volume")
     if failed["reason"] == "DeadlineExceeded":
-        return PipelineError(
-            f"{name}: ran for longer than cluster.training_timeout_s; raise it, or start the run again to resume"
-        )
+        advice = "raise it, or start the run again to resume"
+        return PipelineError(f"{name}: ran for longer than cluster.training_timeout_s; {advice}")
     ended = [(pod, state) for pod in pods for state in container_states(pod, "terminated")]
     ended.sort(key=lambda pod_and_state: str(pod_and_state[1].get("finishedAt", "")))
     advice = "raise cluster.memory_per_node_gib, or reduce memory use: engine.offload, vllm.cache_gib"

@@ -33,10 +33,8 @@ class RankFailure(NamedTuple):
     """How a rank failed, as its launcher saw it."""
 
     rank: int
-    exit_code: int
-    """Minus the number of the signal that ended it."""
-    time: int
-    """Seconds since the epoch."""
+    exit_code: int  # minus the number of a signal, if one ended it
+    time: int  # seconds since the epoch
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Job:
     config: dict[str, Any]
     folders: dict[str, str]
     outputs: dict[str, str]
-    """Folders that the first rank finds empty and fills."""
+    """Folders for the first rank's results, which are emptied before it starts."""
     num_processes: int
     grace_s: float
     """Time for ranks to end by themselves after a request to stop."""

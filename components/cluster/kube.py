@@ -20,19 +20,15 @@ from components.shared.errors import PipelineError, RetryableError
 Json = dict[str, Any]
 Timeout = tuple[float, float]
 """Seconds to connect and to read. The client ignores a single float, and would wait for ever."""
-
-GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
-"""The custom resource TrainJob."""
+GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"  # the custom resource TrainJob
 KUEUE, KUEUE_VERSION = "kueue.x-k8s.io", "v1beta2"
 """Kueue's custom resources; its group of queue positions has the same version."""
-WORKFLOWS = ("argoproj.io", "v1alpha1", "workflows")
-"""The custom resource for a run of Kubeflow Pipelines."""
+WORKFLOWS = ("argoproj.io", "v1alpha1", "workflows")  # the custom resource for a run of Kubeflow Pipelines
 KFP_RUN_ID, COMPLETED = "pipeline/runid", "workflows.argoproj.io/completed"
 """Labels of a workflow: the id of its run, and `true` once it has ended."""
 MANAGED_BY, PROJECT = "app.kubernetes.io/managed-by", "grpo-pipeline"
 """Label of every object of this project, and the label's value."""
-RUN_ID, STAGE = "grpo-pipeline/run-id", "grpo-pipeline/stage"
-"""Labels of every object of a run."""
+RUN_ID, STAGE = "grpo-pipeline/run-id", "grpo-pipeline/stage"  # labels of every object of a run
 WORK, JOB_SET = "grpo-pipeline/work", "jobset.sigs.k8s.io/jobset-name"
 """Labels of a training job's pods: a digest of its folder of checkpoints, to which one job writes at a time, and the
 job's name."""
@@ -116,10 +112,7 @@ class RetryPolicy:
     limit_s: float = 900.0
 
     def call(self, action: str, request: Callable[[], _Answer]) -> _Answer:
-        """Return the answer to a request; `action` describes it in error messages, as in "list pods".
-
-        UnavailableError if there is no answer in time, PipelineError if the API server refuses.
-        """
+        """Return the answer to a request to do `action`; UnavailableError if it is late, PipelineError if refused."""
         began, pause = self.clock.monotonic(), _FIRST_PAUSE_S
         while True:
             try:
@@ -168,19 +161,16 @@ def _ignoring(*statuses: int) -> Iterator[None]:
 def unfinished_workflows(api: client.ApiClient, namespace: str) -> dict[str, Json]:
     """Return the workflows of unfinished runs by the run's id. Raises the same errors as `TrainJobs`."""
     group, version, plural = WORKFLOWS
-    items: list[Json] = []
     with _ignoring(_NOT_FOUND):  # a cluster for training jobs alone may lack Argo's workflows
-        items = client.CustomObjectsApi(api).list_namespaced_custom_object(
+        unfinished = client.CustomObjectsApi(api).list_namespaced_custom_object(
             group, version, namespace, plural, label_selector=f"{KFP_RUN_ID},{COMPLETED}!=true"
-        )["items"]
-    return {each["metadata"]["labels"][KFP_RUN_ID]: each for each in items}
+        )
+        return {each["metadata"]["labels"][KFP_RUN_ID]: each for each in unfinished["items"]}
+    return {}
 
 
 class TrainJobs:
-    """The training jobs of a namespace, their pods, events and logs, as plain JSON.
-
-    Every call raises kubernetes.client.ApiException if it is refused, urllib3.exceptions.HTTPError without an answer.
-    """
+    """A namespace's training jobs, pods, events and logs, as JSON; ApiException if refused, HTTPError if unanswered."""
 
     def __init__(self, api: client.ApiClient, namespace: str) -> None:
         self.namespace = namespace
@@ -190,10 +180,10 @@ class TrainJobs:
 
     def get(self, name: str) -> Json | None:
         """Return a job; None if it does not exist."""
-        job: Json | None = None
         with _ignoring(_NOT_FOUND):
-            job = self._custom.get_namespaced_custom_object(*self._resource, name)
-        return job
+            job: Json = self._custom.get_namespaced_custom_object(*self._resource, name)
+            return job
+        return None
 
     def find(self, labels: Mapping[str, str]) -> list[Json]:
         """Return the jobs of this project that have these labels."""
@@ -208,11 +198,8 @@ class TrainJobs:
     def delete(
         self, name: str, *, unchanged: Json | None = None, pods_first: bool = False, timeout: Timeout = _TIMEOUT
     ) -> bool:
-        """Delete a job with its pods; return whether it existed.
-
-        With the metadata `unchanged`, return False and keep the job if it has changed since. With `pods_first`, the job
-        exists until all its pods are gone.
-        """
+        """Delete a job, before or after its pods; return whether it existed, and still had the metadata `unchanged`."""
+        # With `Foreground`, the job exists until all its pods are gone.
         options = client.V1DeleteOptions(propagation_policy="Foreground" if pods_first else "Background")
         ignored = [_NOT_FOUND]
         if unchanged is not None:
@@ -267,8 +254,7 @@ class TrainJobs:
         return self._get(f"pods/{pod}/log", query, _FOLLOW_TIMEOUT if follow else _TIMEOUT)
 
     def _list(self, resource: str, timeout: Timeout = _TIMEOUT, **query: str) -> list[Json]:
-        items: list[Json] = json.loads(self._get(resource, query, timeout).data)["items"]
-        return items
+        return list(json.loads(self._get(resource, query, timeout).data)["items"])
 
     def _get(self, path: str, query: Mapping[str, str], timeout: Timeout, group: str = "/api/v1") -> Any:
         # The client's own methods lack some parameters, such as `sinceTime`.

@@ -18,14 +18,12 @@ _QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def owner_reference(pod: Json | None) -> Json | None:
-    """Return a reference to the workflow that controls a step's pod, so that the job is deleted with it; else None.
-
-    The reference does not block the owner's deletion: that would need permission to update the workflow.
-    """
+    """Return a reference to the workflow that controls a step's pod, so that the job is deleted with it; else None."""
     owners = pod["metadata"].get("ownerReferences", []) if pod else []
     for owner in owners:
         if owner.get("controller"):
             reference = {key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}
+            # To block the owner's deletion would take permission to update the workflow.
             return {**reference, "controller": False, "blockOwnerDeletion": False}
     return None
 
@@ -83,8 +81,8 @@ def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) ->
     """Return the trainer of a TrainJob: what runs in the pods of ranks, and the resources that these need."""
     pod = config.training_pod
     amounts = {"cpu": str(pod.cpu), "memory": f"{pod.memory_gib}Gi"}
-    if pod.gpus:
-        amounts[GPU_RESOURCE] = str(pod.gpus)
+    if config.gpus_per_node:
+        amounts[GPU_RESOURCE] = str(config.gpus_per_node)
     references = [{"name": secret, "key": key} for secret, keys in config.secrets.items() for key in keys]
     return {
         "image": config.image,

@@ -1,8 +1,7 @@
 """Removes training jobs that nobody waits for: `python -m components.cluster.reaper`, every few minutes.
 
-A step that is killed outright cannot remove its job. While the run lasts, the job stays: another attempt of the step,
-which may wait long for a node, adopts it. After the run, the job is removed as soon as its heartbeat is stale. Jobs
-without a heartbeat and jobs of other projects are left alone.
+A step that is killed outright leaves its job. While the run lasts, another attempt of the step may adopt the job; after
+the run, it is removed once its heartbeat is stale. Jobs without heartbeat or of other projects are left alone.
 """
 
 import time

@@ -22,8 +22,7 @@ from components.shared.work import last_step
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _DELETE_TIMEOUT, _POD_TIMEOUT = (0.5, 0.5), (0.2, 0.2)
-_TRIES, _RETRY_S = 3, 0.15
-"""Limits that fit all requests into that second."""
+_TRIES, _RETRY_S = 3, 0.15  # limits that fit all requests into that second
 _KEEP_ALIVE_S = 15.0
 _CONTAINER_LOG = "/proc/1/fd/1"
 """Standard output of the container's first process, which outlives the reader of this process's output."""
@@ -34,13 +33,12 @@ class Termination:
 
     It deletes the job, except when this step's own pod is being deleted or its node is drained, shuts down or evicts
     it. Then another attempt of the step adopts the job, or the job ends with the run.
-
-    It keeps a separate connection open: a signal handler must not wait for a lock of the thread that it interrupts.
     """
 
     def __init__(self, stage: str, namespace: str, name: str, *, pod: tuple[str, str] | None, work: Path) -> None:
         self._stage, self._pod, self._work = stage, pod, work
         self.job_name = name
+        # A separate connection: a signal handler must not wait for a lock of the thread that it interrupts.
         self._api = connect()
         self._jobs = TrainJobs(self._api, namespace)
         self._over = threading.Event()
@@ -93,10 +91,7 @@ class Termination:
                 os.close(log)
 
     def _is_pod_disrupted(self) -> bool:
-        """Tell whether this step's pod is being deleted or evicted; a run that is stopped or out of time keeps its pod.
-
-        A kubelet that evicts pods or shuts down with its node sets a condition and leaves the pod in the API.
-        """
+        """Tell whether this step's pod is being deleted or evicted, which it is not when its run is stopped."""
         pod: Json | None = None
         if self._pod is not None:
             namespace, name = self._pod
@@ -104,19 +99,17 @@ class Termination:
                 pod = TrainJobs(self._api, namespace).pod(name, _POD_TIMEOUT)
         if pod is None:
             return False
+        # A kubelet that evicts pods or shuts down with its node sets a condition and leaves the pod in the API.
         return "deletionTimestamp" in pod["metadata"] or condition(pod, "DisruptionTarget")["status"] == "True"
 
     def _delete(self) -> bool:
-        """Delete the job; repeat this after a failure, or while a request may create the job. Return whether it worked.
-
-        Other requests of this step are stopped only after the first try, which nothing may delay.
-        """
+        """Delete the job, repeatedly after a failure or while a request may create it; return whether it worked."""
         for attempt in range(_TRIES):
             is_deleted = False
             with suppress(client.ApiException, HTTPError):
                 self._jobs.delete(self.job_name, timeout=_DELETE_TIMEOUT)
                 is_deleted = True
-            if attempt == 0:
+            if attempt == 0:  # not earlier, because nothing may delay the first try
                 self.stop_other_requests()
             if is_deleted and not self.is_creating:
                 break

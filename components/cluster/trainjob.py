@@ -23,14 +23,10 @@ from components.shared.progress import say, say_line
 from components.shared.work import OvertakenError, current_work
 
 _ENDED = ("Succeeded", "Failed")
-_PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
-"""Environment variables that ranks inherit from this process."""
-_VISIBLE_S, _RESULTS_POLL_S = 90.0, 3.0
-"""Time until a shared file system shows here what a rank wrote on another node."""
-_GONE_S, _GONE_POLL_S = 300.0, 2.0
-"""Time for a deleted job to disappear, in addition to that for its pods to end."""
-_TURN_S = 60.0
-"""Time that another run of the same work may take to submit its job."""
+_PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")  # environment variables that ranks inherit from this process
+_VISIBLE_S, _RESULTS_POLL_S = 90.0, 3.0  # time until a shared file system shows what a rank wrote on another node
+_GONE_S, _GONE_POLL_S = 300.0, 2.0  # time for a deleted job to disappear, in addition to that for its pods to end
+_TURN_S = 60.0  # time that another run of the same work may take to submit its job
 _LINES_SHOWN = 20
 _Results = list[dict[str, float]]
 
@@ -177,7 +173,7 @@ class _ClusterRun:
             if other := self._other_run(job):
                 self._say(f"removing {name} of run {other}, which has the same work; its checkpoints are used")
             self._delete(name)
-        self._use_name(self._manifest["metadata"]["name"])
+        self._name = self._termination.job_name = self._manifest["metadata"]["name"]
         self._wait_until_gone(self._name)
         if self._stage.config.queue is None:
             self._begin_turn()
@@ -235,7 +231,7 @@ class _ClusterRun:
         return self._retries.call("list training jobs", lambda: self._jobs.find(values))
 
     def _adopt(self, job: Json) -> Json:
-        self._use_name(job["metadata"]["name"])
+        self._name = self._termination.job_name = job["metadata"]["name"]
         other = self._other_run(job)
         self._say(f"{self._name} exists already and is adopted{f' from run {other}' if other else ''}")
         annotations = {key: _annotations(self._manifest)[key] for key in (kube.HEARTBEAT, kube.RUN_NAME)}
@@ -249,9 +245,6 @@ class _ClusterRun:
         """Return the name of a job's run if it is another run; empty if it is this one."""
         run_id: str = job["metadata"]["labels"][kube.RUN_ID]
         return "" if run_id == self._stage.run_id else _annotations(job).get(kube.RUN_NAME) or run_id
-
-    def _use_name(self, name: str) -> None:
-        self._name = self._termination.job_name = name
 
     def _remove(self) -> None:
         """Delete this job; if that fails, the reaper will do it."""

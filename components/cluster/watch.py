@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from kubernetes import client
 from urllib3.exceptions import HTTPError, ReadTimeoutError
@@ -37,15 +37,12 @@ _HINTS = {
     "Config": "; does each of cluster.secrets have its keys?",
 }
 """What the user should check, by a part of such a reason."""
-_UNSTARTABLE_S = 300.0
-"""Time for which such a reason is accepted: a registry may be busy, or a secret be created late."""
+_UNSTARTABLE_S = 300.0  # time for which such a reason is accepted: a registry may be busy, or a secret come late
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+(Z|[+-]\d\d:\d\d)")
 """Time before each log line, as the kubelet writes it: always with nine decimals, in the time zone of its node."""
 _RECORD_TRIES, _LINES_KEPT = 3, 1000
-_JOIN_S, _FINISH_S = 5.0, 40.0
-"""Time for the thread that follows a log to end, and time to read the rest of the log."""
+_JOIN_S, _FINISH_S = 5.0, 40.0  # time for the thread that follows a log to end, and time to read the rest of the log
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-_Item = TypeVar("_Item")
 
 
 class Phase(StrEnum):
@@ -62,8 +59,7 @@ class Watch:
     """Polls a job every ten seconds, prints the first rank's log, and renews the job's heartbeat."""
 
     def __init__(self, jobs: TrainJobs, stage: ClusterStage, clock: Clock, job: Json) -> None:
-        self.job = job
-        """The job and its pods as of the latest poll."""
+        self.job = job  # the job and its pods as of the latest poll
         self.pods: list[Json] = []
         self._log: LogStream | None = None
         self._jobs, self._stage, self._clock = jobs, stage, clock
@@ -72,23 +68,18 @@ class Watch:
         self._phase: Phase | None = None
         self._past_phases: set[Phase] = set()
         self._phase_began_s = self._heartbeat_s = clock.monotonic()
-        self._unstartable_since: dict[str, float] = {}
-        """When each pod began to wait for reasons of _UNSTARTABLE, which may alternate."""
+        self._unstartable_since: dict[str, float] = {}  # when pods began to wait for reasons of _UNSTARTABLE
         self._reported_problem, self._next_report_s = "", 0.0
         self._once_ready: set[str] = set()
-        self._failed_pods: dict[str, str] = {}
-        """By name, how each pod failed while the job went on, and the cause."""
-        self._start_errors: set[str] = set()
-        """Causes for which pods ended that had never been ready."""
+        self._failed_pods: dict[str, str] = {}  # by name, how each pod failed while the job went on, and the cause
+        self._start_errors: set[str] = set()  # causes for which pods ended that had never been ready
         self._records = stage.records / f"attempt-{1 + len(list(stage.records.glob('attempt-*')))}"
 
     def until_end(self, in_phase: Callable[[Phase], None] = lambda _: None) -> Phase:
         """Poll the job until it ends; return COMPLETE or FAILED. Each poll calls `in_phase` with the current phase.
 
-        Raises:
-            PipelineError: Its pods cannot start, or end for the same reason without having been ready.
-            RetriesExhaustedError: It exceeds the time limit for the queue or for the start of its pods.
-            RetryableError: It prints nothing for too long, was deleted, or the API server does not answer.
+        PipelineError if pods cannot start or two fail alike before being ready, RetriesExhaustedError if queue or start
+        take too long, RetryableError if the job prints nothing for too long, is deleted, or cannot be read.
         """
         while True:
             job = self._retries.call(f"read the training job {self._name}", lambda: self._jobs.get(self._name))
@@ -280,7 +271,7 @@ def _name(pod: Json) -> str:
     return name
 
 
-def _retried(request: Callable[..., list[_Item]], *arguments: object) -> list[_Item]:
+def _retried(request: Callable[..., list[Any]], *arguments: object) -> list[Any]:
     """Return what a request returns, tried a few times; an empty list if each try fails."""
     for _ in range(_RECORD_TRIES):
         with suppress(client.ApiException, HTTPError):
@@ -294,13 +285,10 @@ class LogStream:
     def __init__(self, jobs: TrainJobs, pod: Json, clock: Clock, print_line: Callable[[str], None]) -> None:
         self.uid: str = pod["uid"]
         self.lines: deque[str] = deque(maxlen=_LINES_KEPT)
-        self.last_active_s = clock.monotonic()
-        """When the last line was read, or when last the log could not be read."""
+        self.last_active_s = clock.monotonic()  # when the last line was read, or when last the log could not be read
         self._jobs, self._pod, self._clock, self._print_line = jobs, pod["name"], clock, print_line
-        self._last_time = ""
-        """Timestamp of the last line. Text comparison orders timestamps, which have a fixed width."""
-        self._num_at_last_time = 0
-        """Lines with that timestamp so far."""
+        self._last_time = ""  # timestamp of the last line; all have the same width, so that text order is time order
+        self._num_at_last_time = 0  # lines with that timestamp so far
         self._response: Any = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"log of {self._pod}", daemon=True)

@@ -1,7 +1,4 @@
-"""Compares what the pods that run a model request with the cluster's largest node.
-
-It ignores current usage, quotas, taints and how many pods fit together: the scheduler and Kueue report these.
-"""
+"""Compares what pods that run a model request with the largest node; the scheduler and Kueue report all else."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -59,7 +56,7 @@ def _requests(config: ClusterConfig, evaluation_gpus: int) -> dict[str, dict[str
 
     training = config.training_pod
     return {
-        "training": pod(training.cpu, training.memory_gib, training.gpus),
+        "training": pod(training.cpu, training.memory_gib, config.gpus_per_node),
         "evaluation": pod(int(EVALUATION_CPU[0]), config.evaluation_gib, evaluation_gpus),
     }
 

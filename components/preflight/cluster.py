@@ -1,7 +1,6 @@
 """Checks of the cluster: Kubeflow Trainer, its runtime, the volume, queue and permissions, and a dry run of the job.
 
-Each check yields a line for each thing that is missing or cannot be used, and raises ApiException if the cluster does
-not answer.
+Each check yields a line for each error, and raises ApiException if the cluster does not answer.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -69,11 +69,6 @@ with warnings.catch_warnings():
             return self
 
         @property
-        def max_prompt_tokens(self) -> int:
-            """Limit in tokens above which validation counts a prompt as too long."""
-            return self.validate_data.max_prompt_tokens
-
-        @property
         def evaluation_tools(self) -> ToolsConfig | None:
             """The environment of evaluation: its own if set, else that of the protocol's prompt or of training."""
             protocol = PROTOCOLS[self.evaluate.protocol]
@@ -135,10 +130,7 @@ def _dump(values: Sections) -> str:
 
 
 def contradictions(params: Params, data: Path | None = None) -> list[str]:
-    """Return a line for each contradiction between sections; without any, for a gate of too little power.
-
-    Paths of data are relative to `data`; without it, the published sizes of data sets are used.
-    """
+    """Return a line for each contradiction between sections; without any, for a gate of too little power."""
     checks = (_empty_splits, _unknown_sources, _too_few_problems, _training_conflicts, _protocol_conflicts)
     lines = [line for check in checks for line in check(params)]
     if lines or not _must_have_power(params):
@@ -157,7 +149,7 @@ def _must_have_power(params: Params) -> bool:
 
 def exceeded_limits(params: Params, context: int) -> Iterator[str]:
     """Yield a line for each limit that allows more tokens than the base model's `context`."""
-    model, prompt = params.train_sft.model, params.max_prompt_tokens
+    model, prompt = params.train_sft.model, params.validate_data.max_prompt_tokens
     base, evaluation = model.base, params.evaluation_tools
     section = TOOLS if evaluation == model.tools else "evaluate.tools"
     completions = {
@@ -220,14 +212,12 @@ def _unknown_sources(params: Params) -> Iterator[str]:
             yield f'train_sft.model.prompts: no problem comes from "{name}"; sources: {", ".join(all_sources)}'
     for name in _sources(params, Split.TRAIN):
         if weights and name not in weights:
-            yield (
-                f'train_grpo.prompts.source_weights: "{name}" has train problems and no weight; '
-                "give it one (0 leaves it out)"
-            )
+            advice = "give it one (0 leaves it out)"
+            yield f'train_grpo.prompts.source_weights: "{name}" has train problems and no weight; {advice}'
 
 
 def _weak_gate(params: Params, data: Path | None) -> Iterator[str]:
-    """Yield a line if the gate has too little power for the test problems, as far as their number is known."""
+    """Yield a line if the gate has too little power for the test problems in `data`, or in data sets as published."""
     split, sizes = params.evaluate.split, dict[str, int]()
     for source in params.prepare_data.sources:
         size = source.expected_problems(split, data) if isinstance(source, FileSource) else source.max_problems(split)
@@ -258,21 +248,18 @@ def _too_few_problems(params: Params) -> Iterator[str]:
 
 
 def _protocol_conflicts(params: Params) -> Iterator[str]:
-    protocol = PROTOCOLS[params.evaluate.protocol]
-    for name in _sources(params, params.evaluate.split):
-        if protocol.sources and name not in protocol.sources:
-            yield (
-                f"evaluate.protocol: {params.evaluate.protocol} asks problems from {' or '.join(protocol.sources)}, "
-                f"and {name} has {params.evaluate.split} problems, too"
-            )
+    """Yield a line for each source that the evaluation protocol does not allow, or if its shots lack a source."""
+    name, split, protocol = params.evaluate.protocol, params.evaluate.split, PROTOCOLS[params.evaluate.protocol]
+    allowed = " or ".join(protocol.sources)
+    for source in _sources(params, split):
+        if protocol.sources and source not in protocol.sources:
+            yield f"evaluate.protocol: {name} asks problems from {allowed}, and {source} has {split} problems, too"
     if protocol.num_shots and not set(_sources(params, Split.TRAIN)) & set(protocol.sources):
-        yield (
-            f"evaluate.protocol: {params.evaluate.protocol} shows solved examples, and no train problem comes from "
-            f"{' or '.join(protocol.sources)}"
-        )
+        yield f"evaluate.protocol: {name} shows solved examples, and no train problem comes from {allowed}"
 
 
 def _training_conflicts(params: Params) -> Iterator[str]:
+    """Yield a line for each setting of GRPO that its data, environment or sampler rules out, or for missing storage."""
     reward = params.train_grpo.reward
     train_sources = [source for source in params.prepare_data.sources if source.max_problems(Split.TRAIN) != 0]
     for source in train_sources:
@@ -285,7 +272,8 @@ def _training_conflicts(params: Params) -> Iterator[str]:
     sampler = params.train_grpo.sampler
     engine = sampler.vllm or sampler.servers
     from_environment = params.train_sft.model.max_environment_tokens
-    needed = params.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens + from_environment
+    max_new_tokens = params.train_grpo.sampling.max_new_tokens
+    needed = params.validate_data.max_prompt_tokens + max_new_tokens + from_environment
     observations = _and_observations(params.train_sft.model.tools, TOOLS)
     uses = {"weights.environment": "environment" in reward.names, "supervision": reward.supervision == "turn"}
     for key, needs_environment in uses.items():

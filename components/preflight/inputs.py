@@ -52,18 +52,15 @@ def _policy_context(config: TrainSFTConfig) -> int | None:
 
 
 def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each custom reward, judge and teacher that cannot be used.
-
-    With `trained_here`, on this machine, rewards and the judge are called once, with a problem of the data.
-    """
+    """Return a line for each custom reward, judge and teacher that cannot be used; `trained_here` calls them once."""
     reward, teacher = params.train_grpo.reward, params.train_grpo.teacher
     for name, service in {"reward.judge": reward.judge, "teacher": teacher}.items():
         if service and service.key_variable and service.key_variable not in os.environ:
             return [f"train_grpo.{name}.key_variable: the environment has no {service.key_variable}"]
     judge = reward.judge.model_dump(mode="json") if reward.judge else None
     custom = list(filter(is_custom, reward.names))
-    needs_problem = trained_here and (custom or judge)
-    problem = next(first_problems(params.prepare_data), None) if needs_problem else None
+    is_called = trained_here and (custom or judge)
+    problem = next(first_problems(params.prepare_data), None) if is_called else None
     return reward_errors(custom, trained_here=trained_here, judge=judge, problem=problem)
 
 

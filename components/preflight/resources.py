@@ -1,7 +1,4 @@
-"""Estimates the memory of pods that run a model from the model's shape, if the params do not set it.
-
-Measured: a process that trains a model of 0.2 million parameters on CPUs holds 0.6 GiB, all of it code.
-"""
+"""Estimates the memory of pods that run a model from the model's shape, if the params do not set it."""
 
 import math
 from contextlib import suppress
@@ -15,17 +12,12 @@ from components.shared.model_shape import ModelShape, shape_of
 
 _GIB = 2**30
 _POD_GIB, _PROCESS_GIB, _GPU_PROCESS_GIB, _VLLM_GIB = 2, 2, 4, 4
-"""Code and buffers: of the whole pod, of each process that trains on CPUs or on a GPU, and of a vLLM engine."""
-_FP32, _BF16 = 4, 2
-"""Bytes of a number."""
-_OPTIMIZER_BYTES = 16
-"""Bytes for each parameter: two moments, the master weight and the gradient, all in fp32."""
-_CHECKPOINT_BYTES = 12
-"""Bytes for each parameter: two moments and the weight in fp32."""
-_ON_CPU_BYTES = 32
-"""Bytes for each parameter on CPUs: weights, gradient, optimizer, the reference and a checkpoint."""
-_MARGIN = 1.25
-"""Factor for what is not counted in evaluation: activations, and the completions themselves."""
+"""Code and buffers of a pod, of a training process on CPUs (0.6 GiB of code alone) or on a GPU, and of vLLM."""
+_FP32, _BF16 = 4, 2  # bytes of a number
+_OPTIMIZER_BYTES = 16  # bytes for each parameter: two moments, the master weight and the gradient, all in fp32
+_CHECKPOINT_BYTES = 12  # bytes for each parameter: two moments and the weight in fp32
+_ON_CPU_BYTES = 32  # bytes for each parameter on CPUs: weights, gradient, optimizer, the reference and a checkpoint
+_MARGIN = 1.25  # factor for what is not counted in evaluation: activations, and the completions themselves
 
 
 def shape_of_base(params: Params) -> ModelShape | None:
@@ -94,8 +86,9 @@ def _evaluation_gib(params: Params, shape: ModelShape) -> int:
         return math.ceil(code_gib + evaluate.num_gpus * _GPU_PROCESS_GIB + weights_gib)
     if evaluate.vllm:
         return math.ceil(code_gib + _MARGIN * weights_gib + engines * evaluate.vllm.cache_gib)
+    prompt_tokens = params.validate_data.max_prompt_tokens
     from_environment = params.evaluation_tools.max_environment_tokens if params.evaluation_tools else 0
-    tokens = evaluate.max_batch_size * (params.max_prompt_tokens + evaluate.max_new_tokens + from_environment)
+    tokens = evaluate.max_batch_size * (prompt_tokens + evaluate.max_new_tokens + from_environment)
     logits = 3 * _FP32 * evaluate.max_batch_size * shape.vocabulary_size  # with copies made by sampling
     held_gib = weights_gib + (tokens * shape.kv_bytes_per_token(element) + logits) / _GIB
     return math.ceil(code_gib + _MARGIN * held_gib)
