@@ -87,13 +87,12 @@ def _run_here(job: Job) -> dict[str, float]:
 def _run_agent(job: Job) -> tuple[int, bool]:
     """Run the launcher; return its exit code and whether this process was asked to stop. A second request kills it."""
     command = [sys.executable, "-m", "components.cluster.agent", str(job.folder), str(os.getpid())]
+    variables = {**ON_LOOPBACK, **os.environ}
     stop_requested = threading.Event()
     # Ranks meet at a file that only this user can open: whoever can write to it can run code in them.
     with (
         tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as private,
-        subprocess.Popen(
-            command, env={**ON_LOOPBACK, **os.environ, STORE_VARIABLE: f"file://{private}/store"}
-        ) as agent,
+        subprocess.Popen(command, env={**variables, STORE_VARIABLE: f"file://{private}/store"}) as agent,
     ):
 
         def stop() -> None:

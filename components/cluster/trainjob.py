@@ -231,6 +231,7 @@ class _ClusterRun:
         return self._retries.call("list training jobs", lambda: self._jobs.find(values))
 
     def _adopt(self, job: Json) -> Json:
+        """Take over a job that is in the cluster: renew its heartbeat, and assign it to this run and its workflow."""
         self._name = self._termination.job_name = job["metadata"]["name"]
         other = self._other_run(job)
         self._say(f"{self._name} exists already and is adopted{f' from run {other}' if other else ''}")

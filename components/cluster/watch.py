@@ -213,6 +213,7 @@ class Watch:
         self._log = LogStream(self._jobs, pod, self._clock, say_line)
 
     def _check_time(self, phase: Phase) -> None:
+        """Raise if the current phase takes too long; print why the job waits."""
         config, now = self._stage.config, self._clock.monotonic()
         if phase is Phase.QUEUED:
             self._check_wait("not admitted by the queue", "queue_timeout_s", config.queue_timeout_s)
