@@ -49,7 +49,7 @@ class Termination:
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Handle requests to stop while the block runs: delete the job and exit with 128 plus the signal's number."""
-        before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._handle_signal) for number in _SIGNALS}
         threading.Thread(target=self._keep_alive, name="connection for termination", daemon=True).start()
         try:
             yield
@@ -58,7 +58,7 @@ class Termination:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _stop(self, number: int, _: FrameType | None) -> None:
+    def _handle_signal(self, number: int, _: FrameType | None) -> None:
         if self._over.is_set():
             return
         self._over.set()

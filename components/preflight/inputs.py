@@ -52,7 +52,7 @@ def _policy_context(config: TrainSFTConfig) -> int | None:
 
 
 def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each custom reward, judge and teacher that cannot be used; `trained_here` calls them once."""
+    """Return a line for each custom reward, judge or teacher that cannot be used; `trained_here` tries the rewards."""
     reward, teacher = params.train_grpo.reward, params.train_grpo.teacher
     for name, service in {"reward.judge": reward.judge, "teacher": teacher}.items():
         if service and service.key_variable and service.key_variable not in os.environ:
@@ -65,7 +65,7 @@ def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]
 
 
 def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each environment of training or evaluation that cannot be made on this machine."""
+    """Return a line for each environment that cannot be created; without `trained_here`, only custom ones are tried."""
     environments = {TOOLS: params.train_sft.model.tools}
     if params.evaluation_tools != environments[TOOLS]:
         environments["evaluate.tools"] = params.evaluation_tools
@@ -79,7 +79,7 @@ def unusable_environment(params: Params, *, trained_here: bool = False) -> list[
 
 
 def unusable_tools(params: Params) -> Iterator[str]:
-    """Yield a line for each error in the tools of training, and of evaluation if its tools or prompts differ."""
+    """Yield a line for each error in the tools of training, and in those of evaluation if tools or prompts differ."""
     trained, protocol = params.train_sft.model, PROTOCOLS[params.evaluate.protocol]
     yield from wrong_tools(trained, TOOLS, _with_tests(params, tuple(Split)))
     changes: dict[str, object] = {"tools": params.evaluation_tools}
@@ -146,7 +146,7 @@ def training_secrets(deployment: DeploymentConfig) -> dict[str, list[str]]:
 
 
 def missing_secrets(deployment: DeploymentConfig) -> Iterator[str]:
-    """Check that the environment has all keys of each secret; a secret with its default name may be missing as such."""
+    """Check that the environment has all keys of each secret; one with its default name may be missing altogether."""
     for kind, keys in SECRET_KEYS.items():
         name, default = getattr(deployment.secrets, kind), getattr(SecretsConfig(), kind)
         missing = [key for key in keys if key not in os.environ]

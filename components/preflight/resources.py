@@ -45,7 +45,7 @@ def with_memory(params: Params, shape: ModelShape | None) -> ClusterConfig:
 
 
 def _training_gib(params: Params, num_parameters: int) -> int:
-    """Return the GiB of a training pod: the maximum of SFT and GRPO, which share it."""
+    """Return the GiB of a training pod, enough for SFT as well as for GRPO."""
     grpo, config = params.train_grpo, params.cluster
     processes = max(1, config.gpus_per_node)
     num_models = 2 if grpo.reward.model else 1  # a learned reward model is as large, and is trained, too

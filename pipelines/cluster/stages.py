@@ -55,7 +55,7 @@ def stages(run: Any) -> list[Stage]:
 def is_stopped(run: Any) -> bool:
     """Tell whether a run was stopped by a user, which Kubeflow may report as failed."""
     history = [each.state for each in run.state_history or []]
-    since_start = takewhile(lambda state: state != "RUNNING", reversed(history))  # of the last retry
+    since_start = takewhile(lambda state: state != "RUNNING", reversed(history))  # the latest, after retries
     return run.state == "CANCELED" or (run.state == "FAILED" and "CANCELING" in since_start)
 
 
@@ -154,7 +154,7 @@ class _Graph:
 
 
 def _time(moment: datetime | None) -> datetime | None:
-    """Return a time, or None for the years 1 and 1970, by which Kubeflow means that it has not come yet."""
+    """Return a time; None for the years 1 and 1970, which Kubeflow gives to events that have not happened."""
     return moment if moment and moment.year > 1970 else None
 
 
