@@ -138,7 +138,7 @@ def _folders(paths: Iterable[Path], name: re.Pattern[str]) -> Iterable[Path]:
 def _is_made_by_stages(run: Path) -> bool:
     try:
         return {path.name for path in run.iterdir()} <= _MADE_BY_STAGES
-    except PermissionError:
+    except PermissionError:  # stages make their folders readable for all pods
         return False
 
 
@@ -153,6 +153,7 @@ def _ids_in(folder: Path) -> set[str]:
 
 
 def _remove(root: Path) -> None:
+    """Remove the folders that were renamed, now or before; PipelineError if one of a run is left."""
     renamed = list(_folders([*root.iterdir(), *root.glob("work/*/.*")], _REMOVED))
     for path in renamed:
         durable.remove(path)

@@ -198,7 +198,7 @@ class TrainJobs:
     def delete(
         self, name: str, *, unchanged: Json | None = None, pods_first: bool = False, timeout: Timeout = _TIMEOUT
     ) -> bool:
-        """Delete a job, before or after its pods; return whether it existed, and still had the metadata `unchanged`."""
+        """Delete a job, with `pods_first` after its pods; return False if it is gone, or differs from `unchanged`."""
         # With `Foreground`, the job exists until all its pods are gone.
         options = client.V1DeleteOptions(propagation_policy="Foreground" if pods_first else "Background")
         ignored = [_NOT_FOUND]

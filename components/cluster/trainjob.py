@@ -159,8 +159,8 @@ class _ClusterRun:
     def _submit(self) -> Json:
         """Return the job as it is in the cluster: adopted if it exists already, otherwise created.
 
-        A job that has ended, or has other settings, is removed first. It may be of another run that has begun the work,
-        as this step has the lock, so that run's step is gone; but jobs in a queue are left to their steps.
+        A job that has ended, or has other settings, is removed first. Another run's job that has the turn is treated in
+        the same way: that run's step is gone, as this step has the lock. Other jobs in a queue are left to their steps.
         """
         _annotations(self._manifest)[kube.HEARTBEAT] = self._clock.now().isoformat()
         turn = Job.turn(self._job.folder)

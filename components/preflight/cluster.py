@@ -115,8 +115,7 @@ def permissions(api: client.ApiClient, namespace: str, wanted: Iterable[tuple[st
 def dry_run(api: client.ApiClient, namespace: str, params: Params) -> Iterator[str]:
     """Check that Kubeflow Trainer is installed and accepts a training job like that of GRPO, without creating it."""
     num_processes, now = params.train_grpo.engine.num_processes, datetime.now(UTC).isoformat(timespec="seconds")
-    # Only the size of the job matters here, not its call.
-    job = Job(Path("/work/preflight"), "", {}, {}, {}, num_processes, grace_s=0)
+    job = Job(Path("/work/preflight"), "", {}, {}, {}, num_processes, grace_s=0)  # only its size matters here
     stage = ClusterStage(params.cluster, "preflight", "train_grpo", Path(params.cluster.mount))
     try:
         client.CustomObjectsApi(api).create_namespaced_custom_object(
