@@ -31,7 +31,7 @@ def _require(holds: bool, rule: str) -> None:
 
 
 def reward_column(reward: str) -> str:
-    """Return the name of the column of the curves that has the mean of a reward."""
+    """Return the name of a reward's column in the curves, which has its means."""
     return "reward_" + re.sub(r"[.:]", "_", reward)
 
 
@@ -78,8 +78,8 @@ class RewardModelConfig(Config):
 
     @model_validator(mode="after")
     def _head_is_trained(self) -> "RewardModelConfig":
-        trained = self.base != "reference" or self.initial_rollouts > 0
-        _require(trained, "base: reference has a new head, which needs initial_rollouts to learn from")
+        is_trained = self.base != "reference" or self.initial_rollouts > 0
+        _require(is_trained, "base: reference has a new head, which needs initial_rollouts to learn from")
         return self
 
 
@@ -131,18 +131,21 @@ class RewardConfig(Config):
         for source, weights in self.by_source.items():
             _require(bool(weights), f"by_source.{source}: names no reward; leave it out for `weights`")
         for name in self.names:
-            known = name in BUILT_IN or is_custom(name)
-            _require(known, f"there is no reward `{name}`; built in: {built_in}; custom: package.module:function")
+            is_known = name in BUILT_IN or is_custom(name)
+            _require(is_known, f"there is no reward `{name}`; built in: {built_in}; custom: package.module:function")
         column, count = Counter(map(reward_column, self.names)).most_common(1)[0]
         _require(count == 1, f"{count} rewards would share the column `{column}` of the curves; rename a custom one")
         for name, reward in BUILT_IN.items():
-            both_or_neither = not reward.key or (name in self.names) == bool(getattr(self, reward.key))
-            _require(both_or_neither, f"weights.{name} and {reward.key} go together: set both or neither")
-        of_steps = {"process": {"reward_model"}, "turn": {"reward_model", "environment"}}.get(self.supervision, set())
+            is_used, is_set = name in self.names, bool(reward.key and getattr(self, reward.key))
+            rule = f"weights.{name} and {reward.key} go together: set both or neither"
+            _require(not reward.key or is_used == is_set, rule)
+        if self.supervision == "outcome":
+            return self
+        step_rewards = {"process": {"reward_model"}, "turn": {"reward_model", "environment"}}[self.supervision]
+        needed = " or ".join(f"weights.{name}" for name in sorted(step_rewards))
         for weights in (self.weights, *self.by_source.values()):
-            has_steps = not of_steps or of_steps & weights.keys() or any(map(is_custom, weights))
-            needed = " or ".join(f"weights.{name}" for name in sorted(of_steps))
-            _require(bool(has_steps), f"supervision: {self.supervision} needs {needed}, or a custom reward of steps")
+            has_step_reward = any(name in step_rewards or is_custom(name) for name in weights)
+            _require(has_step_reward, f"supervision: {self.supervision} needs {needed}, or a custom reward of steps")
         return self
 
 
@@ -273,8 +276,8 @@ class CorrectionConfig(Config):
 
     @model_validator(mode="after")
     def _weights_are_bounded(self) -> "CorrectionConfig":
-        bounded = self.weight is None or self.weight.max is not None or self.mask is not None
-        _require(bounded, "weight needs max, such as 2.0, or mask, which bounds the weights in its place")
+        is_bounded = self.weight is None or self.weight.max is not None or self.mask is not None
+        _require(is_bounded, "weight needs max, such as 2.0, or mask, which bounds the weights in its place")
         return self
 
 
@@ -309,30 +312,30 @@ class SamplerConfig(Config):
 
     @property
     def max_segments(self) -> int:
-        """Steps in which a completion is sampled at most, so that it is learned from within `max_staleness`."""
-        return self.max_staleness - self.samples_ahead + 1
+        """Largest number of steps in which a completion is sampled, so that its first tokens are not too old."""
+        # A completion that is sampled ahead is learned from one step later.
+        return self.max_staleness if self.samples_ahead else self.max_staleness + 1
 
     @model_validator(mode="after")
     def _engines_fit(self) -> "SamplerConfig":
-        vllm, mask = self.vllm, self.correction.mask
+        vllm = self.vllm
         _require(not (vllm and self.servers), "vllm and servers exclude one another: set one of them to null")
         shares_gpu = "this engine is on the trainer's; accepted: folder, ipc"
         _require(not vllm or vllm.weights_by != "nccl", f"vllm.weights_by: nccl joins GPUs, and {shares_gpu}")
         uses_vllm = vllm is not None or self.servers is not None
         _require(self.dtype is None or uses_vllm, "dtype is that of vLLM, which needs vllm or servers")
-        differs = uses_vllm or self.max_staleness > 0 or mask is None
-        same = "transformers samples from pi_old itself"
-        _require(differs, f"correction.mask needs vllm, servers or max_staleness above 0: {same}")
+        allows_mask = uses_vllm or self.max_staleness > 0 or self.correction.mask is None
+        reason = "transformers samples from pi_old itself"
+        _require(allows_mask, f"correction.mask needs vllm, servers or max_staleness above 0: {reason}")
         return self
 
     @model_validator(mode="after")
     def _staleness_fits(self) -> "SamplerConfig":
-        corrected = self.max_staleness == 0 or self.correction.weight is not None
-        _require(corrected, "max_staleness above 0 needs correction.weight: what is sampled is from an older policy")
+        is_corrected = self.max_staleness == 0 or self.correction.weight is not None
+        _require(is_corrected, "max_staleness above 0 needs correction.weight: what is sampled is from an older policy")
         if self.segment_tokens is not None:
-            least = 1 + (self.servers is not None)
-            ahead = ": servers sample a step ahead" if self.servers else ""
-            _require(self.max_staleness >= least, f"segment_tokens needs max_staleness of {least} or more{ahead}")
+            least, reason = (2, ": servers sample a step ahead") if self.servers else (1, "")
+            _require(self.max_staleness >= least, f"segment_tokens needs max_staleness of {least} or more{reason}")
         return self
 
 
@@ -433,9 +436,9 @@ class TrainGRPOConfig(Config):
 
     @property
     def reference_placement(self) -> ReferencePlacement:
-        """Where the weights of the reference are, once chosen."""
-        adapters = self.engine.lora is not None and self.num_iterations == 1
-        return self.reference or ("adapters" if adapters else "replicated")
+        """Where the weights of the reference are: `reference`, or the default if it is null."""
+        can_use_adapters = self.engine.lora is not None and self.num_iterations == 1
+        return self.reference or ("adapters" if can_use_adapters else "replicated")
 
     @property
     def publishes_checkpoints(self) -> bool:
@@ -444,7 +447,7 @@ class TrainGRPOConfig(Config):
 
     @property
     def max_sampled_tokens(self) -> int:
-        """Tokens after which a completion is truncated, or as many as can be sampled within the bound on staleness."""
+        """Tokens after which a completion is truncated; fewer than `max_new_tokens` if staleness limits them."""
         limit, segment = self.sampling.max_new_tokens, self.sampler.segment_tokens
         return limit if segment is None else min(limit, segment * self.sampler.max_segments)
 
@@ -455,10 +458,11 @@ class TrainGRPOConfig(Config):
 
     @model_validator(mode="after")
     def _adapters_fit(self) -> "TrainGRPOConfig":
-        lora, adapters = self.engine.lora, self.reference == "adapters"
-        _require(not adapters or lora is not None, "reference: adapters needs engine.lora")
-        moves = "the reference of a new iteration is no longer the policy without adapters"
-        _require(not adapters or self.num_iterations == 1, f"reference: adapters needs num_iterations: 1; {moves}")
+        lora = self.engine.lora
+        if self.reference == "adapters":
+            _require(lora is not None, "reference: adapters needs engine.lora")
+            reason = "the reference of a new iteration is no longer the policy without adapters"
+            _require(self.num_iterations == 1, f"reference: adapters needs num_iterations: 1; {reason}")
         for key, sampler in (("vllm", self.sampler.vllm), ("servers", self.sampler.servers)):
             if sampler is not None and sampler.synchronise == "adapters":
                 name = f"sampler.{key}.synchronise: adapters"
@@ -466,9 +470,10 @@ class TrainGRPOConfig(Config):
                 _require(fits, f"{name} needs engine.lora, with a rank of at most {MAX_LORA_RANK}, the largest of vLLM")
                 remedy = "vLLM has the base weights in full; set synchronise: weights"
                 _require(not self.engine.quantise, f"{name} does not go with engine.quantise: {remedy}")
-        # There is no copy of weights in 4 bits: their reference can only be the policy with its adapters disabled.
-        copied = self.engine.quantise and self.loss.kl.coefficient > 0 and self.reference_placement != "adapters"
-        _require(not copied, "engine.quantise needs reference: adapters, or a loss.kl.coefficient of 0")
+        # Weights in 4 bits cannot be copied: their reference can only be the policy with its adapters disabled.
+        has_copy = self.loss.kl.coefficient > 0 and self.reference_placement != "adapters"
+        rule = "engine.quantise needs reference: adapters, or a loss.kl.coefficient of 0"
+        _require(not (self.engine.quantise and has_copy), rule)
         return self
 
     @model_validator(mode="after")
@@ -476,24 +481,24 @@ class TrainGRPOConfig(Config):
         _require(self.warmup_steps < self.num_steps, "warmup_steps must be smaller than num_steps")
         _require(max(self.profile_steps, default=0) <= self.num_steps, "profile_steps has steps above num_steps")
         _require(self.sampler.max_staleness < self.num_steps, "sampler.max_staleness must be smaller than num_steps")
-        for key, of in (("num_steps", "num_iterations"), ("prompts_per_step", "minibatches_per_rollout")):
-            _require(getattr(self, key) % getattr(self, of) == 0, f"{key} must be a multiple of {of}")
-        enough = self.prompts_per_step >= self.engine.num_processes
-        _require(enough, "prompts_per_step must be engine.num_processes or more: each process samples whole groups")
-        shorter, limit = self.reward.overlong_buffer_tokens < self.max_sampled_tokens, self.max_sampled_tokens
-        _require(shorter, f"reward.overlong_buffer_tokens must be smaller than the {limit} tokens of a completion")
+        for key, divisor in (("num_steps", "num_iterations"), ("prompts_per_step", "minibatches_per_rollout")):
+            _require(getattr(self, key) % getattr(self, divisor) == 0, f"{key} must be a multiple of {divisor}")
+        has_groups = self.prompts_per_step >= self.engine.num_processes
+        _require(has_groups, "prompts_per_step must be engine.num_processes or more: each process samples whole groups")
+        limit = self.max_sampled_tokens
+        is_shorter = self.reward.overlong_buffer_tokens < limit
+        _require(is_shorter, f"reward.overlong_buffer_tokens must be smaller than the {limit} tokens of a completion")
         holds_group = self.sampling.max_batch_size >= self.group_size
         _require(holds_group, "sampling.max_batch_size must hold a group: group_size or more")
-        renews = self.num_iterations == 1 or self.loss.kl.coefficient > 0 or self.reward.model is not None
-        _require(renews, "num_iterations above 1 needs a KL term or a reward model, which a new iteration renews")
-        in_turn = self.sampler.max_staleness == 0 or not (self.prompts.max_resampling_rounds or self.reward.model)
-        _require(in_turn, "sampler.max_staleness above 0 needs prompts.max_resampling_rounds: 0 and reward.model: null")
-        whole = not self.reward.min_mixed_at_start or self.sampler.segment_tokens is None
-        _require(
-            whole, "reward.min_mixed_at_start needs sampler.segment_tokens: null: the first groups have to be whole"
-        )
-        scored = self.teacher is None or self.teacher.server is None or self.sampling.temperature == 1
-        _require(scored, "teacher.server needs sampling.temperature: 1, at which a server scores prompts")
-        measured = self.limits.max_kl is None or self.loss.kl.coefficient > 0
-        _require(measured, "limits.max_kl needs a KL term: set loss.kl.coefficient above 0, or the limit to null")
+        has_use = self.num_iterations == 1 or self.loss.kl.coefficient > 0 or self.reward.model is not None
+        _require(has_use, "num_iterations above 1 needs a KL term or a reward model, which a new iteration renews")
+        allowed = self.sampler.max_staleness == 0 or not (self.prompts.max_resampling_rounds or self.reward.model)
+        _require(allowed, "sampler.max_staleness above 0 needs prompts.max_resampling_rounds: 0 and reward.model: null")
+        has_whole_groups = not self.reward.min_mixed_at_start or self.sampler.segment_tokens is None
+        rule = "reward.min_mixed_at_start needs sampler.segment_tokens: null: the first groups have to be whole"
+        _require(has_whole_groups, rule)
+        can_score = self.teacher is None or self.teacher.server is None or self.sampling.temperature == 1
+        _require(can_score, "teacher.server needs sampling.temperature: 1, at which a server scores prompts")
+        is_measured = self.limits.max_kl is None or self.loss.kl.coefficient > 0
+        _require(is_measured, "limits.max_kl needs a KL term: set loss.kl.coefficient above 0, or the limit to null")
         return self
