@@ -136,9 +136,8 @@ class RewardConfig(Config):
         column, count = Counter(map(reward_column, self.names)).most_common(1)[0]
         _require(count == 1, f"{count} rewards would share the column `{column}` of the curves; rename a custom one")
         for name, reward in BUILT_IN.items():
-            is_used, is_set = name in self.names, bool(reward.key and getattr(self, reward.key))
-            rule = f"weights.{name} and {reward.key} go together: set both or neither"
-            _require(not reward.key or is_used == is_set, rule)
+            has_both_or_neither = not reward.key or (name in self.names) == bool(getattr(self, reward.key))
+            _require(has_both_or_neither, f"weights.{name} and {reward.key} go together: set both or neither")
         if self.supervision == "outcome":
             return self
         step_rewards = {"process": {"reward_model"}, "turn": {"reward_model", "environment"}}[self.supervision]
@@ -312,8 +311,7 @@ class SamplerConfig(Config):
 
     @property
     def max_segments(self) -> int:
-        """Largest number of steps in which a completion is sampled, so that its first tokens are not too old."""
-        # A completion that is sampled ahead is learned from one step later.
+        """Steps in which a completion is sampled at most; one less if it is sampled ahead, and learned from later."""
         return self.max_staleness if self.samples_ahead else self.max_staleness + 1
 
     @model_validator(mode="after")
@@ -485,9 +483,8 @@ class TrainGRPOConfig(Config):
             _require(getattr(self, key) % getattr(self, divisor) == 0, f"{key} must be a multiple of {divisor}")
         has_groups = self.prompts_per_step >= self.engine.num_processes
         _require(has_groups, "prompts_per_step must be engine.num_processes or more: each process samples whole groups")
-        limit = self.max_sampled_tokens
-        is_shorter = self.reward.overlong_buffer_tokens < limit
-        _require(is_shorter, f"reward.overlong_buffer_tokens must be smaller than the {limit} tokens of a completion")
+        buffer, limit = self.reward.overlong_buffer_tokens, f"the {self.max_sampled_tokens} tokens of a completion"
+        _require(buffer < self.max_sampled_tokens, f"reward.overlong_buffer_tokens must be smaller than {limit}")
         holds_group = self.sampling.max_batch_size >= self.group_size
         _require(holds_group, "sampling.max_batch_size must hold a group: group_size or more")
         has_use = self.num_iterations == 1 or self.loss.kl.coefficient > 0 or self.reward.model is not None

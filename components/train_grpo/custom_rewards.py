@@ -114,26 +114,26 @@ def call_reward(
         os.chdir(folder)  # a reward may change it, and paths of a run may be relative
 
 
-def checked_values(
+def to_rewards(
     name: str, values: Any, grades_G: Sequence[Grade], num_steps_G: Sequence[int] | None = None
 ) -> list[tuple[float, ...] | Failure]:
-    """Return the values of each completion of a group: one, or with `num_steps_G` one for each step.
+    """Return the rewards of each completion of a group from what a reward function returned, or a Failure.
 
-    `values` is what a reward returned. Each value must be a finite number, or NaN for an unscorable completion; else
-    the completion gets a Failure. A wrong number of values is a Failure, too.
+    There must be one value for each completion or, with `num_steps_G`, for each of its steps: a finite number, or NaN
+    for an unscorable completion.
     """
-    values_G = _require_count(name, values, len(grades_G), "completions")
+    values_G = _check_count(name, values, len(grades_G), "completions")
     if isinstance(values_G, Failure):
         return [values_G] * len(grades_G)
     if num_steps_G is None:
         values_G = [each if isinstance(each, Failure) else [each] for each in values_G]
     else:
-        values_G = [_require_count(name, *pair, "steps") for pair in zip(values_G, num_steps_G, strict=True)]
+        values_G = [_check_count(name, *pair, "steps") for pair in zip(values_G, num_steps_G, strict=True)]
     return [_numbers(name, each, grade) for each, grade in zip(values_G, grades_G, strict=True)]
 
 
-def _require_count(name: str, values: Any, count: int, of_what: str) -> Any:
-    """Return `values` if it is a list of `count` values or a Failure, else a Failure."""
+def _check_count(name: str, values: Any, count: int, of_what: str) -> Any:
+    """Return `values` if it is a Failure or a list of `count` values, else a Failure."""
     if isinstance(values, Failure) or (isinstance(values, list) and len(values) == count):
         return values
     num_values = len(values) if isinstance(values, list) else 1
@@ -191,7 +191,7 @@ def failure_of(name: str, error: BaseException) -> Failure:
 
 
 def _numbers(name: str, values: Any, grade: Grade) -> tuple[float, ...] | Failure:
-    """Return the values of a completion as floats, or its first failure."""
+    """Return the values of a completion as floats, or its first Failure."""
     if isinstance(values, Failure):
         return values
     numbers = []
@@ -212,11 +212,11 @@ def _number(name: str, value: Any, grade: Grade) -> float | Failure:
         with suppress(OverflowError):
             number = float(value)
     if math.isinf(number) or (math.isnan(number) and grade.verdict is not Verdict.UNSCORABLE):
-        what = f"reward {name} returned"
-        return Failure(f"{what} no finite number", f"{what} {value!r:.100}, where a finite number is expected")
+        begin = f"reward {name} returned"
+        return Failure(f"{begin} no finite number", f"{begin} {value!r:.100}, where a finite number is expected")
     if abs(number) > MAX_REWARD:
-        what = f"reward {name} is too large"
-        return Failure(what, f"{what}: {number:g}; the statistics of a group overflow above {MAX_REWARD:g}")
+        kind = f"reward {name} is too large"
+        return Failure(kind, f"{kind}: {number:g}; the statistics of a group overflow above {MAX_REWARD:g}")
     return number
 
 

@@ -70,7 +70,7 @@ def judge(problem: Problem, response: str, settings: JudgeConfig, timeout_s: flo
         "response": response,
         "rubric": "\n".join(f"- {name}: {meaning}" for name, meaning in settings.rubric.items()),
     }
-    # Not str.format: the prompt may have other braces, and so may what is filled in.
+    # str.format would fail on other braces in the prompt.
     text = _FIELD.sub(lambda match: fields[match[1]], settings.prompt)
     score = {"type": "integer", "minimum": 0, "maximum": _MAX_SCORE}
     schema = {

@@ -50,15 +50,14 @@ _SIGNAL_KEY = "train_grpo.reward.max_steps_without_signal"
 def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
     """Raise PipelineError if more completions are unscorable than the config allows.
 
-    That is a defect of grader, data, reward or environment, not of the policy. Truncated completions, also masked ones,
-    have a verdict and are scorable.
+    The policy is not the cause, but grader, data, a reward or the environment: truncated completions are scorable.
     """
     failures = [(group.problem.id, each.why_unscorable) for group in groups for each in group.scored_G]
     failed = [(problem_id, failure) for problem_id, failure in failures if failure is not None]
     fraction, limit = len(failed) / max(1, len(failures)), config.reward.max_unscorable_fraction
     if fraction <= limit:
         return
-    # Reversed, because the dict keeps the last failure of each kind: now the first of the rollout.
+    # Reversed, as a dict keeps the last value of a key: here the first failure of each kind.
     first = {failure.kind: (problem_id, failure.message) for problem_id, failure in reversed(failed)}
     counts = Counter(failure.kind for _, failure in failed)
     advice = []
@@ -168,14 +167,11 @@ def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None
 
     Steps in which partial rollouts had finished no group do not count. With a teacher every step has a signal.
     """
-    if config.teacher or (curves and not _with_groups(curves[-1:])):
+    if config.teacher or (curves and not _has_groups(curves[-1])):
         return None
-    rows = list(takewhile(_teaches_nothing, reversed(_with_groups(curves))))
-    means: dict[str, float] = {}
-    for name, column in _COLUMNS_SHOWN.items():
-        mean = column_mean(rows, column)
-        if mean is not None:
-            means[name] = mean
+    rows = list(takewhile(_teaches_nothing, filter(_has_groups, reversed(curves))))
+    pairs = [(name, column_mean(rows, column)) for name, column in _COLUMNS_SHOWN.items()]
+    means = {name: mean for name, mean in pairs if mean is not None}
     shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
     advice = _what_to_change(config, {**means, "right": means.get("accuracy", 0.0)})
     problem = f"no learning signal in the last {len(rows)} steps: the rewards of each group were all equal ({shown})"
@@ -188,7 +184,7 @@ def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None
 
 def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
     """Raise PipelineError if no step of the run had a learning signal: the policy would equal its reference."""
-    curves = _with_groups(curves)
+    curves = list(filter(_has_groups, curves))
     if all(row["groups_all_right_fraction"] == 1 for row in curves):
         say("train_grpo", "warning: every answer was right in every step: there was nothing left to learn")
     elif (
@@ -202,9 +198,9 @@ def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
         )
 
 
-def _with_groups(curves: Sequence[Row]) -> list[Row]:
-    """Return the rows of steps that had groups to learn from."""
-    return [row for row in curves if row["groups_without_spread_fraction"] is not None]
+def _has_groups(row: Row) -> bool:
+    """Return whether a step had groups to learn from."""
+    return row["groups_without_spread_fraction"] is not None
 
 
 def _teaches_nothing(row: Row) -> bool:
@@ -222,8 +218,7 @@ class StepTimer:
         """Count the operations of a model, whose weights must not be sharded yet, and measure matrix products."""
         self._flops = FlopCounter(checkpoint.model)
         self._matmul_flops = measure_matmul_flops(checkpoint.device, checkpoint.model.dtype)
-        # The backward pass has two products for each of the forward pass: gradients by inputs and by weights. With
-        # adapters nearly all weights are frozen, and have no gradient.
+        # A backward pass has two products for each of the forward pass; only one for frozen weights, without gradient.
         self._passes = (2 if config.engine.lora else 3) * config.updates_per_rollout
 
     def start(self) -> None:

@@ -96,8 +96,7 @@ class _Passes:
     """Passes over a pool: each has every problem once, except those that were solved before it began."""
 
     ids: Sequence[str]
-    stream: str
-    """Seed of the orders of all passes."""
+    seed: str
     number: int = 0
     """Number of the current pass."""
     place: int = 0
@@ -125,7 +124,7 @@ class _Passes:
             if not self.order:
                 left_out = set(self.left_out)
                 included = [id_ for id_ in self.ids if id_ not in left_out]
-                self.order = random.Random(f"{self.stream}/{self.number}").sample(included, len(included))
+                self.order = random.Random(f"{self.seed}/{self.number}").sample(included, len(included))
             id_ = self.order[self.place]
             self.place += 1
             if id_ in batch:
@@ -143,10 +142,9 @@ class _Passes:
 
     def record(self, problem_id: str, *, is_solved: bool) -> None:
         """Leave a problem out of later passes if it is solved; take it back if it no longer is."""
-        was_solved = problem_id in self.solved
-        if is_solved and not was_solved:
+        if is_solved and problem_id not in self.solved:
             self.solved.append(problem_id)
-        elif was_solved and not is_solved:
+        elif not is_solved and problem_id in self.solved:
             self.solved.remove(problem_id)
 
 

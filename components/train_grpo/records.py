@@ -36,11 +36,6 @@ class History:
         """The metrics of each step with its timings."""
         return [{**curve, **timing} for curve, timing in zip(self.curves, self.timings, strict=True)]
 
-    @property
-    def columns(self) -> list[str]:
-        """The columns of the last step, which include all columns of earlier steps."""
-        return list(self.curves[-1]) if self.curves else []
-
     def of_step(self, step: int) -> tuple[dict[str, float | None], list[dict[str, Any]]]:
         """Return the metrics and timings of the last step, `step`, and its completions."""
         completions = [each for each in self.completions if each["step"] == step]
@@ -65,9 +60,8 @@ def row_of(metrics: Mapping[str, float]) -> dict[str, float | None]:
 
 def column_mean(rows: Sequence[Row], column: str) -> float | None:
     """Return the mean of a column over the rows that have a value; None if no row has one."""
-    values = [row.get(column) for row in rows]
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    values = [value for value in (row.get(column) for row in rows) if value is not None]
+    return fmean(values) if values else None
 
 
 def completion_records(

@@ -97,7 +97,10 @@ class RewardModel:
         examples = self._replay.mix(new, seed=seed)
         figures = self.fit(examples, num_new=len(new), seed=seed)
         self._replay.add(new)
-        self._say("reward model trained" if new else "reward model not trained: no verdict to learn from", figures)
+        if self._ranks.is_main:
+            outcome = "reward model trained" if new else "reward model not trained: no verdict to learn from"
+            known = [f"{name} {value:.4g}" for name, value in figures.items() if not math.isnan(value)]
+            say(_STAGE, f"{outcome}: {', '.join(known)}")
         return {"iteration": iteration, **figures}
 
     @torch.no_grad()
@@ -155,7 +158,7 @@ class RewardModel:
 
     @torch.no_grad()
     def _accuracy(self, packed: Sequence[PackedExample]) -> float:
-        """Return the share of labels on whose side the score is, never at a score of 0; NaN without labels."""
+        """Return the share of labels with whose sign the score agrees (0 agrees with none); NaN without labels."""
         num_right = num_labels = 0
         for start in range(0, len(packed), _EXAMPLES_READ):
             examples = self._shard(packed[start : start + _EXAMPLES_READ])
@@ -199,11 +202,6 @@ class RewardModel:
         by_length = sorted(map(unpack, packed), key=lambda example: -len(example.tokens))
         return by_length[self._ranks.rank :: self._ranks.world_size]
 
-    def _say(self, what: str, figures: dict[str, float]) -> None:
-        if self._ranks.is_main:
-            known = [f"{name} {value:.4g}" for name, value in figures.items() if not math.isnan(value)]
-            say(_STAGE, f"{what}: {', '.join(known)}")
-
 
 class ScoreModel(nn.Module):
     """A classifier with its `ScoreHead`, in one module for the engine: sharding needs a single forward method."""
@@ -244,7 +242,7 @@ class ScoreHead(nn.Module):
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Sequences padded on the right, and the tokens to score."""
+    """Sequences padded on the right, and row and position of the last token of each step."""
 
     examples: list[int]
     """The index of the example in each row."""
@@ -252,7 +250,6 @@ class PaddedBatch:
     attention_mask_RT: Tensor
     row_E: Tensor
     position_E: Tensor
-    """The last token of each step."""
 
 
 def padded_batches(examples: Sequence[LabeledExample], max_tokens: int, device: torch.device) -> list[PaddedBatch]:
@@ -302,9 +299,8 @@ def _labels(batch: PaddedBatch, examples: Sequence[LabeledExample]) -> Tensor:
 def load_classifier(base: str, reference: Checkpoint, *, dtype: torch.dtype) -> PreTrainedModel:
     """Return the classifier that `base` names, with weights of type `dtype` on the device of `reference`.
 
-    The base `reference` stands for a copy of the reference with a head of zeros, for which every completion is right
-    with probability one half. Any other base is a checkpoint; PipelineError if it cannot be loaded, has not exactly one
-    label, or another vocabulary.
+    The base `reference` is a copy of the reference with a head of zeros: at first, every probability is one half. Any
+    other base is a checkpoint; PipelineError if it cannot be loaded, has more than one label or another vocabulary.
     """
     classifier = _copy(reference, dtype) if base == "reference" else _load(base, reference, dtype)
     placed: PreTrainedModel = classifier.to(reference.device)

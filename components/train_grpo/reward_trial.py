@@ -56,7 +56,7 @@ def _failure(name: str, function: RewardFunction, problem: Problem) -> str | Non
 def _trial_errors(
     functions: Mapping[str, RewardFunction], judge: dict[str, Any] | None, problem: dict[str, Any] | None
 ) -> Iterator[str]:
-    """Yield a line for each reward, and for the judge, that fails for a problem; None is a made-up problem."""
+    """Yield a line for each reward, and for the judge, that fails for a problem (a made-up one for None)."""
     trial_problem = Problem.model_validate(problem) if problem else _PROBLEM
     rewards = {f"train_grpo.reward.weights.{name}": (name, function) for name, function in functions.items()}
     if judge:
@@ -83,9 +83,8 @@ def _errors(
         except PipelineError as error:
             missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
             module = name.partition(":")[0]
-            # The missing module is that of the reward itself or its package, not one that it imports.
-            is_own_missing = missing is not None and f"{module}.".startswith(f"{missing}.")
-            if trained_here or missing is None or is_own_missing:
+            # Elsewhere, only the reward's own module or package must be there, not the packages that it imports.
+            if trained_here or missing is None or f"{module}.".startswith(f"{missing}."):
                 lines.append(str(error))
     if lines or not trained_here:
         return lines

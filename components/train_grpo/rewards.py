@@ -136,8 +136,8 @@ def require_rewards(config: "TrainGRPOConfig", problems: Sequence[Problem]) -> N
     """Raise PipelineError if a custom reward cannot be used, or if problems have unit tests but there is no sandbox."""
     for name in filter(is_custom, config.reward.names):
         if getattr(load_reward(name), "judges_steps", False) and config.reward.supervision == "outcome":
-            key = "train_grpo.reward.supervision"
-            raise PipelineError(f"{key}: {name} rewards each step; set it to process (lines) or turn")
+            remedy = "set it to process (lines) or turn"
+            raise PipelineError(f"train_grpo.reward.supervision: {name} rewards each step; {remedy}")
     if any(is_unit_tests(problem.answer) for problem in problems):
         require_sandbox()
 

@@ -30,14 +30,7 @@ from components.shared.config import Config, Operational
 from components.shared.errors import RetryableError
 from components.shared.problem import Problem
 from components.shared.progress import say
-from components.train_grpo.custom_rewards import (
-    Failure,
-    RewardFunction,
-    call_reward,
-    checked_values,
-    failure_of,
-    is_slow,
-)
+from components.train_grpo.custom_rewards import Failure, RewardFunction, call_reward, failure_of, is_slow, to_rewards
 
 if TYPE_CHECKING:  # judge.py imports this module
     from components.train_grpo.judge import JudgeConfig
@@ -102,24 +95,25 @@ def values_of(
     Slow rewards have been called already: their values are the next of `answers`.
     """
     grades_G = [scored.grade for scored in scored_G]
-    if is_slow(function):
-        has_one_answer = getattr(function, "compares_group", False)
-        values = next(answers) if has_one_answer else list(islice(answers, len(grades_G)))
-        return checked_values(name, values, grades_G)
+    inputs_G: list[Any] = [scored.completion for scored in scored_G]
+    num_steps_G = None
     if getattr(function, "judges_steps", False):
-        texts_G = [[step.text for step in scored.steps] for scored in scored_G]
-        values = call_reward(name, function, problem, texts_G, grades_G, deadline_s=deadline_s)
-        return checked_values(name, values, grades_G, [len(texts) for texts in texts_G])
-    completions_G = [scored.completion for scored in scored_G]
-    values = call_reward(name, function, problem, completions_G, grades_G, deadline_s=deadline_s)
-    return checked_values(name, values, grades_G)
+        inputs_G = [[step.text for step in scored.steps] for scored in scored_G]
+        num_steps_G = [len(texts) for texts in inputs_G]
+    if not is_slow(function):
+        values: Any = call_reward(name, function, problem, inputs_G, grades_G, deadline_s=deadline_s)
+    elif getattr(function, "compares_group", False):
+        values = next(answers)
+    else:
+        values = list(islice(answers, len(scored_G)))
+    return to_rewards(name, values, grades_G, num_steps_G)
 
 
 class Answers:
     """Answers to calls, as JSON values, in memory and in a file to which each is appended as soon as it arrives."""
 
     def __init__(self, folder: Path | None = None, *, rank: int = 0) -> None:
-        """Read the answers that all processes stored in `folder` before a restart; without a folder, store nothing."""
+        """Read the answers that all processes stored in `folder` before a restart; None stores nothing."""
         self._path = folder / f"rank-{rank}.jsonl" if folder else None
         self._known: dict[str, Any] = {row["call"]: row["value"] for row in _rows(folder)} if folder else {}
         if folder:
@@ -127,7 +121,7 @@ class Answers:
 
     def get(self, calls: Sequence[Call], limits: RewardCallsConfig) -> list[Any]:
         """Return the answer to each call, or a Failure; calls with a stored answer are not made."""
-        ids = [_id(call) for call in calls]
+        ids = [hashlib.sha256(f"{call.reward}\n{call.key}".encode()).hexdigest() for call in calls]
         missing = {id_: call for id_, call in zip(ids, calls, strict=True) if id_ not in self._known}
         failures = asyncio.run(self._make(missing, limits)) if missing else {}
         return [failures[id_] if id_ in failures else self._known[id_] for id_ in ids]
@@ -155,7 +149,7 @@ class Answers:
         return failures
 
     def _store(self, id_: str, reward: str, answer: dict[str, Any]) -> None:
-        """Keep an answer in memory, and append it to the file."""
+        """Keep an answer in memory and, with a folder, in the file of this process."""
         self._known[id_] = answer["value"]
         if self._path:
             row = {"call": id_, "reward": reward, **answer}
@@ -171,7 +165,7 @@ def in_thread(call: Callable[[], _T]) -> "Future[_T]":
     def run() -> None:
         try:
             result.set_result(call())
-        except BaseException as error:  # with any other, the caller would wait forever
+        except BaseException as error:  # an uncaught one would leave the caller waiting forever
             failure: BaseException = error
             if not isinstance(error, Exception) or isinstance(error, CancelledError):  # these would end the caller
                 failure = RuntimeError(f"it raised {type(error).__name__}: {error}".removesuffix(": "))
@@ -183,7 +177,7 @@ def in_thread(call: Callable[[], _T]) -> "Future[_T]":
 
 
 class Priced(float):
-    """The value of a slow reward, with the number of tokens that a server needed for it."""
+    """The value of a slow reward, with the numbers of tokens that a server counted for it."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -223,10 +217,6 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
         for line in path.read_bytes().splitlines():
             with suppress(ValueError):
                 yield json.loads(line)
-
-
-def _id(call: Call) -> str:
-    return hashlib.sha256(f"{call.reward}\n{call.key}".encode()).hexdigest()
 
 
 async def _answer(call: Call, limits: RewardCallsConfig, semaphore: asyncio.Semaphore) -> dict[str, Any] | Failure:

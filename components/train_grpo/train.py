@@ -27,12 +27,9 @@ def train(
     """Optimise the reference checkpoint with GRPO on the training problems; return the metrics of the policy."""
     sampler, limit = config.sampler, config.sampling.max_new_tokens
     if config.max_sampled_tokens < limit:
-        say(
-            "train_grpo",
-            f"warning: completions are truncated at {config.max_sampled_tokens} tokens, below sampling.max_new_tokens: "
-            f"{limit}; sampler.segment_tokens is {sampler.segment_tokens}, and max_staleness allows "
-            f"{sampler.max_segments} segments",
-        )
+        lengths = f"{config.max_sampled_tokens} tokens, below sampling.max_new_tokens: {limit}"
+        cause = f"sampler.segment_tokens is {sampler.segment_tokens}, and max_staleness allows {sampler.max_segments}"
+        say("train_grpo", f"warning: completions are truncated at {lengths}; {cause} segments")
     with sampling_services(config, reference, work), checkpoints_published(config, work):
         return run_ranks(
             _train_rank,
@@ -122,11 +119,10 @@ def sampling_services(config: TrainGRPOConfig, reference: Path, work: Path) -> I
 @contextmanager
 def _default_variable(name: str, value: str) -> Iterator[None]:
     """Set an environment variable for the processes that are started in the block, unless it is set already."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
+    is_set = name in os.environ
+    os.environ.setdefault(name, value)
     try:
         yield
     finally:
-        del os.environ[name]
+        if not is_set:
+            del os.environ[name]

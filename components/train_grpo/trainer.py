@@ -188,10 +188,11 @@ class Trainer:
     ) -> None:
         """Add a step's metrics and timing to the history, and show some of them on the progress line."""
         config, tools = self.config, self.checkpoint.config.tools
+        columns = self.history.curves[-1] if self.history.curves else ()  # the last step has those of all earlier ones
         row = {
             "step": step,
             **rollout_metrics(config, rollout, self.checkpoint.config.answer),
-            **(trajectory_metrics(config, tools, rollout, self.history.columns) if tools else {}),
+            **(trajectory_metrics(config, tools, rollout, columns) if tools else {}),
             **staleness_metrics(config, rollout, step),
             **metrics,
         }

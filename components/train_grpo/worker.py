@@ -134,8 +134,7 @@ def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, liv
 def _result(trainer: Trainer, resumption: Resumption) -> tuple[Path | None, dict[str, float], dict[str, Any]]:
     """Choose the resulting policy: the best in validation with `checkpoint.keep_best`, else that of the last step.
 
-    Return the file with its weights (None if it is that of the last step), the metrics of its step, and a record of the
-    choice. PipelineError if the training stopped early and has no validated policy.
+    Return the file with its weights, None for the last step, the metrics of its step, and a record of the choice.
     """
     history, config = trainer.history, trainer.config
     last = chosen = len(history.curves)

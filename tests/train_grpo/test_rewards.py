@@ -23,7 +23,7 @@ from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.train_grpo import custom_rewards
-from components.train_grpo.custom_rewards import Failure, RewardFunction, checked_values, load_reward
+from components.train_grpo.custom_rewards import Failure, RewardFunction, load_reward, to_rewards
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import (
@@ -251,8 +251,8 @@ def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
 @pytest.mark.parametrize("value", [np.isclose(1, 1), np.float32(1), torch.tensor(1), Decimal(1), True])
 def test_scalars_of_any_library_are_rewards(value: Any) -> None:
     """What NumPy and PyTorch compute is a number; NaN is one where there is no verdict."""
-    assert checked_values("mine:f", [value], [grade(Verdict.RIGHT)]) == [(1.0,)]
-    assert checked_values("mine:f", [NAN], [grade(Verdict.UNSCORABLE)]) == [pytest.approx((NAN,), nan_ok=True)]
+    assert to_rewards("mine:f", [value], [grade(Verdict.RIGHT)]) == [(1.0,)]
+    assert to_rewards("mine:f", [NAN], [grade(Verdict.UNSCORABLE)]) == [pytest.approx((NAN,), nan_ok=True)]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_what_is_no_finite_number_for_each_completion_is_a_failure(
     values: Any, num_steps: list[int] | None, message: str
 ) -> None:
     """The message shows what was returned."""
-    (failure,) = checked_values("mine:f", values, [grade(Verdict.RIGHT)], num_steps)
+    (failure,) = to_rewards("mine:f", values, [grade(Verdict.RIGHT)], num_steps)
     assert isinstance(failure, Failure)
     assert failure.message.startswith(f"reward mine:f {message}")
 
