@@ -11,7 +11,7 @@ from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.config import LossConfig, TrainGRPOConfig, reward_column
 from components.train_grpo.objective import TokenObjective, Tokens, beyond_clip
 from components.train_grpo.rollouts import Rollout, rewards_differ
-from components.train_grpo.scoring import Group, Scored
+from components.train_grpo.scoring import Group, ScoredCompletion
 
 _TOKEN_MEANS = (
     *("kl", "entropy", "clip_high_fraction", "clip_low_fraction"),
@@ -23,11 +23,11 @@ _TOKEN_MEANS = (
 # The rollout ----------------------------------------------------------------------------------------------------------
 
 
-def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPolicy) -> dict[str, float]:
+def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, answer_policy: AnswerPolicy) -> dict[str, float]:
     """Return the metrics of all sampled completions, also of those that are not trained on.
 
     Rewards and accuracy are means over the completions that could be scored, for each reward over those of the problems
-    whose source has it. `policy` says where in a completion an answer counts.
+    whose source has it. `answer_policy` says where in a completion an answer counts.
     """
     scored = [scored for group in rollout.sampled for scored in group.scored_G]
     rewards: list[float] = []
@@ -47,7 +47,7 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPol
             for name in config.reward.names
         },
         "accuracy": sum(group.num_right for group in rollout.sampled) / num_scorable if num_scorable else math.nan,
-        "worked_fraction": mean([each.completion.is_worked(policy) for each in scored]),
+        "worked_fraction": mean([each.completion.is_worked(answer_policy) for each in scored]),
         "completion_length_tokens": mean(lengths),
         "completion_length_max_tokens": max(lengths, default=math.nan),
         "truncated_fraction": mean([each.completion.truncated for each in scored]),
@@ -63,7 +63,7 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPol
     }
 
 
-def is_unanswered(scored: Scored) -> bool:
+def is_unanswered(scored: ScoredCompletion) -> bool:
     """Return whether a completion finished without an answer in the place where the model's config expects one."""
     return scored.completion.finished and scored.grade.reason is Reason.NO_ANSWER
 
@@ -116,7 +116,7 @@ class UpdateMetrics:
         self._teacher_kl: list[float] = []
         """KL divergence from the teacher, summed over the tokens of each micro-batch."""
         self._maxima = torch.full((3,), torch.nan, dtype=torch.float64)
-        """Maxima of the sampler's mismatch, the ratio, and minus the ratio."""
+        """Maxima of the sampler's mismatch, of the ratio, and of minus the ratio; NaN before the first token."""
 
     @property
     def mean_mismatch(self) -> float:
@@ -133,10 +133,10 @@ class UpdateMetrics:
         masked_N = unknown_N if terms.weight_N is None else terms.weight_N == 0
         high_N, low_N = beyond_clip(loss, tokens, ratio_N)
         mismatch_N = (tokens.old_logprobs_N - tokens.sampler_logprobs_N).abs()
-        summed = (torch.ones_like(ratio_N), kl_N, tokens.entropy_N, high_N, low_N, weight_N, masked_N, mismatch_N)
-        self._sums += torch.stack([values_N.double() for values_N in summed]).sum(1).cpu()
+        columns = (torch.ones_like(ratio_N), kl_N, tokens.entropy_N, high_N, low_N, weight_N, masked_N, mismatch_N)
+        self._sums += torch.stack([values_N.double() for values_N in columns]).sum(1).cpu()
         largest = torch.stack([mismatch_N, ratio_N, -ratio_N]).amax(1)
-        self._maxima = torch.fmax(self._maxima, largest.double().cpu())
+        self._maxima = torch.fmax(self._maxima, largest.double().cpu())  # fmax ignores the initial NaN
 
     def add_teacher_kl(self, kl_N: Tensor) -> None:
         """Add the KL divergence from the teacher of each token of a micro-batch."""

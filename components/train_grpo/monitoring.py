@@ -27,7 +27,7 @@ from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import is_unanswered
 from components.train_grpo.records import Row, column_mean
 from components.train_grpo.rollouts import Rollout, rewards_differ
-from components.train_grpo.scoring import Group, Scored
+from components.train_grpo.scoring import Group, ScoredCompletion
 
 _REASONS_SHOWN = 3
 _WARN_AFTER_STEPS = 5
@@ -128,7 +128,7 @@ def check_first(config: TrainGRPOConfig, groups: Sequence[Group], *, is_main: bo
     return lines
 
 
-def _outcome(scored: Scored) -> str:
+def _outcome(scored: ScoredCompletion) -> str:
     """Return which of `_OUTCOMES` a completion has."""
     if scored.why_unscorable is not None:
         return "unscorable"

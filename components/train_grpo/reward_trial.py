@@ -37,7 +37,7 @@ def _failure(name: str, function: RewardFunction, problem: Problem) -> str | Non
     """Return how a reward fails for a right completion or a wrong one; None if it fails for neither."""
     from components.policy.packing import TokenSequence  # torch, which takes seconds
     from components.rollout.sampler import Completion
-    from components.train_grpo.scoring import Scored
+    from components.train_grpo.scoring import ScoredCompletion
 
     scored_G = []
     for text, verdict, reason in (
@@ -46,7 +46,7 @@ def _failure(name: str, function: RewardFunction, problem: Problem) -> str | Non
     ):
         completion = Completion(TokenSequence((0,), (0,)), logprobs=(0.0,), text=text, finished=True)
         grade = Grade(verdict, problem.answer if verdict is Verdict.RIGHT else "no idea", reason)
-        scored_G.append(Scored(completion, grade, (Step(1, outcome(grade), text),), {}))
+        scored_G.append(ScoredCompletion(completion, grade, (Step(1, outcome(grade), text),), {}))
     calls = calls_about(name, function, problem, scored_G) if is_slow(function) else []
     answers = iter(Answers().get(calls, _LIMITS))
     values_G = values_of(name, function, problem, scored_G, answers, deadline_s=_LIMITS.deadline_s)

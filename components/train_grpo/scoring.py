@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # transformers, and what learns from the scores
 
 
 @dataclass
-class Scored:
+class ScoredCompletion:
     """A completion with its grade and rewards."""
 
     completion: Completion
@@ -64,7 +64,7 @@ class Group:
     """A problem and its completions, whose rewards are compared with each other."""
 
     problem: Problem
-    scored_G: list[Scored]
+    scored_G: list[ScoredCompletion]
 
     @property
     def num_right(self) -> int:
@@ -150,7 +150,7 @@ class Scorer:
     def _values(
         self, name: str, groups: Sequence[Group], answers: Iterator[Any]
     ) -> Sequence[Sequence[tuple[float, ...] | Failure]]:
-        """Return the reward `name` of each completion, (P, G): values as in `Scored.rewards`, or a Failure."""
+        """Return a reward of each completion, (P, G): values as in `ScoredCompletion.rewards`, or a Failure."""
         if name == "reward_model":
             # A single call, also in processes without groups: all must make it together, as the model may be sharded.
             assert self.reward_model is not None
@@ -164,11 +164,11 @@ class Scorer:
         function, deadline_s = self._functions[name], self.config.engine.deadline_s
         return [values_of(name, function, g.problem, g.scored_G, answers, deadline_s=deadline_s) for g in groups]
 
-    def _without_reward(self, problem: Problem, completion: Completion, grade: Grade) -> Scored:
+    def _without_reward(self, problem: Problem, completion: Completion, grade: Grade) -> ScoredCompletion:
         """Return a completion with its grade and steps, and with NaN for each reward."""
         steps = steps_of(self.config.reward.supervision, completion, grade, self.checkpoint.decode)
         names = self.config.reward.weights_of(problem.source)
-        return Scored(completion, grade, steps, dict.fromkeys(names, (math.nan,) * len(steps)))
+        return ScoredCompletion(completion, grade, steps, dict.fromkeys(names, (math.nan,) * len(steps)))
 
     def _show_masked(self, group: Group) -> None:
         """Print why completions of a group are masked for another reason than `sampling.truncated: mask`."""

@@ -33,7 +33,7 @@ from components.train_grpo.scoring import Group
 from components.train_grpo.teacher import TeacherServer
 from components.train_grpo.trajectories import trajectory_metrics
 from components.train_grpo.update import Experience, Minibatch, make_experience, split_minibatches, update
-from components.train_grpo.validation import Measured, Validator, early_stop
+from components.train_grpo.validation import ValidationResult, Validator, early_stop
 
 _STAGE = "train_grpo"
 _SHOWN_FROM = 0.05
@@ -122,7 +122,7 @@ class Trainer:
                 self.reference.load(merged_state_dict(self.checkpoint.model))
             say(_STAGE, "a new iteration begins: the policy is the reference now")
 
-    def _validate(self, validator: Validator, step: int) -> Measured:
+    def _validate(self, validator: Validator, step: int) -> ValidationResult:
         """Measure the policy after a step on held-out problems; record, print and return the result."""
         with self.rollouts.memory_for_rollout():
             self.rollouts.finish_prefetch()

@@ -21,7 +21,7 @@ from components.shared.statistics import score
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.records import Row, column_mean
 
-Measured = Mapping[str, Any]
+ValidationResult = Mapping[str, Any]
 """The results of one validation, see `Validator.measure`."""
 ACCURACY = "validation_accuracy"
 """Column of the curves."""
@@ -43,13 +43,13 @@ class Validator:
     problems: Sequence[Problem]
     sampler: Sampler
     grade: Callable[[Sequence[Problem], Sequence[Completion], AnswerPolicy], list[Grade]]
-    policy: AnswerPolicy
+    answer_policy: AnswerPolicy
     ranks: Ranks
     environments: Environments | None = None
     """Environments in which the model acts; None for answers of one turn."""
 
     def measure(self, step: int) -> dict[str, Any]:
-        """Return accuracy with interval, in all and by source, length and truncation of answers after `step` steps."""
+        """Return step, accuracy with interval (also by source), mean length and truncated share after `step` steps."""
         self.sampler.update_weights(step)
         shard = self.ranks.shard(self.problems)
         greedy = Sampling(
@@ -61,7 +61,7 @@ class Validator:
         )
         completions = [group[0] for group in self.sampler.generate(shard, greedy)]
         self.sampler.sleep()
-        grades = self.grade(shard, completions, self.policy)
+        grades = self.grade(shard, completions, self.answer_policy)
         answers = [
             (problem.source, grade.verdict == Verdict.RIGHT, completion.num_tokens, completion.truncated)
             for problem, grade, completion in zip(shard, grades, completions, strict=True)
@@ -88,7 +88,7 @@ class Validator:
         assert self.config.validation
         return step % self.config.validation.every_steps == 0 or step == self.config.num_steps
 
-    def columns(self, measured: Measured | None) -> dict[str, float]:
+    def columns(self, measured: ValidationResult | None) -> dict[str, float]:
         """Return the columns of a step: the accuracy, also by source if there are several; NaN without a validation."""
         columns = {ACCURACY: measured["accuracy"] if measured else math.nan}
         for source in self.sources if len(self.sources) > 1 else ():
@@ -96,7 +96,7 @@ class Validator:
         return columns
 
 
-def best(validations: Sequence[Measured]) -> Measured | None:
+def best(validations: Sequence[ValidationResult]) -> ValidationResult | None:
     """Return the validation with the highest accuracy, the earliest if several have it; None if there is none yet.
 
     The validation of the reference, before the first step, does not count: the gate compares the policy with it.
@@ -113,7 +113,7 @@ class Stop(NamedTuple):
     """Whether the run fails, because there is no validated policy as its result."""
 
 
-def early_stop(config: TrainGRPOConfig, curves: Sequence[Row], validations: Sequence[Measured]) -> Stop | None:
+def early_stop(config: TrainGRPOConfig, curves: Sequence[Row], validations: Sequence[ValidationResult]) -> Stop | None:
     """Return why training has to stop after the steps in `curves`; None if it goes on.
 
     This depends only on records that are in the checkpoint: a resumed run stops where an uninterrupted one does.

@@ -103,7 +103,7 @@ def train_rank(
 
 
 def _environments(checkpoint: Checkpoint) -> AbstractContextManager[Environments | None]:
-    """Return a context with the environments of a model with tools, which closes them; else one with None."""
+    """Return a context manager of the environments of a model with tools, which closes them, or of None."""
     tools = checkpoint.format.tools
     return closing(Environments(tools)) if tools else nullcontext()
 

@@ -34,7 +34,7 @@ from components.train_grpo.rewards import (
     overlong,
     require_rewards,
 )
-from components.train_grpo.scoring import Scored, Scorer
+from components.train_grpo.scoring import ScoredCompletion, Scorer
 from tests import tiny
 from tests.train_grpo.groups import CHECKED, completion, grade, scored
 from tests.train_grpo.settings import REWARD_MODEL, grpo_config, reward_model_config
@@ -323,7 +323,7 @@ def _responses(checkpoint: Checkpoint, *texts: str, finished: bool = True) -> li
     ]
 
 
-Score = Callable[..., list[Scored]]
+Score = Callable[..., list[ScoredCompletion]]
 
 
 @pytest.fixture
@@ -332,7 +332,7 @@ def score(checkpoint: Checkpoint, verify: Verifier) -> Score:
 
     def scores(
         *responses: Completion | str, problem: Problem = PROBLEM, model: RewardModel | None = None, **changes: Any
-    ) -> list[Scored]:
+    ) -> list[ScoredCompletion]:
         completions = [_responses(checkpoint, each)[0] if isinstance(each, str) else each for each in responses]
         scorer = Scorer(grpo_config(**changes), checkpoint, partial(grade_completions, verify), model)
         (result,) = scorer([problem], [completions])
