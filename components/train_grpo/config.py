@@ -55,8 +55,8 @@ class PromptsConfig(Config):
     source_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Share of each data source among the prompts; empty for shares by size."""
     max_pass_rate: float | None = Field(default=None, gt=0, lt=1)
-    """Share of a group's completions that are right from which its problem is left out of later passes (ScaleRL, with
-    0.9); all are back once fewer are left than a step needs. Null leaves out none."""
+    """Share of right completions in a group from which its problem is left out of later passes (0.9 in ScaleRL). All
+    problems return once fewer are left than a step needs. Null leaves out none."""
     max_resampling_rounds: int = Field(0, ge=0)
     """Times that zero-variance groups are replaced by groups of further prompts (DAPO; 0 keeps them)."""
 
@@ -84,16 +84,16 @@ class RewardModelConfig(Config):
 
 
 class RewardConfig(Config):
-    """What a completion is worth."""
+    """The rewards of a completion, and their weights."""
 
     weights: dict[str, FiniteFloat] = Field({"accuracy": 1.0}, min_length=1)
     """Weight of each reward: the name of a built-in one (rewards.py), or `package.module:function` for a custom one."""
     by_source: dict[str, dict[str, FiniteFloat]] = Field(default_factory=dict)
-    """Weights of the rewards for problems of single sources, each in the place of `weights`."""
+    """Weights of the rewards for the problems of a source, which replace `weights` for that source."""
     supervision: Literal["outcome", "process", "turn"] = "outcome"
     """What is rewarded: the completion (section 4.1.2 of the paper) or each of its steps (section 4.1.3). The steps of
     `process` are its lines, those of `turn` the turns of the model in an environment. `reward_model`, `environment` and
-    custom rewards decorated with `step_reward` have a value for each; all others are added to the last."""
+    custom rewards decorated with `step_reward` have a value for each step; all others count for the last step."""
     max_unscorable_fraction: Annotated[float, Operational] = Field(0.1, ge=0, le=1)
     """Share of a rollout's completions without a verdict, or with a reward or environment that failed, above which the
     run stops. Such a completion has no reward; where its environment failed, it is not in the loss either."""
@@ -155,8 +155,8 @@ class TeacherConfig(Config):
     """Folder of a model that a stage has saved, or any model as in `train_sft.model.base`; its tokenizer has to be that
     of the policy."""
     coefficient: float = Field(1.0, gt=0)
-    """Weight of the divergence KL(pi || pi_teacher) of each token, in nats, beside the policy loss. Alone it teaches
-    where all rewards have the weight 0."""
+    """Weight of the divergence KL(pi || pi_teacher) of each token, in nats, which is added to the policy loss. If all
+    rewards have the weight 0, the policy learns from the teacher alone."""
     placement: Annotated[Literal["replicated", "offloaded"], Operational] = "replicated"
     """Where its weights are, as for `reference`; of no effect with `server`."""
     server: str | None = Field(None, pattern=r"^https?://")
@@ -246,10 +246,10 @@ class ImportanceMaskConfig(Config):
     """Bounds of pi_old / pi_sampler outside which nothing is learned from a token or completion."""
 
     level: Literal["token", "sequence", "geometric"] = "token"
-    """What is masked by which ratio. `token`: each token by its own, its policy loss is zero then (IcePop); `sequence`:
-    each completion by the product over its tokens, `geometric`: by their geometric mean, which does not grow with the
-    length. A masked completion has no part in the loss, or in what the loss is divided by (MIS); both cost a forward
-    pass."""
+    """What is masked, and by which ratio. `token`: each token by its own ratio; its policy loss is then zero (IcePop).
+    `sequence`: each completion by the product over its tokens. `geometric`: each completion by their geometric mean,
+    which does not grow with the length. A masked completion is neither in the loss nor in its divisor (MIS); `sequence`
+    and `geometric` cost a forward pass."""
     low: float = Field(0.5, ge=0, lt=1)
     """Smallest ratio that is not masked; 0 for no lower bound."""
     high: float = Field(5.0, gt=1)
@@ -281,7 +281,7 @@ class CorrectionConfig(Config):
 
 
 class SamplerConfig(Config):
-    """What samples, how old the weights may be that it samples from, and how the loss corrects for it."""
+    """The engine that samples, the maximum age of its weights, and the correction of the loss for both."""
 
     vllm: Annotated[VllmConfig | None, Operational] = None
     """A vLLM server beside each process of the training, on its GPU; null for none."""
@@ -292,13 +292,13 @@ class SamplerConfig(Config):
     """Type of vLLM's weights and activations, to which what comes from the trainer is rounded; null for that of
     `engine.precision`."""
     max_staleness: int = Field(0, ge=0)
-    """Updates of the policy at most between sampling and learning. 0: each rollout is sampled from the weights that
-    learn from it. From 1, that many rollouts are sampled ahead from the same weights, which are sent to the sampler
-    every so many steps; servers sample while the policy learns, any other sampler in turn."""
+    """Maximum number of policy updates between sampling and learning. With 0, each rollout is sampled from the weights
+    that learn from it. With 1 or more, the sampler gets new weights every so many steps, and samples as many rollouts
+    ahead from them; servers sample while the policy learns, other samplers in turn with it."""
     segment_tokens: int | None = Field(default=None, gt=0)
-    """Tokens of a completion that are sampled per step at most (partial rollouts): what is unfinished goes on in the
-    next step, from newer weights, and a group is learned from once all its completions are finished. One that would
-    become more than `max_staleness` updates old is truncated. Null samples completions in one go."""
+    """Maximum number of tokens of a completion sampled per step (partial rollouts). Unfinished completions continue in
+    the next step, from newer weights, and a group is learned from once all its completions are finished. A completion
+    that would become more than `max_staleness` updates old is truncated. Null samples completions in one go."""
     correction: CorrectionConfig = CorrectionConfig()
     max_mismatch: Annotated[float, Operational] = Field(0.05, gt=0)
     """Nats per token; mean absolute difference between the log-probabilities of sampler and trainer above which the run
@@ -341,9 +341,9 @@ class GRPOCheckpointConfig(CheckpointConfig):
     """Checkpoints of an unfinished run, some of them in the registry as well."""
 
     keep_in_registry: Annotated[int, Operational] = Field(3, ge=0)
-    """Newest checkpoints of a run that are in the registry, with `keep_best` also the best in validation: models that
-    can be fetched, pushed while training goes on; 0 for none, and there are none where `every_steps` is not smaller
-    than `num_steps`. That of the last step is not among them: `register` decides on the result."""
+    """Number of newest checkpoints of a run in the registry, with `keep_best` also the best in validation: models that
+    can be fetched, pushed during training. 0 pushes none, as does an `every_steps` that is not smaller than
+    `num_steps`. The checkpoint of the last step is not pushed: `register` decides on the result."""
 
 
 class ValidationConfig(Config):
@@ -365,7 +365,7 @@ class LimitsConfig(Config):
     """
 
     over_steps: int = Field(10, gt=0)
-    """Steps over which figures are averaged; no limit counts before there are as many."""
+    """Steps over which the metrics are averaged; no limit applies before that many steps."""
     max_kl: float | None = Field(None, gt=0)
     """Nats per token; maximum KL divergence from the reference; null for none."""
     min_entropy: float | None = Field(None, ge=0)
