@@ -94,7 +94,8 @@ def advantages(rewards_PK: Tensor, estimator: AdvantageEstimator) -> Tensor:
             # divided by the standard deviation of the others: if these are nearly equal, it is a rounding error.
             return centered_PK * num_scored_P1 / num_others_P1
         case "batch_std":  # over the biased standard deviation of all rewards of the rollout (arXiv 2508.08221)
-            return centered_PK / _or_one(_std(*_centered(rewards_PK.reshape(1, -1))))
+            all_centered, num_scored = _centered(rewards_PK.reshape(1, -1))  # the rollout as a single group
+            return centered_PK / _or_one(_std(all_centered, num_scored))
         case "mean_scaled":  # over mean(r), zero where that is not positive (MaxRL, arXiv 2602.02710)
             mean_P1 = rewards_PK.nansum(1, keepdim=True) / num_scored_P1
             return torch.where(mean_P1 > 0, centered_PK / _or_one(mean_P1), 0.0)

@@ -34,7 +34,7 @@ _PROBLEM = Problem(
 
 
 def _failure(name: str, function: RewardFunction, problem: Problem) -> str | None:
-    """Return how a reward fails for a right completion or a wrong one; None if it fails for neither."""
+    """Return how a reward fails for a right and a wrong completion, the first failure; None if it scores both."""
     from components.policy.packing import TokenSequence  # torch, which takes seconds
     from components.rollout.sampler import Completion
     from components.train_grpo.scoring import ScoredCompletion

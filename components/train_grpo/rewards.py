@@ -194,14 +194,16 @@ def length(problem: Problem, completions_G: Sequence["Completion"], grades_G: Se
     is neither right nor wrong has a reward of NaN, and its length does not count.
     """
     pairs = list(zip(completions_G, grades_G, strict=True))
-    lengths = [completion.num_tokens for completion, grade in pairs if not math.isnan(outcome(grade))]
+    lengths = [completion.num_tokens for completion, grade in pairs if grade.verdict is not Verdict.UNSCORABLE]
     shortest, longest = min(lengths, default=0), max(lengths, default=0)
     rewards_G = []
     for completion, grade in pairs:
-        reward = 0.5 - (completion.num_tokens - shortest) / (longest - shortest) if longest > shortest else 0.0
-        if grade.verdict is not Verdict.RIGHT:
-            reward = min(0.0, reward) if grade.verdict is Verdict.WRONG else math.nan
-        rewards_G.append(reward)
+        reward = 0.0
+        if grade.verdict is Verdict.UNSCORABLE:
+            reward = math.nan
+        elif longest > shortest:
+            reward = 0.5 - (completion.num_tokens - shortest) / (longest - shortest)
+        rewards_G.append(min(0.0, reward) if grade.verdict is Verdict.WRONG else reward)
     return rewards_G
 
 

@@ -43,7 +43,7 @@ class Rollout:
     sync_s: float = 0.0
     """Time to update the weights of the sampler."""
     groups_in_flight: int = 0
-    """Unfinished groups, from which a later step learns (see partial_rollouts.py)."""
+    """Groups that are left to later steps (see partial_rollouts.py)."""
 
 
 @dataclass

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from components.policy.checkpoint import Checkpoint, save
 from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
@@ -223,10 +221,6 @@ class Trainer:
             "rollouts": self.rollouts.state(),
             "reference": self.reference.state(main=self.policy.ranks.is_main) if self.reference else None,
         }
-
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return the tensors of the reward model, {} without one, for `Resumption.after_step`."""
-        return self.reward_model.tensors() if self.reward_model else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""

@@ -124,7 +124,7 @@ def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, liv
         stop=stop,
         score=validation["accuracy"] if validation else None,
         due=problem is not None or early is not None or is_best,
-        tensors=trainer.tensors,
+        tensors=trainer.reward_model.tensors if trainer.reward_model else dict,
         export=trainer.export if is_exported else None,
     )
     if problem:
