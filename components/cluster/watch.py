@@ -295,7 +295,7 @@ class LogStream:
         self.uid: str = pod["uid"]
         self.lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self.last_sign_s = clock.monotonic()
-        """Time of the last line. It also advances when the log cannot be read: the pod may be printing then."""
+        """When there was a line, or no way to know."""
         self._jobs, self._pod, self._clock, self._print_line = jobs, pod["name"], clock, print_line
         self._place = ""
         """Time of the last line: times are in the order of their texts."""
