@@ -23,7 +23,7 @@ BUILT_IN = {
     "search": "components.environments.search:Search",
     "feedback": "components.environments.feedback:Feedback",
 }
-"""Classes, imported when they are used; `prepare`, if a class has it, and then the class are called with the config."""
+"""Classes that take the config, imported when they are used; `prepare(config)` is called before if a class has it."""
 TRIAL = "trial"
 """Request, without a session, to create one environment; the reply is None, or an error and whether it is only here."""
 _MAX_CHARACTERS = 65_536

@@ -30,15 +30,11 @@ def maj_at_k(c: int, wrong: tuple[int, ...], num_without_answer: int, k: int) ->
 
 
 def _ways_by_ties(wrong: Sequence[int], num_without_answer: int, v: int, size: int) -> list[int]:
-    """Return for each t in how many ways `size` samples that are not right give t wrong answers v votes, none more.
-
-    The list `ways[drawn][t]` counts the ways to draw so many samples of some wrong answers; each answer is added in
-    turn, with every number of votes up to v.
-    """
+    """Return for each t in how many ways `size` samples that are not right give t wrong answers v votes, none more."""
     # Answers with fewer than v samples cannot tie: any draw of them and of samples without an answer is allowed.
     num_others = sum(count for count in wrong if count < v) + num_without_answer
-    ways = [[comb(num_others, drawn)] for drawn in range(size + 1)]
-    for count in wrong:
+    ways = [[comb(num_others, drawn)] for drawn in range(size + 1)]  # ways[drawn][t] to draw so many samples
+    for count in wrong:  # adds each other answer in turn, with every number of votes up to v
         if count < v:
             continue
         extended = [[0] * (len(by_ties) + 1) for by_ties in ways]

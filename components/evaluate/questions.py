@@ -122,7 +122,7 @@ def _changed(
     except PipelineError as error:
         raise PipelineError(str(error).replace(_TOOLS_OF_TRAINING, f"{_SECTION}.tools")) from None
     limit = context_tokens_of(changed.model.config.to_dict())
-    longest, observed = _longest_prompt(changed, questions.problems), changed.config.max_environment_tokens
+    longest, observed = _max_prompt_tokens(changed, questions.problems), changed.config.max_environment_tokens
     if limit is not None and longest + config.max_new_tokens + observed > limit:
         answers, keys = "", f"{_SECTION}.max_new_tokens"
         if observed:
@@ -135,7 +135,7 @@ def _changed(
     return changed
 
 
-def _longest_prompt(checkpoint: Checkpoint, problems: Sequence[Problem]) -> int:
+def _max_prompt_tokens(checkpoint: Checkpoint, problems: Sequence[Problem]) -> int:
     return max(len(checkpoint.prompt_ids(problem.question, problem.source, problem.earlier)) for problem in problems)
 
 
@@ -156,7 +156,7 @@ def sampler_of(
             loaded = with_weights(checkpoint, model, dtype=getattr(torch, dtype))
         yield TransformersSampler(loaded, config.max_batch_size).generate
         return
-    prompt_tokens = _longest_prompt(checkpoint, questions.problems)
+    prompt_tokens = _max_prompt_tokens(checkpoint, questions.problems)
     max_tokens = prompt_tokens + config.max_new_tokens + checkpoint.config.max_environment_tokens
     settings, folder = config.vllm.for_sequences(max_tokens), Path(checkpoint.config.base)
     servers = vllm_servers(folder, settings, _devices(config.vllm), dtype=dtype, logs=logs, has_tokenizer=True)

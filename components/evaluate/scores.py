@@ -25,7 +25,7 @@ _MAX_ANSWER_CHARACTERS = 300
 
 
 def scores(records: Records, *, num_samples: int, temperature: float) -> dict[str, Any]:
-    """Return the content of scores.json; an unscorable answer counts as not right, and is also counted separately."""
+    """Return the scores of records; an unscorable answer counts as not right, and is also counted separately."""
     greedy = [record for record in records if record["sample"] == 0]
     sampled = [record for record in records if record["sample"] > 0]
 

@@ -3,6 +3,7 @@
 import filecmp
 import random
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from components.evaluate.scores import Record, scores
 from components.grading.flexible import grade_flexibly
 from components.grading.verifier import Submission, Verifier
 from components.policy.training import prepare_process
-from components.rollout.sampler import Completion, Generate, Sampling, grade_completions
+from components.rollout.sampler import Generate, Sampling, grade_completions
 from components.shared import durable, jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.environment import available_cores
@@ -31,7 +32,7 @@ from components.shared.tools import environment_materials
 
 _STAGE = "evaluate"
 _NUM_PROBES = 8
-_MAX_TOKENS = 128
+_MAX_PROBE_TOKENS = 128
 """Limit of an answer: enough to tell models apart, and cheap compared with the evaluation."""
 
 
@@ -76,9 +77,10 @@ class Evaluator:
     def _show(self, bar: Progress, new: Sequence[Record], records: Sequence[Record]) -> None:
         """Advance the bar by the new records; show which fractions of all greedy and sampled answers are right."""
         num_tokens = sum(record["num_tokens"] for record in new)
-        right: dict[str, list[bool]] = {}
+        right: defaultdict[str, list[bool]] = defaultdict(list)
         for record in records:
-            right.setdefault("sampled" if record["sample"] else "greedy", []).append(record["verdict"] == "right")
+            name = "sampled" if record["sample"] else "greedy"
+            right[name].append(record["verdict"] == "right")
         bar.advance(
             len(new),
             model=self.name,
@@ -105,8 +107,10 @@ class Evaluator:
             for problem, completion in zip(asked, completions, strict=True)
         ]
         flexible_grades = grade_flexibly(self.verify, submissions, grades)
-        return [
-            {
+        records = []
+        rows = zip(asked, samples, completions, grades, flexible_grades, strict=True)
+        for problem, sample, completion, grade, flexible in rows:
+            record: dict[str, Any] = {
                 "id": problem.id,
                 "source": problem.source,
                 "subject": problem.subject,
@@ -126,21 +130,13 @@ class Evaluator:
                 "seed": None if is_greedy else sampling.seed,
                 "finished": completion.finished,
                 "worked": completion.is_worked(self.policy),
-                **(_trajectory_fields(completion) if self.environments else {}),
             }
-            for problem, sample, completion, grade, flexible in zip(
-                asked, samples, completions, grades, flexible_grades, strict=True
-            )
-        ]
-
-
-def _trajectory_fields(completion: Completion) -> dict[str, Any]:
-    """Return the fields that only a record of an evaluation with tools has."""
-    return {
-        "turns": completion.turn_records(),
-        "num_environment_tokens": completion.num_environment_tokens,
-        "failure": completion.failure,
-    }
+            if self.environments is not None:
+                record["turns"] = completion.turn_records()
+                record["num_environment_tokens"] = completion.num_environment_tokens
+                record["failure"] = completion.failure
+            records.append(record)
+        return records
 
 
 def _batches(
@@ -217,8 +213,7 @@ def _measure(
 ) -> dict[str, Any]:
     """Write the records and the scores of a model into a folder, and return the scores.
 
-    A model that an earlier attempt has finished is not loaded again, unless the files of its environment have changed:
-    their digest names the folder in `work`.
+    A model that an earlier attempt has finished is not loaded again, unless the files of its environment have changed.
     """
     files = environment_materials(own_tools(model, config))
     if files:
@@ -249,8 +244,8 @@ def _answer(
     ):
         evaluator = Evaluator(name, config, generate, verify, checkpoint.config.answer, environments)
         records = evaluator(questions.problems, batches)
-        limits = {"seed": config.seed, "max_new_tokens": config.max_new_tokens}
-        answers = probes(generate, questions.problems, **limits, dtype=dtype)
+        settings = {"seed": config.seed, "max_new_tokens": config.max_new_tokens}
+        answers = probes(generate, questions.problems, **settings, dtype=dtype)
     jsonl.write_rows(folder / "records.jsonl", records)
     protocol = facts(config, checkpoint, questions, dtype)
     protocol["records_digest"] = lineage.file_digest(folder / "records.jsonl")
@@ -262,12 +257,10 @@ def _answer(
 def probes(
     generate: Generate, problems: Sequence[Problem], *, seed: int, max_new_tokens: int, dtype: str
 ) -> dict[str, Any]:
-    """Return the content of probes.json: token ids, and the natural log-probability of each token of the answer.
-
-    The problems are drawn with the seed; `dtype` is the type in which `generate` computes.
-    """
+    """Return the content of probes.json: greedy answers to a few problems, with natural log-probabilities of tokens."""
     drawn = random.Random(seed).sample(list(problems), min(_NUM_PROBES, len(problems)))
-    sampling = Sampling(num_samples=1, temperature=0.0, max_new_tokens=min(max_new_tokens, _MAX_TOKENS), seed=seed)
+    max_new_tokens = min(max_new_tokens, _MAX_PROBE_TOKENS)
+    sampling = Sampling(num_samples=1, temperature=0.0, max_new_tokens=max_new_tokens, seed=seed)
     answers = [answer for (answer,) in generate(drawn, sampling)]
     rows = [
         {

@@ -96,6 +96,7 @@ class Trajectory:
         """The completion up to the last fork."""
         self._forks: list[tuple[int, tuple[int, ...]]] = []
         self._environment_spans: list[tuple[int, int]] = []
+        """As `TokenSequence.environment`; `_forks` as `TokenSequence.forks`."""
         self._turns: list[Turn] = []
         self._turn_start = 0
         """The place in `ids` at which the current turn begins."""
@@ -148,12 +149,12 @@ class Trajectory:
         environments = self._sampling.environments
         assert environments is not None, "without an environment nothing is answered"
         self.pending_answer, self._failure = None, answer.failure
-        has_ended = answer.failure is not None or answer.observation.done
-        self._finished = answer.failure is None and (answer.observation.done or self._has_stop_text)
+        is_done, has_failed = answer.observation.done, answer.failure is not None
+        self._finished = not has_failed and (is_done or self._has_stop_text)
         turn = self._turn()
-        is_call = not has_ended or self._has_call(turn)
+        is_call = self._has_call(turn) if is_done or has_failed else True
         turn = replace(turn, rewards=answer.observation.rewards, is_call=is_call)
-        is_last = has_ended or self._has_stop_text or len(self._turns) + 1 >= environments.config.max_turns
+        is_last = is_done or has_failed or self._has_stop_text or len(self._turns) + 1 >= environments.config.max_turns
         if is_last or not self._begin_next_turn(turn, answer.observation.text):
             self._turns.append(turn)
             self._end()
@@ -243,6 +244,7 @@ class Trajectory:
         start, self.prompt_ids = tokens.forks[-1] if tokens.forks else (0, tokens.prompt_ids)
         self._ids_before_fork, self.ids = ids[:start], ids[start:]
         if partial.turns:
+            # All tokens up to the last observation, without those before the fork.
             self._turn_start = partial.turns[-1].end + partial.num_environment_tokens - start
 
     def _end_if_no_tokens_left(self) -> None:

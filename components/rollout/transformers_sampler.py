@@ -56,38 +56,41 @@ class TransformersSampler:
                 use_packed_attention(self.checkpoint.model)
                 use_float32_logits(self.checkpoint.model.get_output_embeddings())
                 stack.enter_context(packed_weights(self.checkpoint.model))
-            # The prompt of a group is read once for all its completions, as long as they have not forked.
-            unforked = {key: each for key, each in _still_sampling(trajectories).items() if not each.has_forked}
-            prompts = {index: each.prompt_ids for (index, _), each in unforked.items()}
-            numbers = range(sampling.num_samples)
-            grouped = [(prompt, [(index, number) for number in numbers]) for index, prompt in prompts.items()]
-            self._run(grouped, unforked, sampling, uniform_PGT)
-            while forked := _still_sampling(trajectories):
-                single = [(each.prompt_ids, [key]) for key, each in forked.items()]
-                self._run(single, forked, sampling, uniform_PGT)
+            self._run(trajectories, sampling, uniform_PGT)
         return completions_of(groups)
 
-    def _run(
+    def _run(self, trajectories: Mapping[_Key, Trajectory], sampling: Sampling, uniform_PGT: Tensor) -> None:
+        """Sample until all trajectories are done: first by groups, then each that has forked with its own prompt."""
+        unforked = {key: each for key, each in _still_sampling(trajectories).items() if not each.has_forked}
+        prompts = {index: each.prompt_ids for (index, _), each in unforked.items()}
+        numbers = range(sampling.num_samples)
+        groups = [(prompt, [(index, number) for number in numbers]) for index, prompt in prompts.items()]
+        self._decode(groups, unforked, sampling, uniform_PGT)
+        while forked := _still_sampling(trajectories):
+            self._decode([(each.prompt_ids, [key]) for key, each in forked.items()], forked, sampling, uniform_PGT)
+
+    def _decode(
         self,
         groups: Sequence[tuple[tuple[int, ...], list[_Key]]],
         trajectories: Mapping[_Key, Trajectory],
         sampling: Sampling,
         uniform_PGT: Tensor,
     ) -> None:
-        """Sample `trajectories` until they are done or have forked; `groups` has each prompt with its completions."""
-        ordered = sorted(groups, key=lambda group: len(group[0]))  # similar lengths need the least padding
+        """Sample until each trajectory is done or has forked; `groups` has the prompts with their completions' keys."""
+        # Similar lengths need the least padding. Each prompt that has forked is long, and counts as a group.
+        ordered = sorted(groups, key=lambda group: len(group[0]))
         size = max(1, self.max_batch_size // sampling.num_samples)
         for start in range(0, len(ordered), size):
-            prompts, keys_of_prompts = zip(*ordered[start : start + size], strict=True)
-            keys = [key for keys in keys_of_prompts for key in keys]
+            batch = ordered[start : start + size]
+            prompts = [prompt for prompt, _ in batch]
+            keys = [key for _, keys in batch for key in keys]
             rows = [trajectories.get(key) for key in keys]
             uniform_RT = torch.stack([uniform_PGT[key] for key in keys])
             if self.checkpoint.is_padded:
                 padded_sampling.run_to_completion(self.checkpoint, rows, sampling.temperature, uniform_RT)
             else:
                 group_size = len(keys) // len(prompts)
-                batch = decoding.Decoding(self.checkpoint, prompts, group_size, sampling.temperature)
-                batch.run(rows, uniform_RT)
+                decoding.Decoding(self.checkpoint, prompts, group_size, sampling.temperature).run(rows, uniform_RT)
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
         """Do nothing: the weights are those of the policy."""

@@ -56,9 +56,8 @@ def complete(
 
 
 def _params(checkpoint: Checkpoint, sampling: Sampling, stop: Sequence[str]) -> dict[str, Any]:
-    """Return vLLM's `SamplingParams` for one completion of up to `max_new_tokens`, without a seed."""
+    """Return vLLM's `SamplingParams` without those that `_request` adds."""
     params = {
-        "n": 1,
         "temperature": sampling.temperature,
         "top_p": 1.0,
         "top_k": 0,
@@ -66,7 +65,6 @@ def _params(checkpoint: Checkpoint, sampling: Sampling, stop: Sequence[str]) -> 
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
-        "max_tokens": sampling.max_new_tokens,
         # The end tokens of the policy, whatever the model's generation_config.json says.
         "stop_token_ids": list(checkpoint.end_ids),
         "ignore_eos": True,
@@ -94,13 +92,13 @@ class _Turns:
     def run_to_completion(self, groups: Sequence[Sequence[Trajectory | Completion]]) -> None:
         """Return once all trajectories are done."""
         for problem, group in enumerate(groups):
-            open_ones = [each for each in group if isinstance(each, Trajectory) and each.status is Status.SAMPLING]
-            self._places |= {each: (problem, group.index(each)) for each in open_ones}
-            is_new = len(open_ones) == self._sampling.num_samples and not any(each.num_sampled for each in open_ones)
+            unfinished = [each for each in group if isinstance(each, Trajectory) and each.status is Status.SAMPLING]
+            self._places |= {each: (problem, group.index(each)) for each in unfinished}
+            is_new = len(unfinished) == self._sampling.num_samples and not any(each.num_sampled for each in unfinished)
             if is_new:
-                self._request(open_ones)
+                self._request(unfinished)
             else:
-                for each in open_ones:
+                for each in unfinished:
                     self._request([each])
         self._num_open = len(self._places)
         try:
@@ -132,7 +130,7 @@ class _Turns:
         first = trajectories[0]
         problem, number = self._places[first]
         seed = self._seeds[problem]
-        if seed is not None and first.num_sampled:
+        if seed is not None and first.num_sampled:  # not the seed of its first turn
             seed = random.Random(f"{seed}/{number}/{first.num_sampled}").getrandbits(53)
         params = {**self._params, "n": len(trajectories), "max_tokens": first.tokens_left, "seed": seed}
         request = Request((*first.prompt_ids, *first.ids), params)

@@ -63,9 +63,8 @@ Submit = Callable[[Request], "Future[list[SampledTokens]]"]
 def scoring_requests(sequence: TokenSequence, temperature: float) -> list[Request]:
     """Return the requests for the log-probabilities of the completion tokens of a sequence, in their order.
 
-    Each request samples one token, and its answer has the log-probability that this were the token in
-    `logprob_token_ids`. At temperature 1 vLLM also returns the log-probabilities of the prompt, so that one request is
-    enough; at any other temperature each completion token takes a request.
+    The answer to a request has the log-probability of `logprob_token_ids` as the token after the prompt. At temperature
+    1 vLLM also returns those of the prompt's tokens: one request is enough. Otherwise each token takes a request.
     """
     ids = sequence.prompt_ids + sequence.completion_ids
     params = {"max_tokens": 1, "temperature": temperature, "seed": 0, "detokenize": False, "ignore_eos": True}
@@ -114,11 +113,9 @@ def connections(url: str) -> urllib3.HTTPConnectionPool:
 
 
 class RequireKey:
-    """Middleware of vLLM's server in a pod: it refuses requests without the key of the job.
+    """Middleware of vLLM's server in a pod: it refuses requests without the key of the job."""
 
-    vLLM's own --api-key does not protect the endpoints that replace weights and write files.
-    """
-
+    # vLLM's own --api-key does not protect the endpoints that replace weights and write files.
     def __init__(self, app: Any) -> None:
         self._app, self._expected = app, f"Bearer {os.environ[KEY_VARIABLE]}".encode()
 
@@ -258,12 +255,7 @@ class VllmServers:
     """
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        config: VllmConfig,
-        *,
-        base: Path | None = None,
-        owned: ExitStack | None = None,
+        self, urls: Sequence[str], config: VllmConfig, *, base: Path | None = None, owned: ExitStack | None = None
     ) -> None:
         """`base` is the model folder that the servers have started with, to which adapters are added.
 
@@ -283,7 +275,7 @@ class VllmServers:
 
     @contextmanager
     def submitting(self) -> Iterator[Submit]:
-        """Yield a function that begins requests; at the end of the block, requests that wait are cancelled."""
+        """Yield a function that begins requests; at the end of the block, those not sent yet are cancelled."""
         self._wake()
         threads = ThreadPoolExecutor(_MAX_REQUESTS)
         try:
@@ -307,16 +299,14 @@ class VllmServers:
         """Sample from these weights from now on, and drop the KV cache of others.
 
         `weights` is a Hugging Face folder (of PEFT where adapters are synchronised), which must exist until the next
-        call, as a server that restarts reads it again. Or they are the tensors in this process's memory, under the
-        names of a Hugging Face folder; None if another process has sent them. Versions must differ. Several clients of
-        the same servers may each call this, with the same arguments. A server that is lost while weights are sent from
-        memory is used again after the next call.
-
-        StaleWeightsError where a server does not compute with exactly these weights afterwards, rounded to its own
-        precision.
+        call, as a server that restarts reads it again; or tensors in this process's memory, with the names in such a
+        folder; or None if another process sends them. Each call has a new version. Several clients of the same servers
+        may each call this, with the same arguments. A server that is lost while tensors are sent is used again after
+        the next call. StaleWeightsError if a server does not compute with these weights afterwards, as it rounds them.
         """
         self._wake()
-        self._folder, self._version = weights.resolve() if isinstance(weights, Path) else None, str(version)
+        self._version = str(version)
+        self._folder = weights.resolve() if isinstance(weights, Path) else None
         if isinstance(weights, Mapping):
             self._on_each(lambda server: self._send(server, weights))
         else:
