@@ -396,7 +396,10 @@ class VllmServers:
             server.transfer = Transfer(self.weights_by, server.post, deadline_s=self._config.request_deadline_s)
         with server.changing_weights(self._version, weights):
             address, num_workers = address_towards(server.url), server.num_workers()
-            server.transfer.send(weights, trainer_address=address, num_receivers=num_workers)
+            try:
+                server.transfer.send(weights, trainer_address=address, num_receivers=num_workers)
+            except ConnectionError as error:
+                raise ServerLostError(str(error)) from None
 
     def _attempt(self, server: VllmClient, work: Callable[[VllmClient], _T]) -> list[_T]:
         """Return the result of `work` in a list, and use the server from then on; an empty list if it is lost."""
@@ -429,7 +432,6 @@ class VllmServers:
             self._pause(_RETRY_S, deadline)
 
     def _pause(self, pause_s: float, deadline: float) -> None:
-        """Sleep; RetryableError after the deadline."""
         if time.monotonic() > deadline:
             raise RetryableError(f"no vLLM server for {self._config.lost_deadline_s:g} s ({self._reasons()})")
         time.sleep(pause_s)

@@ -22,7 +22,6 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from components.rollout.vllm.config import WeightsBy
-from components.rollout.vllm.servers import ServerLostError
 
 
 class Transfer:
@@ -39,7 +38,7 @@ class Transfer:
     def send(self, weights: Mapping[str, Tensor], *, trainer_address: str, num_receivers: int) -> None:
         """Make the server load weights, which have the names of a Hugging Face folder.
 
-        The server's `num_receivers` processes reach this process at `trainer_address`. ServerLostError if this fails or
+        The server's `num_receivers` processes reach this process at `trainer_address`. ConnectionError if this fails or
         takes longer than the deadline; the thread that sends is then left behind, as nothing can end its wait.
         """
         self._source.weights = weights
@@ -59,9 +58,9 @@ class Transfer:
         thread.join(self._deadline_s)
         self._source.weights = {}  # frees them if nothing else refers to them
         if errors:
-            raise ServerLostError(str(errors[0])) from errors[0]
+            raise ConnectionError(str(errors[0])) from errors[0]
         if thread.is_alive():
-            raise ServerLostError(f"the weights were not received within {self._deadline_s:g} s")
+            raise ConnectionError(f"the weights were not received within {self._deadline_s:g} s")
 
     def _connect(self, trainer_address: str, num_receivers: int) -> Any:
         """Return vLLM's sender for this process, which is rank 0 of its group with the receivers."""

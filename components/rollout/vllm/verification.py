@@ -39,11 +39,10 @@ class Piece(NamedTuple):
     held_as: str
     """The sampler's name of the tensor that it is in."""
     sent_as: str
-    """The name under which that tensor was sent."""
     offset: int
     size: list[int]
     stride: list[int]
-    """Its place in the tensor that was sent; in elements, as in `torch.as_strided`."""
+    """Its place in the tensor that was sent as `sent_as`; in elements, as in `torch.as_strided`."""
     dtype: str
     """The type to which the sampler rounds it, such as `bfloat16`."""
     digest: str
@@ -121,8 +120,7 @@ def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
     """
     device = tensor.device
     if not tensor.is_cuda and torch.cuda.is_available():
-        # The GPU of the rank, not the current device, which differs in each thread.
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))  # the current device differs by thread
     rows = tensor.reshape(1) if tensor.ndim == 0 else tensor
     row_size = max(1, rows[0].numel()) if len(rows) else 1
     total, place = torch.zeros((), dtype=torch.int64, device=device), 0
