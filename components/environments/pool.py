@@ -80,8 +80,8 @@ class Environments(AbstractContextManager["Environments"]):
         if failure:
             raise PipelineError(f"{key}: making one: {failure.text}; set a larger memory_gib if it needs more memory")
         if reply:
-            text, is_only_here = reply
-            raise UnavailableHereError(text) if is_only_here else PipelineError(text)
+            text, is_unavailable_here = reply
+            raise UnavailableHereError(text) if is_unavailable_here else PipelineError(text)
 
 
 class Episode:
