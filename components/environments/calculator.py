@@ -16,7 +16,7 @@ _MAX_CHARACTERS = 500
 _MAX_LINES = 20
 _MAX_BITS = 10_000
 """Limit of a numerator or a denominator: about 3,000 digits."""
-_ACCEPTED = "accepted: numbers, + - * / // % ** and parentheses"
+_ACCEPTED, _TOO_LARGE = "accepted: numbers, + - * / // % ** and parentheses", "the number is too large"
 
 
 class Calculator(ToolEnvironment):
@@ -65,6 +65,7 @@ def format_number(value: Fraction, decimals: int) -> str:
 
 
 def _value(node: ast.expr, text: str) -> Fraction:
+    """Return the value of a node of the parsed text; SyntaxError if it is not in the grammar of the calculator."""
     match node:
         case ast.Constant():  # its text, since `node.value` is a float
             return Fraction(text[node.col_offset : node.end_col_offset].removesuffix("."))
@@ -88,12 +89,13 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | i
 
 
 def _apply(kind: type[ast.operator], left: Fraction, right: Fraction) -> Fraction:
+    """Return the result of an operator; CallError for a division by zero, or if the result is too large."""
     try:
         value = _power(left, right) if kind is ast.Pow else Fraction(_OPERATORS[kind](left, right))
     except ZeroDivisionError:
         raise CallError("division by zero") from None
     if _bits(value) > _MAX_BITS:
-        raise _too_large()
+        raise CallError(_TOO_LARGE)
     return value
 
 
@@ -101,13 +103,9 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         raise CallError("an exponent has to be a whole number")
     if abs(exponent) * (_bits(base) - 1) > _MAX_BITS:  # a lower limit of the result's bits, before it is computed
-        raise _too_large()
+        raise CallError(_TOO_LARGE)
     return Fraction(base**exponent.numerator)
 
 
 def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
-
-
-def _too_large() -> CallError:
-    return CallError("the number is too large")

@@ -94,6 +94,7 @@ class ToolEnvironment(ABC):
         return Observation(NEXT_ANSWER.join(answers), done=not answers)
 
     def _answer(self, call: Call) -> str:
+        """Return the tool's answer to a call, or why there is none."""
         if call.error:
             return call.error
         if call.name != self.name:

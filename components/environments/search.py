@@ -110,6 +110,7 @@ def read_index(file: str) -> Index:
 
 
 def _document(row: dict[str, object], where: str) -> Document:
+    """Return the document in a row of the file; PipelineError with the place `where` if it is not one."""
     title, text = row.get("title"), row.get("text")
     if not isinstance(title, str) or not isinstance(text, str):
         raise PipelineError(

@@ -161,6 +161,8 @@ def _accuracy(records: Records, *, is_right: Callable[[Record], bool]) -> dict[s
 
 
 def _shares(records: Records, condition: Callable[[Record], bool]) -> dict[str, Any]:
+    """Return the share of records that meet a condition, of all and by source."""
+
     def share(records: Records) -> dict[str, Any]:
         count, total = sum(map(condition, records)), len(records)
         interval = list(wilson_interval(count, total))

@@ -229,14 +229,10 @@ class GroupCache:
     def _past(self, layer: int, chunk: _Chunk) -> tuple[Tensor, Tensor]:
         """Return the keys and the values of a row's prompt and its completion before the chunk, (tokens, K, D) each."""
         prompt = int(self._slot_R[chunk.row]) // self.group_size
-        length = int(self._prompt_length_R[chunk.row])
-
-        def joined(prompts_PKSD: Tensor, own_RKTD: Tensor) -> Tensor:
-            parts = [prompts_PKSD[prompt, :, :length], own_RKTD[chunk.row, :, : chunk.num_past]]
-            return torch.cat(parts, dim=1).transpose(0, 1)
-
-        keys = joined(self._prompt_keys[layer], self._keys[layer])
-        return keys, joined(self._prompt_values[layer], self._values[layer])
+        length, row, past = int(self._prompt_length_R[chunk.row]), chunk.row, chunk.num_past
+        keys = torch.cat([self._prompt_keys[layer][prompt, :, :length], self._keys[layer][row, :, :past]], dim=1)
+        values = torch.cat([self._prompt_values[layer][prompt, :, :length], self._values[layer][row, :, :past]], dim=1)
+        return keys.transpose(0, 1), values.transpose(0, 1)
 
     def _padding_mask(self, like: Tensor) -> Tensor | None:
         """Return -inf where a shorter prompt is padded, else 0, (P, 1, 1, S); None without padding."""

@@ -30,6 +30,7 @@ class _NextToken(LogitsProcessor):  # type: ignore[misc]
         """Tokens after the prompt in every row so far."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Sample from the logits `scores`, hand the tokens over, and return scores that select the next tokens."""
         # Rows that are done or reading get a sample too, which is not used.
         places = [min(row.num_sampled, self._uniform_RT.shape[1] - 1) for row in self._rows]
         uniform_R = self._uniform_RT[range(len(places)), places]
@@ -76,7 +77,7 @@ def run_to_completion(
 
 
 def _run(checkpoint: Checkpoint, rows: Sequence[Trajectory], temperature: float, uniform_RT: Tensor) -> None:
-    ids_RS = torch.tensor([row.prompt_ids for row in rows], device=checkpoint.device)
+    ids_RS = torch.tensor([row.prompt_ids for row in rows], device=checkpoint.device)  # all equally long
     tools, pad = checkpoint.config.tools, checkpoint.end_ids[0]
     checkpoint.model.generate(
         ids_RS,

@@ -414,6 +414,7 @@ class VllmServers:
         return [result]
 
     def _mark_lost(self, server: VllmClient, error: ServerLostError) -> None:
+        """Stop using a server until it is brought up to date, which is tried after `_RETRY_S`."""
         with self._lock:
             if server.lost is None:
                 say("vllm", f"{server.url} is lost: {error}")
@@ -432,6 +433,7 @@ class VllmServers:
             self._pause(_RETRY_S, deadline)
 
     def _pause(self, pause_s: float, deadline: float) -> None:
+        """Sleep before another try; RetryableError after the deadline."""
         if time.monotonic() > deadline:
             raise RetryableError(f"no vLLM server for {self._config.lost_deadline_s:g} s ({self._reasons()})")
         time.sleep(pause_s)

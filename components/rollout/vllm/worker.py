@@ -152,6 +152,7 @@ class _Recorder(TorchDispatchMode):
         """The origin of each part of a tensor, by the id of the tensor's storage; the last write to a part counts."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record an operation that writes into a tensor, and do it; PyTorch calls this for every operation."""
         if func is torch.ops.aten.copy_.default:
             source = args[1].expand(args[0].shape)
             self._write(args[0], (self._sources.get(_storage(source)), _View.of(source)))
