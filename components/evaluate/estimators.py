@@ -33,16 +33,16 @@ def _ways_by_ties(wrong: Sequence[int], num_without_answer: int, v: int, size: i
     """Return for each t in how many ways `size` samples that are not right give t wrong answers v votes, none more."""
     # Answers with fewer than v samples cannot tie: any draw of them and of samples without an answer is allowed.
     num_others = sum(count for count in wrong if count < v) + num_without_answer
-    ways = [[comb(num_others, drawn)] for drawn in range(size + 1)]  # ways[drawn][t] to draw so many samples
+    ways = [[comb(num_others, num_drawn)] for num_drawn in range(size + 1)]  # ways[num_drawn][t]
     for count in wrong:  # adds each other answer in turn, with every number of votes up to v
         if count < v:
             continue
         extended = [[0] * (len(by_ties) + 1) for by_ties in ways]
-        for drawn, by_ties in enumerate(ways):
-            for votes in range(min(v, size - drawn) + 1):
-                num_draws = comb(count, votes)
+        for num_drawn, by_ties in enumerate(ways):
+            for votes in range(min(v, size - num_drawn) + 1):
+                num_ways = comb(count, votes)
                 for t, number in enumerate(by_ties):
                     ties = t + 1 if votes == v else t
-                    extended[drawn + votes][ties] += num_draws * number
+                    extended[num_drawn + votes][ties] += num_ways * number
         ways = extended
     return ways[size]

@@ -58,11 +58,11 @@ class Protocol:
         """One line on the measurement."""
         if self.prompt is None:
             return "the problems of a run, asked as the model was trained to be asked"
-        shown = f"{self.num_shots} solved examples" if self.num_shots else "no examples"
+        examples = f"{self.num_shots} solved examples" if self.num_shots else "no examples"
         way = "chat template" if self.chat else "plain text"
         tools = f", tool {self.tools.environment} in up to {self.tools.max_turns} turns" if self.tools else ""
         form = "after ####" if self.answer is AnswerPolicy.MARKED else "in a box"
-        return f"{self.dataset}, {way}, {shown}{tools}, answer {form}, {self.max_new_tokens:,} tokens"
+        return f"{self.dataset}, {way}, {examples}{tools}, answer {form}, {self.max_new_tokens:,} tokens"
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -144,13 +144,13 @@ def examples_for(protocol: Protocol, problems: Path) -> list[Example]:
         return [_example(row, f"{own}:{number}") for number, row in jsonl.read_rows(own)]
     train = problems_file(problems, Split.TRAIN)
     solved = read_problems(problems, Split.TRAIN) if train.is_file() else []
-    drawn = draw([each for each in solved if each.source in protocol.sources], protocol.num_shots, _EXAMPLES_SEED)
-    if len(drawn) < protocol.num_shots:
+    subset = draw([each for each in solved if each.source in protocol.sources], protocol.num_shots, _EXAMPLES_SEED)
+    if len(subset) < protocol.num_shots:
         raise PipelineError(
-            f"{train}: has {len(drawn)} problems from {' or '.join(protocol.sources)}, of which {protocol.num_shots} "
+            f"{train}: has {len(subset)} problems from {' or '.join(protocol.sources)}, of which {protocol.num_shots} "
             "are shown as examples"
         )
-    return [Example(each.question, each.solution) for each in drawn]
+    return [Example(each.question, each.solution) for each in subset]
 
 
 def prompt_with(protocol: Protocol, examples: Sequence[Example]) -> str | None:

@@ -49,22 +49,22 @@ def read_questions(config: EvaluateConfig, folder: Path) -> Questions:
                 f"{_SECTION}.protocol: {config.protocol} asks problems from {' or '.join(protocol.sources)}, and "
                 f"{problems_file(folder, config.split)} has some from {source}"
             )
-    drawn = draw(problems, config.limit, config.seed)
+    subset = draw(problems, config.limit, config.seed)
     examples = examples_for(protocol, folder)
     manifest_file = folder / "manifest.json"
     manifest = jsonl.read_json(manifest_file) if manifest_file.is_file() else {}
     facts = {
         "split": config.split,
-        "problems": len(drawn),
+        "problems": len(subset),
         "of": len(problems),
-        "problems_digest": lineage.value_digest([[each.id, each.conversation, each.answer] for each in drawn]),
+        "problems_digest": lineage.value_digest([[each.id, each.conversation, each.answer] for each in subset]),
         "subset_seed": None if config.limit is None else config.seed,
         "shots": len(examples),
         "examples_digest": lineage.value_digest(examples) if examples else None,
         "contaminated": manifest.get("removed_as_contaminated"),
         "difficulty": manifest.get("difficulty"),
     }
-    return Questions(drawn, examples, facts)
+    return Questions(subset, examples, facts)
 
 
 def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Checkpoint:

@@ -98,17 +98,17 @@ class Evaluator:
             groups = self.generate(problems, sampling)
         is_greedy = sampling.temperature == 0
         first_sample = 0 if is_greedy else 1
-        asked = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
+        answered_problems = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
         samples = [sample for group in groups for sample in range(first_sample, first_sample + len(group))]
         completions = [completion for group in groups for completion in group]
-        grades = grade_completions(self.verify, asked, completions, self.policy)
+        grades = grade_completions(self.verify, answered_problems, completions, self.policy)
         submissions = [  # after a failure of the environment, the response has no answer
             Submission(problem.answer, "" if completion.failure else completion.response, self.policy, problem.question)
-            for problem, completion in zip(asked, completions, strict=True)
+            for problem, completion in zip(answered_problems, completions, strict=True)
         ]
         flexible_grades = grade_flexibly(self.verify, submissions, grades)
         records = []
-        rows = zip(asked, samples, completions, grades, flexible_grades, strict=True)
+        rows = zip(answered_problems, samples, completions, grades, flexible_grades, strict=True)
         for problem, sample, completion, grade, flexible in rows:
             record: dict[str, Any] = {
                 "id": problem.id,
@@ -179,8 +179,8 @@ def evaluate(
         for name, model in (("base", base_model), ("sft", reference), ("grpo", policy)):
             # Without fine-tuning the reference is the base model, whose answers are used again.
             is_base = name == "sft" and _have_same_files(base_model, reference)
-            own_work = work / ("base" if is_base else name)
-            summary = _measure(name, model, config, verify, questions, evaluation / name, own_work)
+            model_work = work / ("base" if is_base else name)
+            summary = _measure(name, model, config, verify, questions, evaluation / name, model_work)
             metrics |= {f"{name}_{key}": value for key, value in _metrics(summary).items()}
     return metrics
 
@@ -258,10 +258,10 @@ def probes(
     generate: Generate, problems: Sequence[Problem], *, seed: int, max_new_tokens: int, dtype: str
 ) -> dict[str, Any]:
     """Return the content of probes.json: greedy answers to a few problems, with natural log-probabilities of tokens."""
-    drawn = random.Random(seed).sample(list(problems), min(_NUM_PROBES, len(problems)))
+    subset = random.Random(seed).sample(list(problems), min(_NUM_PROBES, len(problems)))
     max_new_tokens = min(max_new_tokens, _MAX_PROBE_TOKENS)
     sampling = Sampling(num_samples=1, temperature=0.0, max_new_tokens=max_new_tokens, seed=seed)
-    answers = [answer for (answer,) in generate(drawn, sampling)]
+    answers = [answer for (answer,) in generate(subset, sampling)]
     rows = [
         {
             "id": problem.id,
@@ -269,6 +269,6 @@ def probes(
             "completion_ids": list(answer.tokens.completion_ids),
             "logprobs": list(answer.logprobs),
         }
-        for problem, answer in zip(drawn, answers, strict=True)
+        for problem, answer in zip(subset, answers, strict=True)
     ]
     return {"dtype": dtype, "probes": rows}

@@ -159,22 +159,22 @@ class Trajectory:
             self._turns.append(turn)
             self._end()
 
-    def _begin_next_turn(self, turn: Turn, observation: str) -> bool:
-        """Add `turn` and the environment's answer to it, and go on sampling; return False if no tokens are left."""
-        observed = self._checkpoint.read_observation(observation, ended=self._has_end_token)
-        turns = [*self._turns, replace(turn, observation=observed.text)]
+    def _begin_next_turn(self, turn: Turn, text: str) -> bool:
+        """Add `turn` and the `text` that answers it, and go on sampling; return False if no tokens are left."""
+        observation = self._checkpoint.read_observation(text, ended=self._has_end_token)
+        turns = [*self._turns, replace(turn, observation=observation.text)]
         prompt_ids = self._rewritten_prompt(turns)
         if prompt_ids is None:
-            context_left = self._context_left - len(observed.ids)
+            context_left = self._context_left - len(observation.ids)
         else:
             context_left = self._rollout.max_tokens - len(prompt_ids)
         if context_left <= 0 or self.num_sampled >= self._sampling.max_new_tokens:
             return False
         self._turns = turns
-        if observed.ids:
+        if observation.ids:
             start = len(self._ids_before_fork) + len(self.ids)
-            self._environment_spans.append((start, start + len(observed.ids)))
-        self.ids += observed.ids
+            self._environment_spans.append((start, start + len(observation.ids)))
+        self.ids += observation.ids
         if prompt_ids is not None:
             self._ids_before_fork += self.ids
             self._forks.append((len(self._ids_before_fork), prompt_ids))
