@@ -114,11 +114,11 @@ class Model:
         trajectory = Trajectory(self.rollout, problem, self.prompt_ids(question))
         with closing(trajectory):
             while trajectory.status is not Status.DONE:
-                if trajectory.asked is None:
+                if trajectory.pending_answer is None:
                     ids = self.generate((*trajectory.prompt_ids, *trajectory.ids), trajectory.tokens_left)
                     trajectory.extend(ids, [0.0] * len(ids))
                     continue
-                answer = trajectory.asked.result()
+                answer = trajectory.pending_answer.result()
                 trajectory.receive(answer)
                 if trajectory.status is Status.SAMPLING:  # the model reads it
                     print(
