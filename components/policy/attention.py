@@ -92,10 +92,7 @@ class PackedLayout:
 
 
 def use_packed_attention(model: PreTrainedModel) -> PreTrainedModel:
-    """Make the model compute its attention through the keyword argument `layout`, which it then requires.
-
-    A layout has the method `attend(layer, q, k, v, scale)` for one row of tokens.
-    """
+    """Make the model compute its attention by the `attend` method of the keyword argument `layout`, now required."""
     AttentionInterface.register(_NAME, _attention)
     model.set_attn_implementation(_NAME)
     return model
@@ -118,9 +115,8 @@ def _attention(
     # A layer that does not pass its window uses that of its config; None means no window.
     window = others.get("sliding_window", getattr(getattr(module, "config", None), "sliding_window", None))
     is_windowed = window and window < layout.max_length
-    has_special_scores = attention_mask is not None or others.get("softcap") is not None
-    has_sinks = others.get("s_aux") is not None
-    if is_windowed or has_special_scores or has_sinks or v_1KTD.shape[-1] != q_1HTD.shape[-1]:
+    is_special = any(each is not None for each in (attention_mask, others.get("softcap"), others.get("s_aux")))
+    if is_windowed or is_special or v_1KTD.shape[-1] != q_1HTD.shape[-1]:
         raise PipelineError(
             f"{name} attends with a soft cap, sinks, a mask of its own, a window shorter than the sequences, or values "
             "of another size than its keys (multi-head latent attention)"
@@ -164,11 +160,8 @@ class _SharedPrefixAttention(torch.autograd.Function):
 
 
 def join_softmaxes(out_THD: Tensor, lse_TH: Tensor, other_out_THD: Tensor, other_lse_TH: Tensor) -> None:
-    """Merge attention over one set of keys (`out`, `lse`) with that over another, in place: as one softmax over both.
-
-    The other set has the weight exp(other_lse) / (exp(lse) + exp(other_lse)).
-    """
-    weight_TH1 = torch.sigmoid(other_lse_TH - lse_TH)[..., None]
+    """Merge attention over some keys (`out`, `lse`) with that over other keys, in place, as one softmax over both."""
+    weight_TH1 = torch.sigmoid(other_lse_TH - lse_TH)[..., None]  # exp(other_lse) / (exp(lse) + exp(other_lse))
     if out_THD.dtype == weight_TH1.dtype:
         out_THD.lerp_(other_out_THD, weight_TH1)
     else:  # compute in float32 and round to half precision once

@@ -195,11 +195,7 @@ class Checkpoint:
         return text
 
     def _prompt(
-        self,
-        question: str,
-        source: str,
-        earlier: Sequence[tuple[str, str]],
-        turns: Sequence[AnsweredTurn] = (),
+        self, question: str, source: str, earlier: Sequence[tuple[str, str]], turns: Sequence[AnsweredTurn] = ()
     ) -> str:
         if self.format.template:
             question = self._without_special_tokens(question)

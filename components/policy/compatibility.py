@@ -32,10 +32,7 @@ states, so logits of some tens differ in their tenths. `_require_isolation` find
 
 @torch.no_grad()
 def prepare_model(model: PreTrainedModel) -> None:
-    """Set a model up for packed rows if it computes its own log-probabilities in them, else for padded rows.
-
-    PipelineError if it does not compute them in padded rows either.
-    """
+    """Set a model up for packed rows if these are exact for it, else for padded ones; PipelineError if neither are."""
     attention, versions = model.config._attn_implementation, [each._version for each in model.parameters()]
     try:
         require_packed_rows(model)
@@ -154,10 +151,7 @@ def _are_close(model: PreTrainedModel, one_M: Tensor, other_M: Tensor) -> bool:
 
 
 def _unpacked_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
-    """Return the model's own log-probabilities of a completion, in one pass over a single sequence.
-
-    PipelineError if the logits are not the unchanged output of the output layer.
-    """
+    """Return the model's own log-probabilities of a completion; PipelineError if it changes its logits."""
     outputs: list[Tensor] = []
     hook = model.get_output_embeddings().register_forward_hook(lambda _layer, _inputs, output: outputs.append(output))
     ids_S = torch.tensor((*sequence.prompt_ids, *sequence.completion_ids), device=model.device)
@@ -201,10 +195,7 @@ def _require_attention_in_order(model: PreTrainedModel, attended: Sequence[int])
 
 
 def _require_isolation(model: LogprobModel, batch: MicroBatch) -> None:
-    """Raise PipelineError if NaNs in the first completion reach the log-probabilities of another one.
-
-    A NaN passes through every connection between two tokens, however small its weight.
-    """
+    """Raise PipelineError if NaNs in one completion reach another: they pass through any connection of two tokens."""
     num_prompts = len(batch.layout.prompt_attention.lengths)
     bounds = batch.layout.self_attention.query_bounds[num_prompts : num_prompts + 2]  # shared prompts come first
     first = torch.arange(*bounds, device=batch.source_N.device)

@@ -36,7 +36,7 @@ def is_supported(decoder: Any) -> bool:
     if any(type(part).__module__ != source for part in parts):
         return False
     windows = [getattr(each, "sliding_window", getattr(each.config, "sliding_window", None)) for each in attentions]
-    linears = [each for layer in layers for each in (*_attention_linears(layer.self_attn), *_mlp_linears(layer.mlp))]
+    linears = [linear for layer in layers for linear in _layer_linears(layer)]
     parameters = list(decoder.parameters())
     return (
         0 < len(layers) == decoder.config.num_hidden_layers
@@ -47,6 +47,12 @@ def is_supported(decoder: Any) -> bool:
         and len({(each.device.type, each.dtype) for each in parameters}) == 1
         and all(type(each.data) is Tensor for each in parameters)  # quantised weights have other classes
     )
+
+
+def _layer_linears(layer: Any) -> list[Any]:
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    return [*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
 def _is_patched(module: nn.Module) -> bool:
@@ -88,8 +94,7 @@ class _Layer:
     def __init__(self, layer: Any, linears: _Linears) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._attention, self._activation = attention, mlp.act_fn
-        query, key, value, out = _attention_linears(attention)
-        gate, up, down = _mlp_linears(mlp)
+        query, key, value, out, gate, up, down = _layer_linears(layer)
         # Reordering the numbers of a head in queries and keys alike leaves their dot products unchanged.
         paired = [_PairedHeads(each, attention.head_dim) for each in (query, key)]
         self._qkv, self._out = linears(*paired, value), linears(out)
@@ -119,10 +124,7 @@ class _Layer:
 
 
 class _PairedHeads:
-    """A query or key layer whose outputs are reordered: the two numbers of a pair that RoPE rotates are adjacent.
-
-    In transformers they are half a head apart.
-    """
+    """A query or key layer with reordered outputs: the pairs that RoPE rotates are adjacent, not half a head apart."""
 
     def __init__(self, layer: nn.Linear, head_dim: int) -> None:
         self._layer, self._head_dim = layer, head_dim
@@ -144,14 +146,6 @@ def _interleave_halves(rows: Tensor, size: int) -> Tensor:
     """Reorder each block of `size` rows as 0, size / 2, 1, size / 2 + 1, ..."""
     halves: Tensor = rows.unflatten(0, (-1, 2, size // 2))
     return halves.transpose(1, 2).flatten(0, 2)
-
-
-def _attention_linears(attention: Any) -> list[Any]:
-    return [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-
-
-def _mlp_linears(mlp: Any) -> list[Any]:
-    return [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
 class _Norm:

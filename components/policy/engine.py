@@ -188,10 +188,7 @@ def import_deepspeed() -> Any:
 
 
 def _useful_zero_stage(config: EngineConfig, num_processes: int) -> int:
-    """Return the ZeRO stage to use: 0 for one process, for which stages 1 and 2 only cost time.
-
-    Weights in bf16 need ZeRO for their fp32 copy, and offloading needs it too.
-    """
+    """Return the ZeRO stage to use: 0 for a single process unless its bf16 weights or its offloading need ZeRO."""
     needs_zero = num_processes > 1 or config.precision == "bf16" or config.offload != "none" or config.zero_stage == 3
     return config.zero_stage if needs_zero else 0
 

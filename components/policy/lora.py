@@ -92,10 +92,7 @@ def merged_state_dict(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def save_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Write the adapters into a folder that PEFT and vLLM load.
-
-    B is saved times alpha / rank, with alpha = rank in the config, so that loaders need not scale.
-    """
+    """Write adapters for PEFT and vLLM: with B times alpha / rank and alpha = rank, so that loaders do not scale."""
     layers: list[tuple[str, Any]] = [(path, layer) for path, layer in model.named_modules() if hasattr(layer, "lora_A")]
     tensors: dict[str, Tensor] = {}
     for path, layer in layers:

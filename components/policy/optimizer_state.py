@@ -61,10 +61,7 @@ class OptimizerState:
                     self._set(parameter, key, saved.get_tensor(f"{name}/{key}"))
 
     def _link(self) -> None:
-        """Make DeepSpeed find the optimizer state of every parameter.
-
-        By itself it looks once, right after the first parameter group's first step, when the others have no state yet.
-        """
+        """Make DeepSpeed find all optimizer state: by itself it looks once, when only the first group has any."""
         if self._zero_stage in (1, 2):
             self._optimizer._hp_optimizer_states_linked = False
             self._optimizer._lazy_init_hp_params_optimizer_state()

@@ -61,10 +61,7 @@ def _is_half_on_cpu(weight: Tensor) -> bool:
 
 
 def _float32_forward(output: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """Return a forward of a half-precision output layer with the logits of `use_float32_logits`.
-
-    It converts and packs the weight once, not for each token.
-    """
+    """Return a forward with the logits of `use_float32_logits` that converts and packs the weight only once."""
     layer = nn.Linear(output.in_features, output.out_features, bias=output.bias is not None, device="meta")
     layer.weight = nn.Parameter(output.weight.detach().float(), requires_grad=False)
     if output.bias is not None:

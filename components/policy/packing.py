@@ -237,10 +237,7 @@ def _balanced_shards(sequences: Sequence[TokenSequence], indices: Sequence[int],
 
 
 def _first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Assign items, the largest first, to the first bin with room; return their indices by bin.
-
-    An item larger than `capacity` gets its own bin.
-    """
+    """Assign items, the largest first, to the first bin with room, else to a new one; return their indices by bin."""
     bins: list[list[int]] = []
     free: list[int] = []
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):

@@ -49,10 +49,7 @@ def token_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 
 
 def token_scores(logits_NV: Tensor, target_N: Tensor, *, with_entropy: bool) -> tuple[Tensor, Tensor]:
-    """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits).
-
-    As in `TokenHead`, the entropy has no gradient, and is NaN without `with_entropy`.
-    """
+    """Return log pi(target) and the entropy of pi = softmax(logits) in nats, each (N,), as `TokenHead` does."""
     logprobs_NV = logits_NV.log_softmax(-1)
     logprobs_N = logprobs_NV.gather(1, target_N[:, None]).squeeze(1)
     if not with_entropy:

@@ -134,10 +134,7 @@ class Ranks:
         return [rank for rank, beat in zip(others, before, strict=True) if self.store.add(f"beat/{rank}", 0) == beat]
 
     def _names(self, find: Callable[[], list[int]]) -> str:
-        """Return the names of the ranks that `find` returns, such as "rank 1 (host, process 7) of 2".
-
-        Empty if there is none or the store is lost.
-        """
+        """Return the found ranks as "rank 1 (host, process 7) of 2"; empty if there is none or the store is lost."""
         names = []
         with suppress(RuntimeError):
             for rank in find():
@@ -167,10 +164,7 @@ def init_ranks(config: EngineConfig) -> Ranks:
 
 
 def set_group_timeouts() -> None:
-    """Set the timeout of all process groups to the deadline of the run; call it after each `deepspeed.initialize`.
-
-    DeepSpeed creates its groups with torch's default, half an hour.
-    """
+    """Apply the deadline to all process groups, after `deepspeed.initialize`, which creates them with half an hour."""
     if _ranks is None or _ranks.world_size == 1:
         return
     for group in distributed_c10d._world.pg_map:
@@ -216,10 +210,7 @@ def _beat(store: Store, rank: int) -> None:
 
 
 def _ask_store(ask: Callable[[], _Value], what: str, *, within_s: float) -> _Value:
-    """Return or raise what `ask` does; RetryableError if the store does not answer it in time.
-
-    `ask` runs in a thread of its own, which cannot be ended and is left behind if it still waits.
-    """
+    """Return or raise what `ask` does; RetryableError after `within_s`, when its waiting thread is left behind."""
     answer: Future[_Value] = Future()
 
     def run() -> None:

@@ -70,10 +70,7 @@ class Tracker(Protocol):
         """Create a run, or continue the one of `run.state`."""
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Samples) -> None:
-        """Log the metrics of a step, and its completions if a checkpoint follows.
-
-        A training that is resumed repeats the steps since its last checkpoint.
-        """
+        """Log the metrics of a step, and completions if a checkpoint follows; a resumed training repeats steps."""
 
     def finish(self, status: str) -> None:
         """End the run: `finished`, `failed`, or `stopped`, after which it may be resumed."""
@@ -96,12 +93,7 @@ class TrainingLog:
 
 @contextmanager
 def training_log(
-    stage: str,
-    config: Any,
-    ranks: Ranks,
-    work: Path,
-    rows: Sequence[Row],
-    completions: Samples = (),
+    stage: str, config: Any, ranks: Ranks, work: Path, rows: Sequence[Row], completions: Samples = ()
 ) -> Iterator[TrainingLog]:
     """Yield the log of a training whose finished steps have these `rows` and `completions`.
 
@@ -185,14 +177,8 @@ class _Thread:
         say(self._run.stage, f"warning: {self._run.stage}.tracking.{self._name} {problem}")
 
 
-# The trackers ---------------------------------------------------------------------------------------------------------
-
-
 class _TensorBoard:
     """Event files in `tensorboard/RUN/STAGE`; a resumed training keeps the folder of its first run."""
-
-    def __init__(self, _: bool) -> None:
-        pass
 
     def start(self, run: Run) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -345,5 +331,9 @@ class _JobStatus:
         pass
 
 
-TRACKERS: dict[str, Callable[[Any], Tracker]] = {"tensorboard": _TensorBoard, "wandb": _Wandb, "mlflow": _Mlflow}
+TRACKERS: dict[str, Callable[[Any], Tracker]] = {
+    "tensorboard": lambda _: _TensorBoard(),
+    "wandb": _Wandb,
+    "mlflow": _Mlflow,
+}
 """By key of `tracking`, which is also the name of its Python package."""

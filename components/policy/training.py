@@ -210,10 +210,7 @@ def _set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]], columns: Sequence[str] = ()) -> None:
-    """Write the values of each step to steps.jsonl and curves.csv; a value that was not measured is null, or empty.
-
-    `columns` is the header of a table without rows.
-    """
+    """Write the rows to steps.jsonl and curves.csv (the header `columns` if there are none); None is null, or empty."""
     jsonl.write_rows(folder / "steps.jsonl", (dict(row) for row in rows))
     with (folder / "curves.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=dict.fromkeys(chain(*rows)) if rows else columns, lineterminator="\n")

@@ -12,11 +12,12 @@ def prepare_data(
     config: dict[str, Any],
     data: dsl.Output[dsl.Dataset],
 ) -> None:
-    """Turn raw datasets into problems with a train and a test split that share nothing.
+    """Turn raw datasets into problems in a train, a test and optionally a dev split, which share no problem.
 
     Args:
         config: The prepare_data section of the params file.
-        data: `problems` of both splits, the manifest, and what was left out and why; their numbers.
+        data: `problems` with the splits, the manifest, and the removed problems with reasons. Its metadata are the
+            numbers of problems.
     """
     from components.prepare_data.prepare import STAGE
     from components.shared.task import run_task

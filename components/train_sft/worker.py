@@ -75,10 +75,7 @@ def train_rank(
 def keep_base(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path
 ) -> dict[str, float]:
-    """Write the outputs of a training without steps: the reference is the base model, and the curves have no rows.
-
-    An existing base model is written as a reference to its location, without weights.
-    """
+    """Write the outputs for 0 steps: the reference is the base model (for an existing one, only its location)."""
     if config.model.scratch:
         training_problems = read_problems(problems, Split.TRAIN)
         checkpoint = create(config.model, training_problems, seed=config.seed, dtype=torch_dtype(config.engine))
@@ -130,10 +127,7 @@ def _policy_and_curves(
 def _step(
     config: TrainSFTConfig, checkpoint: Checkpoint, policy: Policy, examples: Sequence[TokenSequence], step: int
 ) -> dict[str, float]:
-    """Take optimizer step number `step` (from 1) on the mean negative log-likelihood of the examples' own tokens.
-
-    Return its metrics. Tokens that an environment wrote carry no loss.
-    """
+    """Take step `step` (from 1) on the mean negative log-likelihood of the sampled tokens; return its metrics."""
     num_tokens = sum(example.num_sampled for example in examples)
     shard = pack_shard(
         policy.ranks,
