@@ -49,11 +49,11 @@ class Segments:
         num_keys = [stop - start for start, stop in pairwise(self.key_bounds)]
         return list(zip(num_queries, num_keys, strict=True))
 
-    def equal_lengths(self) -> Iterator[tuple[int, slice, slice]]:
+    def equal_length_batches(self) -> Iterator[tuple[int, slice, slice]]:
         """Yield consecutive segments of equal lengths as one batch: their number, their queries and their keys."""
         start = 0
-        for _, equal in groupby(self.lengths):
-            stop = start + len(list(equal))
+        for _, batch in groupby(self.lengths):
+            stop = start + len(list(batch))
             queries = slice(self.query_bounds[start], self.query_bounds[stop])
             keys = slice(self.key_bounds[start], self.key_bounds[stop])
             yield stop - start, queries, keys
@@ -109,6 +109,7 @@ def _attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
+    """Compute attention by the layout; transformers' attention interface calls this in every layer."""
     name = type(module).__name__
     if layout is None:
         raise PipelineError(f"{name} does not forward the layout of packed sequences to attention")
@@ -177,7 +178,7 @@ def attend(q_THD: Tensor, k_SHD: Tensor, v_SHD: Tensor, segments: Segments, scal
         return out_THD, lse_HT.T
     out_THD = torch.empty_like(q_THD)
     lse_TH = q_THD.new_empty(q_THD.shape[:2], dtype=torch.promote_types(q_THD.dtype, torch.float32))
-    for count, queries, keys in segments.equal_lengths():
+    for count, queries, keys in segments.equal_length_batches():
         q_BHTD, k_BHSD, v_BHSD = (_split(x, count) for x in (q_THD[queries], k_SHD[keys], v_SHD[keys]))
         if q_THD.is_cuda:
             out_BHTD, lse_BHT = _plain(q_BHTD, k_BHSD, v_BHSD, segments.causal, scale)
@@ -216,7 +217,7 @@ def attend_backward(
         exact = attend_backward(grad, (q, k, v), out, lse_TH, segments, scale)
         return exact[0].to(q_THD.dtype), exact[1].to(q_THD.dtype), exact[2].to(q_THD.dtype)
     grad_q_THD, grad_k_SHD, grad_v_SHD = (torch.empty_like(each) for each in qkv)
-    for count, queries, keys in segments.equal_lengths():
+    for count, queries, keys in segments.equal_length_batches():
         rows = (grad_THD[queries], q_THD[queries], k_SHD[keys], v_SHD[keys], out_THD[queries])
         grad, q, k, v, out = (_split(x, count) for x in rows)
         lse_BHT = lse_TH[queries].unflatten(0, (count, -1)).transpose(1, 2)

@@ -53,7 +53,7 @@ def recompute_layers(model: nn.Module) -> None:
         problem = "the layers of this model cannot be recomputed; set it to false"
         raise PipelineError(f"engine.gradient_checkpointing: {problem}")
     for layer in layers:
-        if not isinstance(layer, _Recomputed):
+        if not isinstance(layer, _Recomputed):  # else it is done already
             layer.__class__ = type(type(layer).__name__, (_Recomputed, type(layer)), {})
 
 
@@ -84,7 +84,7 @@ class Engine(Generic[_Batch, _Output]):
             model=model,
             model_parameters=[
                 {"params": [each for each in parameters if each.dim() > 1], "weight_decay": config.weight_decay},
-                {"params": [each for each in parameters if each.dim() <= 1], "weight_decay": 0.0},
+                {"params": [each for each in parameters if each.dim() <= 1], "weight_decay": 0.0},  # biases, norms
             ],
             config=_deepspeed_config(model, config, self._zero_stage),
         )

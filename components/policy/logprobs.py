@@ -84,13 +84,8 @@ class LogprobModel(nn.Module):
         If the loss is a sum over tokens, it is computed chunk by chunk with its gradient, which saves computing the
         logits again in the backward pass. The term of a teacher is added to the loss.
         """
-        all_tokens = slice(len(batch.target_N))
         if self.head is None:
-            logits_NV = self._logits(batch)
-            scores = TokenLogprobs(*token_scores(logits_NV, batch.target_N, with_entropy=self.with_entropy))
-            if token_loss is None:
-                return scores
-            return token_loss(scores, all_tokens) + (_padded_divergence(logits_NV, batch, term) if term else 0.0)
+            return self._forward_padded(batch, token_loss, term)
         inputs = (self._hidden(batch), batch.target_N)
         if token_loss is None:
             return TokenLogprobs(*self.head(*inputs))
@@ -98,18 +93,29 @@ class LogprobModel(nn.Module):
         if is_sum:
             fused: Tensor = self.head(*inputs, token_loss, **teacher)
             return fused
-        loss = token_loss(TokenLogprobs(*self.head(*inputs)), all_tokens)
+        loss = token_loss(TokenLogprobs(*self.head(*inputs)), slice(len(batch.target_N)))
         return loss + self.head(*inputs, **teacher) if term else loss
+
+    def _forward_padded(
+        self, batch: MicroBatch, token_loss: TokenLoss | None, term: TeacherTerm | None
+    ) -> TokenLogprobs | Tensor:
+        """Do the same as `forward` for a model that needs padded rows, from all logits at once."""
+        logits_NV = self._padded_logits(batch)
+        scores = TokenLogprobs(*token_scores(logits_NV, batch.target_N, with_entropy=self.with_entropy))
+        if token_loss is None:
+            return scores
+        loss = token_loss(scores, slice(len(batch.target_N)))
+        return loss + _padded_divergence(logits_NV, batch, term) if term else loss
 
     def logits_of(self, batch: MicroBatch) -> Callable[[slice], Tensor]:
         """Return a function that computes logits / temperature of a slice of the tokens, (C, V), without gradient."""
         with torch.no_grad():
             if self.head is None:
-                return self._logits(batch).__getitem__
+                return self._padded_logits(batch).__getitem__
             head = self.head
             return _Head(self._hidden(batch), head.weight, head.bias, batch.target_N, head.temperature).logits
 
-    def _logits(self, batch: MicroBatch) -> Tensor:
+    def _padded_logits(self, batch: MicroBatch) -> Tensor:
         """Return logits / temperature of a model that needs padded rows, (N, V)."""
         return token_logits(self.model, batch) / self.temperature
 

@@ -31,7 +31,7 @@ class OptimizerState:
 
     def full(self) -> dict[str, Tensor]:
         """Return the full tensors on the CPU in the main process; only `num_steps` in others."""
-        # Every parameter has taken as many steps; before the first there is no state.
+        # All parameters have taken the same number of steps; before the first one there is no state.
         num_steps = next((float(each["step"]) for each in self._base.state.values()), 0.0)
         if num_steps:
             self._link()

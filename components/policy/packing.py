@@ -119,13 +119,15 @@ def pack_shard(
     device: torch.device,
     indices: Sequence[int],
     padded: bool = False,
-    whole: bool = False,
+    whole_sequences: bool = False,
 ) -> Shard:
     """Pack this process's shard of the sequences at `indices` (see `pack`); groups with one prompt are not divided."""
     own = indices
     if ranks.world_size > 1:
         own = _balanced_shards(sequences, indices, ranks.world_size)[ranks.rank]
-    batches = pack(sequences, max_tokens=max_tokens, device=device, indices=own, padded=padded, whole=whole)
+    batches = pack(
+        sequences, max_tokens=max_tokens, device=device, indices=own, padded=padded, whole_sequences=whole_sequences
+    )
     num_dummies = max(ranks.all_gather(len(batches), "the packing of micro-batches")) - len(batches)
     if not num_dummies:
         return Shard(batches, [])
@@ -141,27 +143,28 @@ def pack(
     device: torch.device,
     indices: Sequence[int] | None = None,
     padded: bool = False,
-    whole: bool = False,
+    whole_sequences: bool = False,
 ) -> list[MicroBatch]:
     """Pack sequences, or those at `indices`, into micro-batches of at most `max_tokens` tokens.
 
     Consecutive sequences with the same prompt are a group, and share it. A group that alone exceeds the limit is split,
     and has its prompt once per part; a sequence that alone exceeds it gets its own micro-batch. With `padded`, each
-    sequence is a separate row, and padding counts as tokens. With `whole`, all branches of a sequence are in one
+    sequence is a separate row, and padding counts as tokens. `whole_sequences` keeps the branches of a sequence in one
     micro-batch.
     """
     indices = range(len(sequences)) if indices is None else indices
     branches_B = _branches(sequences)
     chosen = [branches_B[index] for index in indices]
     if padded:
-        units = chosen if whole else [[branch] for branches in chosen for branch in branches]
+        units = chosen if whole_sequences else [[branch] for branches in chosen for branch in branches]
         return _pack_padded(units, max_tokens, device)
-    # A part is a list of groups that stay together: all branches of a sequence, or as much of a group as fits.
-    parts = [_groups(branches) for branches in chosen if whole and len(branches) > 1]
-    for group in _groups(_firsts_first([branches for branches in chosen if not whole or len(branches) == 1])):
+    # A part is a list of groups that stay together: all branches of a sequence, or as much of one group as fits.
+    parts = [_groups(branches) for branches in chosen if whole_sequences and len(branches) > 1]
+    divisible = [branches for branches in chosen if not whole_sequences or len(branches) == 1]
+    for group in _groups(_firsts_first(divisible)):
         lengths = [len(branch.tokens.completion_ids) for branch in group]
-        bins = _first_fit_decreasing(lengths, max_tokens - len(group[0].tokens.prompt_ids))
-        parts += [[[group[place] for place in sorted(bin_)]] for bin_ in bins]
+        for bin_ in _first_fit_decreasing(lengths, max_tokens - len(group[0].tokens.prompt_ids)):
+            parts.append([[group[place] for place in sorted(bin_)]])
     bins = _first_fit_decreasing([sum(map(_num_tokens, part)) for part in parts], max_tokens)
     return [_pack_row([group for index in bin_ for group in parts[index]], device) for bin_ in bins]
 

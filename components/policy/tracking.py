@@ -105,12 +105,13 @@ def training_log(
     files = LiveFiles(work, stage, config.num_steps)
     files.restart(rows, completions)
     flat_config = dict(flat(stage, config.model_dump(mode="json")))
+    outputs = work.resolve().parents[2]  # `work` is outputs/work/STAGE/ID
     trackers = []
     for name, tracker in _trackers(config.tracking, files):
         state_file = work / LIVE / f"{name}.json"
         state = jsonl.read_json(state_file) if state_file.is_file() else {}
         steps_done = len(rows) if state else 0
-        run = Run(files.name, stage, steps_done, config.num_steps, flat_config, work.resolve().parents[2], state)
+        run = Run(files.name, stage, steps_done, config.num_steps, flat_config, outputs, state)
         trackers.append(_Thread(name, tracker, run, state_file))
         for row in rows[steps_done:]:  # a tracker that is new to a resumed training gets the earlier steps too
             trackers[-1].log(row, ())

@@ -162,11 +162,11 @@ class Resumption:
         tensors: Callable[[], Mapping[str, dict[str, Tensor]]] = dict,
         export: Callable[[Path], None] | None = None,
     ) -> None:
-        """Write a checkpoint every few steps, after the last step and if `due`; StoppedError if a stop was requested.
+        """Write a checkpoint if the step is the last, one of every few, or `due`, or if any process has to stop.
 
-        A request to any process stops all, after a checkpoint. `values` and `tensors` are what the stage adds; each
-        entry of `tensors`, which all processes compute together, becomes a file. `export` may write a model for other
-        programs into a folder; it has the full weights. `score` decides which checkpoint is the best.
+        `values` and `tensors` return what the stage adds; all processes compute `tensors` together, and each entry
+        becomes a file. `export` may write files for other programs into a folder, while the full weights are gathered.
+        The best checkpoint is the one with the highest `score`. StoppedError, after the checkpoint, if one has to stop.
         """
         is_stopped = any(self._ranks.all_gather(stop.requested, f"the end of step {step}"))
         if not (is_stopped or due or step % self._every_steps == 0 or step == self._num_steps):

@@ -159,7 +159,7 @@ def test_each_branch_of_a_forked_sequence_is_read_by_itself(max_tokens: int, pad
     """Its tokens are those of the sequence, in their order; all are in one micro-batch where that is asked for."""
     sequences = [plain.forked(*branches) for branches in BRANCHES]
     assert [sequence.branches for sequence in sequences] == BRANCHES
-    batches = pack(sequences, max_tokens=max_tokens, device=CPU, padded=padded, whole=whole)
+    batches = pack(sequences, max_tokens=max_tokens, device=CPU, padded=padded, whole_sequences=whole)
     contexts: dict[int, tuple[int, int, list[int]]] = {}
     for batch in batches:
         columns = zip(batch.source_N, batch.target_N, batch.sequence_N, batch.token_N, strict=True)
