@@ -85,9 +85,11 @@ class Ranks:
         return [self._verified(rank, each) for rank, each in enumerate(messages)]
 
     def _signature(self, rank: int, content: bytes) -> bytes:
+        """Sign what a rank sends at this barrier, so that nobody else can send it, or send it again."""
         return hmac.digest(self.key, f"{self._num_barriers}/{rank}/".encode() + content, "sha256")
 
     def _verified(self, rank: int, message: bytes) -> Any:
+        """Return the value in a message of a rank; PipelineError if its signature is wrong."""
         signature, content = message[:_SIGNATURE_BYTES], message[_SIGNATURE_BYTES:]
         if not hmac.compare_digest(signature, self._signature(rank, content)):
             raise PipelineError(f"what came from rank {rank} was sent by a process that is not part of this run")

@@ -58,12 +58,13 @@ class CalculatorProblems(BuiltIn):
                 seen.add((family, numbers))
                 calls = _calls(family, numbers)
                 is_worked = fraction_of(f"worked {seed} {family} {numbers}") < self.worked_fraction
+                work = "".join(map(_fenced, calls)) if is_worked else ""
                 answer = str(calls[-1][1])
                 yield self._problem(
                     split,
                     index,
                     question=_question(rng, family, numbers),
-                    solution=("".join(map(_fenced, calls)) if is_worked else "") + f"#### {answer}",
+                    solution=f"{work}#### {answer}",
                     answer=answer,
                     subject=family,
                     level=len(calls),

@@ -204,7 +204,7 @@ def _question(column: dict[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]
             "optional system message, then user and assistant in turns, with the user's question last"
         )
     *earlier, question = (text({name: each.get("content")}, name) for each in value)
-    return question, tuple(zip(roles, earlier, strict=False))
+    return question, tuple(zip(roles[:-1], earlier, strict=True))
 
 
 def _value(columns: dict[str, Any], name: str) -> Any:

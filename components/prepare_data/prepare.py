@@ -135,13 +135,14 @@ def _material(config: PrepareConfig, raw: RawFolder, source: FileSource, split: 
 
 
 def _file_material(config: PrepareConfig, raw: RawFolder, path: Path) -> Material:
+    """Return the exact version of a file or folder, which is in the config's repository if it names one."""
     repository = config.repository
     return Material(
         sha256=lineage.digest(raw.path / path),
         size_bytes=durable.size(raw.path / path),
         dvc_md5=raw.md5s.get(path),
-        repository=repository and repository.url,
-        commit=repository and repository.commit,
+        repository=repository.url if repository else None,
+        commit=repository.commit if repository else None,
     )
 
 

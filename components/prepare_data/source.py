@@ -222,7 +222,7 @@ class BuiltIn(Config):
         families = getattr(self, "families", [])
         if len(set(families)) < len(families):
             raise ValueError("families must not name a family twice")
-        if not self.max_problems(Split.TRAIN) + self.max_problems(Split.TEST):
+        if self.max_problems(Split.TRAIN) + self.max_problems(Split.TEST) == 0:
             raise ValueError("num_train and num_test must not both be 0")
         return self
 

@@ -56,7 +56,7 @@ class WordProblems(BuiltIn):
         num_levels = self.max_operands - self.min_operands + 1
         trained: set[Chain] = set()
         for split in (Split.TRAIN, Split.TEST, Split.DEV):
-            origin = Split.TEST if split == Split.TEST else Split.TRAIN
+            origin = Split.TEST if split == Split.TEST else Split.TRAIN  # `split_of` knows no dev split
             rng = random.Random(f"{seed} {split}")
             seen: set[tuple[Family, Chain]] = set()
             for index in range(self.max_problems(split)):
@@ -67,11 +67,12 @@ class WordProblems(BuiltIn):
                 chain = self._first((each for each in allowed if (family, each) not in seen), split, index)
                 seen.add((family, chain))
                 is_worked = fraction_of(f"worked {seed} {family} {chain}") < self.worked_fraction
+                work = _steps(chain) if is_worked else ""
                 yield self._problem(
                     split,
                     index,
                     question=_question(rng, family, chain),
-                    solution=(_steps(chain) if is_worked else "") + f"#### {sum(chain)}",
+                    solution=f"{work}#### {sum(chain)}",
                     answer=str(sum(chain)),
                     subject=family,
                     level=level,
