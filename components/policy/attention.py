@@ -25,6 +25,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from components.shared.errors import PipelineError
 
+QKV = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values, or their gradients."""
 _NAME = "grpo_layout"
 _cpu_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _cpu_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -190,13 +192,8 @@ def attend(q_THD: Tensor, k_SHD: Tensor, v_SHD: Tensor, segments: Segments, scal
 
 
 def attend_backward(
-    grad_THD: Tensor,
-    qkv: tuple[Tensor, Tensor, Tensor],
-    out_THD: Tensor,
-    lse_TH: Tensor,
-    segments: Segments,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad_THD: Tensor, qkv: QKV, out_THD: Tensor, lse_TH: Tensor, segments: Segments, scale: float
+) -> QKV:
     """Return the gradients of q, k and v, where `out` and `lse` may be of a softmax over more keys than these.
 
     The gradient of q is then the part that comes through these keys; the parts of all keys add up to the whole.
@@ -206,7 +203,7 @@ def attend_backward(
         arguments = _cuda_bounds(segments, q_THD.device)
         # Dropout, which is 0.0, would read this state.
         rng, unused = (torch.empty(size, dtype=torch.uint64, device=q_THD.device) for size in (2, 0))
-        gradients: tuple[Tensor, Tensor, Tensor] = _cuda_flash_backward(
+        gradients: QKV = _cuda_flash_backward(
             grad_THD.contiguous(), *qkv, out_THD, lse_TH.T.contiguous(),
             *arguments, 0.0, segments.causal, rng, unused, scale=scale,
         )  # fmt: skip
@@ -272,7 +269,7 @@ def _plain(
 
 def _plain_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> QKV:
     """Return the gradients of q, k and v: dL/dscore = weight * (dL/dweight - sum over D of grad * out)."""
     weights_BHTS = torch.exp(_scores(q, k, causal, scale) - lse[..., None]).to(q.dtype)
     grad_weights_BHTS = grad @ v.mT

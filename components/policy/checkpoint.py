@@ -38,6 +38,8 @@ with without_packages("sklearn"):  # with SciPy and pandas a second and 110 MB, 
         Qwen3ForCausalLM,
     )
 
+Messages = Sequence[tuple[str, str]]
+"""Messages of a conversation: role and content."""
 _LOADING_SETTINGS = ("is_local", "local_files_only", "auto_map")
 """Settings that transformers adds to a tokenizer as it loads it; `auto_map` names code, which is never run."""
 _MAX_THINK_TOKENS = 16
@@ -109,11 +111,7 @@ class Checkpoint:
         return self._encode([text])[0]
 
     def prompt_ids(
-        self,
-        question: str,
-        source: str = "",
-        earlier: Sequence[tuple[str, str]] = (),
-        turns: Sequence[AnsweredTurn] = (),
+        self, question: str, source: str = "", earlier: Messages = (), turns: Sequence[AnsweredTurn] = ()
     ) -> tuple[int, ...]:
         """Return the tokens of the prompt that asks a question from a source of problems, after earlier messages.
 
@@ -194,9 +192,7 @@ class Checkpoint:
             text = text.replace(token, f"{token[0]} {token[1:]}" if len(token) > 1 else " ")
         return text
 
-    def _prompt(
-        self, question: str, source: str, earlier: Sequence[tuple[str, str]], turns: Sequence[AnsweredTurn] = ()
-    ) -> str:
+    def _prompt(self, question: str, source: str, earlier: Messages, turns: Sequence[AnsweredTurn] = ()) -> str:
         if self.format.template:
             question = self._without_special_tokens(question)
             earlier = [(role, self._without_special_tokens(content)) for role, content in earlier]
@@ -210,17 +206,13 @@ class Checkpoint:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of completion tokens without special tokens."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
-        return text
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def create(
     config: ModelConfig, problems: Sequence[Problem], *, seed: int, dtype: torch.dtype, quantise: str | None = None
 ) -> Checkpoint:
-    """Return the base model: from a folder or the hub, or initialised from scratch with a vocabulary from `problems`.
-
-    `quantise` is as in EngineConfig; PipelineError if it is set for a model from scratch.
-    """
+    """Return the base model, loaded (`quantise` as in EngineConfig) or from scratch with a vocabulary of `problems`."""
     size = config.scratch
     if size is None:
         return _read(config, dtype, quantise=quantise)

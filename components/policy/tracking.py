@@ -95,10 +95,7 @@ class TrainingLog:
 def training_log(
     stage: str, config: Any, ranks: Ranks, work: Path, rows: Sequence[Row], completions: Samples = ()
 ) -> Iterator[TrainingLog]:
-    """Yield the log of a training whose finished steps have these `rows` and `completions`.
-
-    `config` is that of the stage, with the keys `num_steps`, `tracking` and `checkpoint`; trackers log all its keys.
-    """
+    """Yield the log of a training whose finished steps have these rows and completions; `config` is of its stage."""
     if not ranks.is_main:
         yield TrainingLog(None, [], config.checkpoint.every_steps)
         return

@@ -8,10 +8,7 @@ from components.shared.images import LIGHT
 
 
 @dsl.component(base_image=LIGHT, install_kfp_package=False)
-def prepare_data(
-    config: dict[str, Any],
-    data: dsl.Output[dsl.Dataset],
-) -> None:
+def prepare_data(config: dict[str, Any], data: dsl.Output[dsl.Dataset]) -> None:
     """Turn raw datasets into problems in a train, a test and optionally a dev split, which share no problem.
 
     Args:

@@ -138,10 +138,7 @@ class FileSource(Config):
         return self._held_out_fraction(split) > 0
 
     def expected_problems(self, split: Split, root: Path | None) -> int | None:
-        """Return the number of problems of a split if no row is malformed; None if it is unknown.
-
-        The rows of its files below `root` are counted. Without `root`, it is the number in the published dataset.
-        """
+        """Return the problems of a split: its rows below `root` or, without `root`, as published; None if unknown."""
         if self.path(split) is None:
             return 0
         published = _PUBLISHED.get((self.kind, Split.TRAIN if self.is_held_out(split) else split))
