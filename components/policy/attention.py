@@ -183,7 +183,7 @@ def attend(q_THD: Tensor, k_SHD: Tensor, v_SHD: Tensor, segments: Segments, scal
     for count, queries, keys in segments.equal_length_batches():
         q_BHTD, k_BHSD, v_BHSD = (_split(x, count) for x in (q_THD[queries], k_SHD[keys], v_SHD[keys]))
         if q_THD.is_cuda:
-            out_BHTD, lse_BHT = _plain(q_BHTD, k_BHSD, v_BHSD, segments.causal, scale)
+            out_BHTD, lse_BHT = _matmul_attention(q_BHTD, k_BHSD, v_BHSD, segments.causal, scale)
         else:
             out_BHTD, lse_BHT = _cpu_flash(q_BHTD, k_BHSD, v_BHSD, 0.0, segments.causal, scale=scale)
         out_THD[queries] = _join(out_BHTD)
@@ -219,7 +219,7 @@ def attend_backward(
         grad, q, k, v, out = (_split(x, count) for x in rows)
         lse_BHT = lse_TH[queries].unflatten(0, (count, -1)).transpose(1, 2)
         if q_THD.is_cuda:
-            grads = _plain_backward(grad, q, k, v, out, lse_BHT, segments.causal, scale)
+            grads = _matmul_attention_backward(grad, q, k, v, out, lse_BHT, segments.causal, scale)
         else:
             grads = _cpu_flash_backward(grad, q, k, v, out, lse_BHT.contiguous(), 0.0, segments.causal, scale=scale)
         grad_q_THD[queries], grad_k_SHD[keys], grad_v_SHD[keys] = (_join(each) for each in grads)
@@ -231,7 +231,7 @@ def attend_all(
 ) -> tuple[Tensor, Tensor]:
     """Return softmax(scale * q k' + mask) v, (B, H, T, D), and the log of the softmax's denominator, (B, H, T)."""
     if q_BHTD.is_cuda:
-        return _plain(q_BHTD, k_BHSD, v_BHSD, False, scale, mask_BHTS)
+        return _matmul_attention(q_BHTD, k_BHSD, v_BHSD, False, scale, mask_BHTS)
     attended: tuple[Tensor, Tensor] = _cpu_flash(q_BHTD, k_BHSD, v_BHSD, 0.0, False, attn_mask=mask_BHTS, scale=scale)
     return attended
 
@@ -256,7 +256,7 @@ def _scores(q_BHTD: Tensor, k_BHSD: Tensor, causal: bool, scale: float) -> Tenso
     return scores_BHTS.to(torch.promote_types(q_BHTD.dtype, torch.float32))
 
 
-def _plain(
+def _matmul_attention(
     q_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, causal: bool, scale: float, mask_BHTS: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return attention and log-sum-exp as `attend_all` does, by matrix products."""
@@ -267,7 +267,7 @@ def _plain(
     return torch.exp(scores_BHTS - lse_BHT[..., None]).to(v_BHSD.dtype) @ v_BHSD, lse_BHT
 
 
-def _plain_backward(
+def _matmul_attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float
 ) -> QKV:
     """Return the gradients of q, k and v: dL/dscore = weight * (dL/dweight - sum over D of grad * out)."""

@@ -304,6 +304,7 @@ def _explain_loading_errors(base: str) -> Iterator[None]:
 def _read(
     config: ModelConfig, dtype: torch.dtype, *, revision: str | None = None, quantise: str | None = None
 ) -> Checkpoint:
+    """Return the model of the config with its tokenizer and its weights, prepared for training."""
     base = local_model(config.base)
     if Path(base).is_dir():
         require_model_folder(Path(base))

@@ -89,12 +89,12 @@ class LogprobModel(nn.Module):
         inputs = (self._hidden(batch), batch.target_N)
         if token_loss is None:
             return TokenLogprobs(*self.head(*inputs))
-        teacher = {"term": term, "teacher": term.teacher.logits_of(batch)} if term else {}
+        options = {"term": term, "teacher": term.teacher.logits_of(batch)} if term else {}
         if is_sum:
-            fused: Tensor = self.head(*inputs, token_loss, **teacher)
+            fused: Tensor = self.head(*inputs, token_loss, **options)
             return fused
         loss = token_loss(TokenLogprobs(*self.head(*inputs)), slice(len(batch.target_N)))
-        return loss + self.head(*inputs, **teacher) if term else loss
+        return loss + self.head(*inputs, **options) if term else loss
 
     def _forward_padded(
         self, batch: MicroBatch, token_loss: TokenLoss | None, term: TeacherTerm | None

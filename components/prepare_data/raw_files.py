@@ -57,6 +57,7 @@ def raw_folder(config: PrepareConfig) -> Iterator[RawFolder]:
                 workspace.dvc_get(str(clone), path.as_posix(), commit, files / path)
             except PipelineError as error:
                 reason = str(error).removeprefix("dvc: ")
+                # Of the same type, as a RetryableError is retried.
                 raise type(error)(f"cannot read {path} from {url} at {commit}: {reason}") from None
         say("prepare_data", f"{len(paths)} files from {url} at {commit[:12]}")
         texts = {

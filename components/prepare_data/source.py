@@ -201,7 +201,7 @@ class FileSource(Config):
                     return
 
     def _split_of(self, question: str, seed: int) -> Split:
-        """Return the split of a problem in the train file; case and spacing do not decide about the test split."""
+        """Return the split of a problem in the train file; case and spacing of the question do not matter for TEST."""
         if fraction_of(f"test {seed} {' '.join(question.casefold().split())}") < self.test_fraction:
             return Split.TEST
         # `dev_fraction` is a fraction of all problems, and the test problems are already gone.

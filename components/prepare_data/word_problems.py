@@ -95,7 +95,8 @@ def _chain(rng: random.Random, family: Family, length: int) -> Chain:
     total = rng.randint(2, 9)  # "has 1 coins" would not be English
     chain = [total]
     for sign in signs:
-        step = rng.randint(1, 9) if sign > 0 or total == 0 else -rng.randint(1, min(9, total))
+        is_gain = sign > 0 or total == 0
+        step = rng.randint(1, 9) if is_gain else -rng.randint(1, min(9, total))
         chain.append(step)
         total += step
     return tuple(chain)
