@@ -1,6 +1,6 @@
-"""A language model and how it is trained.
+"""A language model and its training.
 
-checkpoint.py and engine.py have what a stage begins with: a `Checkpoint` (a model with its tokenizer and prompt), and
-the `Policy` that is trained from it, of which logprobs.py computes the log-probabilities of sequences that packing.py
-has packed. attention.py and compatibility.py are behind them.
+A stage loads a `Checkpoint` (checkpoint.py: a model with its tokenizer and prompt) and trains it as a `Policy`
+(engine.py). packing.py packs sequences, and logprobs.py computes their log-probabilities, by attention.py or, for other
+models, by padded.py: compatibility.py decides which.
 """

@@ -16,12 +16,13 @@ from components.policy.compatibility import prepare_model
 from components.policy.lora import merged_state_dict
 from components.policy.packing import TokenSequence
 from components.policy.padded import padded_because
-from components.shared import jsonl, lineage, tokenizer
+from components.shared import jsonl, lineage
 from components.shared.chat import CUT, AnsweredTurn, ChatTemplate, PromptFormat, no_template, opens_thought
 from components.shared.errors import PipelineError, out_of_memory
 from components.shared.imports import without_packages
 from components.shared.model import PIPELINE_FILE, ModelConfig, asking, local_model, require_model_folder
 from components.shared.problem import Problem
+from components.shared.tokenizer import EOS, PAD, UNKNOWN, tokenizer_for
 
 with without_packages("sklearn"):  # with SciPy and pandas a second and 110 MB, for assisted decoding
     from transformers import (
@@ -37,19 +38,21 @@ with without_packages("sklearn"):  # with SciPy and pandas a second and 110 MB, 
         Qwen3ForCausalLM,
     )
 
-_NOT_OF_THE_TOKENIZER = ("is_local", "local_files_only", "auto_map")
-"""What transformers adds to a tokenizer's settings as it loads it; the last names code, which is never run."""
-_END_OF_PROMPT = 16
-"""Tokens at the end of a prompt that `<think>` and a line break after it take at most."""
+Messages = Sequence[tuple[str, str]]
+"""Messages of a conversation: role and content."""
+_LOADING_SETTINGS = ("is_local", "local_files_only", "auto_map")
+"""Settings that transformers adds to a tokenizer as it loads it; `auto_map` names code, which is never run."""
+_MAX_THINK_TOKENS = 16
+"""Most tokens that `<think>` and a line break after it may take at the end of a prompt."""
 _MAX_CHARACTERS_PER_TOKEN = 16
-"""Of an observation: what is longer is cut before its tokens are counted."""
+"""A longer observation is cut to so many characters per allowed token before its tokens are counted, for speed."""
 
 
 class ReadObservation(NamedTuple):
-    """What a model reads of an answer of its environment."""
+    """An answer of the environment as the model reads it."""
 
     ids: tuple[int, ...]
-    """With what its template puts around the text."""
+    """Tokens of the text and of what the chat template puts around it."""
     text: str
     """The answer, or the beginning of one that is too long; `NEXT_ANSWER` separates the answers to several calls."""
 
@@ -64,7 +67,7 @@ class Checkpoint:
 
     @cached_property
     def format(self) -> PromptFormat:
-        """How questions are put to the model; PipelineError where its tokenizer lacks the chat template."""
+        """The form of the prompts; PipelineError if the config has `chat` and the tokenizer has no chat template."""
         if self.config.chat is None:
             return PromptFormat(self.config, None)
         try:
@@ -76,22 +79,24 @@ class Checkpoint:
 
     @cached_property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end a completion: the one of the chat template, and those of the model or its tokenizer."""
-        end = self.model.generation_config.eos_token_id
-        if end is None:
-            end = self.tokenizer.eos_token_id
-        of_model = end if isinstance(end, list) else [end]
-        of_turn = self.encode(self.format.end.lstrip())[:1]
-        is_special = of_turn and of_turn[0] in self.tokenizer.added_tokens_decoder  # else an answer may well have it
-        return tuple(dict.fromkeys([*(of_turn if is_special else ()), *of_model]))
+        """The tokens that end a completion: that of the chat template first, then those of the model or tokenizer."""
+        eos = self.model.generation_config.eos_token_id
+        if eos is None:
+            eos = self.tokenizer.eos_token_id
+        end_ids = eos if isinstance(eos, list) else [eos]
+        turn_end = self.encode(self.format.end.lstrip())[:1]
+        # A token that is not special may also occur within an answer.
+        if turn_end and turn_end[0] in self.tokenizer.added_tokens_decoder:
+            end_ids = [*turn_end, *end_ids]
+        return tuple(dict.fromkeys(end_ids))
 
     @property
     def is_padded(self) -> bool:
-        """Whether the model takes padded rows alone (padded.py)."""
+        """Whether the model needs padded rows (padded.py)."""
         return bool(padded_because(self.model))
 
     def cost_of_padding(self) -> Iterator[str]:
-        """Yield what it costs that the model takes padded rows, and why it does; nothing for other models."""
+        """Yield a line that says what padded rows cost and why the model needs them; nothing for other models."""
         if self.is_padded:
             yield f"padded rows, each prompt once per completion: {padded_because(self.model)}"
 
@@ -106,80 +111,74 @@ class Checkpoint:
         return self._encode([text])[0]
 
     def prompt_ids(
-        self,
-        question: str,
-        source: str = "",
-        earlier: Sequence[tuple[str, str]] = (),
-        turns: Sequence[AnsweredTurn] = (),
+        self, question: str, source: str = "", earlier: Messages = (), turns: Sequence[AnsweredTurn] = ()
     ) -> tuple[int, ...]:
         """Return the tokens of the prompt that asks a question from a source of problems, after earlier messages.
 
-        With `turns`, they are those of the prompt of the turn after them. They begin with the begin token if the model
-        has one; a chat template sets it, and all special tokens, itself: none comes from a question or a turn.
+        With `turns`, it is the prompt for the turn after them. A plain prompt begins with the begin token if the model
+        has one; a chat template writes the special tokens, and the text of a question or turn never becomes one.
         """
         turns = [turn._replace(response=self._without_special_tokens(turn.response)) for turn in turns]
-        return self._begun(self.encode(self._prompt(question, source, earlier, turns)))
+        return self._with_begin(self.encode(self._prompt(question, source, earlier, turns)))
 
     def read_observation(self, text: str, *, ended: bool) -> ReadObservation:
-        """Return what the model reads after a turn: the answer of its environment, up to where the model writes.
+        """Return the environment's answer as the model reads it after a turn, up to where the model writes again.
 
-        Of an answer that is too long, the end is left out (`tools.max_observation_tokens`); what a template puts around
-        it stays whole. No text of an environment becomes a special token.
+        The end of the answer is cut if, with the template around it, it exceeds `tools.max_observation_tokens`. Its
+        text never becomes a special token.
         """
         assert self.config.tools is not None
         limit = self.config.tools.max_observation_tokens
         text = self._without_special_tokens(text)
 
-        def first(num_characters: int) -> ReadObservation:
+        def read(num_characters: int) -> ReadObservation:
             shown = text if num_characters >= len(text) else text[:num_characters] + CUT
             ids = self.encode(self.format.observation(shown, ended=ended))
             return ReadObservation(ids, shown)
 
         longest = min(len(text), _MAX_CHARACTERS_PER_TOKEN * limit)
-        read = first(longest)
-        if len(read.ids) <= limit:
-            return read
-        # A longer text has more tokens, by and large; the shortest has those of the template at least.
-        return first(max(0, bisect_right(range(longest), limit, key=lambda number: len(first(number).ids)) - 1))
+        observation = read(longest)
+        if len(observation.ids) <= limit:
+            return observation
+        # Bisect for the most characters that fit: a longer text nearly always has more tokens.
+        num_fitting = bisect_right(range(longest), limit, key=lambda length: len(read(length).ids))
+        return read(max(0, num_fitting - 1))
 
     def require_observations(self) -> None:
-        """Raise PipelineError where the limit of observations leaves no room for what they say."""
+        """Raise PipelineError if `tools.max_observation_tokens` leaves no room for the text of an observation."""
         self.format.require_observations(lambda text: len(self.encode(text)))
 
     def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
-        """Tell whether a prompt ends in `<think>`, so that what follows begins inside a thought."""
-        return opens_thought(self.tokenizer.decode(list(prompt_ids[-_END_OF_PROMPT:])))
+        """Tell whether a prompt ends in `<think>`, so that its completion begins inside a thought."""
+        return opens_thought(self.tokenizer.decode(list(prompt_ids[-_MAX_THINK_TOKENS:])))
 
     def examples(self, problems: Sequence[Problem]) -> list[TokenSequence]:
-        """Return each problem with its solution and an end token: the targets of fine-tuning.
+        """Return the examples for fine-tuning: the prompt of each problem with its solution and an end token.
 
-        Every turn and every answer of an environment is tokenised by itself, as it is when a model acts.
+        Each turn and each answer of an environment is tokenised separately, as in sampling.
         """
         prompts = self._encode([self._prompt(each.question, each.source, each.earlier) for each in problems])
         parts_B = [self.format.response_parts(problem) for problem in problems]
-        tokens = iter(self._encode([text for parts in parts_B for text, _ in parts]))
+        part_ids = iter(self._encode([text for parts in parts_B for text, _ in parts]))
         examples = []
-        for prompt, parts in zip(prompts, parts_B, strict=True):
-            ids: list[int] = []
+        for prompt_ids, parts in zip(prompts, parts_B, strict=True):
+            completion_ids: list[int] = []
             environment: list[tuple[int, int]] = []
             for _, is_of_environment in parts:
-                start = len(ids)
-                ids += next(tokens)
+                start = len(completion_ids)
+                completion_ids += next(part_ids)
                 if is_of_environment:
-                    environment.append((start, len(ids)))
-            completion_ids = (*ids, self.end_ids[0])
-            examples.append(TokenSequence(self._begun(prompt), completion_ids, tuple(environment)))
+                    environment.append((start, len(completion_ids)))
+            completion_ids.append(self.end_ids[0])
+            examples.append(TokenSequence(self._with_begin(prompt_ids), tuple(completion_ids), tuple(environment)))
         return examples
 
-    @property
-    def _begin(self) -> tuple[int, ...]:
-        if self.format.template:
-            return ()
-        return tuple(token for token in self.tokenizer.encode("") if token == self.tokenizer.bos_token_id)
-
-    def _begun(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a prompt with the begin token, which the text of `prompt` may have already."""
-        return ids if ids[:1] == self._begin else (*self._begin, *ids)
+    def _with_begin(self, prompt_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a prompt with the begin token of the model, unless a template writes it or the text has it already."""
+        begin = self.tokenizer.bos_token_id
+        if self.format.template or prompt_ids[:1] == (begin,) or begin not in self.tokenizer.encode(""):
+            return prompt_ids
+        return (begin, *prompt_ids)
 
     @cached_property
     def _special_tokens(self) -> list[str]:
@@ -188,56 +187,48 @@ class Checkpoint:
         return sorted(marked.union(self.tokenizer.all_special_tokens))
 
     def _without_special_tokens(self, text: str) -> str:
-        """Return a text in which no special token is read."""
+        """Return a text with a space inside each special token, so that the tokenizer does not read it as one."""
         for token in self._special_tokens:
             text = text.replace(token, f"{token[0]} {token[1:]}" if len(token) > 1 else " ")
         return text
 
-    def _prompt(
-        self,
-        question: str,
-        source: str,
-        earlier: Sequence[tuple[str, str]],
-        turns: Sequence[AnsweredTurn] = (),
-    ) -> str:
+    def _prompt(self, question: str, source: str, earlier: Messages, turns: Sequence[AnsweredTurn] = ()) -> str:
         if self.format.template:
             question = self._without_special_tokens(question)
             earlier = [(role, self._without_special_tokens(content)) for role, content in earlier]
         return self.format.prompt(question, source, earlier, turns)
 
     def _encode(self, texts: list[str]) -> list[tuple[int, ...]]:
-        """Return the tokens of texts, in one call: each takes longer than most texts."""
-        return [tuple(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
+        """Return the tokens of each text; one call for all takes far less time than one each."""
+        if not texts:  # which the tokenizer refuses
+            return []
+        return [tuple(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of completion tokens without special tokens."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
-        return text
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def create(
     config: ModelConfig, problems: Sequence[Problem], *, seed: int, dtype: torch.dtype, quantise: str | None = None
 ) -> Checkpoint:
-    """Return the base model: from a folder or hub, or initialised from scratch with a vocabulary from `problems`.
-
-    `quantise` is as in EngineConfig; PipelineError for a model from scratch, whose weights are random.
-    """
+    """Return the base model, loaded (`quantise` as in EngineConfig) or from scratch with a vocabulary of `problems`."""
     size = config.scratch
     if size is None:
         return _read(config, dtype, quantise=quantise)
     if quantise:
         raise PipelineError(f"engine.quantise: {config.base} has random weights, which adapters do not make a model of")
     torch.manual_seed(seed)
-    text = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.tokenizer_for(config, problems),
-        pad_token=tokenizer.PAD,
-        eos_token=tokenizer.EOS,
-        unk_token=tokenizer.UNKNOWN,
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_for(config, problems),
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNKNOWN,
         clean_up_tokenization_spaces=False,
     )
-    # Qwen3 and not Qwen2, for which transformers' AutoTokenizer replaces the saved splitting rules by its own.
+    # Not Qwen2: for it transformers' AutoTokenizer replaces the saved splitting rules by its own.
     qwen3 = Qwen3Config(
-        vocab_size=len(text),
+        vocab_size=len(tokenizer),
         hidden_size=size.hidden_size,
         intermediate_size=4 * size.hidden_size,
         num_hidden_layers=size.num_layers,
@@ -249,54 +240,53 @@ def create(
         initializer_range=0.05,
         # Untied: vLLM's in-place weight reload silently keeps the old output head of a tied model.
         tie_word_embeddings=False,
-        eos_token_id=text.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
-        pad_token_id=text.pad_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
-    return Checkpoint(_to_device(Qwen3ForCausalLM(qwen3).to(dtype)), text, config)
+    return Checkpoint(_to_device(Qwen3ForCausalLM(qwen3).to(dtype)), tokenizer, config)
 
 
 def load(folder: Path, *, dtype: torch.dtype, quantise: str | None = None) -> Checkpoint:
     """Return the checkpoint that a stage saved in `folder`; `quantise` is as in EngineConfig."""
-    described = jsonl.read_json(folder / PIPELINE_FILE)
-    base = described.get("weights", str(folder))
-    config = ModelConfig(base=base, **asking(described))
-    return _read(config, dtype, revision=described.get("revision"), quantise=quantise)
+    saved = jsonl.read_json(folder / PIPELINE_FILE)
+    config = ModelConfig(base=saved.get("weights", str(folder)), **asking(saved))
+    return _read(config, dtype, revision=saved.get("revision"), quantise=quantise)
 
 
 def load_without_weights(folder: Path) -> Checkpoint:
-    """Return the checkpoint in any Hugging Face folder, or the one that `folder` refers to, with a model of no values.
+    """Return the checkpoint in a Hugging Face folder, or the one that `folder` refers to, with a model on device meta.
 
-    It has the tokenizer, the end tokens and the type that the config names, float32 where it names none. The prompt is
-    the question alone, unless a stage saved another one.
+    It has the tokenizer, the end tokens and the dtype of the config, or float32 if that has none. The prompt is the
+    question alone, unless a stage saved another one.
     """
     path = folder / PIPELINE_FILE
-    described = jsonl.read_json(path) if path.is_file() else {}
-    base, revision = described.get("weights", str(folder)), described.get("revision")
+    saved = jsonl.read_json(path) if path.is_file() else {}
+    base, revision = saved.get("weights", str(folder)), saved.get("revision")
     if Path(base).is_dir():
         require_model_folder(Path(base))
-    with _explained(base):
-        shape = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
+    with _explain_loading_errors(base):
+        config = AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False)
         with torch.device("meta"):
-            dtype = shape.dtype or torch.float32
-            model = AutoModelForCausalLM.from_config(shape, dtype=dtype, trust_remote_code=False)
-        with suppress(OSError):  # it need not be there
+            dtype = config.dtype or torch.float32
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        with suppress(OSError):  # a model without this file
             model.generation_config = GenerationConfig.from_pretrained(base, revision=revision)
-        text = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
-        _require_row_for_each_token(base, model, text)
-    return Checkpoint(model, text, ModelConfig(base=base, **{"prompt": "{question}", **asking(described)}))
+        tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
+        _require_row_for_each_token(base, model, tokenizer)
+    return Checkpoint(model, tokenizer, ModelConfig(base=base, **{"prompt": "{question}", **asking(saved)}))
 
 
 def with_weights(checkpoint: Checkpoint, folder: Path, *, dtype: torch.dtype) -> Checkpoint:
-    """Return a checkpoint that was loaded from `folder` without weights with its weights."""
+    """Return the checkpoint that `load_without_weights(folder)` returned, with its weights loaded."""
     path = folder / PIPELINE_FILE
-    described = jsonl.read_json(path) if path.is_file() else {}
-    return _read(checkpoint.config, dtype, revision=described.get("revision"))
+    saved = jsonl.read_json(path) if path.is_file() else {}
+    return _read(checkpoint.config, dtype, revision=saved.get("revision"))
 
 
 @contextmanager
-def _explained(base: str) -> Iterator[None]:
-    """Turn what transformers raises while it reads a model, for want of memory apart, into a PipelineError."""
+def _explain_loading_errors(base: str) -> Iterator[None]:
+    """Turn the errors of transformers while it reads a model, except for failed allocations, into a PipelineError."""
     try:
         yield
     except UnpicklingError:
@@ -314,10 +304,11 @@ def _explained(base: str) -> Iterator[None]:
 def _read(
     config: ModelConfig, dtype: torch.dtype, *, revision: str | None = None, quantise: str | None = None
 ) -> Checkpoint:
+    """Return the model of the config with its tokenizer and its weights, prepared for training."""
     base = local_model(config.base)
     if Path(base).is_dir():
         require_model_folder(Path(base))
-    with _explained(base):
+    with _explain_loading_errors(base):
         model, loading = AutoModelForCausalLM.from_pretrained(
             base,
             dtype=dtype,
@@ -326,86 +317,86 @@ def _read(
             trust_remote_code=False,
             **(_quantisation(quantise, dtype) if quantise else {}),
         )
-        text = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
-    for layer in model.modules() if quantise else ():
-        if hasattr(layer, "support_avx512bf16_for_cpu"):
-            # Its kernel for processors takes the weights apart in place, and rounds otherwise than the backward pass.
-            layer.support_avx512bf16_for_cpu = False
+        tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
+    if quantise:
+        for layer in model.modules():
+            # bitsandbytes' CPU kernel reorders the weights in place, and rounds differently from the backward pass.
+            if hasattr(layer, "support_avx512bf16_for_cpu"):
+                layer.support_avx512bf16_for_cpu = False
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])
         raise PipelineError(f"model {base}: lacks {len(missing)} of its weights, such as {missing[0]}")
-    _require_row_for_each_token(base, model, text)
+    _require_row_for_each_token(base, model, tokenizer)
     prepare_model(model)
-    # The sampling defaults of a checkpoint (top-p, repetition penalty ...) would silently change what is sampled.
+    # The sampling defaults of a checkpoint (top-p, repetition penalty ...) would silently change the completions.
     model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
-    return Checkpoint(_to_device(model), text, config)
+    return Checkpoint(_to_device(model), tokenizer, config)
 
 
 def _quantisation(kind: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Return what loads every linear layer but the output layer in 4 bits, and computes in `dtype`."""
+    """Return the arguments that load all linear layers except the output layer in 4 bits, and compute in `dtype`."""
     try:
-        import bitsandbytes  # noqa: F401  # without it transformers' error names three packages
+        import bitsandbytes  # noqa: F401  # transformers' error for a missing one names three packages
     except (ImportError, RuntimeError) as error:
         raise PipelineError(f"engine.quantise: bitsandbytes cannot be used here ({error}); set it to null") from None
     settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=dtype)
     return {"quantization_config": settings, "device_map": {"": "cuda" if torch.cuda.is_available() else "cpu"}}
 
 
-def _require_row_for_each_token(base: str, model: PreTrainedModel, text: PreTrainedTokenizerBase) -> None:
-    rows, tokens = len(model.get_input_embeddings().weight), max(text.get_vocab().values()) + 1
+def _require_row_for_each_token(base: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    rows, tokens = len(model.get_input_embeddings().weight), max(tokenizer.get_vocab().values()) + 1
     if tokens > rows:
         problem = f"its tokenizer has {tokens:,} tokens and its embedding {rows:,} rows"
         raise PipelineError(f"model {base}: {problem}; resize the embedding (`resize_token_embeddings`)")
 
 
 def _to_device(model: PreTrainedModel) -> PreTrainedModel:
-    if getattr(model, "is_quantized", False):  # it has been loaded there
+    if getattr(model, "is_quantized", False):  # was loaded onto the device, by `device_map`
         return model.eval()
     moved: PreTrainedModel = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     return moved
 
 
 def save(checkpoint: Checkpoint, folder: Path, *, max_shard_size: str = "50GB") -> None:
-    """Write a Hugging Face folder that `AutoModelForCausalLM` loads, adapters merged into the weights.
+    """Write a Hugging Face folder that `AutoModelForCausalLM` loads, with adapters merged into the weights.
 
-    With adapters, the weights that have none go into the first files: of a model that is larger than `max_shard_size`
-    these are equal from one checkpoint to the next.
+    Weights without adapters come first: in a model larger than `max_shard_size`, the first files are then equal in all
+    checkpoints.
     """
     weights = merged_state_dict(checkpoint.model)
     adapted = weights.keys() - checkpoint.model.state_dict().keys()
     ordered = dict(sorted(weights.items(), key=lambda item: item[0] in adapted))
-    if checkpoint.config.chat is not None:  # for those who serve the folder without reading pipeline.json
+    if checkpoint.config.chat is not None:  # servers read this config, not pipeline.json
         checkpoint.model.generation_config.eos_token_id = list(checkpoint.end_ids)
-    with _as_if_plain(checkpoint.model):
+    with _without_quantisation(checkpoint.model):
         checkpoint.model.save_pretrained(folder, state_dict=ordered, max_shard_size=max_shard_size)
     save_tokenizer(checkpoint.tokenizer, folder)
     _write_prompt(checkpoint, folder)
 
 
 @contextmanager
-def _as_if_plain(model: PreTrainedModel) -> Iterator[None]:
-    """Have transformers save a quantised model as one that is not: its weights are given in full."""
-    places = ((vars(model), "hf_quantizer"), (vars(model.config), "quantization_config"))
-    kept = [values.pop(name, None) for values, name in places]
+def _without_quantisation(model: PreTrainedModel) -> Iterator[None]:
+    """Remove the marks of a quantised model while the block saves its dequantised weights."""
+    marks = ((vars(model), "hf_quantizer"), (vars(model.config), "quantization_config"))
+    removed = [(attributes, name, attributes.pop(name)) for attributes, name in marks if name in attributes]
     try:
         yield
     finally:
-        for (values, name), value in zip(places, kept, strict=True):
-            if value is not None:
-                values[name] = value
+        for attributes, name, value in removed:
+            attributes[name] = value
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a tokenizer without what transformers notes in it of how and from where it was loaded."""
-    for name in _NOT_OF_THE_TOKENIZER:
+    """Write a tokenizer without the settings that depend on how and from where it was loaded."""
+    for name in _LOADING_SETTINGS:
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(folder)
 
 
 def save_base(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write a base model: in full if it was initialised from scratch, else a reference to its folder or hub."""
+    """Write a base model: in full if it was initialised from scratch, else a reference to its folder or hub id."""
     base = local_model(checkpoint.config.base)
-    # A branch of a hub moves, and so may the content of a folder: the exact version is recorded.
+    # Record the exact version: a branch on the hub may move, and the content of a folder may change.
     if checkpoint.config.scratch:
         save(checkpoint, folder)
     elif Path(base).is_dir():
@@ -416,4 +407,5 @@ def save_base(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _write_prompt(checkpoint: Checkpoint, folder: Path, **others: str | None) -> None:
+    """Write pipeline.json: the keys of the config that determine the prompt, and others such as the weights' origin."""
     jsonl.write_json(folder / PIPELINE_FILE, {**asking(checkpoint.config.model_dump(mode="json")), **others})

@@ -1,6 +1,7 @@
-"""How a model is trained here: in packed rows where all its layers attend as usual, in padded rows where they do not.
+"""Whether a model is trained in packed rows, for which all its layers must attend as usual, or in padded rows.
 
-Each model is tried out when it is loaded: what it samples would otherwise not be what is scored in training.
+Each model is tried out when it is loaded: a mismatch would give completions other log-probabilities in training than
+in sampling.
 """
 
 import random
@@ -21,26 +22,24 @@ from components.shared.errors import PipelineError, out_of_memory
 from components.shared.model import other_layers
 
 _PROBE_LENGTHS = ((7, (4, 6, 5)), (5, (3, 6)))
-"""Tokens of each probe prompt, and of its completions."""
+"""Tokens of each probe prompt, and of each of its completions."""
 _TOLERANCE = 1e-3
-"""Of log-probabilities, in nats and relative: in float32 two kernels differ by at most 1e-5."""
+"""Absolute (in nats) and relative tolerance of log-probabilities: in float32 two kernels differ by at most 1e-5."""
 _TOLERANCE_BF16 = 1e-1
-"""In bfloat16 each layer rounds to 2^-9 of a value: the two kernels differ in the third digit of the hidden states, and
-logits of some tens of nats in their tenths. Smaller leaks between completions are found by `_require_isolation`."""
+"""The same in bfloat16, where each layer rounds to 2^-9 of a value: two kernels differ in the third digit of the hidden
+states, so logits of some tens differ in their tenths. `_require_isolation` finds smaller leaks between completions."""
 
 
 @torch.no_grad()
 def prepare_model(model: PreTrainedModel) -> None:
-    """Have a model be trained in packed rows where these have its own log-probabilities, else in padded ones.
-
-    PipelineError where not even those have them.
-    """
+    """Set a model up for packed rows if these are exact for it, else for padded ones; PipelineError if neither are."""
     attention, versions = model.config._attn_implementation, [each._version for each in model.parameters()]
     try:
         require_packed_rows(model)
-    except Exception as error:  # whatever code that knows nothing of layouts does
+    except Exception as error:  # any: the code of the model does not know layouts
         if out_of_memory(error) is not None:
             raise
+        # Undo what `require_packed_rows` has set.
         model.set_attn_implementation(attention)
         vars(model.get_output_embeddings()).pop("forward", None)
         reason = str(error) if isinstance(error, PipelineError) else f"{type(model).__name__} takes no layout"
@@ -52,19 +51,21 @@ def prepare_model(model: PreTrainedModel) -> None:
 
 
 def _probes(model: PreTrainedModel) -> list[TokenSequence]:
-    # Random tokens: no prompt and no completion ends as another does, as far as the vocabulary allows. A layer that
-    # takes a token from the row before it, and not from the token's own sequence, takes another one then.
-    ids = partial(random.Random(0).choices, range(len(model.get_input_embeddings().weight)))
-    prompts = [(tuple(ids(k=length)), lengths) for length, lengths in _PROBE_LENGTHS]
-    return [TokenSequence(prompt, tuple(ids(k=length))) for prompt, lengths in prompts for length in lengths]
+    """Return groups of sequences of random tokens to try a model with; the sequences of a group share their prompt.
+
+    Their ends differ: a layer that reads the preceding token of the row, not of the sequence, reads another token.
+    """
+    draw = partial(random.Random(0).choices, range(len(model.get_input_embeddings().weight)))
+    prompts = [(tuple(draw(k=length)), lengths) for length, lengths in _PROBE_LENGTHS]
+    return [TokenSequence(prompt, tuple(draw(k=length))) for prompt, lengths in prompts for length in lengths]
 
 
 @torch.no_grad()
 def require_packed_rows(model: PreTrainedModel) -> None:
-    """Raise PipelineError if the model's own log-probabilities are not those of packed rows.
+    """Raise PipelineError if packed rows do not have the model's own log-probabilities; leave it set up for them.
 
-    Some families rescale or cap their logits (Gemma, Cohere, Granite), attend by rules of their own, or connect tokens
-    without attention.
+    Some families rescale or cap their logits (Gemma, Cohere, Granite), attend by their own rules, or mix tokens outside
+    attention.
     """
     config: Any = model.config.get_text_config(decoder=True)
     types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
@@ -74,36 +75,35 @@ def require_packed_rows(model: PreTrainedModel) -> None:
     sequences = _probes(model)
     expected_M = torch.cat([_unpacked_logprobs(model, sequence) for sequence in sequences]).double()
     (batch,) = pack(sequences, max_tokens=10**9, device=model.device)
-    layout = _RecordingLayout(batch.layout.own, batch.layout.shared, batch.layout.longest)
+    layout = _RecordingLayout(**vars(batch.layout))
     packed = LogprobModel(model, temperature=1.0)
     logprobs_M = completion_logprobs(packed, [replace(batch, layout=layout)], len(expected_M))
     _require_attention_in_order(model, layout.layers)
     _require_isolation(packed, batch)
     if not _are_close(model, logprobs_M, expected_M):
-        raise _unusual(model)
+        raise _unusual_logits(model)
 
 
 def _require_padded_rows(model: PreTrainedModel) -> None:
-    """Require that a model computes a sequence alone as in a row beside others, and no token from those after it."""
+    """Raise PipelineError if a row's log-probabilities depend on other rows or later tokens, or differ with a cache."""
     name, sequences = type(model).__name__, _probes(model)
     try:
         (batch,) = pack(sequences, max_tokens=10**9, device=model.device, padded=True)
-        scored = LogprobModel(model, temperature=1.0)
-        together_M = completion_logprobs(scored, [batch], len(batch.token_N))
-        alone_M = torch.cat([_alone(model, sequence) for sequence in sequences]).double()
-        is_causal, has_cache = _is_causal(model, sequences[0]), _decodes_as_it_reads(model, sequences[0])
-    except Exception as error:  # of code that we have not seen
+        padded_M = completion_logprobs(LogprobModel(model, temperature=1.0), [batch], len(batch.token_N))
+        prefix_M = torch.cat([_prefix_logprobs(model, sequence) for sequence in sequences]).double()
+        is_causal, is_cache_exact = _is_causal(model, sequences[0]), _is_cache_exact(model, sequences[0])
+    except Exception as error:  # any: the code of the model is not known
         if out_of_memory(error) is not None:
             raise
         raise PipelineError(f"{name} cannot be trained here: {' '.join(str(error).split())[:200]}") from None
-    if not is_causal or not _are_close(model, together_M, alone_M):
+    if not is_causal or not _are_close(model, padded_M, prefix_M):
         raise PipelineError(f"{name} cannot be trained here: what it computes of a text depends on what follows it")
-    if not has_cache:
+    if not is_cache_exact:
         raise PipelineError(f"{name} cannot be trained here: with its cache it computes other logits than without")
 
 
-def _alone(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
-    """The log-probabilities of a completion, each from a call with no more than the tokens before it."""
+def _prefix_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
+    """Return the log-probabilities of a completion, each from a call with only the tokens before it."""
     ids = torch.tensor((*sequence.prompt_ids, *sequence.completion_ids), device=model.device)
     places = range(len(sequence.prompt_ids), len(ids))
     logits_SV = torch.stack([model(input_ids=ids[None, :place], use_cache=False).logits[0, -1] for place in places])
@@ -112,7 +112,7 @@ def _alone(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
 
 
 def _is_causal(model: PreTrainedModel, sequence: TokenSequence) -> bool:
-    """Whether no logits have a gradient by a token after theirs, however small."""
+    """Tell whether the gradient of the prompt's logits by the embedding of each later token is exactly zero."""
     embedded: list[Tensor] = []
 
     def embed(_layer: nn.Module, _inputs: object, output_1SD: Tensor) -> Tensor:
@@ -129,8 +129,8 @@ def _is_causal(model: PreTrainedModel, sequence: TokenSequence) -> bool:
     return grad_1SD is not None and not grad_1SD[:, len(sequence.prompt_ids) :].any()
 
 
-def _decodes_as_it_reads(model: PreTrainedModel, sequence: TokenSequence) -> bool:
-    """Whether a token at a time with the model's own cache leads to the logits of all tokens at once."""
+def _is_cache_exact(model: PreTrainedModel, sequence: TokenSequence) -> bool:
+    """Tell whether decoding token by token with the model's cache gives the logits of one pass over all tokens."""
     ids = torch.tensor([sequence.prompt_ids], device=model.device)
     length = ids.shape[1]
     decoded = model.generate(
@@ -140,9 +140,9 @@ def _decodes_as_it_reads(model: PreTrainedModel, sequence: TokenSequence) -> boo
         output_logits=True,
         return_dict_in_generate=True,
     )
-    read_SV = model(input_ids=decoded.sequences[:, :-1], use_cache=False).logits[0, length - 1 :].float()
+    one_pass_SV = model(input_ids=decoded.sequences[:, :-1], use_cache=False).logits[0, length - 1 :].float()
     decoded_SV = torch.cat(decoded.logits).float()
-    return _are_close(model, decoded_SV.log_softmax(-1), read_SV.log_softmax(-1))
+    return _are_close(model, decoded_SV.log_softmax(-1), one_pass_SV.log_softmax(-1))
 
 
 def _are_close(model: PreTrainedModel, one_M: Tensor, other_M: Tensor) -> bool:
@@ -151,29 +151,28 @@ def _are_close(model: PreTrainedModel, one_M: Tensor, other_M: Tensor) -> bool:
 
 
 def _unpacked_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
-    """Return the model's own log-probabilities of a completion; PipelineError if its output layer is not the last."""
+    """Return the model's own log-probabilities of a completion; PipelineError if it changes its logits."""
     outputs: list[Tensor] = []
     hook = model.get_output_embeddings().register_forward_hook(lambda _layer, _inputs, output: outputs.append(output))
     ids_S = torch.tensor((*sequence.prompt_ids, *sequence.completion_ids), device=model.device)
     logits_SV = model(input_ids=ids_S[None], use_cache=False).logits[0]
     hook.remove()
-    # To the last bit: a cap that does nothing to the small logits of these tokens would do something to larger ones.
+    # Bitwise equality: a cap that hardly changes the small logits of these tokens would change larger ones.
     if len(outputs) != 1 or not torch.equal(outputs[0].flatten(), logits_SV.flatten()):
-        raise _unusual(model)
+        raise _unusual_logits(model)
     first = len(sequence.prompt_ids)
     logprobs_SV = logits_SV[first - 1 : -1].float().log_softmax(-1)
     logprobs_S: Tensor = logprobs_SV.gather(1, ids_S[first:, None]).squeeze(1)
     return logprobs_S
 
 
-def _unusual(model: PreTrainedModel) -> PipelineError:
-    name = type(model).__name__
-    return PipelineError(f"{name} rescales or caps its logits, or attends by rules of its own")
+def _unusual_logits(model: PreTrainedModel) -> PipelineError:
+    return PipelineError(f"{type(model).__name__} rescales or caps its logits, or attends by rules of its own")
 
 
 @dataclass(frozen=True)
 class _RecordingLayout(PackedLayout):
-    """A layout that records the layers that attend by it."""
+    """A layout that records which layers call its `attend`, in order."""
 
     layers: list[int] = field(default_factory=list)
 
@@ -183,12 +182,12 @@ class _RecordingLayout(PackedLayout):
 
 
 def _require_attention_in_order(model: PreTrainedModel, attended: Sequence[int]) -> None:
-    """Require that each layer attends by the layout, once, in the order of the layers: samplers keep keys by layer."""
+    """Raise PipelineError unless every layer attended once, in order: samplers keep keys and values by layer."""
     config: Any = model.config.get_text_config(decoder=True)
     if attended != list(range(config.num_hidden_layers)):
-        stack = next((each for each in model.get_decoder().modules() if isinstance(each, nn.ModuleList)), ())
-        others = [layer for number, layer in enumerate(stack) if attended.count(number) != 1]
-        kinds = ", ".join(sorted({type(layer).__name__ for layer in others or stack}))
+        layers = next((each for each in model.get_decoder().modules() if isinstance(each, nn.ModuleList)), ())
+        others = [layer for number, layer in enumerate(layers) if attended.count(number) != 1]
+        kinds = ", ".join(sorted({type(layer).__name__ for layer in others or layers}))
         raise PipelineError(
             f"{type(model).__name__} has layers ({kinds}) that do not attend exactly once each through transformers' "
             "attention interface"
@@ -196,12 +195,10 @@ def _require_attention_in_order(model: PreTrainedModel, attended: Sequence[int])
 
 
 def _require_isolation(model: LogprobModel, batch: MicroBatch) -> None:
-    """Require that no completion is computed from another: NaNs in one must not reach any other.
-
-    They pass through whatever connects two tokens, however small its weight, and through nothing else.
-    """
-    num_prompts = len(batch.layout.shared.key_bounds) - 1
-    first = torch.arange(*batch.layout.own.query_bounds[num_prompts : num_prompts + 2], device=batch.source_N.device)
+    """Raise PipelineError if NaNs in one completion reach another: they pass through any connection of two tokens."""
+    num_prompts = len(batch.layout.prompt_attention.lengths)
+    bounds = batch.layout.self_attention.query_bounds[num_prompts : num_prompts + 2]  # shared prompts come first
+    first = torch.arange(*bounds, device=batch.source_N.device)
     hook = model.model.get_input_embeddings().register_forward_hook(
         lambda _layer, _inputs, embedded_1TD: embedded_1TD.index_fill(1, first, torch.nan)
     )

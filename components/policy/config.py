@@ -19,10 +19,10 @@ class CheckpointConfig(Config):
     keep_last: Annotated[int, Operational] = Field(2, gt=0)
     """Checkpoints that are kept; older ones are removed."""
     keep_best: bool = True
-    """Whether the result is the policy with the best accuracy in validation, of equals the first, whose checkpoint is
-    kept as well; otherwise, and in a training without validation, it is that of the last step."""
+    """Whether the result is the policy with the best validation accuracy, the earliest of several, whose checkpoint is
+    then kept as well; otherwise, and without validation, it is the policy after the last step."""
     grace_s: Annotated[float, Operational] = Field(600, gt=0)
-    """Time to finish the step and write a checkpoint after a request to stop; then the process exits without."""
+    """Time to finish the step and write a checkpoint after a request to stop; after it the process exits at once."""
 
 
 class WandbConfig(Config):
@@ -40,11 +40,11 @@ class MlflowConfig(Config):
     uri: str = Field(min_length=1)
     """Tracking server, `https://mlflow.example`."""
     experiment: str = Field("grpo-pipeline", min_length=1)
-    """Experiment of the runs; it is made where it does not exist."""
+    """Experiment of the runs; created if it does not exist."""
 
 
 class TrackingConfig(Config):
-    """Who is told of each step while a model is trained, beside the files in the folder of unfinished work."""
+    """Experiment trackers that receive the metrics of each training step."""
 
     tensorboard: bool = False
     """Whether event files are written for TensorBoard."""
@@ -55,7 +55,7 @@ class TrackingConfig(Config):
 
 
 ALL_LINEAR = "all-linear"
-"""As the only target: every linear layer but the output layer."""
+"""As the only target, it means every linear layer except the output layer."""
 
 
 class LoraConfig(Config):
@@ -64,7 +64,7 @@ class LoraConfig(Config):
     rank: int = Field(16, gt=0)
     """Inner size of the two matrices of an adapter."""
     alpha: float = Field(32, gt=0)
-    """Their product is multiplied by alpha / rank."""
+    """Scale of adapters: the product of the two matrices is multiplied by alpha / rank."""
     targets: list[str] = Field([ALL_LINEAR], min_length=1)
     """Names of the layers that get adapters, such as q_proj and v_proj, in every block; or `all-linear` alone."""
 
@@ -81,18 +81,18 @@ class EngineConfig(Config):
     num_processes: Annotated[int, Operational] = Field(1, gt=0)
     """Processes that train together, one per GPU."""
     deadline_s: Annotated[float, Operational] = Field(1800, gt=0)
-    """Time that a process waits for the others before the run stops and names the missing ones; longer than the
-    rollout of one process may take beyond that of another."""
+    """Time that a process waits for the others before the run stops and names the missing ones; it has to exceed the
+    difference between the rollout times of two processes."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Operational] = 2
-    """What DeepSpeed shards over processes: 0 nothing, 1 the optimizer, 2 also gradients, 3 also weights. A process by
-    itself in fp32 without offloading takes 1 and 2 for 0."""
+    """What DeepSpeed shards over processes: 0 nothing, 1 the optimizer, 2 also gradients, 3 also weights. For a single
+    process in fp32 without offloading, 1 and 2 mean 0."""
     offload: Annotated[Literal["none", "optimizer", "all"], Operational] = "none"
-    """What is kept in the memory of the host: the state of the optimizer, or also the weights between uses."""
+    """What is kept in host memory: nothing, the optimizer state (`optimizer`), or also unused weights (`all`)."""
     lora: LoraConfig | None = None
     """Adapters to train instead of the weights, merged into them wherever a model is saved; null trains the weights."""
     quantise: Literal["nf4"] | None = None
-    """Type of the frozen weights under adapters: `nf4`, 4 bits each (QLoRA, arXiv 2305.14314), computed with in
-    `precision`; null keeps them in `precision`. A model that is saved or sent has the weights as they were rounded."""
+    """Type of the frozen weights under adapters: `nf4`, 4 bits each (QLoRA, arXiv 2305.14314), which are converted to
+    `precision` to compute; null keeps them in `precision`. Saved models and samplers have the rounded weights."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """Type of weights and activations; bf16 keeps fp32 master weights in the optimizer."""
     gradient_checkpointing: Annotated[bool, Operational] = True
@@ -103,7 +103,7 @@ class EngineConfig(Config):
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's decay per step of the running means of the gradient and of its square."""
     epsilon: float = Field(1e-8, gt=0)
-    """What AdamW adds to the root of the second mean."""
+    """Constant that AdamW adds to the root of the second moment."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay of AdamW, for matrices only."""
     max_gradient_norm: float = Field(1.0, gt=0)
@@ -127,7 +127,8 @@ class EngineConfig(Config):
         # Below stage 2 DeepSpeed sums the micro-batches of a bf16 model in bf16, where many small ones are lost.
         if self.precision == "bf16" and self.zero_stage < 2:
             raise ValueError("precision bf16 needs zero_stage 2 or 3")
-        needed = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
-        if self.zero_stage < needed:
-            raise ValueError(f"offload {self.offload} needs zero_stage {needed}" + ("" if needed == 3 else " or more"))
+        if self.offload == "optimizer" and self.zero_stage < 1:
+            raise ValueError("offload optimizer needs zero_stage 1 or more")
+        if self.offload == "all" and self.zero_stage < 3:
+            raise ValueError("offload all needs zero_stage 3")
         return self

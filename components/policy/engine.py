@@ -35,7 +35,7 @@ class NonFiniteError(PipelineError):
 
 
 class _Recomputed:
-    """Mixed into the class of a layer: its activations are computed again in the backward pass, and not kept."""
+    """Mixin for the class of a layer: its activations are not stored, but recomputed in the backward pass."""
 
     recomputes = True
 
@@ -47,30 +47,31 @@ class _Recomputed:
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Have the layers of a transformers model recompute; its own checkpointing does so in training mode alone."""
+    """Make the layers of a transformers model recompute activations; the library does so only in training mode."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         problem = "the layers of this model cannot be recomputed; set it to false"
         raise PipelineError(f"engine.gradient_checkpointing: {problem}")
     for layer in layers:
-        if not isinstance(layer, _Recomputed):
+        if not isinstance(layer, _Recomputed):  # else it is done already
             layer.__class__ = type(type(layer).__name__, (_Recomputed, type(layer)), {})
 
 
 class Engine(Generic[_Batch, _Output]):
-    """A model under training, which turns a micro-batch into what the loss is computed from.
+    """A model in training: computes the outputs of micro-batches, accumulates gradients, and updates the weights.
 
-    Under ZeRO 2 and 3 processes wait for one another in each pass: all have to make as many.
+    Under ZeRO 2 and 3 processes wait for one another in each pass, so all need the same number of passes.
     """
 
     def __init__(self, model: nn.Module, config: EngineConfig, saved: Path | None = None) -> None:
-        """Take over a module around a transformers model, and continue from a `state` that was saved in a file.
+        """Train a module that contains a transformers model, from the `state` in the file `saved` if there is one.
 
-        Adapters and frozen weights are as they should be already. PipelineError where the state is of another model.
+        A state has only the trained parameters, so adapters and frozen weights must already be in place. PipelineError
+        if it is of another model.
         """
         if saved:
             load_parameters(model, saved)
-        # Evaluation computes what is trained, whatever a model keeps its dropout, jitter or noise in.
+        # Dropout, jitter or noise would give other log-probabilities than in sampling.
         model.eval()
         if config.gradient_checkpointing:
             recompute_layers(model)
@@ -83,45 +84,46 @@ class Engine(Generic[_Batch, _Output]):
             model=model,
             model_parameters=[
                 {"params": [each for each in parameters if each.dim() > 1], "weight_decay": config.weight_decay},
-                {"params": [each for each in parameters if each.dim() <= 1], "weight_decay": 0.0},
+                {"params": [each for each in parameters if each.dim() <= 1], "weight_decay": 0.0},  # biases, norms
             ],
             config=_deepspeed_config(model, config, self._zero_stage),
         )
         set_group_timeouts()
         if self._zero_stage == 0:
-            # Without sharding DeepSpeed clips but does not return the norm: the same is done here, keeping it.
+            # Without ZeRO, DeepSpeed clips but does not report the norm, so the gradient is clipped here.
             self._optimizer.register_step_pre_hook(self._clip_gradient)
-            # It would copy all gradients to average them over one process.
+            # With one process it would copy all gradients for an average over itself.
             self._engine.enable_backward_allreduce = self.ranks.world_size > 1
         self._state = OptimizerState(self._engine.module, self._optimizer, self._zero_stage, self.ranks)
         if saved:
             self._state.load(saved)
 
     def __call__(self, batch: _Batch) -> _Output:
-        """Return what the model computes of a micro-batch, with gradients where they are enabled."""
+        """Return the model's output for a micro-batch, with gradients if they are enabled."""
         output: _Output = self._engine(batch)
         return output
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of a micro-batch's part of the loss, which is summed over micro-batches and processes."""
         self._loss += loss.item()
-        # DeepSpeed averages over processes.
+        # DeepSpeed averages over processes; the factor makes it a sum.
         self._engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> dict[str, float]:
         """Update the weights with the accumulated gradient; return the metrics of the step.
 
-        NonFiniteError where the loss is not finite, before anything changes; or where the norm of the gradient is not,
-        which is known only after the step: nothing of it must be saved then.
+        NonFiniteError if the loss is not finite, before the update, or if the gradient norm is not, which is known only
+        after the update: the weights must not be saved then.
         """
-        # Of all processes, so that they stop together or not at all.
-        loss, self._loss = sum(self.ranks.all_gather(self._loss, "the end of the backward pass")), 0.0
+        # The loss of all processes, so that they stop together or not at all.
+        loss = sum(self.ranks.all_gather(self._loss, "the end of the backward pass"))
+        self._loss = 0.0
         if not math.isfinite(loss):
             raise NonFiniteError(f"the loss is {loss}; stopped before the optimizer step")
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._engine.step()
-        norm = self._engine.get_global_grad_norm()
+        norm = self._engine.get_global_grad_norm()  # None without ZeRO
         gradient_norm = self._norm if norm is None else float(norm)
         if not math.isfinite(gradient_norm):
             raise NonFiniteError(f"the norm of the gradient is {gradient_norm}, though the loss is {loss:.4g}")
@@ -129,7 +131,7 @@ class Engine(Generic[_Batch, _Output]):
 
     @contextmanager
     def gather_full_parameters(self, *, only_trained: bool = False) -> Iterator[None]:
-        """Hold the full weights in every process while the block runs, as for saving: ZeRO 3 keeps only shards."""
+        """Gather the full weights in every process for the block, such as to save them: ZeRO 3 keeps only shards."""
         from deepspeed.runtime.zero import GatheredParameters
 
         gathered = [each for each in self._engine.module.parameters() if each.requires_grad or not only_trained]
@@ -137,31 +139,32 @@ class Engine(Generic[_Batch, _Output]):
             yield
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that further steps depend on: see optimizer_state.py. Called by all processes together."""
+        """Return the full trained weights and optimizer state (optimizer_state.py); all processes call it together."""
         return self._state.full()
 
     def load_weights(self, file: Path) -> None:
-        """Set the full weights, which `gather_full_parameters` holds, to a `state`; the optimizer keeps its own."""
+        """Set the weights to those of a saved `state`, within `gather_full_parameters`; keep the optimizer state."""
         load_parameters(self._engine.module, file)
 
     def _clip_gradient(self, *_: object) -> None:
         parameters = [each for _, each in trained(self._engine.module)]
         for parameter in parameters:
-            # Parts of a model that text does not reach have a state in the optimizer too, as with several processes.
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            # Parameters that text does not reach, such as of vision, get an optimizer state too, as they do under ZeRO.
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
         self._norm = float(norm)
-        if not self._norm <= self.config.max_gradient_norm:
+        if not self._norm <= self.config.max_gradient_norm:  # also true of NaN
             torch.nn.utils.clip_grads_with_norm_(parameters, self.config.max_gradient_norm, norm)
 
 
 class Policy(Engine[MicroBatch, TokenLogprobs]):
-    """A language model under training."""
+    """A language model in training."""
 
     def learn(
         self, batch: MicroBatch, token_loss: TokenLoss, *, is_sum: bool = True, term: TeacherTerm | None = None
     ) -> None:
-        """Add the gradient of a micro-batch's part of the loss, which LogprobModel computes."""
+        """Add the gradient of a micro-batch's part of the loss: see `LogprobModel.forward` for the arguments."""
         self.backward(self._engine(batch, token_loss, is_sum=is_sum, term=term))
 
 
@@ -172,8 +175,8 @@ def torch_dtype(config: EngineConfig) -> torch.dtype:
 
 
 def import_deepspeed() -> Any:
-    """Return DeepSpeed, set up to compile nothing and to log errors only."""
-    with without_packages("mlflow"):  # with PyArrow a second and 130 MB, for DeepSpeed's search for settings
+    """Import DeepSpeed so that it compiles nothing and logs only errors."""
+    with without_packages("mlflow"):  # which only DeepSpeed's autotuner uses; with PyArrow it takes a second and 130 MB
         import deepspeed
 
     deepspeed.utils.logger.setLevel(logging.ERROR)
@@ -185,16 +188,13 @@ def import_deepspeed() -> Any:
 
 
 def _useful_zero_stage(config: EngineConfig, num_processes: int) -> int:
-    """Return the stage of ZeRO; 0 where one process has nothing to shard and its copies of gradients only take time.
-
-    Weights in bf16 need ZeRO for their copy in fp32, and offloading needs it too.
-    """
-    is_idle = num_processes == 1 and config.precision == "fp32" and config.offload == "none"
-    return 0 if is_idle and config.zero_stage < 3 else config.zero_stage
+    """Return the ZeRO stage to use: 0 for a single process unless its bf16 weights or its offloading need ZeRO."""
+    needs_zero = num_processes > 1 or config.precision == "bf16" or config.offload != "none" or config.zero_stage == 3
+    return config.zero_stage if needs_zero else 0
 
 
 def _deepspeed_config(model: nn.Module, config: EngineConfig, zero_stage: int) -> dict[str, Any]:
-    # Buffers no larger than the model: by default a gigabyte is set aside for each, however small the model.
+    # Buffers are no larger than the model: DeepSpeed allocates each at this size, a gigabyte by default.
     bucket_size = min(sum(parameter.numel() for _, parameter in trained(model)), _MAX_BUCKET_SIZE)
     offloaded = {"none": (), "optimizer": ("offload_optimizer",), "all": ("offload_optimizer", "offload_param")}
     return {
@@ -209,9 +209,9 @@ def _deepspeed_config(model: nn.Module, config: EngineConfig, zero_stage: int) -
             "allgather_bucket_size": bucket_size,
             **{part: {"device": "cpu"} for part in offloaded[config.offload]},
         },
-        "zero_force_ds_cpu_optimizer": False,  # its own optimizer for the host has to be compiled there
+        "zero_force_ds_cpu_optimizer": False,  # DeepSpeed's CPU optimizer would have to be compiled on the machine
         "bf16": {"enabled": config.precision == "bf16"},
-        # Micro-batches are summed in fp32 whatever the weights are, or many small ones would be lost in rounding.
+        # Sum micro-batches in fp32 even for bf16 weights: rounding would lose the gradients of many small ones.
         "data_types": {"grad_accum_dtype": "fp32"},
         "optimizer": {
             "type": "AdamW",
@@ -220,7 +220,7 @@ def _deepspeed_config(model: nn.Module, config: EngineConfig, zero_stage: int) -
                 "betas": list(config.betas),
                 "eps": config.epsilon,
                 "torch_adam": True,
-                # One pass over the weights in place of ten; torch chooses by itself on GPUs.
+                # One pass over the weights instead of ten; on GPUs torch's default is fast.
                 **({"fused": True} if next(model.parameters()).device.type == "cpu" else {}),
             },
         },

@@ -1,6 +1,6 @@
-"""A GGUF file, as llama.cpp reads it, as a Hugging Face folder: `python -m components.policy.gguf FILE FOLDER`.
+"""Convert a GGUF file (of llama.cpp) to a Hugging Face folder: `python -m components.policy.gguf FILE FOLDER`.
 
-Transformers reads it; quantised weights are written as the numbers that they stand for, in bfloat16.
+Transformers reads the file; quantised weights are written dequantised, in bfloat16.
 """
 
 import sys
@@ -21,11 +21,11 @@ _KEYS = ("name", "license", "file_type")
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model, the tokenizer and a card with the licence that the file names into a new folder."""
+    """Write the model, its tokenizer and a model card with the licence into a new folder."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    # As a model of its own: what transformers notes of the file in the loaded one is left behind.
+    # A new model: transformers marks the loaded one, and its config, as quantised.
     config = type(loaded.config).from_dict(loaded.config.to_diff_dict())
     config.__dict__.pop("quantization_config", None)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -34,12 +34,11 @@ def convert(file: Path, folder: Path) -> None:
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
-    described = _described(file)
-    card = _CARD.format(file=file.name, **described)
+    card = _CARD.format(file=file.name, **_metadata(file))
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def _described(file: Path) -> dict[str, str]:
+def _metadata(file: Path) -> dict[str, str]:
     """Return the name, the licence and the weight type that a GGUF file records."""
     from gguf import GGUFReader, LlamaFileType  # transformers reads with it, too
 

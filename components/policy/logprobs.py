@@ -1,6 +1,6 @@
-"""Log-probabilities of completion tokens under a model, and the entropy of the distributions they were sampled from.
+"""Log-probabilities of completion tokens under a model, and the entropies of its distributions at these tokens.
 
-The output layer is applied to a chunk of tokens at a time, so that the N x V logits never exist at once.
+The output layer is applied to one chunk of tokens at a time, so that the N x V logits never exist at once.
 
 Shape suffixes as in packing.py, and
     C  tokens of a chunk, D  hidden size, V  vocabulary
@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from components.policy.attention import use_packed_attention
-from components.policy.decoder import Decoder, trains_as_usual
+from components.policy.decoder import Decoder, is_supported_in_training
 from components.policy.packing import MicroBatch
 from components.policy.padded import padded_because, token_logits, token_scores
 from components.policy.products import onednn_product
 
 _CHUNK_ELEMENTS = 8_388_608
-"""Logits that exist at once on CPUs, 32 MiB: enough tokens for the full rate of the matrix products."""
+"""Logits of a chunk on CPUs, 32 MiB: enough tokens for the full rate of the matrix products."""
 _CUDA_CHUNK_ELEMENTS = 134_217_728
-"""The same on GPUs: half a GiB. Each chunk reads the weight and, where it is trained, updates its whole gradient, so a
-chunk of few tokens would move gigabytes for next to no arithmetic."""
+"""Logits of a chunk on GPUs, half a GiB. Each chunk reads the weight and, if it is trained, updates its whole gradient:
+gigabytes of traffic, which a chunk of few tokens would not be worth."""
 _MIN_CHUNK_TOKENS = 64
-"""Tokens of a chunk even if they have more logits: each chunk reads the whole weight, which is then larger."""
+"""Minimum tokens of a chunk, for large vocabularies: each chunk reads the whole weight."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class TokenLogprobs:
     logprobs_N: Tensor
     """Natural log of the probability of the token, at the sampling temperature."""
     entropy_N: Tensor
-    """Entropy in nats of the distribution the token was sampled from, without gradient; NaN from a model made without
-    it."""
+    """Entropy in nats of the model's distribution at the token, without gradient; NaN from a model without
+    `with_entropy`."""
 
 
 TokenLoss = Callable[[TokenLogprobs, slice], Tensor]
-"""Returns the summed loss of some of the N tokens from their scores and places; differentiable by `logprobs_N`."""
+"""Returns the summed loss of the tokens in a slice of the N, from their scores; differentiable by `logprobs_N`."""
 
 
 @dataclass
 class TeacherTerm:
-    """The divergence from a frozen model that is part of a loss: sum over tokens of weight * KL(pi || pi_teacher)."""
+    """A term of the loss that draws the model to a frozen one: sum over tokens of weight * KL(pi || pi_teacher)."""
 
     teacher: "LogprobModel"
     weight_N: Tensor
@@ -58,17 +58,17 @@ class TeacherTerm:
 
 
 class LogprobModel(nn.Module):
-    """A language model with its `TokenHead`: the module that is trained, so that sharding sees one forward.
+    """A language model with its `TokenHead` in one module, which DeepSpeed trains: ZeRO needs a single forward.
 
-    A model that takes padded rows (padded.py) computes its logits itself.
+    A model that needs padded rows (padded.py) computes its logits itself.
     """
 
     def __init__(self, model: PreTrainedModel, *, temperature: float, with_entropy: bool = True) -> None:
         super().__init__()
         self.temperature, self.with_entropy = temperature, with_entropy
-        self.model = model if padded_because(model) else use_packed_attention(model)
-        self.head = None
+        self.model, self.head = model, None
         if not padded_because(model):
+            self.model = use_packed_attention(model)
             self.head = TokenHead(model.get_output_embeddings(), temperature=temperature, with_entropy=with_entropy)
 
     def forward(
@@ -81,43 +81,49 @@ class LogprobModel(nn.Module):
     ) -> TokenLogprobs | Tensor:
         """Return the log-probabilities of the N completion tokens of `batch`, or their loss if `token_loss` is given.
 
-        Where the loss is a sum over tokens, it is computed for a chunk of them at a time, and its gradient costs no
-        second computation of the logits. A teacher's term is added to it.
+        If the loss is a sum over tokens, it is computed chunk by chunk with its gradient, which saves computing the
+        logits again in the backward pass. The term of a teacher is added to the loss.
         """
-        rows = slice(len(batch.target_N))
         if self.head is None:
-            logits_NV = self._logits(batch)
-            scores = TokenLogprobs(*token_scores(logits_NV, batch.target_N, with_entropy=self.with_entropy))
-            if token_loss is None:
-                return scores
-            return token_loss(scores, rows) + (_divergence(logits_NV, batch, term) if term else 0.0)
+            return self._forward_padded(batch, token_loss, term)
         inputs = (self._hidden(batch), batch.target_N)
         if token_loss is None:
             return TokenLogprobs(*self.head(*inputs))
-        teacher = {"term": term, "teacher": term.teacher.logits_of(batch)} if term else {}
+        options = {"term": term, "teacher": term.teacher.logits_of(batch)} if term else {}
         if is_sum:
-            fused: Tensor = self.head(*inputs, token_loss, **teacher)
+            fused: Tensor = self.head(*inputs, token_loss, **options)
             return fused
-        loss = token_loss(TokenLogprobs(*self.head(*inputs)), rows)
-        return loss + self.head(*inputs, **teacher) if term else loss
+        loss = token_loss(TokenLogprobs(*self.head(*inputs)), slice(len(batch.target_N)))
+        return loss + self.head(*inputs, **options) if term else loss
+
+    def _forward_padded(
+        self, batch: MicroBatch, token_loss: TokenLoss | None, term: TeacherTerm | None
+    ) -> TokenLogprobs | Tensor:
+        """Do the same as `forward` for a model that needs padded rows, from all logits at once."""
+        logits_NV = self._padded_logits(batch)
+        scores = TokenLogprobs(*token_scores(logits_NV, batch.target_N, with_entropy=self.with_entropy))
+        if token_loss is None:
+            return scores
+        loss = token_loss(scores, slice(len(batch.target_N)))
+        return loss + _padded_divergence(logits_NV, batch, term) if term else loss
 
     def logits_of(self, batch: MicroBatch) -> Callable[[slice], Tensor]:
-        """Return what computes the logits of some of the tokens over the temperature, (C, V), without gradient."""
+        """Return a function that computes logits / temperature of a slice of the tokens, (C, V), without gradient."""
         with torch.no_grad():
             if self.head is None:
-                return self._logits(batch).__getitem__
+                return self._padded_logits(batch).__getitem__
             head = self.head
             return _Head(self._hidden(batch), head.weight, head.bias, batch.target_N, head.temperature).logits
 
-    def _logits(self, batch: MicroBatch) -> Tensor:
-        """Return the logits of a model that takes padded rows over the temperature, (N, V)."""
+    def _padded_logits(self, batch: MicroBatch) -> Tensor:
+        """Return logits / temperature of a model that needs padded rows, (N, V)."""
         return token_logits(self.model, batch) / self.temperature
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """Return the hidden states that completion tokens are predicted from, (N, D)."""
         decoder = self.model.get_decoder()
-        if trains_as_usual(decoder):
-            # Completions of one prompt start from the same place.
+        if is_supported_in_training(decoder):
+            # All completions of a prompt start from its last token, which is computed once.
             source_U, place_N = torch.unique(batch.source_N, return_inverse=True)
             return Decoder(decoder)(batch.input_ids_T, batch.position_ids_T, batch.layout, source_U)[place_N]
         hidden_1TD: Tensor = decoder(
@@ -141,9 +147,9 @@ def completion_logprobs(
 
 
 def use_float32_logits(output_layer: nn.Linear) -> None:
-    """Make the layer itself return logits in float32 at least, so that a sampler computes the logits of the trainer."""
+    """Make the layer return logits in float32 at least, so that a sampler computes the same logits as the trainer."""
 
-    def forward(layer: nn.Linear, hidden: Tensor) -> Tensor:  # (..., D): a decoder passes batch and position
+    def forward(layer: nn.Linear, hidden: Tensor) -> Tensor:  # hidden: (..., D)
         logits_CV = _logits(hidden.flatten(end_dim=-2), layer.weight, layer.bias, temperature=1.0)
         return logits_CV.view(*hidden.shape[:-1], -1)
 
@@ -151,9 +157,9 @@ def use_float32_logits(output_layer: nn.Linear) -> None:
 
 
 class TokenHead(nn.Module):
-    """The output layer of a model, followed by log-softmax, for given tokens only.
+    """The output layer of a model, followed by log-softmax, of which only the values of the target tokens are kept.
 
-    The layer's weight is a parameter of this module too, so that ZeRO 3 gathers it when this module runs.
+    The weight of the layer is a parameter of this module too, so that ZeRO 3 gathers it when this module runs.
     """
 
     def __init__(self, output_layer: nn.Linear, *, temperature: float, with_entropy: bool = True) -> None:
@@ -172,27 +178,27 @@ class TokenHead(nn.Module):
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits / temperature).
 
-        The first is differentiable. They are computed in float32 at least: a bfloat16 softmax is where samplers and
-        trainers disagree most. Without the entropy, which takes time, it is NaN.
+        Only the first is differentiable. They are computed in float32 at least: a bfloat16 softmax is where samplers
+        and trainers disagree most. The entropy is NaN without `with_entropy`, which takes time.
 
-        With a `token_loss`, or with the logits of a `teacher`, return the sum of these losses instead.
+        With a `token_loss`, or a `term` and the logits of its `teacher`, return the sum of these losses instead.
         """
         arguments = (hidden_ND, self.weight, self.bias, target_N, self.temperature)
-        parts: list[_ChunkLoss] = []
+        losses: list[_ChunkLoss] = []
         if token_loss is not None:
-            parts.append(partial(_token_loss_of_chunk, token_loss, self.with_entropy))
+            losses.append(partial(_token_loss_of_chunk, token_loss, self.with_entropy))
         if term is not None and teacher is not None:
             term.kl_N = torch.empty_like(target_N, dtype=torch.promote_types(hidden_ND.dtype, torch.float32))
-            parts.append(partial(_divergence_of_chunk, term, teacher))
-        if parts:
-            loss: Tensor = _FusedLoss.apply(*arguments, parts)  # type: ignore[no-untyped-call]
+            losses.append(partial(_divergence_of_chunk, term, teacher))
+        if losses:
+            loss: Tensor = _FusedLoss.apply(*arguments, losses)  # type: ignore[no-untyped-call]
             return loss
         scores: tuple[Tensor, Tensor] = _ChunkedLogprobs.apply(*arguments, self.with_entropy)  # type: ignore[no-untyped-call]
         return scores
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Computes the logits of a chunk at a time, and once more in the backward pass."""
+    """Log-probabilities and entropies, chunk by chunk; the backward pass computes the logits again."""
 
     @staticmethod
     def forward(
@@ -225,7 +231,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 class _FusedLoss(torch.autograd.Function):
-    """A loss that is a sum over tokens: its gradient is computed while the probabilities of a chunk are there."""
+    """A loss that is a sum over tokens: the forward pass computes its gradient too, while it has the logits."""
 
     @staticmethod
     def forward(
@@ -235,39 +241,42 @@ class _FusedLoss(torch.autograd.Function):
         bias_V: Tensor | None,
         target_N: Tensor,
         temperature: float,
-        parts: "Sequence[_ChunkLoss]",
+        losses: "Sequence[_ChunkLoss]",
     ) -> Tensor:
         head = _Head(hidden_ND, weight_VD, bias_V, target_N, temperature)
         gradients = _Gradients(head, with_weight=ctx.needs_input_grad[1])
-        sum_ = hidden_ND.new_zeros((), dtype=head.dtype)
+        total = hidden_ND.new_zeros((), dtype=head.dtype)
         for rows in head.chunks:
-            for part in parts:
-                loss, *gradient = part(head, rows)
-                sum_ += loss
+            for compute_loss in losses:
+                loss, *gradient = compute_loss(head, rows)
+                total += loss
                 gradients.add(rows, *gradient)
                 del gradient  # before the next logits are computed
         ctx.save_for_backward(*gradients.all)
-        return sum_
+        return total
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        factor = float(grad_loss)  # the number of processes
-        scaled = (each if each is None or factor == 1 else each.mul_(factor) for each in ctx.saved_tensors)
-        return *scaled, None, None, None
+        factor = float(grad_loss)  # the number of processes: see `Engine.backward`
+        gradients = ctx.saved_tensors
+        if factor != 1:
+            gradients = [each if each is None else each.mul_(factor) for each in gradients]
+        return *gradients, None, None, None
 
 
 _ChunkLoss = Callable[["_Head", slice], tuple[Tensor, Tensor, Tensor, Tensor]]
-"""Returns a loss of the tokens of a chunk, and its gradient as `_Gradients.add` takes it."""
+"""Returns the loss of a chunk's tokens, and its gradient as the three arguments of `_Gradients.add`."""
 
 
 def _token_loss_of_chunk(
     token_loss: TokenLoss, with_entropy: bool, head: "_Head", rows: slice
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    # The entropy follows from the gradients, without a pass over the logits, unless their products are rounded.
-    from_errors = with_entropy and not _rounds_factors(head.weight_VD)
-    logprobs_C, entropy_C, _, probabilities_CV = head.score(rows, with_entropy=with_entropy and not from_errors)
+    """Return the loss of a chunk and its gradient, which is that of -log pi(target) times a factor for each token."""
+    # The entropy follows from that gradient without a pass over the logits, unless a GPU has rounded it.
+    is_entropy_derived = with_entropy and not _rounds_factors(head.weight_VD)
+    logprobs_C, entropy_C, _, probabilities_CV = head.score(rows, with_entropy=with_entropy and not is_entropy_derived)
     errors_CV, errors_CD = head.errors(rows, probabilities_CV)
-    if from_errors:
+    if is_entropy_derived:
         entropy_C = head.entropy(rows, logprobs_C, errors_CV, errors_CD)
     scores = TokenLogprobs(logprobs_C.requires_grad_(), entropy_C)
     with torch.enable_grad():
@@ -279,6 +288,7 @@ def _token_loss_of_chunk(
 def _divergence_of_chunk(
     term: TeacherTerm, teacher: Callable[[slice], Tensor], head: "_Head", rows: slice
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the teacher's term for a chunk and its gradient; store the divergence of each token in `term.kl_N`."""
     logprobs_CV = head.logits(rows).log_softmax(-1)
     difference_CV = logprobs_CV - teacher(rows).to(head.dtype).log_softmax(-1)
     probabilities_CV = logprobs_CV.exp_()
@@ -291,40 +301,41 @@ def _divergence_of_chunk(
     return (weight_C * kl_C).sum(), grad_CV, _product(grad_CV, head.weight_VD), weight_C
 
 
-def _divergence(logits_NV: Tensor, batch: MicroBatch, term: TeacherTerm) -> Tensor:
-    """Return the term of a teacher from all logits at once, and keep the divergence of each token."""
-    logprobs_NV, teacher_NV = (each.log_softmax(-1) for each in (logits_NV, term.teacher.logits_of(batch)(slice(None))))
+def _padded_divergence(logits_NV: Tensor, batch: MicroBatch, term: TeacherTerm) -> Tensor:
+    """Return the teacher's term from all logits at once; store the divergence of each token in `term.kl_N`."""
+    logprobs_NV = logits_NV.log_softmax(-1)
+    teacher_NV = term.teacher.logits_of(batch)(slice(None)).log_softmax(-1)
     kl_N = (logprobs_NV.exp() * (logprobs_NV - teacher_NV)).sum(-1)
     term.kl_N = kl_N.detach()
     return (term.weight_N * kl_N).sum()
 
 
 class _Head:
-    """An output layer and the tokens that it scores."""
+    """An output layer with the hidden states and target tokens of a micro-batch, computed chunk by chunk."""
 
     def __init__(
         self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, temperature: float
     ) -> None:
         self.dtype = torch.promote_types(hidden_ND.dtype, torch.float32)
-        # Once for all chunks: of half precision a product on CPUs would convert the whole weight each time.
+        # Convert once for all chunks: a half-precision product on CPUs would convert the whole weight each time.
         self.weight_VD = weight_VD if weight_VD.is_cuda else weight_VD.to(self.dtype)
         self.hidden_ND, self.bias_V = hidden_ND, bias_V
         self.target_N, self.temperature = target_N, temperature
         self.chunks = _chunks(len(target_N), len(weight_VD), weight_VD.device.type)
 
     def logits(self, rows: slice) -> Tensor:
-        """Return the logits of a chunk over the temperature, (C, V)."""
+        """Return logits / temperature of a chunk, (C, V)."""
         return _logits(self.hidden_ND[rows], self.weight_VD, self.bias_V, self.temperature)
 
     def score(self, rows: slice, *, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return log-probability, entropy and log-sum-exp of a chunk's tokens, (C,) each, and all probabilities."""
+        """Return log-probability, entropy and log-sum-exp of a chunk's tokens, (C,) each, and probabilities, (C, V)."""
         logits_CV = self.logits(rows)
         highest_C = logits_CV.amax(-1)
         target_C = logits_CV.gather(1, self.target_N[rows, None]).squeeze(1)
-        # On CPUs in the memory of the logits, unless they are needed.
+        # On CPUs in the memory of the logits, unless the entropy needs them.
         in_place = not with_entropy and not logits_CV.is_cuda
         probabilities_CV = torch.softmax(logits_CV, -1, out=logits_CV if in_place else None)
-        # The likeliest token has the probability that loses the least to rounding.
+        # lse = logit - log p for every token; the likeliest token has the smallest rounding error.
         lse_C = highest_C - probabilities_CV.amax(-1).log()
         entropy_C = torch.full_like(lse_C, torch.nan)
         if with_entropy:
@@ -332,9 +343,9 @@ class _Head:
         return target_C - lse_C, entropy_C, lse_C, probabilities_CV
 
     def errors(self, rows: slice, probabilities_CV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of -log pi(target) at temperature 1, by logits and by hidden states, (C, V) and (C, D).
+        """Return the gradients of -log pi(target) by logits, (C, V), and by hidden states, (C, D), at temperature 1.
 
-        The first, pi_v - [v = target], is in the memory of pi.
+        The first, pi_v - [v = target], overwrites the probabilities.
         """
         target_C1 = self.target_N[rows, None]
         errors_CV = probabilities_CV.scatter_add_(1, target_C1, probabilities_CV.new_full(target_C1.shape, -1.0))
@@ -359,11 +370,11 @@ class _Gradients:
 
     @property
     def all(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Those of hidden states, weight and bias."""
+        """The gradients of hidden states, weight and bias."""
         return self._hidden_ND, self._weight_VD, self._bias_V
 
     def add(self, rows: slice, grad_CV: Tensor, grad_CD: Tensor, factor_C: Tensor) -> None:
-        """Add those of a chunk: by logits and by hidden states at temperature 1, times the factor of each token."""
+        """Add the gradients of a chunk, by logits and by hidden states at temperature 1, times a factor per token."""
         head, factor_C = self._head, factor_C / self._head.temperature
         self._hidden_ND[rows] += grad_CD * factor_C[:, None]
         if self._bias_V is not None:
@@ -371,22 +382,23 @@ class _Gradients:
         if self._weight_VD is not None:
             hidden_CD = head.hidden_ND[rows]
             scaled_CD = hidden_CD * factor_C[:, None]
-            if _rounds_factors(head.weight_VD):  # the product is of half precision then, and fast
+            if _rounds_factors(head.weight_VD):  # a fast product of half-precision factors
                 self._weight_VD += _product(grad_CV.T, scaled_CD.to(hidden_CD.dtype))
             else:
                 self._weight_VD.addmm_(grad_CV.T, scaled_CD)
 
 
 def _chunks(num_tokens: int, vocabulary_size: int, device_type: str) -> list[slice]:
-    """Split the tokens into equal parts: of as many logits as suit the device, or of `_MIN_CHUNK_TOKENS` tokens."""
+    """Split the tokens into chunks of about equal size, which have at most as many logits as suit the device."""
     elements = _CUDA_CHUNK_ELEMENTS if device_type == "cuda" else _CHUNK_ELEMENTS
-    count = max(1, math.ceil(num_tokens / max(_MIN_CHUNK_TOKENS, elements // vocabulary_size)))
-    size = max(1, math.ceil(num_tokens / count))
+    max_tokens = max(_MIN_CHUNK_TOKENS, elements // vocabulary_size)
+    num_chunks = max(1, math.ceil(num_tokens / max_tokens))
+    size = max(1, math.ceil(num_tokens / num_chunks))
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
 def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
-    """Return the logits over the temperature, in float32 at least."""
+    """Return logits / temperature, (C, V), in float32 at least."""
     logits_CV = _product(hidden_CD, weight_VD.T)
     if bias_V is not None:
         logits_CV += bias_V
@@ -394,7 +406,7 @@ def _logits(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, tempera
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the matrix product in float32 at least, whatever the types of the factors."""
+    """Return the matrix product in float32 at least, for factors of any type."""
     if _rounds_factors(right):
         return torch.mm(left.to(right.dtype), right, out_dtype=torch.float32)
     dtype = torch.promote_types(right.dtype, torch.float32)
@@ -402,5 +414,5 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _rounds_factors(right: Tensor) -> bool:
-    """Tell whether `_product` rounds the other factor to the type of this one, as GPUs do for half precision."""
+    """Tell whether `_product` rounds its left factor to the type of `right`: half precision on a GPU, which is fast."""
     return right.is_cuda and right.dtype in (torch.bfloat16, torch.float16)

@@ -1,6 +1,6 @@
-"""Models for decoding on CPUs: many calls with few rows each, between which the weights stay as they are.
+"""Packed weights for decoding on CPUs: many calls of a model with a few dozen rows each, and constant weights.
 
-A decoding step reads every weight for a few dozen rows. Packed weights take less time to read.
+Each call reads every weight, and packed weights (products.py) take less time to read.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,54 +12,56 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from components.policy.decoder import Decoder, is_usual
+from components.policy.decoder import Decoder, is_supported
 from components.policy.products import PackedLinear, suits_onednn
 
 _MIN_PACKED_ELEMENTS = 131_072
-"""Of a weight that is packed by itself: products with smaller ones take about as long with MKL."""
+"""Smallest weight that is packed by itself: products with smaller ones take about as long with MKL."""
 
 
 @contextmanager
 def packed_weights(model: PreTrainedModel) -> Iterator[None]:
-    """Have the model compute with packed weights for the time of the block; they must not change, nor have gradients.
+    """Make the model compute with a packed copy of its weights in the block, without gradients.
 
-    A second copy of these weights exists meanwhile. The model must attend by a layout (`use_packed_attention`). Layers
-    that compute in another way, such as quantised or adapted ones, stay as they are, and the decoder around them too.
+    The weights must not change meanwhile, and the model must attend by a layout (`use_packed_attention`). Layers that
+    compute in another way, such as quantised or adapted ones, are not replaced, nor is the decoder that has them.
     """
+    forwards = _packed_forwards(model)
+    replaced = {module: vars(module)["forward"] for module in forwards if "forward" in vars(module)}
+    try:
+        for module, forward in forwards.items():
+            vars(module)["forward"] = forward
+        yield
+    finally:
+        for module in forwards:
+            vars(module).pop("forward", None)
+        for module, forward in replaced.items():
+            vars(module)["forward"] = forward
+
+
+def _packed_forwards(model: PreTrainedModel) -> dict[nn.Module, Callable[..., Any]]:
+    """Return the modules to compute with packed weights, each with its new `forward`."""
     forwards: dict[nn.Module, Callable[..., Any]] = {}
     decoder, output = model.get_decoder(), model.get_output_embeddings()
-    if is_usual(decoder) and all(suits_onednn(parameter) for parameter in decoder.parameters()):
-        forwards[decoder] = _forward(Decoder(decoder, PackedLinear))
+    if is_supported(decoder) and all(suits_onednn(parameter) for parameter in decoder.parameters()):
+        forwards[decoder] = _decoder_forward(Decoder(decoder, PackedLinear))
     for module in [output] if decoder in forwards else model.modules():
-        # The output layer's own forward is that of `use_float32_logits`, which suits the types that are packed.
+        # Only the output layer may have its own forward: that of `use_float32_logits`, which is the same in float32.
         is_plain = type(module) is nn.Linear and (module is output or "forward" not in vars(module))
         if is_plain and suits_onednn(module.weight) and module.weight.numel() >= _MIN_PACKED_ELEMENTS:
             forwards[module] = PackedLinear(module)
     if output not in forwards and type(output) is nn.Linear and _is_half_on_cpu(output.weight):
         forwards[output] = _float32_forward(output)
-    before = {module: module.__dict__.get("forward") for module in forwards}
-    try:
-        for module, forward in forwards.items():
-            module.__dict__["forward"] = forward
-        yield
-    finally:
-        for module, own in before.items():
-            module.__dict__.pop("forward", None)
-            if own is not None:
-                module.__dict__["forward"] = own
+    return forwards
 
 
 def _is_half_on_cpu(weight: Tensor) -> bool:
-    return (
-        type(weight.data) is Tensor and weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16)
-    )
+    is_plain = type(weight.data) is Tensor  # quantised tensors have other classes
+    return is_plain and weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16)
 
 
 def _float32_forward(output: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """Return a forward of an output layer in half precision whose logits are those of `use_float32_logits`.
-
-    Its weight is converted and packed once, and not for each token.
-    """
+    """Return a forward with the logits of `use_float32_logits` that converts and packs the weight only once."""
     layer = nn.Linear(output.in_features, output.out_features, bias=output.bias is not None, device="meta")
     layer.weight = nn.Parameter(output.weight.detach().float(), requires_grad=False)
     if output.bias is not None:
@@ -68,11 +70,11 @@ def _float32_forward(output: nn.Linear) -> Callable[[Tensor], Tensor]:
     return lambda rows: packed(rows.float())
 
 
-def _forward(decoder: Decoder) -> Callable[..., BaseModelOutputWithPast]:
-    """Return a forward of the module that the decoder computes: of a batch of one row."""
+def _decoder_forward(decoder: Decoder) -> Callable[..., BaseModelOutputWithPast]:
+    """Return `decoder` with the interface of the module that it replaces, for batches of one row."""
 
     def forward(*, input_ids: Tensor, position_ids: Tensor, layout: Any, use_cache: bool) -> BaseModelOutputWithPast:
-        assert not use_cache, "keys and values are kept by the layout"
+        assert not use_cache, "the layout keeps keys and values"
         return BaseModelOutputWithPast(last_hidden_state=decoder(input_ids[0], position_ids[0], layout)[None])
 
     return forward

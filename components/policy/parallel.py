@@ -1,7 +1,7 @@
-"""The processes (ranks) that train one model together, what they exchange, and how long they wait for one another.
+"""The processes (ranks) that train one model together: how they exchange values and wait for one another.
 
-Every exchange begins with a barrier at a store that all of them reach, so that a rank that is missing is known by name,
-which no collective of torch tells. Between barriers only DeepSpeed's collectives wait, with the same deadline.
+Every exchange begins with a barrier through a key-value store (torch's rendezvous store), so that an error can name the
+missing ranks; torch's collectives do not. Between barriers only DeepSpeed's collectives wait, with the same deadline.
 """
 
 import hmac
@@ -31,24 +31,26 @@ from components.shared.errors import PipelineError, RetryableError
 _START_S = 300.0
 """Time for all processes to start: images are pulled and libraries imported at different speeds."""
 _HEARTBEAT_S = 0.5
+"""Time between two heartbeats of a rank."""
 _SILENCE_S = 6 * _HEARTBEAT_S
+"""Time without a heartbeat after which a rank counts as lost."""
 _ANSWER_S = 5.0
-"""Time for the store to answer. Torch enforces its own timeouts by asking it, so they fail where it is unreachable."""
+"""Time for the store to answer. Torch's own timeouts do not help: they too are enforced by requests to the store."""
 _SIGNATURE_BYTES = 32
 _Value = TypeVar("_Value")
 
 
 @dataclass
 class Ranks:
-    """The processes of a run as seen by one of them."""
+    """The processes of a run, as seen by one of them."""
 
     rank: int
     world_size: int
     deadline_s: float = 0.0
-    """How long to wait for the others."""
+    """Time to wait for the others."""
     store: Store = field(default_factory=HashStore)
     key: bytes = b""
-    """Known to those who can read the store alone."""
+    """Secret that signs messages; known only to processes that can read the store."""
     _num_barriers: int = field(default=0, init=False)
 
     @property
@@ -57,15 +59,16 @@ class Ranks:
         return self.rank == 0
 
     def shard(self, items: Sequence[_Value]) -> Sequence[_Value]:
-        """Return this process's part of items that are divided among all, as evenly as possible and in order."""
-        start, stop = (len(items) * number // self.world_size for number in (self.rank, self.rank + 1))
+        """Return this process's contiguous part of items that are divided among all as evenly as possible."""
+        start = len(items) * self.rank // self.world_size
+        stop = len(items) * (self.rank + 1) // self.world_size
         return items[start:stop]
 
     def all_gather(self, value: _Value, what: str) -> list[_Value]:
-        """Return the values of all processes, by rank; see `barrier`.
+        """Return the values of all processes, by rank; `what` names this point of the program, as in `barrier`.
 
-        As torch's collectives of objects, but values are unpickled only if a process that knows the key has sent them:
-        gloo takes whoever connects first for a rank.
+        Unlike torch's all_gather_object, it unpickles only values that are signed with the key: gloo accepts whoever
+        connects first as a rank.
         """
         if self.world_size == 1:
             return [value]
@@ -82,21 +85,23 @@ class Ranks:
         return [self._verified(rank, each) for rank, each in enumerate(messages)]
 
     def _signature(self, rank: int, content: bytes) -> bytes:
+        """Sign what a rank sends at this barrier, so that nobody else can send it, or send it again."""
         return hmac.digest(self.key, f"{self._num_barriers}/{rank}/".encode() + content, "sha256")
 
     def _verified(self, rank: int, message: bytes) -> Any:
+        """Return the value in a message of a rank; PipelineError if its signature is wrong."""
         signature, content = message[:_SIGNATURE_BYTES], message[_SIGNATURE_BYTES:]
         if not hmac.compare_digest(signature, self._signature(rank, content)):
             raise PipelineError(f"what came from rank {rank} was sent by a process that is not part of this run")
         return pickle.loads(content)
 
     def barrier(self, what: str) -> None:
-        """Wait until every process is at `what`; RetryableError names those that are not in time."""
+        """Wait until every process is at `what`; RetryableError names those that are not there in time."""
         if self.world_size > 1:
             self._num_barriers += 1
-            _ask_store(lambda: self._arrive(what), what, within_s=self.deadline_s + _ANSWER_S)
+            _ask_store(lambda: self._wait_at_barrier(what), what, within_s=self.deadline_s + _ANSWER_S)
 
-    def _arrive(self, what: str) -> None:
+    def _wait_at_barrier(self, what: str) -> None:
         keys = [f"barrier/{self._num_barriers}/{rank}" for rank in range(self.world_size)]
         try:
             self.store.set(keys[self.rank], what)
@@ -106,56 +111,51 @@ class Ranks:
             if not missing:
                 raise RetryableError(f"the rendezvous store was lost at {what}: {_first_line(error)}") from error
             raise RetryableError(f"{missing} did not reach {what} within {self.deadline_s:g} s") from None
-        # Every process that is here has passed the barrier before the last: its keys are no longer waited for.
+        # All processes have reached this barrier, so none still waits for the keys of the one before the last.
         if self._num_barriers > 2:
             self.store.delete_key(f"barrier/{self._num_barriers - 2}/{self.rank}")
 
     @contextmanager
     def report_lost_ranks(self) -> Iterator[None]:
-        """Turn an error of one of torch's collectives into one that names the processes that stopped responding."""
+        """Turn an error of torch's collectives in the block into a RetryableError that names the lost processes."""
         try:
             yield
         except RuntimeError as error:
             if not isinstance(error, DistError) and "gloo" not in str(error):
                 raise
-            lost = _ask_store(lambda: self._names(self._silent), "a collective", within_s=_SILENCE_S + _ANSWER_S)
+            lost = _ask_store(lambda: self._names(self._lost), "a collective", within_s=_SILENCE_S + _ANSWER_S)
             if lost:
                 raise RetryableError(f"{lost} stopped responding") from error
             raise RetryableError(f"the processes lost their connection: {_first_line(error)}") from error
 
-    def _silent(self) -> list[int]:
-        """Return the ranks whose heartbeat has stopped."""
-
-        def beats() -> dict[int, int]:
-            others = (rank for rank in range(self.world_size) if rank != self.rank)
-            return {rank: self.store.add(f"beat/{rank}", 0) for rank in others}
-
-        before = beats()
+    def _lost(self) -> list[int]:
+        """Return the ranks whose heartbeat has stopped; takes `_SILENCE_S`."""
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        before = [self.store.add(f"beat/{rank}", 0) for rank in others]  # adding 0 reads the counter
         time.sleep(_SILENCE_S)
-        return [rank for rank, beat in beats().items() if beat == before[rank]]
+        return [rank for rank, beat in zip(others, before, strict=True) if self.store.add(f"beat/{rank}", 0) == beat]
 
     def _names(self, find: Callable[[], list[int]]) -> str:
-        """Return the ranks that are found, with host and process where known; none if the store is lost."""
+        """Return the found ranks as "rank 1 (host, process 7) of 2"; empty if there is none or the store is lost."""
         names = []
         with suppress(RuntimeError):
             for rank in find():
-                key = f"name/{rank}"  # a rank that never started has none, and `get` would wait for it
+                key = f"name/{rank}"  # missing for a rank that never started: `get` would wait for it
                 where = f" ({self.store.get(key).decode()})" if self.store.check([key]) else ""
                 names.append(f"rank {rank}{where}")
         return f"{', '.join(names)} of {self.world_size}" if names else ""
 
 
 SINGLE_PROCESS = Ranks(0, 1)
-"""A process by itself."""
 _ranks: Ranks | None = None
 
 
 def init_ranks(config: EngineConfig) -> Ranks:
-    """Join the processes that were launched together; PipelineError unless there are as many as the config says.
+    """Return the processes that were launched together, after joining them in torch's process group.
 
-    A process that was launched by itself forms the group of one that DeepSpeed needs.
+    DeepSpeed needs a group even for one process. PipelineError unless as many were launched as the config says.
     """
-    global _ranks  # noqa: PLW0603  # torch has one process group per process, too
+    global _ranks  # noqa: PLW0603  # torch's process group is global, too
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size != config.num_processes:
         launched = f"{size} {'was' if size == 1 else 'were'} launched (WORLD_SIZE)"
@@ -166,10 +166,7 @@ def init_ranks(config: EngineConfig) -> Ranks:
 
 
 def set_group_timeouts() -> None:
-    """Give all process groups the deadline of the run: those that DeepSpeed makes have torch's, half an hour.
-
-    Call it after each `deepspeed.initialize`.
-    """
+    """Apply the deadline to all process groups, after `deepspeed.initialize`, which creates them with half an hour."""
     if _ranks is None or _ranks.world_size == 1:
         return
     for group in distributed_c10d._world.pg_map:
@@ -179,7 +176,7 @@ def set_group_timeouts() -> None:
 def _init_process_group(size: int, deadline_s: float) -> Ranks:
     os.environ.setdefault("LOCAL_RANK", "0")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-    # Objects are exchanged over the network of the hosts, tensors over that of the accelerators.
+    # Objects are exchanged by gloo between hosts, tensors by NCCL between GPUs.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     if size == 1:
         distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
@@ -207,27 +204,24 @@ def _init_process_group(size: int, deadline_s: float) -> Ranks:
 
 
 def _beat(store: Store, rank: int) -> None:
-    """Increase this process's counter in the store regularly."""
-    with suppress(RuntimeError):  # the store ends with the process that holds it
+    """Send heartbeats: increase this rank's counter in the store regularly."""
+    with suppress(RuntimeError):  # the store ends with the process that serves it
         while True:
             store.add(f"beat/{rank}", 1)
             time.sleep(_HEARTBEAT_S)
 
 
 def _ask_store(ask: Callable[[], _Value], what: str, *, within_s: float) -> _Value:
-    """Return what asking the store returns, or raise what it raises; RetryableError where it does not answer in time.
-
-    A thread that waits for an answer cannot be ended, and is left behind.
-    """
+    """Return or raise what `ask` does; RetryableError after `within_s`, when its waiting thread is left behind."""
     answer: Future[_Value] = Future()
 
-    def work() -> None:
+    def run() -> None:
         try:
             answer.set_result(ask())
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=run, daemon=True).start()
     try:
         return answer.result(within_s)
     except TimeoutError:

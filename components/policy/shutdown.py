@@ -1,4 +1,4 @@
-"""Graceful shutdown: a run that is asked to stop finishes its step and writes a checkpoint first."""
+"""Graceful shutdown: after a request to stop, a run finishes its step and writes a checkpoint before it exits."""
 
 import os
 import signal
@@ -17,41 +17,41 @@ _ONE_REQUEST_S = 1.0
 
 
 class StopRequest:
-    """Whether this process was asked to stop, and what it would lose."""
+    """Whether this process was asked to stop, and how many steps it would lose."""
 
     requested = False
     unsaved_steps = 0
-    """Steps that are done and in no checkpoint."""
+    """Finished steps since the last checkpoint."""
 
 
 @contextmanager
 def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
     """Record requests to stop for the block to act on; exit after `grace_s`, or at a second request.
 
-    The last checkpoint stays valid then. The first request reaches a rank from the terminal and from its launcher;
-    only the launcher acts on a second one, and ends its ranks.
+    The last checkpoint stays valid then. A rank ignores a second request, which its launcher handles by ending all
+    ranks: a terminal sends the first one both to the rank and to the launcher, which passes it on.
     """
 
-    def exit_(reason: str) -> None:
+    def exit_now(reason: str) -> None:
         resume = "start the same run again to resume from the last checkpoint"
         lost = f"the current step and {stop.unsaved_steps} before it are lost"
         say_line(f"error: stopped {reason}: {lost}; {resume}", sys.stderr)
         os._exit(RetryableError.exit_code)
 
-    def first() -> None:
+    def request_stop() -> None:
         stop.requested = True
         timer.start()
 
-    def again() -> None:
+    def repeat_request() -> None:
         if "RANK" not in os.environ:
-            exit_("at once by a second request")
+            exit_now("at once by a second request")
 
     stop = StopRequest()
-    late = f"during a step, which took longer than checkpoint.grace_s ({grace_s:g} s)"
-    timer = threading.Timer(grace_s, exit_, [late])
+    timeout = f"during a step, which took longer than checkpoint.grace_s ({grace_s:g} s)"
+    timer = threading.Timer(grace_s, exit_now, [timeout])
     timer.daemon = True
     try:
-        with on_stop_signal(first, again):
+        with on_stop_signal(request_stop, repeat_request):
             yield stop
     finally:
         timer.cancel()

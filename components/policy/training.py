@@ -1,8 +1,8 @@
-"""What the training loops of SFT and GRPO share: determinism, checkpoints, learning rate, curves, advice on memory.
+"""Functions that the training loops of SFT and GRPO share: determinism, checkpoints, schedule, curves, memory advice.
 
-A checkpoint of an unfinished run has the policy with its optimizer in safetensors, as well as any other large tensors,
-and as plain values, never objects, the random state and what the stage adds. The main process writes it, and all read
-it, whatever their number.
+A checkpoint of an unfinished run has files of tensors (safetensors): the policy with its optimizer, and those that the
+stage adds. `values.pt` has the random state and other values of the stage, without pickled objects. The main process
+writes it, and any number of processes can resume from it.
 """
 
 import csv
@@ -48,7 +48,7 @@ def prepare_process(seed: int) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for determinism
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
-    # Filling every new buffer guards against reading it unwritten; it would double the time of a step.
+    # Do not fill new buffers, as deterministic mode does against reading them unwritten: it doubles the time of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no stub
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -57,14 +57,14 @@ def prepare_process(seed: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep what is freed: a step on a CPU frees and takes the same hundreds of megabytes again and again.
+    """Make glibc keep freed memory: each step on a CPU frees and allocates the same hundreds of megabytes.
 
-    By default glibc returns large pieces to the system at once, and each of their pages is cleared for the next use.
+    By default glibc returns large blocks to the system, which clears every page before it is used again.
     """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if set_option is not None:  # glibc's; mallopt(3) has the numbers
-        set_option(_M_MMAP_MAX, 0)
-        set_option(_M_TRIM_THRESHOLD, -1)  # never
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:  # other C libraries of Linux lack it
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)  # never return memory
 
 
 def learning_rate(
@@ -72,7 +72,7 @@ def learning_rate(
 ) -> float:
     """Return the rate of `step` (from 0): linear warm-up to `peak`, then the decay of `schedule`.
 
-    With d from 0 right after the warm-up to 1 in the last step, and f the `final_fraction`:
+    With d rising from 0 after the warm-up to 1 in the last step, and f the `final_fraction`:
 
         linear     peak (1 - (1 - f) d)
         cosine     peak (f + (1 - f) (1 + cos(pi d)) / 2)
@@ -80,12 +80,12 @@ def learning_rate(
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
-    done = (step - warmup_steps) / max(1, num_steps - 1 - warmup_steps)
+    decay = (step - warmup_steps) / max(1, num_steps - 1 - warmup_steps)
     match schedule:
         case "linear":
-            return peak * (1 - (1 - final_fraction) * done)
+            return peak * (1 - (1 - final_fraction) * decay)
         case "cosine":
-            return peak * (final_fraction + (1 - final_fraction) * (1 + math.cos(math.pi * done)) / 2)
+            return peak * (final_fraction + (1 - final_fraction) * (1 + math.cos(math.pi * decay)) / 2)
         case "constant":
             return peak
 
@@ -96,12 +96,12 @@ class TrainingCheckpoint:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.policy = self.tensors(_POLICY)
-        """File with the weights and the state of the optimizer: see optimizer_state.py."""
+        """File of the weights and the optimizer state: see optimizer_state.py."""
         self.values: dict[str, Any] = torch.load(folder / _VALUES, map_location="cpu", weights_only=True)
-        """What the stage added, on the CPU: each process has another GPU than the one that wrote it."""
+        """Values that the stage added, and the random states of all processes ("random")."""
 
     def tensors(self, name: str) -> Path:
-        """Return the file of the tensors that the stage added under a name."""
+        """Return the file of the tensors that the stage added under this name."""
         return _tensors_file(self._folder, name)
 
 
@@ -110,35 +110,35 @@ def _tensors_file(folder: Path, name: str) -> Path:
 
 
 class Resumption:
-    """The checkpoints of one run: the one it is resumed from, and those it writes."""
+    """The checkpoints of one run: the one it resumes from, and those it writes."""
 
     def __init__(self, ranks: Ranks, work: Path, config: CheckpointConfig, *, stage: str, num_steps: int) -> None:
         self._ranks, self._num_steps, self._every_steps = ranks, num_steps, config.every_steps
-        self._random_states: list[dict[str, Any]] = []
-        self._writer = newest = None
         self._folder, self._stage = work / CHECKPOINTS, stage
+        self._random_states: list[dict[str, Any]] = []
+        self._writer = latest = None
+        # The main process alone writes checkpoints, and reads the latest completely to verify it.
         if ranks.is_main:
-            folder, fingerprint = self._folder, fingerprint_in(work)
+            fingerprint = fingerprint_in(work)
             self._writer = CheckpointWriter(
-                folder, keep_last=config.keep_last, keep_best=config.keep_best, fingerprint=fingerprint
+                self._folder, keep_last=config.keep_last, keep_best=config.keep_best, fingerprint=fingerprint
             )
-            newest = latest_checkpoint(folder, stage=stage, fingerprint=fingerprint)
-        # Only the main process reads all of it to verify that it is complete.
-        self._latest = ranks.all_gather(newest, "the choice of a checkpoint")[0]
+            latest = latest_checkpoint(self._folder, stage=stage, fingerprint=fingerprint)
+        self._latest = ranks.all_gather(latest, "the choice of a checkpoint")[0]
         self.steps_done = self._latest.step if self._latest else 0
-        """Steps of the checkpoint that the run is resumed from; 0 for a new run."""
+        """The step of the checkpoint that the run resumes from; 0 for a new run."""
         if self.steps_done and ranks.is_main:
             done = ": all steps are done" if self.steps_done == num_steps else ""
             say(stage, f"resuming after step {self.steps_done}{done}")
 
     def best(self) -> tuple[int, Path] | None:
-        """Return the step of the checkpoint with the best score, and the file with its weights; None without any."""
+        """Return the step and the weights file of the checkpoint with the best score; None if none has a score."""
         best = best_checkpoint(self._folder, stage=self._stage) if self._ranks.is_main else None
         best = self._ranks.all_gather(best, "the choice of the best checkpoint")[0]
         return (best.step, _tensors_file(best.folder, _POLICY)) if best else None
 
     def load(self) -> TrainingCheckpoint | None:
-        """Return the checkpoint that the run is resumed from, if any."""
+        """Return the checkpoint that the run resumes from, if any."""
         if self._latest is None:
             return None
         checkpoint = TrainingCheckpoint(self._latest.folder)
@@ -146,7 +146,7 @@ class Resumption:
         return checkpoint
 
     def restore_random_state(self) -> None:
-        """Set this process's random generators as in the checkpoint, if there are as many processes as there were."""
+        """Restore this process's random generators from the loaded checkpoint, if it has as many processes."""
         if len(self._random_states) == self._ranks.world_size:
             _set_random_state(self._random_states[self._ranks.rank])
 
@@ -162,26 +162,25 @@ class Resumption:
         tensors: Callable[[], Mapping[str, dict[str, Tensor]]] = dict,
         export: Callable[[Path], None] | None = None,
     ) -> None:
-        """Write a checkpoint if one is due after a step; StoppedError, after writing one, if any process is to stop.
+        """Write a checkpoint if the step is the last, one of every few, or `due`, or if any process has to stop.
 
-        Others than every few steps and the last are those that are `due` for a reason of the stage's own, such as a new
-        best `score`. `values` are read by every process that resumes; each entry of `tensors`, which all processes
-        compute together, goes into a file of its own. What `export` writes into its folder is for others than this run:
-        it has the full weights.
+        `values` and `tensors` return what the stage adds; all processes compute `tensors` together, and each entry
+        becomes a file. `export` may write files for other programs into a folder, while the full weights are gathered.
+        The best checkpoint is the one with the highest `score`. StoppedError, after the checkpoint, if one has to stop.
         """
-        stopped = any(self._ranks.all_gather(stop.requested, f"the end of step {step}"))
-        if not (stopped or due or step % self._every_steps == 0 or step == self._num_steps):
+        is_stopped = any(self._ranks.all_gather(stop.requested, f"the end of step {step}"))
+        if not (is_stopped or due or step % self._every_steps == 0 or step == self._num_steps):
             stop.unsaved_steps += 1
             return
-        added, state = values(), {_POLICY: policy.state(), **tensors()}
+        stage_values, files = values(), {_POLICY: policy.state(), **tensors()}
         random_states = self._ranks.all_gather(_random_state(), "the writing of a checkpoint")
 
         def write(folder: Path) -> None:
-            for name, of_name in state.items():
-                save_file(of_name, _tensors_file(folder, name))
-            # Through memory: torch.save hides errors of the system, such as a full disk.
+            for name, tensors_of_file in files.items():
+                save_file(tensors_of_file, _tensors_file(folder, name))
+            # Not directly to the file: torch.save hides errors of the system, such as a full disk.
             buffer = io.BytesIO()
-            torch.save({**added, "random": random_states}, buffer)
+            torch.save({**stage_values, "random": random_states}, buffer)
             (folder / _VALUES).write_bytes(buffer.getbuffer())
             if export:
                 export(folder / EXPORT)
@@ -191,31 +190,27 @@ class Resumption:
                 self._writer.save(step, write, score=score)
         self._ranks.barrier("the end of writing a checkpoint")
         stop.unsaved_steps = 0
-        if stopped:
+        if is_stopped:
             raise StoppedError(
                 f"stopped on request: step {step} of {self._num_steps} is saved; start the same run again to resume"
             )
 
 
 def _random_state() -> dict[str, Any]:
-    """Return the state of the generators of this process and of its GPU (a machine may have others)."""
+    """Return the state of the generators of this process and of its GPU."""
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
 
 
 def _set_random_state(state: Mapping[str, Any]) -> None:
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
+    random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
 
 
 def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]], columns: Sequence[str] = ()) -> None:
-    """Write steps.jsonl and curves.csv, None and an empty field where nothing was measured.
-
-    Without a row the `columns` are those of the header.
-    """
+    """Write the rows to steps.jsonl and curves.csv (the header `columns` if there are none); None is null, or empty."""
     jsonl.write_rows(folder / "steps.jsonl", (dict(row) for row in rows))
     with (folder / "curves.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=dict.fromkeys(chain(*rows)) if rows else columns, lineterminator="\n")
@@ -224,7 +219,7 @@ def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]], colum
 
 
 def memory_for_loading(stage: str, config: EngineConfig) -> AbstractContextManager[None]:
-    """Say which keys to change where a model, its optimizer or its reference does not fit."""
+    """Return a context that names the keys to change if a model, its optimizer or its reference does not fit."""
     key = f"{stage}.engine"
     remedies = [f"set {key}.zero_stage: 3 (it is {config.zero_stage})"] if config.zero_stage < 3 else []
     if config.offload != "all":
@@ -235,13 +230,16 @@ def memory_for_loading(stage: str, config: EngineConfig) -> AbstractContextManag
 
 
 def memory_for_passes(stage: str, config: EngineConfig, purpose: str, *more: str) -> AbstractContextManager[None]:
-    """Say which keys to change where micro-batches do not fit, and what else helps."""
+    """Return a context that names the keys to change if micro-batches do not fit, and `more` remedies."""
     lower = f"lower {stage}.engine.micro_batch_tokens (it is {config.micro_batch_tokens})"
     return explain_out_of_memory(purpose, lower, *more)
 
 
 def memory_for_update(stage: str, config: EngineConfig) -> AbstractContextManager[None]:
-    """Say which keys to change where the backward pass or the optimizer's step does not fit."""
-    more = [] if config.gradient_checkpointing else [f"set {stage}.engine.gradient_checkpointing: true"]
-    more += [f"set {stage}.engine.offload: optimizer"] if config.offload == "none" else []
+    """Return a context that names the keys to change if the backward pass or the optimizer step does not fit."""
+    more = []
+    if not config.gradient_checkpointing:
+        more.append(f"set {stage}.engine.gradient_checkpointing: true")
+    if config.offload == "none":
+        more.append(f"set {stage}.engine.offload: optimizer")
     return memory_for_passes(stage, config, "the update of the policy", *more)

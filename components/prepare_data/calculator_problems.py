@@ -1,6 +1,6 @@
 """Built-in problems for a model with a calculator: products of two-digit numbers, reproducible from a seed.
 
-Their answers are out of reach of a small model's head, and within reach of one that copies numbers into calls.
+A small model cannot compute the answers itself, but it can copy the numbers into calls.
 """
 
 import random
@@ -15,15 +15,15 @@ from components.shared.problem import Problem, Split
 
 CalculatorFamily = Literal["boxes", "more", "fewer", "more_and_fewer"]
 _SIGNS = {"boxes": "", "more": "+", "fewer": "-", "more_and_fewer": "+-"}
-"""Signs of the changes that follow the product."""
+"""Signs of the numbers that are added to or subtracted from the product."""
 _SMALLEST_FACTOR, _SMALLEST_CHANGE, _LARGEST = 32, 12, 99
-"""Limits of the numbers in a question: two digits each."""
+"""Limits of the factors and of the numbers added or subtracted: two digits each."""
 _RESULTS = range(1_000, 10_000)
-"""Results of calls: four digits each, so that the distance over which a small model copies is constant."""
+"""Results of calls: four digits each, so that a small model copies over a constant distance."""
 _TEST_FRACTION, _DEV_FRACTION = 0.2, 0.1
 
 Numbers = tuple[int, ...]
-"""The numbers of a question, in its order."""
+"""The numbers of a question, in order."""
 
 
 class CalculatorProblems(BuiltIn):
@@ -40,13 +40,13 @@ class CalculatorProblems(BuiltIn):
     """Fraction of the solutions that call the calculator (`call_format: fenced`); the others are the bare answer."""
     families: list[CalculatorFamily] = Field(list(get_args(CalculatorFamily)), min_length=1)
     """Kinds of problem, in equal shares; each becomes a subject of the scores. The level of a problem is the number of
-    its calls: one of `boxes`, three of `more_and_fewer`."""
+    its calls: one for `boxes`, three for `more_and_fewer`."""
 
     def problems(self, seed: int) -> Iterator[Problem]:
         """Yield the train split, then the others; families take turns within each.
 
-        The digest of a product alone decides to which split it belongs, so no product of one split occurs in another,
-        under any seed, name, thing or family.
+        A hash of the product alone decides its split, so no product of one split occurs in another, under any seed,
+        name, thing or family.
         """
         for split in (Split.TRAIN, Split.TEST, Split.DEV):
             rng = random.Random(f"{seed} {split}")
@@ -58,12 +58,13 @@ class CalculatorProblems(BuiltIn):
                 seen.add((family, numbers))
                 calls = _calls(family, numbers)
                 is_worked = fraction_of(f"worked {seed} {family} {numbers}") < self.worked_fraction
+                work = "".join(map(_fenced, calls)) if is_worked else ""
                 answer = str(calls[-1][1])
                 yield self._problem(
                     split,
                     index,
                     question=_question(rng, family, numbers),
-                    solution=("".join(map(_fenced, calls)) if is_worked else "") + f"#### {answer}",
+                    solution=f"{work}#### {answer}",
                     answer=answer,
                     subject=family,
                     level=len(calls),
@@ -71,7 +72,7 @@ class CalculatorProblems(BuiltIn):
 
 
 def split_of(factor: int, other: int) -> Split:
-    """Return the split in which a product may occur, whichever factor comes first."""
+    """Return the split in which a product may occur; the order of the factors does not matter."""
     fraction = fraction_of(f"product {min(factor, other)} {max(factor, other)}")
     if fraction < _TEST_FRACTION:
         return Split.TEST
@@ -79,22 +80,24 @@ def split_of(factor: int, other: int) -> Split:
 
 
 def _draw(rng: random.Random, family: CalculatorFamily, split: Split) -> Numbers | None:
-    """Return the numbers of a question; None where the product is another split's, or a result has not four digits."""
+    """Draw the numbers of a question; None if their product belongs to another split or a result is not in range."""
     smallest = [_SMALLEST_FACTOR] * 2 + [_SMALLEST_CHANGE] * len(_SIGNS[family])
     numbers = tuple(rng.randint(each, _LARGEST) for each in smallest)
-    is_ours = split_of(*numbers[:2]) == split
-    return numbers if is_ours and all(result in _RESULTS for _, result in _calls(family, numbers)) else None
+    if split_of(*numbers[:2]) != split:
+        return None
+    return numbers if all(result in _RESULTS for _, result in _calls(family, numbers)) else None
 
 
 def _question(rng: random.Random, family: CalculatorFamily, numbers: Numbers) -> str:
     first, second, *changes = numbers
-    packed = f"{rng.choice(NAMES)} packs {first} boxes of {second} {rng.choice(THINGS)}"
-    words = {"+": "finds {} more", "-": "loses {} of them"}
-    changed = [words[sign].format(change) for sign, change in zip(_SIGNS[family], changes, strict=True)]
-    return f"{' and '.join([packed, *changed])}. How many?"
+    parts = [f"{rng.choice(NAMES)} packs {first} boxes of {second} {rng.choice(THINGS)}"]
+    for sign, change in zip(_SIGNS[family], changes, strict=True):
+        parts.append(f"finds {change} more" if sign == "+" else f"loses {change} of them")
+    return f"{' and '.join(parts)}. How many?"
 
 
 def _calls(family: CalculatorFamily, numbers: Numbers) -> list[tuple[str, int]]:
+    """Return the calls that answer a question, each with its expression and its result."""
     first, second, *changes = numbers
     calls = [(f"{first}*{second}", first * second)]
     for sign, change in zip(_SIGNS[family], changes, strict=True):
@@ -104,5 +107,6 @@ def _calls(family: CalculatorFamily, numbers: Numbers) -> list[tuple[str, int]]:
 
 
 def _fenced(call: tuple[str, int]) -> str:
+    """Return a call and the calculator's answer as fenced blocks."""
     expression, result = call
     return f"```calculator\n{expression}\n```\n```output\n{result}\n```\n"

@@ -1,4 +1,4 @@
-"""The section `prepare_data` of a params file: which datasets, and which of their problems are left out."""
+"""The section `prepare_data` of a params file: the datasets, and which of their problems are left out."""
 
 import re
 from collections import Counter
@@ -26,17 +26,17 @@ Source = Annotated[
     CalculatorProblems | Dataset | GSM8K | MATH | MBPP | OneStepProblems | ReasoningGym | SVAMP | WordProblems,
     Field(discriminator="kind"),
 ]
-"""Every dataset there is; `kind` names it in a params file."""
+"""All kinds of sources; the key `kind` selects one."""
 
 
 class DataRepository(Config):
-    """A git repository whose files, or DVC's pointers to them, are read at one commit."""
+    """A git repository with the raw files, or DVC pointers to them, at one commit."""
 
     url: str = Field(min_length=1)
     """URL or folder of the repository."""
     commit: str
-    """Full hash of a commit: a branch or a tag may point to another one tomorrow. The form of a run on a cluster takes
-    a branch or a tag as well, and looks it up once."""
+    """Full hash of a commit, as branches and tags may move. The form of a run on a cluster also takes a branch or a
+    tag, and looks it up once."""
 
     @field_validator("commit")
     @classmethod
@@ -50,12 +50,12 @@ class DataRepository(Config):
 
 
 class ContaminationConfig(Config):
-    """When a train problem is too close to a test or dev problem to be kept, and a dev problem to a test problem."""
+    """When a train problem is removed as too close to a test or dev problem, and a dev problem to a test problem."""
 
     ngram_words: int = Field(13, ge=1)
-    """Consecutive words that are compared; shorter questions are compared as a whole."""
+    """Words of an n-gram; shorter questions are only compared as a whole."""
     max_overlap: float = Field(0.5, ge=0, le=1)
-    """Fraction of a held-out question's n-grams that another question may share."""
+    """Largest fraction of the n-grams of a test or dev question that another question may have."""
 
 
 class PrepareConfig(Config):
@@ -68,10 +68,10 @@ class PrepareConfig(Config):
     sources: list[Source] = Field(min_length=1)
     """Datasets, joined in this order."""
     max_malformed_fraction: float = Field(0.001, ge=0, lt=1)
-    """Fraction of the rows of one file that may be unusable; they go to quarantine.jsonl with a reason."""
+    """Largest fraction of the rows of a file that may be malformed; they go to quarantine.jsonl with a reason."""
     contamination: ContaminationConfig = ContaminationConfig()
     difficulty: DifficultyConfig | None = None
-    """Pass rates of a model by which train problems are chosen; null keeps all. Fine-tuning sees the same problems."""
+    """Choice of train problems by the pass rates of a model; null keeps all. It applies to fine-tuning too."""
 
     @field_validator("sources")
     @classmethod
@@ -90,7 +90,7 @@ class PrepareConfig(Config):
 
     @property
     def files(self) -> list[Path]:
-        """The files and folders of all sources, in their order, with what may be on the hub instead; pass rates."""
+        """The paths of all sources in order, some of which may be ids of datasets on the hub; then the pass rates."""
         sources = [source for source in self.sources if isinstance(source, FileSource)]
         paths = (source.path(split) for source in sources for split in (Split.TRAIN, Split.TEST))
         rates = [self.difficulty.pass_rates] if self.difficulty else []
@@ -98,7 +98,7 @@ class PrepareConfig(Config):
 
     @property
     def hub_ids(self) -> set[Path]:
-        """Those of the files that are on the hub unless there is a folder of their name."""
+        """The `files` that are read from the hub unless there is a folder with that name."""
         datasets = [source for source in self.sources if isinstance(source, Dataset)]
         paths = {source.path(split) for source in datasets for split in (Split.TRAIN, Split.TEST)}
         return {path for path in paths if path is not None and is_hub_id(path)}

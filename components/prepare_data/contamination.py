@@ -1,4 +1,4 @@
-"""Contamination: train problems that give away a test problem, detected by text, by words and by n-grams of words."""
+"""Contamination: train problems too close to a test problem, found by equal text, equal words or common n-grams."""
 
 import math
 import re
@@ -20,12 +20,13 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Contamination:
-    """A train (or dev) problem with the test (or dev) problem that it comes closest to."""
+    """A train (or dev) problem and the test (or dev) problem that is closest to it."""
 
     train: str
+    """Id of the train problem."""
     test: str
     match: Literal["exact", "normalised", "ngrams"]
-    """Normalised: the same words, only case, spacing or punctuation differ."""
+    """`normalised`: the words are the same, only case, spacing or punctuation differ."""
     overlap: float
     """Fraction of the test question's n-grams that the train question has; 1 for the same words."""
 
@@ -54,7 +55,7 @@ def find_contamination(
             own = _ngrams(words, config.ngram_words)
             near = {test_id for ngram in own for test_id in by_rare_ngram.get(ngram, ())}
             overlaps = [(len(own & ngrams[test_id]) / len(ngrams[test_id]), test_id) for test_id in near]
-            # The smallest id among equals: which one is reported must not depend on the order of a set.
+            # Ties go to the smallest id: the report must not depend on the order of a set.
             overlap, closest = min(overlaps, key=lambda each: (-each[0], each[1]), default=(0.0, ""))
             if closest and overlap > config.max_overlap:
                 entries.append(Contamination(problem.id, closest, "ngrams", overlap))
@@ -62,10 +63,7 @@ def find_contamination(
 
 
 def _words(question: str) -> Words:
-    """Return a question without case, spacing and punctuation.
-
-    Numbers and operators stay: x - 3 and x + 3 are two problems, and so are two questions of one template.
-    """
+    """Return the words, numbers and operators (x - 3 is not x + 3) of a question, without case and punctuation."""
     plain = unicodedata.normalize("NFKC", question).casefold().translate(_MINUS_SIGNS)
     return tuple(_TOKEN.findall(_HYPHEN.sub(" ", plain)))
 
@@ -75,7 +73,10 @@ def _ngrams(words: Words, length: int) -> set[Words]:
 
 
 def _index_rare_ngrams(ngrams: Mapping[str, set[Words]], max_overlap: float) -> dict[Words, list[str]]:
-    """Return the test questions by so many of their rarest n-grams that nothing above the limit has none of them."""
+    """Return the test questions by their rarest n-grams; a question that overlaps above the limit has one of them.
+
+    Without n - floor(max_overlap * n) of a question's n n-grams, the overlap is at most max_overlap.
+    """
     counts = Counter(ngram for members in ngrams.values() for ngram in members)
     index: defaultdict[Words, list[str]] = defaultdict(list)
     for test_id, members in ngrams.items():

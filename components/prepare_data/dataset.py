@@ -1,9 +1,8 @@
-"""Any dataset, in files or on the hub: which of its columns are the question, the answer and the solution."""
+"""Any dataset, in files or on the hub, whose columns are recognised by their names or named in the config."""
 
 import json
 import re
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import Config
 from components.shared.problem import Split
 
-_DEFAULTS = {
+_DEFAULT_COLUMNS = {
     "question": ("question", "prompt", "problem", "query", "instruction"),
     "answer": ("answer", "final_answer", "expected_answer", "ground_truth", "target"),
     "solution": ("solution", "rationale", "explanation"),
@@ -53,11 +52,11 @@ class Dataset(FileSource):
     kind: Literal["dataset"]
     columns: Columns = Columns()
     subset: str | None = Field(default=None, min_length=1)
-    """Subset (configuration) of a dataset folder or a dataset on the hub; null where it has one."""
+    """Subset (configuration) of a dataset in a folder or on the hub; null if it has only one."""
     train_split: str | None = Field(default=None, min_length=1)
-    """Split of a dataset folder or on the hub that `train` reads; null for `train`, or the only one."""
+    """Split of a dataset in a folder or on the hub that `train` reads; null for `train`, or the only one."""
     test_split: str | None = Field(default=None, min_length=1)
-    """Split of a dataset folder or on the hub that `test` reads; null for `test`, or the only one."""
+    """Split of a dataset in a folder or on the hub that `test` reads; null for `test`, or the only one."""
     revision: str = Field("main", min_length=1)
     """Commit, branch or tag of a dataset on the hub; the commit is recorded with the problems."""
 
@@ -69,24 +68,25 @@ class Dataset(FileSource):
 
     @classmethod
     def default_name(cls, values: dict[str, Any]) -> str:
-        """Return the name of the file or dataset, without what says which split it is, or else that of its folder."""
+        """Return the name of the file or dataset without words such as `train`, else the name of its folder."""
         path = Path(str(values.get("train") or values.get("test") or ""))
         stem = path.name if is_hub_id(path) else path.name.partition(".")[0]
         name = _SPLIT_WORDS.sub("", stem).strip("-_.") or path.parent.name
         return _NOT_IN_NAMES.sub("-", name).strip("-.") or "dataset"
 
     def files(self, split: Split, root: Path) -> list[RawFile]:
-        """Return the files of a split; its path is relative to `root`, or is fetched from the hub."""
+        """Return the files of a split: from the hub, fetched if necessary, or below `root`."""
         path = self.path(split) or Path()
-        if (dataset := self.on_hub(split, root)) is not None:
-            return dataset.files(*self._split(split))
+        dataset = self.on_hub(split, root)
+        if dataset is not None:
+            return dataset.files(*self._selection(split))
         if (root / path).is_dir():
-            return files_in(root / path, path, *self._split(split))
+            return files_in(root / path, path, *self._selection(split))
         return super().files(split, root)
 
     def on_hub(self, split: Split, root: Path) -> HubDataset | None:
-        """Return the dataset of the hub that a split is read from; None where it is a file or folder below `root`."""
-        return _resolved(str(self.path(split)), self.revision) if self.is_on_hub(split, root) else None
+        """Return the dataset on the hub that a split is read from; None if it is a file or folder below `root`."""
+        return find_on_hub(str(self.path(split)), self.revision) if self.is_on_hub(split, root) else None
 
     def is_on_hub(self, split: Split, root: Path) -> bool:
         """Tell whether a split is read from the hub: its path may be an id, and `root` has no such folder."""
@@ -94,20 +94,24 @@ class Dataset(FileSource):
         return path is not None and is_hub_id(path) and not (root / path).exists()
 
     def check_on_hub(self, split: Split, root: Path) -> None:
-        """Raise PipelineError where a split is to be read from the hub and is not there; no rows are fetched."""
-        if (dataset := self.on_hub(split, root)) is not None:
-            dataset.names(*self._split(split))
+        """Raise PipelineError if a split is read from the hub and is missing there; no rows are fetched."""
+        dataset = self.on_hub(split, root)
+        if dataset is not None:
+            dataset.names(*self._selection(split))
 
     def num_rows(self, split: Split, root: Path) -> int | None:
-        """Return the rows in the files of a split; None for those on the hub, which are fetched later."""
+        """Return the number of rows in the files of a split; None for files on the hub, which are fetched later."""
         return None if self.is_on_hub(split, root) else super().num_rows(split, root)
 
-    def _split(self, split: Split) -> tuple[str | None, str | None, str]:
-        is_test = split == Split.TEST and self.test is not None
-        return self.subset, self.test_split if is_test else self.train_split, "test" if is_test else "train"
+    def _selection(self, split: Split) -> tuple[str | None, str | None, str]:
+        """Return subset, split and default split, as `HubDataset.names` takes them."""
+        if split == Split.TEST and self.test is not None:
+            return self.subset, self.test_split, "test"
+        return self.subset, self.train_split, "train"
 
     def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem in one row; a solution that does not declare its answer gets it as an additional line."""
+        # Each of these columns is a dict of one name with its value, or an empty one.
         question_column = self._column(columns, "question")
         if not question_column:
             raise self._missing(columns, "question")
@@ -116,7 +120,7 @@ class Dataset(FileSource):
         answer_column = self._column(columns, "answer")
         if answer_column:
             answer = text_or_number(answer_column, *answer_column).strip()
-            if not solution and _MARK in answer:  # as in GSM8K, whose answers are solutions
+            if not solution and _MARK in answer:  # as in GSM8K, where the answer is a solution
                 solution, answer = answer, _declared(answer, *answer_column)
         elif solution:
             answer = _declared(solution, *solution_column)
@@ -128,46 +132,50 @@ class Dataset(FileSource):
         return Fields(question, solution, answer, self._subject(columns), self._level(columns), earlier)
 
     def _column(self, columns: dict[str, Any], field: str) -> dict[str, Any]:
-        """Return the name and value of the column that is a field; nothing where it has no value."""
+        """Return {name: value} of the column for a field of the problem; {} if it has no value."""
         name: str | None = getattr(self.columns, field)
-        if name and name not in columns and not _has(columns, name):
+        if name and name not in columns and not isinstance(columns.get(name.partition(".")[0]), dict):
             raise MalformedRowError(f"no column `{name}`; columns: {', '.join(columns)}")
-        values = {each: _value(columns, each) for each in ((name,) if name else _DEFAULTS[field])}
-        return next(({each: value} for each, value in values.items() if value is not None), {})
+        for each in (name,) if name else _DEFAULT_COLUMNS[field]:
+            value = _value(columns, each)
+            if value is not None:
+                return {each: value}
+        return {}
 
     def _missing(self, columns: dict[str, Any], field: str) -> MalformedRowError:
-        """Return what is wrong with a row that has no value for a field."""
+        """Return the error for a row that has no value for a field."""
         named: str | None = getattr(self.columns, field)
-        if empty := next((name for name in ((named,) if named else _DEFAULTS[field]) if name in columns), named):
+        empty = named or next((name for name in _DEFAULT_COLUMNS[field] if name in columns), None)
+        if empty:
             return MalformedRowError(f"column `{empty}`, the {field}, is empty")
-        known = " or ".join(f"`{name}`" for name in _DEFAULTS[field])
+        known = " or ".join(f"`{name}`" for name in _DEFAULT_COLUMNS[field])
         return MalformedRowError(
             f"has no {field} ({known}); columns: {', '.join(columns)}; name one as `columns.{field}`"
         )
 
     def _subject(self, columns: dict[str, Any]) -> str:
+        """Return the subject as text; empty if there is none, or a default column has other values than text."""
         column = self._column(columns, "subject")
-        if not column or (self.columns.subject is None and not isinstance(next(iter(column.values())), str)):
+        is_text = all(isinstance(value, str) for value in column.values())
+        if not column or (self.columns.subject is None and not is_text):
             return ""
         return text_or_number(column, *column)
 
     def _level(self, columns: dict[str, Any]) -> int | None:
-        for name, level in self._column(columns, "level").items():
-            try:
-                return level_of({name: level}, name)
-            except MalformedRowError:
-                if self.columns.level:  # a column that nobody named may be anything
-                    raise
-        return None
-
-
-@cache
-def _resolved(name: str, revision: str) -> HubDataset:
-    """Return a dataset of the hub; a branch is looked up once in a process, so that both splits are of one commit."""
-    return find_on_hub(name, revision)
+        """Return the level; None if there is none, or a default column has no level."""
+        column = self._column(columns, "level")
+        if not column:
+            return None
+        try:
+            return level_of(column, *column)
+        except MalformedRowError:
+            if self.columns.level:
+                raise
+            return None
 
 
 def _declared(solution: str, column: str) -> str:
+    """Return the final answer that a solution in this column declares."""
     answer = final_answer(solution, AnswerPolicy.DECLARED)
     if answer is None:
         raise MalformedRowError(
@@ -178,7 +186,7 @@ def _declared(solution: str, column: str) -> str:
 
 
 def _question(column: dict[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return a question, with the messages before it where it ends a conversation, given as a list or as text.
+    """Return a question and, if the column has a conversation (a list, or one as JSON text), the messages before it.
 
     A conversation may begin with a system message; then user and assistant take turns, and the user asks last.
     """
@@ -190,21 +198,17 @@ def _question(column: dict[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]
         return text(column, name), ()
     roles = [each.get("role") for each in value]
     turns = roles[1:] if roles[:1] == ["system"] else roles
-    if len(turns) % 2 == 0 or turns != [("user", "assistant")[number % 2] for number in range(len(turns))]:
+    if turns != ["user", *["assistant", "user"] * (len(turns) // 2)]:
         raise MalformedRowError(
             f"column `{name}` has messages of {', '.join(map(str, roles)) or 'no role'}; accepted: an "
             "optional system message, then user and assistant in turns, with the user's question last"
         )
     *earlier, question = (text({name: each.get("content")}, name) for each in value)
-    return question, tuple(zip(roles, earlier, strict=False))
-
-
-def _has(columns: dict[str, Any], name: str) -> bool:
-    return isinstance(columns.get(name.partition(".")[0]), dict)
+    return question, tuple(zip(roles[:-1], earlier, strict=True))
 
 
 def _value(columns: dict[str, Any], name: str) -> Any:
-    """Return the value of a column, or of a key of its objects; None if it is missing or white space."""
+    """Return the value of a column, or for `a.b` of key `b` in column `a`; None if it is missing or white space."""
     if name in columns:
         value = columns[name]
         return None if isinstance(value, str) and not value.strip() else value

@@ -1,12 +1,11 @@
-"""Train problems chosen by how often a model answers them: too easy or too hard ones teach GRPO nothing.
+"""Choice of train problems by how often a model answers them right: GRPO learns nothing from too easy or hard ones.
 
-`grpo-pipeline preview --pass-rates FILE` measures. The first line of the file says how: the model with the digest of
-its files, temperature, and the limit of tokens. Each further line has a question's digest, and how many of how many
-completions were right.
+`grpo-pipeline preview --pass-rates FILE` measures pass rates. The first line of the file has the conditions: the model
+with the digest of its files, temperature, and token limit. Each further line has the digest of a question, its number
+of right completions and its number of completions.
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,9 @@ class DifficultyConfig(Config):
     pass_rates: Path
     """File that `grpo-pipeline preview --pass-rates` has written."""
     min_pass_rate: float = Field(0.1, ge=0, le=1)
-    """Share of right completions below which a problem is too hard to learn from."""
+    """Fraction of right completions below which a problem is too hard to learn from."""
     max_pass_rate: float = Field(0.9, ge=0, le=1)
-    """Share of right completions above which it is too easy."""
+    """Fraction of right completions above which a problem is too easy to learn from."""
 
     @model_validator(mode="after")
     def _is_a_band(self) -> "DifficultyConfig":
@@ -44,7 +43,7 @@ class Measured(BaseModel):
     model: str
     """Name or folder."""
     digest: str
-    """SHA-256 of what the model's folder holds, or the commit of one of the hub."""
+    """SHA-256 of the content of the model's folder, or the commit of a model on the hub."""
     temperature: float
     max_new_tokens: int
 
@@ -55,18 +54,18 @@ class PassRate(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     question: str
-    """SHA-256 of the source and the question with the messages before it."""
+    """SHA-256 of the source and of the question with the messages before it: see `question_digest`."""
     right: int = Field(ge=0)
     samples: int = Field(gt=0)
 
 
 def question_digest(problem: Problem) -> str:
-    """Return the name of a question in a file of pass rates; it does not change with the order of the problems."""
+    """Return the digest that identifies a question in a file of pass rates, whatever the order of the problems."""
     return hashlib.sha256(f"{problem.source}\n{problem.conversation}".encode()).hexdigest()
 
 
 def read_pass_rates(path: Path) -> tuple[Measured, dict[str, float]]:
-    """Return how pass rates were measured, and that of each question by its digest; PipelineError for a wrong line."""
+    """Return how pass rates were measured, and the rates by question digest; PipelineError for an invalid line."""
     rows = [(f"{path}:{number}", row) for number, row in jsonl.read_rows(path)]
     if not rows:
         raise PipelineError(f"{path}: holds no pass rate; `grpo-pipeline preview --pass-rates {path}` writes them")
@@ -78,25 +77,25 @@ def read_pass_rates(path: Path) -> tuple[Measured, dict[str, float]]:
 def within_band(
     problems: Sequence[Problem], config: DifficultyConfig, root: Path
 ) -> tuple[list[Problem], Mapping[str, Any]]:
-    """Return the problems that are kept, and what to record of the others; the file is relative to `root`.
-
-    PipelineError where none is kept.
-    """
+    """Return the problems within the limits, and a record for the manifest; PipelineError if no problem is left."""
     measured, rates = read_pass_rates(root / config.pass_rates)
-
-    def judged(problem: Problem) -> str:
+    kept = []
+    counts = {"kept": 0, "too_easy": 0, "too_hard": 0, "unmeasured": 0}
+    for problem in problems:
         rate = rates.get(question_digest(problem))
         if rate is None:
-            return "unmeasured"
-        return "too_hard" if rate < config.min_pass_rate else "too_easy" if rate > config.max_pass_rate else "kept"
-
-    judgements = [judged(problem) for problem in problems]
-    counts = {name: Counter(judgements)[name] for name in ("kept", "too_easy", "too_hard", "unmeasured")}
-    if not counts["kept"]:
+            counts["unmeasured"] += 1
+        elif rate < config.min_pass_rate:
+            counts["too_hard"] += 1
+        elif rate > config.max_pass_rate:
+            counts["too_easy"] += 1
+        else:
+            counts["kept"] += 1
+            kept.append(problem)
+    if not kept:
         raise PipelineError(
             f"prepare_data.difficulty: keeps none of {len(problems):,} train problems: {counts['too_easy']:,} are too "
             f"easy, {counts['too_hard']:,} too hard, {counts['unmeasured']:,} have no pass rate in {config.pass_rates}"
         )
     counts["rates"] = len(rates)
-    kept = [problem for problem, judgement in zip(problems, judgements, strict=True) if judgement == "kept"]
     return kept, {"measured": measured.model_dump(), **counts}

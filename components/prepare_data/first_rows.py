@@ -1,4 +1,4 @@
-"""The first rows of every source: enough to see, before anything is spent, that a file is of another format."""
+"""The first rows of every source, by which a check before a run sees files that cannot be used."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,20 +15,20 @@ _NUM_ROWS = 20
 
 
 def unusable_files(config: PrepareConfig, *, imitated: bool) -> Iterator[str]:
-    """Say what is wrong with files as far as their first rows show, and with fine-tuning on what has no solution."""
+    """Yield what is wrong with the first rows of files and, if `imitated`, that no train problem has a solution."""
     if config.repository:
         return
-    unsolved = []
+    has_solutions = []
     for index, source in enumerate(config.sources):
         for split in (Split.TRAIN, Split.TEST):
             rows = _first_rows(source, split)
             if isinstance(rows, str):
                 yield f"prepare_data.sources.{index}.{split}: {rows}"
             elif split == Split.TRAIN and rows:
-                unsolved.append(not any(isinstance(row, Problem) and row.solution for row in rows))
-            elif split == Split.TRAIN and source.max_problems(split) != 0:  # not known yet
-                unsolved.append(False)
-    if imitated and unsolved and all(unsolved):
+                has_solutions.append(any(isinstance(row, Problem) and row.solution for row in rows))
+            elif split == Split.TRAIN and source.max_problems(split) != 0:  # generated or on the hub
+                has_solutions.append(True)
+    if imitated and has_solutions and not any(has_solutions):
         yield (
             "train_sft.num_steps: no train problem has a solution to imitate; set train_sft.num_steps: 0, or name the "
             "column of solutions (prepare_data.sources.0.columns.solution)"
@@ -36,18 +36,19 @@ def unusable_files(config: PrepareConfig, *, imitated: bool) -> Iterator[str]:
 
 
 def first_problems(config: PrepareConfig) -> Iterator[Problem]:
-    """The first problems of each source; of a file that cannot be read none, which is reported elsewhere."""
+    """Yield the first problems of each source; `unusable_files` reports files that cannot be read."""
     for source in config.sources:
         if not isinstance(source, FileSource):
             yield from islice(source.problems(config.seed), _NUM_ROWS)
             continue
         for split in (Split.TRAIN, Split.TEST):
             rows = _first_rows(source, split)
-            yield from () if isinstance(rows, str) else (row for row in rows if isinstance(row, Problem))
+            if not isinstance(rows, str):
+                yield from (row for row in rows if isinstance(row, Problem))
 
 
 def _first_rows(source: Source, split: Split) -> list[Problem | MalformedRow] | str:
-    """Return the first rows in the file of a split, or why it cannot be used; none where it has no file here."""
+    """Return the first rows in the file of a split, or why it cannot be used; empty if it has no file here."""
     on_hub = isinstance(source, Dataset) and source.is_on_hub(split, Path())
     if not isinstance(source, FileSource) or source.path(split) is None or source.is_held_out(split) or on_hub:
         return []
@@ -65,7 +66,7 @@ def _first_rows(source: Source, split: Split) -> list[Problem | MalformedRow] | 
 
 
 def hub_datasets(config: PrepareConfig) -> dict[str, Callable[[], None]]:
-    """Return a check of each dataset that is read from the hub, by key; none where a repository may have a folder."""
+    """Return a check of each dataset on the hub, by key; none with a repository, which may have such a folder."""
     return {
         f"prepare_data.sources.{index}.{split}": partial(source.check_on_hub, split, Path())
         for index, source in enumerate(config.sources)

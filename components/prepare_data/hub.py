@@ -1,8 +1,8 @@
-"""Which files a split of a dataset has: in a folder laid out as on the Hugging Face hub, or on the hub at a commit.
+"""The files of each split of a dataset, in a folder laid out as on the Hugging Face hub, or on the hub at a commit.
 
-The library `datasets` decides it, by the front matter of README.md or by the names of files, from a folder that is
-here or from the listing of one that is not. Rows are read from the files themselves: no conversion and no cache of the
-library is between a file and its problems. Files of the hub are kept in the hub's own cache, by commit, so they are
+The library `datasets` assigns files to splits, by the front matter of README.md or by file names. For a dataset on the
+hub it sees a folder of empty files with the names in the hub's listing. Rows are read from the files themselves,
+without the library's conversion and cache. Files of the hub are kept in the hub's own cache, by commit, so they are
 never out of date, and can be used without a network.
 """
 
@@ -11,6 +11,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,12 +23,12 @@ _README = "README.md"
 
 
 def is_hub_id(path: Path) -> bool:
-    """Tell whether a path may be the id of a dataset on the hub, such as `openai/gsm8k`; a folder may be called so."""
+    """Tell whether a path may be the id of a dataset on the hub, such as `openai/gsm8k`; it may also be a folder."""
     return _ID.fullmatch(path.as_posix()) is not None and not is_data_file(path)
 
 
 def files_in(folder: Path, label: Path, subset: str | None, split: str | None, default: str) -> list[RawFile]:
-    """Return the files of a split in a folder; `split` is as in `HubDataset.names`."""
+    """Return the files of a split in a folder, as `HubDataset.names` chooses it; `label` is its path in messages."""
     files = _choose(_splits(folder, label, subset), label, split, default)
     names = [Path(file).relative_to(folder.resolve()) for file in files]
     return [RawFile(folder / name, label / name, stem(name)) for name in names]
@@ -42,24 +43,20 @@ class HubDataset(NamedTuple):
     """Its files; without a network and without a cached listing, the files in the hub's cache."""
 
     def names(self, subset: str | None, split: str | None, default: str) -> list[str]:
-        """Return the names of the files of a split: of the one called `split`, or else `default`, or else the only one.
-
-        Raises:
-            PipelineError: There is no such subset or split, or its files are of no format that can be read.
-        """
+        """Return the names of the files of `split`, or of `default` or the only one; PipelineError if it is missing."""
         return _choose(self._splits(subset), Path(self.id), split, default)
 
     def files(self, subset: str | None, split: str | None, default: str) -> list[RawFile]:
         """Return the files of a split, fetched from the hub or taken from its cache; PipelineError as in `names`."""
         names = self.names(subset, split, default)
-        prefixes = [""] if len(names) == 1 else [stem(Path(name)) for name in names]
-        return [
-            RawFile(self._fetch(name), Path(self.id) / name, prefix)
-            for name, prefix in zip(names, prefixes, strict=True)
-        ]
+        files = []
+        for name in names:
+            prefix = stem(Path(name)) if len(names) > 1 else ""
+            files.append(RawFile(self._fetch(name), Path(self.id) / name, prefix))
+        return files
 
     def _splits(self, subset: str | None) -> dict[str, list[str]]:
-        """Return the names of the files of each split, from a folder with empty files of these names and the README."""
+        """Return the names of the files of each split, from a folder of empty files with these names and the README."""
         with tempfile.TemporaryDirectory(prefix="grpo-pipeline-hub-") as scratch:
             folder = Path(scratch).resolve() / self.id
             for name in self.listing:
@@ -77,30 +74,27 @@ class HubDataset(NamedTuple):
 
         try:
             return Path(hf_hub_download(self.id, name, repo_type="dataset", revision=self.commit))
-        except Exception as error:  # the hub client raises a wide family of errors, all of them meaning "not available"
+        except Exception as error:  # the hub client raises many kinds of errors, all meaning "not available"
             raise _unavailable(self.id, error) from None
 
 
+@cache  # looks a branch up once, so that all splits have the same commit
 def find_on_hub(name: str, revision: str) -> HubDataset:
-    """Return a dataset of the hub as a branch, tag or commit is now; without a network, as the cache of the hub has it.
-
-    Raises:
-        PipelineError: There is no such dataset or revision, or it cannot be had.
-    """
-    # Slow to import, and of no use to files.
+    """Return a dataset at the current (offline: cached) commit of a revision; PipelineError if it cannot be fetched."""
+    # Slow to import, and not needed for files.
     from huggingface_hub import get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces each of its retries
     try:
-        # This also notes in the cache which commit a branch is at and the listing, for a run without a network.
+        # This also stores the commit of the revision and the listing in the cache, for a run without a network.
         folder = Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=_README))
         try:
             listing = [each.path for each in get_cached_repo_tree(name, repo_type="dataset", revision=folder.name)]
         except CachedRepoTreeNotFoundError:
             listing = [file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()]
         return HubDataset(name, folder.name, tuple(sorted(listing)))
-    except Exception as error:  # as above
+    except Exception as error:  # as in `_fetch`
         raise _unavailable(name, error, revision) from None
 
 
@@ -118,10 +112,10 @@ def _unavailable(name: str, error: Exception, revision: str = "") -> PipelineErr
 
 
 def _splits(folder: Path, label: Path, subset: str | None) -> dict[str, list[str]]:
-    """Return the files of each split of a folder; nothing but names and the README is read."""
-    import datasets  # slow to import, and of no use to single files
+    """Return the paths of the files of each split of a folder; reads only the names and the README."""
+    import datasets  # slow to import, and not needed for single files
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # a folder without a README is no mistake
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns about a folder without a README
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-datasets-") as cache:
         try:
             builder = datasets.load_dataset_builder(str(folder.resolve()), subset, cache_dir=cache)
@@ -139,12 +133,14 @@ def _splits(folder: Path, label: Path, subset: str | None) -> dict[str, list[str
 
 
 def _choose(splits: Mapping[str, list[str]], label: Path, split: str | None, default: str) -> list[str]:
-    wanted = split or (default if default in splits or len(splits) != 1 else next(iter(splits)))
-    if wanted not in splits:
-        raise PipelineError(f"{label}: has no split `{wanted}`; set `{default}_split` to one of: {', '.join(splits)}")
-    if not splits[wanted]:
-        raise PipelineError(f"{label}: has no file of the split `{wanted}` here")
-    unreadable = [file for file in splits[wanted] if not is_data_file(Path(file))]
+    """Return the files of a split: see `HubDataset.names`."""
+    if split is None:
+        split = next(iter(splits)) if len(splits) == 1 else default
+    if split not in splits:
+        raise PipelineError(f"{label}: has no split `{split}`; set `{default}_split` to one of: {', '.join(splits)}")
+    if not splits[split]:
+        raise PipelineError(f"{label}: has no file of the split `{split}` here")
+    unreadable = [file for file in splits[split] if not is_data_file(Path(file))]
     if unreadable:
         raise PipelineError(f"{label}: {Path(unreadable[0]).name} cannot be read; accepted: {ACCEPTED}")
-    return splits[wanted]
+    return splits[split]

@@ -21,9 +21,9 @@ class MATH(FileSource):
     kind: Literal["math", "math500"]
 
     def read_row(self, columns: dict[str, Any]) -> Fields:
-        """Return the problem; without an `answer` column the answer is read from the boxes of the solution.
+        """Return the problem; in MATH without an `answer` column, the answer is read from the boxes of the solution.
 
-        The authors of MATH-500 cleaned the answers, so that the boxes are no substitute for the column there.
+        MATH-500 always needs the column: its authors corrected answers there, but not in the boxes.
         """
         if columns.get("answer") is None and self.kind == "math":
             answer = boxed_answer(text(columns, "solution"))
@@ -37,32 +37,33 @@ class MATH(FileSource):
 def boxed_answer(solution: str) -> str:
     r"""Return the answer in the boxes of a solution.
 
-    Nearly every solution has one box, or one for each of several ways to the same answer. Boxes with different
-    answers are parts of one answer and are joined, except for a remark that another answer is accepted too. If two
-    boxes hold the same answer in two forms (`15\frac{39}{40}` or `\frac{639}{40}`), the last form counts.
+    Nearly every solution has one box, or several with the same answer. Boxes with different answers are parts of one
+    answer and are joined, except for a remark that another answer is accepted too. If two boxes hold the same answer
+    in two forms (`15\frac{39}{40}` or `\frac{639}{40}`), the last form counts.
     """
     boxes = find_boxes(solution)
     if not boxes:
         raise MalformedRowError(r"the solution has no closed \boxed{...}")
-    answers = [box.content for index, box in enumerate(boxes) if index == 0 or not _is_remark(solution, boxes, index)]
+    answers = [box.content for index, box in enumerate(boxes) if not _is_remark(solution, boxes, index)]
     if not all(answers):
         raise MalformedRowError(r"the solution has an empty \boxed{}")
     if final_answer(solution, AnswerPolicy.BOXED) is None:
         raise MalformedRowError("the last box of the solution is never closed")
-    distinct = (
-        answer
-        for index, answer in enumerate(answers)
-        if not any(_is_same(answer, later) for later in answers[index + 1 :])
-    )
+    distinct: list[str] = []
+    for index, answer in enumerate(answers):
+        if not any(_is_same(answer, later) for later in answers[index + 1 :]):
+            distinct.append(answer)
     return ", ".join(distinct)
 
 
 def _is_remark(solution: str, boxes: list[Box], index: int) -> bool:
-    r"""Whether a box is an aside, such as in "Note: $\boxed{3}$ is also accepted as an answer"."""
+    r"""Tell whether a later box is a remark, such as in "Note: $\boxed{3}$ is also accepted as an answer"."""
+    if index == 0:
+        return False
     box = boxes[index]
-    until = boxes[index + 1].start if index + 1 < len(boxes) else len(solution)
+    end = boxes[index + 1].start if index + 1 < len(boxes) else len(solution)
     before = _PARAGRAPH.split(solution[boxes[index - 1].end : box.start])[-1]
-    after = _PARAGRAPH.split(solution[box.end : until])[0]
+    after = _PARAGRAPH.split(solution[box.end : end])[0]
     return bool(_REMARK.search(before + after))
 
 
@@ -71,11 +72,11 @@ def _is_same(answer: str, other: str) -> bool:
 
 
 def level_of(columns: dict[str, Any], name: str = "level") -> int | None:
-    """Return the level in a column, as a number or as `Level 3`; None where it is missing or unknown."""
+    """Return the level in a column with a number or `Level n`; None if it is missing or unknown."""
     level = columns.get(name)
     if level is None or level == _UNKNOWN_LEVEL:
         return None
-    match = _LEVEL.fullmatch(str(level))  # not that of True or a list
+    match = _LEVEL.fullmatch(str(level))
     if not match:
         raise MalformedRowError(
             f"column `{name}` is {excerpt(level)}, expected a number, `Level n` or `{_UNKNOWN_LEVEL}`"

@@ -1,4 +1,4 @@
-"""MBPP: short programming tasks in words, each with a solution and with asserts that it passes."""
+"""MBPP: short programming tasks in words, each with a solution and with assert statements that test it."""
 
 import ast
 from typing import Any, Literal
@@ -15,10 +15,10 @@ class MBPP(FileSource):
     kind: Literal["mbpp"]
 
     def read_row(self, columns: dict[str, Any]) -> Fields:
-        """Return the problem in a row of the full dataset, which calls the task `text`, or the sanitized one, `prompt`.
+        """Return the problem; the column of the task is `text` in the full dataset, and `prompt` in the sanitized one.
 
-        The question shows the first test, without which nobody could know the name and the arguments of the function.
-        The others stay hidden: an answer that just returns the values it was shown must not pass.
+        The question shows the first test, which tells the name and the arguments of the function. The others stay
+        hidden: an answer that just returns the values it was shown must not pass.
         """
         code = text(columns, "code").replace("\r\n", "\n").strip()
         solution = f"```python\n{code}\n```"
@@ -29,15 +29,17 @@ class MBPP(FileSource):
             tests = read_tests("\n".join(asserts))
         except UnreadableTestsError as error:
             raise MalformedRowError(f"column `test_list`: {error}") from None
-        used = {node.id for test in tests for node in ast.walk(ast.parse(test.call)) if isinstance(node, ast.Name)}
-        # The solution is all that the grader gives the tests.
-        if needed := sorted(_imported_names(columns) & used):
-            raise MalformedRowError(f"the tests call {needed[0]}, which they import; they may only call the solution")
+        calls = "\n".join(test.call for test in tests)
+        used = {node.id for node in ast.walk(ast.parse(calls)) if isinstance(node, ast.Name)}
+        imported = sorted(_imported_names(columns) & used)
+        if imported:  # the grader runs the tests with nothing but the solution
+            raise MalformedRowError(f"the tests call {imported[0]}, which they import; they may only call the solution")
         question = _QUESTION.format(task=text(columns, "prompt", "text").strip(), test=asserts[0])
         return Fields(question, solution, answer="\n".join(asserts))
 
 
 def _statements(columns: dict[str, Any], name: str) -> list[str]:
+    """Return the list of statements in a column; MalformedRowError unless there is one."""
     values = columns.get(name)
     if not isinstance(values, list) or not values:
         raise MalformedRowError(f"column `{name}` is {excerpt(values)}, expected a list of Python statements")
@@ -45,7 +47,7 @@ def _statements(columns: dict[str, Any], name: str) -> list[str]:
 
 
 def _imported_names(columns: dict[str, Any]) -> set[str]:
-    """Return the names that the tests import; MalformedRowError if they need anything else to be set up."""
+    """Return the names that the tests import; MalformedRowError if their set-up does more than import."""
     lines = _statements(columns, "test_imports") if columns.get("test_imports") else []
     lines += [text(columns, "test_setup_code")] if columns.get("test_setup_code") else []
     try:

@@ -1,4 +1,4 @@
-"""Built-in one-step word problems with distractors, from which a pretrained model learns the form of an answer."""
+"""Built-in one-step word problems with distractors, to teach a pretrained model the form of an answer."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -18,8 +18,8 @@ _COUNTED = (
 _THINGS = _COUNTED.split()
 _PLACES = ("the market", "the park", "school", "home", "the shop", "the farm", "the fair", "the garden", "the beach")
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
-_LARGEST = (10, 20, 50, 100)
-"""Largest number of a problem, each limit equally often."""
+_LIMITS = (10, 20, 50, 100)
+"""Limits of the numbers in a problem, each used equally often."""
 _TEXTS = {
     "addition": """
 {a} had {x} {t}. {b} gave {a} {y} more {t} and {z} {u}. How many {t} does {a} have now?
@@ -55,9 +55,9 @@ How many {t} are in each bag?
 {a} reads {y} pages every day. The book has {x} pages and {z} pictures. How many days does {a} need to finish it?
 """,
 }
-"""Stories with their questions by subject, one a line, with the fields that `_details` fills."""
+"""Stories with their questions by subject, one per line; x and y are the numbers to compute with (see `_details`)."""
 _STORIES = [(subject, story) for subject, texts in _TEXTS.items() for story in texts.strip().splitlines()]
-_SIGNS: dict[str, tuple[str, Callable[[int, int], int]]] = {
+_OPERATIONS: dict[str, tuple[str, Callable[[int, int], int]]] = {
     "addition": ("+", int.__add__),
     "subtraction": ("-", int.__sub__),
     "multiplication": ("*", int.__mul__),
@@ -66,48 +66,50 @@ _SIGNS: dict[str, tuple[str, Callable[[int, int], int]]] = {
 
 
 class OneStepProblems(BuiltIn):
-    """Built-in one-step word problems: nothing to download, as many as are asked for."""
+    """Built-in one-step word problems, generated in any number: nothing to download."""
 
     kind: Literal["one_step_problems"]
     num_train: int = Field(4000, gt=0)
-    """Problems of the train split; there is no other: what is learned from them is measured on real problems."""
+    """Problems of the train split, the only one: the effect of training on them is measured on real problems."""
 
     def problems(self, seed: int) -> Iterator[Problem]:
-        """Yield different problems, their stories in turns; the worked line and the answer are the solution."""
-        chance, seen = random.Random(f"{seed} {self.kind}"), set[str]()
+        """Yield different problems whose stories take turns; their solution is a worked line and the answer."""
+        rng = random.Random(f"{seed} {self.kind}")
+        seen: set[str] = set()
         for index in range(self.num_train):
             subject, story = _STORIES[index % len(_STORIES)]
-            draws = (_draw(chance, subject, story) for _ in range(MAX_DRAWS))
+            draws = (_draw(rng, subject, story) for _ in range(MAX_DRAWS))
             question, first, second = self._first((each for each in draws if each[0] not in seen), Split.TRAIN, index)
             seen.add(question)
-            sign, compute = _SIGNS[subject]
+            sign, compute = _OPERATIONS[subject]
             answer = str(compute(first, second))
             solution = f"{first} {sign} {second} = {answer}\n#### {answer}"
             fields = {"question": question, "solution": solution, "answer": answer, "subject": subject}
             yield self._problem(Split.TRAIN, index, **fields, level=None)
 
 
-def _draw(chance: random.Random, subject: str, story: str) -> tuple[str, int, int]:
-    first, second = _numbers(chance, subject)
-    return story.format(**_details(chance), x=first, y=second), first, second
+def _draw(rng: random.Random, subject: str, story: str) -> tuple[str, int, int]:
+    """Return a question from a story, and the two numbers to compute with."""
+    first, second = _numbers(rng, subject)
+    return story.format(**_details(rng), x=first, y=second), first, second
 
 
-def _numbers(chance: random.Random, subject: str) -> tuple[int, int]:
-    """Return the two numbers that matter: none is below 2, no difference is negative, and every quotient is whole."""
-    largest = chance.choice(_LARGEST)
-    first, second = chance.randint(2, largest), chance.randint(2, largest)
+def _numbers(rng: random.Random, subject: str) -> tuple[int, int]:
+    """Return the two numbers to compute with: both at least 2, with a positive difference or a whole quotient."""
+    limit = rng.choice(_LIMITS)
+    first, second = rng.randint(2, limit), rng.randint(2, limit)
     if subject in ("multiplication", "division"):
-        first, second = chance.randint(2, 12 if largest < 50 else 30), chance.randint(2, 12)
+        first, second = rng.randint(2, 12 if limit < 50 else 30), rng.randint(2, 12)
         return (first, second) if subject == "multiplication" else (first * second, second)
     if subject == "subtraction" and first <= second:
-        first, second = second + chance.randint(1, 9), first
+        first, second = second + rng.randint(1, 9), first
     return first, second
 
 
-def _details(chance: random.Random) -> dict[str, str | int]:
-    """Return names a and b, things t and u, days d and e, place p and distractor z: all of a story but x and y."""
-    a, b = chance.sample(_NAMES, 2)
-    t, u = chance.sample(_THINGS, 2)
-    d, e = chance.sample(_DAYS, 2)
-    z = chance.randint(2, chance.choice(_LARGEST))
-    return {"a": a, "b": b, "t": t, "u": u, "d": d, "e": e, "p": chance.choice(_PLACES), "z": z}
+def _details(rng: random.Random) -> dict[str, str | int]:
+    """Return the fields of a story except x and y: names a, b; things t, u; days d, e; place p; distractor z."""
+    a, b = rng.sample(_NAMES, 2)
+    t, u = rng.sample(_THINGS, 2)
+    d, e = rng.sample(_DAYS, 2)
+    z = rng.randint(2, rng.choice(_LIMITS))
+    return {"a": a, "b": b, "t": t, "u": u, "d": d, "e": e, "p": rng.choice(_PLACES), "z": z}

@@ -1,4 +1,4 @@
-"""Prepare the problems: read every source, keep test problems out of training, and record what was left out."""
+"""Prepare the problems: read every source, keep test problems out of training, and record what is left out."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from components.shared.stage import Stage
 
 Rows = list[dict[str, Any]]
 HUB_PREFIX = "datasets/"
-"""Begins the name of a dataset among the repositories of the hub, as in its addresses."""
+"""Prefix of datasets among the repositories of the hub, as in their URLs."""
 _FILE_KEYS = {
     Split.TRAIN: "the `train` path",
     Split.TEST: "the `test` path or test_fraction",
@@ -30,11 +30,9 @@ _FILE_KEYS = {
 
 
 def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
-    """Turn raw datasets into problems with a train and a test split, and maybe a dev split, that share nothing."""
+    """Turn raw datasets into problems in a train, a test and optionally a dev split; return the numbers of problems."""
     splits, quarantine, raw_files, difficulty = _read_sources(config)
-    numbers = {split: len(members) for split, members in splits.items()}
     contaminated = _remove_contamination(splits, config.contamination)
-    _check_what_is_left(splits, numbers, contaminated)
     for split, members in splits.items():
         write_problems(problems, split, members)
     contamination = {
@@ -64,8 +62,8 @@ def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
     *all_but_last, last = (f"{size:,} {split}" for split, size in sizes.items())
     left_out = f"{len(contaminated)} contaminated, {len(quarantine)} malformed"
     if difficulty:
-        judged = ("too_easy", "too_hard", "unmeasured")
-        left_out += "".join(f", {difficulty[key]} {key.replace('_', ' ')}" for key in judged)
+        reasons = ("too_easy", "too_hard", "unmeasured")
+        left_out += "".join(f", {difficulty[reason]} {reason.replace('_', ' ')}" for reason in reasons)
     say("prepare_data", f"{', '.join(all_but_last)} and {last} problems (left out: {left_out})")
     return {
         **{f"num_{split}": size for split, size in sizes.items()},
@@ -75,7 +73,7 @@ def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
 
 
 def raw_materials(config: PrepareConfig, outputs: Mapping[str, Path]) -> dict[str, Material]:
-    """Return the raw files that the problems were made from, by their paths."""
+    """Return the raw files that the problems were read from, by path."""
     rows = jsonl.read_json(outputs["problems"] / "manifest.json")["raw_files"]
     return {row["path"]: Material(**{key: row[key] for key in Material.model_fields}) for row in rows}
 
@@ -91,27 +89,31 @@ STAGE = Stage(
 
 
 def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Rows, Rows, Mapping[str, Any] | None]:
-    """Return the problems of every source by split, what is quarantined, the raw files, and the difficulty."""
+    """Return the problems by split, the malformed rows, the raw files, and counts by difficulty if it is limited."""
     splits: dict[Split, list[Problem]] = {split: [] for split in Split}
     quarantine: Rows = []
     raw_files: Rows = []
+    difficulty = None
     with raw_folder(config) as raw:
         for source in config.sources:
             if not isinstance(source, FileSource):
                 for problem in source.problems(config.seed):
                     splits[problem.split].append(problem)
                 continue
-            for split in Split:
-                if source.path(split):
-                    rows = list(source.read(split, raw.path, seed=config.seed))
-                    malformed = [row for row in rows if isinstance(row, MalformedRow)]
-                    _check_rows(source, split, len(rows), malformed, config.max_malformed_fraction)
-                    splits[split] += [row for row in rows if isinstance(row, Problem)]
-                    quarantine += [{**row._asdict(), "file": row.file.as_posix()} for row in malformed]
-                    name, material = _material(config, raw, source, split)
-                    file = {"path": name, "source": source.name, "split": split, "rows": len(rows)}
-                    raw_files.append({**file, **material.model_dump()})
-        difficulty = _choose_by_difficulty(config, raw, splits, raw_files) if config.difficulty else None
+            for split in filter(source.path, Split):  # the splits that have a path
+                rows = list(source.read(split, raw.path, seed=config.seed))
+                malformed = [row for row in rows if isinstance(row, MalformedRow)]
+                _check_rows(source, split, len(rows), malformed, config.max_malformed_fraction)
+                splits[split] += [row for row in rows if isinstance(row, Problem)]
+                quarantine += [{**row._asdict(), "file": row.file.as_posix()} for row in malformed]
+                name, material = _material(config, raw, source, split)
+                file = {"path": name, "source": source.name, "split": split, "rows": len(rows)}
+                raw_files.append({**file, **material.model_dump()})
+        if config.difficulty:
+            path = config.difficulty.pass_rates
+            splits[Split.TRAIN], difficulty = within_band(splits[Split.TRAIN], config.difficulty, raw.path)
+            file = {"path": path.as_posix(), "source": None, "split": Split.TRAIN, "rows": difficulty["rates"]}
+            raw_files.append({**file, **_file_material(config, raw, path).model_dump()})
     has_dev = any(source.max_problems(Split.DEV) != 0 for source in config.sources)
     wanted = [split for split in Split if has_dev or split != Split.DEV]
     for split in wanted:
@@ -123,73 +125,60 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
     return {split: splits[split] for split in wanted}, quarantine, raw_files, difficulty
 
 
-def _choose_by_difficulty(
-    config: PrepareConfig, raw: RawFolder, splits: dict[Split, list[Problem]], raw_files: Rows
-) -> Mapping[str, Any]:
-    assert config.difficulty
-    path = config.difficulty.pass_rates
-    splits[Split.TRAIN], difficulty = within_band(splits[Split.TRAIN], config.difficulty, raw.path)
-    file = {"path": path.as_posix(), "source": None, "split": Split.TRAIN, "rows": difficulty["rates"]}
-    raw_files.append({**file, **_file_material(config, raw, path).model_dump()})
-    return difficulty
-
-
 def _material(config: PrepareConfig, raw: RawFolder, source: FileSource, split: Split) -> tuple[str, Material]:
-    """Return what a split was read from, and its name: a file's or folder's path, or `id@revision` on the hub."""
+    """Return the name of the file, folder or hub dataset (`ID@REVISION`) of a split, and its exact version."""
     path = source.path(split)
-    assert path is not None, "only a split that was read has a material"
+    assert path is not None, "the split has been read"
     if isinstance(source, Dataset) and (dataset := source.on_hub(split, raw.path)):
         return f"{path}@{source.revision}", Material(repository=f"{HUB_PREFIX}{path}", commit=dataset.commit)
     return path.as_posix(), _file_material(config, raw, path)
 
 
 def _file_material(config: PrepareConfig, raw: RawFolder, path: Path) -> Material:
+    """Return the exact version of a file or folder, which is in the config's repository if it names one."""
     repository = config.repository
     return Material(
         sha256=lineage.digest(raw.path / path),
         size_bytes=durable.size(raw.path / path),
         dvc_md5=raw.md5s.get(path),
-        repository=repository and repository.url,
-        commit=repository and repository.commit,
+        repository=repository.url if repository else None,
+        commit=repository.commit if repository else None,
     )
 
 
 def _remove_contamination(splits: dict[Split, list[Problem]], config: ContaminationConfig) -> list[Contamination]:
-    """Remove from each split what is too close to those held out from it, and return what was removed."""
+    """Remove and return dev problems too close to test problems, and train problems too close to either."""
     entries = []
     held_out = list(splits[Split.TEST])
     for split in (Split.DEV, Split.TRAIN):
-        contaminated = find_contamination(splits.get(split, []), held_out, config)
-        entries += contaminated
-        removed = {each.train for each in contaminated}
-        if split in splits:
-            splits[split] = [problem for problem in splits[split] if problem.id not in removed]
-            held_out += splits[split]
-    return entries
-
-
-def _check_what_is_left(
-    splits: dict[Split, list[Problem]], numbers: dict[Split, int], contaminated: list[Contamination]
-) -> None:
-    for split, members in splits.items():
-        if members:
+        if split not in splits:
             continue
-        first = next(each for each in contaminated if f"/{split}/" in each.train)
-        raise PipelineError(
-            f"prepare_data.sources: all {numbers[split]:,} {split} problems were removed as contaminated: each is "
-            f"among those held out from it ({first.train} as {first.test}); `train` and `test` have to be different "
-            "problems: to divide one file, set `test_fraction` instead of `test`"
-        )
+        contaminated = find_contamination(splits[split], held_out, config)
+        removed = {each.train for each in contaminated}
+        remaining = [problem for problem in splits[split] if problem.id not in removed]
+        if not remaining:
+            first = contaminated[0]
+            raise PipelineError(
+                f"prepare_data.sources: all {len(splits[split]):,} {split} problems were removed as contaminated: each "
+                f"is among those held out from it ({first.train} as {first.test}); `train` and `test` have to be "
+                "different problems: to divide one file, set `test_fraction` instead of `test`"
+            )
+        splits[split] = remaining
+        held_out += remaining
+        entries += contaminated
+    return entries
 
 
 def _check_rows(
     source: FileSource, split: Split, num_rows: int, malformed: list[MalformedRow], max_fraction: float
 ) -> None:
+    """Raise PipelineError if a split has no row, or too many malformed ones."""
     path = source.path(split)
     if not num_rows:
-        same = "; rows with the same question stay in one split: does the file have different questions?"
-        is_divided = source.test_fraction or source.dev_fraction
-        raise PipelineError(f"{path}: contains no row for the {split} split{same if is_divided else ''}")
+        problem = f"{path}: contains no row for the {split} split"
+        if source.test_fraction or source.dev_fraction:
+            problem += "; rows with the same question stay in one split: does the file have different questions?"
+        raise PipelineError(problem)
     if len(malformed) > max_fraction * num_rows:
         first = malformed[0]
         raise PipelineError(

@@ -1,4 +1,4 @@
-"""Raw files: fetched for this machine behind their DVC pointers, or read from a git and DVC repository at a commit."""
+"""Raw files: read from this machine, where DVC pointers identify them, or from a git and DVC repository at a commit."""
 
 import hashlib
 import shutil
@@ -18,32 +18,28 @@ from components.shared.versioning import Workspace
 
 _RAW = Path("data/raw")
 _REMOTE = Path("dvc-storage")
-"""The DVC remote `local` of .dvc/config: a plain folder."""
+"""The folder of the DVC remote `local` in .dvc/config."""
 _CACHE = Path(".dvc/cache")
 _WORKSPACE = Workspace(Path(), Path(".dvc/tmp"))
-"""The checkout; the scratch folder is DVC's home where the process has none."""
+"""The checkout of this project, with a scratch folder that is DVC's home if the process has none."""
 
 
 class RawFolder(NamedTuple):
     """Where the raw files of a run are."""
 
     path: Path
-    """The paths of the sources are relative to it."""
+    """Folder that the paths of the sources are relative to."""
     md5s: dict[Path, str]
     """MD5 in the DVC pointer of each source that has one."""
 
 
 @contextmanager
 def raw_folder(config: PrepareConfig) -> Iterator[RawFolder]:
-    """Yield the folder with the files of the sources; those of a repository are removed afterwards.
-
-    Raises:
-        PipelineError: The repository, its commit, a file at that commit or the content of a DVC pointer is missing.
-    """
+    """Yield the folder of the sources' files, a temporary one for a repository; PipelineError if any is missing."""
     if config.repository is None:
-        pointers = ((path, _beside(path)) for path in config.files)
+        pointers = ((path, _pointer_path(path)) for path in config.files)
         md5s = _md5s({path: each.read_text("utf-8") for path, each in pointers if each.is_file()})
-        # A file may have been changed after its pointer was made; that of a folder is a digest of a listing.
+        # Drop the MD5 of a file that was changed after its pointer was made. That of a folder cannot be checked here.
         yield RawFolder(Path(), {path: md5 for path, md5 in md5s.items() if path.is_dir() or _md5(path) == md5})
         return
     url, commit = config.repository.url, config.repository.commit
@@ -53,38 +49,42 @@ def raw_folder(config: PrepareConfig) -> Iterator[RawFolder]:
         workspace.git("clone", "--quiet", "--no-checkout", "--no-local", "--", url, str(clone))
         if workspace.try_git("-C", str(clone), "cat-file", "-e", f"{commit}^{{commit}}") is None:
             raise PipelineError(f"prepare_data.repository: {url} has no commit {commit}")
-        at_hub = {path for path in config.hub_ids if not _is_in(workspace, clone, commit, path)}
-        paths = [path for path in dict.fromkeys(config.files) if path not in at_hub]
+        on_hub = {path for path in config.hub_ids if not _is_in(workspace, clone, commit, path)}
+        paths = [path for path in dict.fromkeys(config.files) if path not in on_hub]
         for path in paths:
             (files / path).parent.mkdir(parents=True, exist_ok=True)
             try:
                 workspace.dvc_get(str(clone), path.as_posix(), commit, files / path)
             except PipelineError as error:
                 reason = str(error).removeprefix("dvc: ")
+                # Of the same type, as a RetryableError is retried.
                 raise type(error)(f"cannot read {path} from {url} at {commit}: {reason}") from None
         say("prepare_data", f"{len(paths)} files from {url} at {commit[:12]}")
         texts = {
-            path: workspace.try_git("-C", str(clone), "show", f"{commit}:{_beside(path).as_posix()}") for path in paths
+            path: workspace.try_git("-C", str(clone), "show", f"{commit}:{_pointer_path(path).as_posix()}")
+            for path in paths
         }
         yield RawFolder(files, _md5s({path: text for path, text in texts.items() if text}))
 
 
 def _is_in(workspace: Workspace, clone: Path, commit: str, path: Path) -> bool:
     """Tell whether a repository has a file or folder, or DVC's pointer to it, at a commit."""
-    names = (path.as_posix(), _beside(path).as_posix())
+    names = (path.as_posix(), _pointer_path(path).as_posix())
     return any(workspace.try_git("-C", str(clone), "cat-file", "-e", f"{commit}:{name}") is not None for name in names)
 
 
-def _beside(path: Path) -> Path:
+def _pointer_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.dvc")
 
 
 def _md5s(pointers: Mapping[Path, str]) -> dict[Path, str]:
-    return {path: md5 for path, text in pointers.items() if (md5 := _field(text, "md5"))}
+    """Return the MD5 in the texts of DVC pointers, by path, without invalid pointers."""
+    md5s = {path: _field(text, "md5") for path, text in pointers.items()}
+    return {path: md5 for path, md5 in md5s.items() if md5}
 
 
 def _field(pointer: str, key: str, kind: Literal["outs", "deps"] = "outs") -> str | None:
-    """A field of the only output, or of its source, in the text of a pointer; None where it has no such field."""
+    """Return a field of the output (`outs`) or of its source (`deps`) in a pointer's text; None if it is missing."""
     try:
         return str(yaml.safe_load(pointer)[kind][0][key])
     except (yaml.YAMLError, KeyError, IndexError, TypeError):
@@ -99,19 +99,17 @@ class Pointer:
     target: Path
     md5: str
     url: str | None
-    """Where the file is published; None where the pointer does not say."""
+    """Address at which the file is published; None if the pointer has none."""
 
     def object_in(self, store: Path) -> Path:
-        """The path of the file's content in DVC's cache or in a remote."""
+        """Return the path of the file's content in DVC's cache or in a remote."""
         return store / "files" / "md5" / self.md5[:2] / self.md5[2:]
 
 
 def fetch_raw_files(source: Path) -> None:
-    """Put every raw file in its place, byte for byte as its pointer says.
+    """Fetch the missing raw files: from the local DVC remote, the folder `source`, or the address in their pointer.
 
-    Missing ones come from the local remote, from the folder `source` or from where they are published.
-
-    PipelineError where a file has other content in its place or where it is published, or cannot be had.
+    PipelineError if a file, present or published, differs from its pointer, or cannot be found.
     """
     pointers = read_pointers()
     missing = [pointer for pointer in pointers if not _is_present(pointer)]
@@ -119,12 +117,12 @@ def fetch_raw_files(source: Path) -> None:
         say("data", f"{_RAW} is complete ({len(pointers)} files)")
         return
     for pointer in missing:
-        # DVC would copy a damaged object without a check.
+        # Remove damaged objects first: DVC would copy them without a check.
         cached, stored = pointer.object_in(_CACHE), pointer.object_in(_REMOTE)
         if _md5(cached) != pointer.md5:
             cached.unlink(missing_ok=True)
         if _md5(stored) != pointer.md5:
-            _obtain(pointer, source / pointer.target.name)
+            _store(pointer, source / pointer.target.name)
     _WORKSPACE.dvc("pull", "--remote", "local", *(str(pointer.path) for pointer in missing))
     for pointer in missing:
         if not _is_present(pointer):
@@ -133,7 +131,7 @@ def fetch_raw_files(source: Path) -> None:
 
 
 def read_pointers() -> list[Pointer]:
-    """Return the pointers to the raw files; PipelineError without any."""
+    """Return the pointers to the raw files; PipelineError if there is none."""
     paths = sorted(_RAW.glob("*.dvc"))
     if not paths:
         raise PipelineError(f"{_RAW}: contains no DVC pointers; run this in the project's folder")
@@ -149,36 +147,38 @@ def _read_pointer(path: Path) -> Pointer:
 
 
 def _is_present(pointer: Pointer) -> bool:
+    """Tell whether the file of a pointer is there; PipelineError if it has other content."""
     md5 = _md5(pointer.target)
     if md5 not in {None, pointer.md5}:
-        # Never overwritten: it may be the only copy of somebody's work.
+        # Do not overwrite it: it may be the only copy of somebody's work.
         raise PipelineError(f"{pointer.target}: has MD5 {md5}, not {pointer.md5} as in its pointer; move it away")
     return md5 is not None
 
 
-def _obtain(pointer: Pointer, file: Path) -> None:
-    """Copy a file that a pointer expects into the remote: `file`, if it is that one, or the published one."""
+def _store(pointer: Pointer, file: Path) -> None:
+    """Copy the content of a pointer into the remote: from `file` if it has the right MD5, or as it is published."""
     stored = pointer.object_in(_REMOTE)
     stored.parent.mkdir(parents=True, exist_ok=True)
     partial = stored.with_suffix(".partial")
     partial.unlink(missing_ok=True)
-    why = f"{stored}, the remote's copy of {pointer.target}, and {file} are no file with MD5 {pointer.md5}"
+    problem = f"{stored}, the remote's copy of {pointer.target}, and {file} are no file with MD5 {pointer.md5}"
     if _md5(file) == pointer.md5:
         shutil.copyfile(file, partial)
     elif pointer.url:
         try:
             _WORKSPACE.dvc("get-url", pointer.url, str(partial))
-            why += f"; {pointer.url} has other content now"
+            problem += f"; {pointer.url} has other content now"
         except PipelineError as error:
-            why += f"; {pointer.url} cannot be read ({error})"
+            problem += f"; {pointer.url} cannot be read ({error})"
     if _md5(partial) != pointer.md5:
         partial.unlink(missing_ok=True)
         advice = "run `make data SOURCE=DIR` with a folder that has it (data/README.md says where to get it)"
-        raise PipelineError(f"{why}; {advice}")
+        raise PipelineError(f"{problem}; {advice}")
     partial.rename(stored)
 
 
 def _md5(path: Path) -> str | None:
+    """Return the MD5 of a file; None if there is no such file."""
     if not path.is_file():
         return None
     with path.open("rb") as file:

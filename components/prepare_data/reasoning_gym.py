@@ -1,8 +1,8 @@
 """Tasks of the package reasoning_gym: generated problems of many kinds, whose answers our grader decides.
 
-The package's own scorers give parts of the reward for wrong answers, and are not used. So a task is accepted only if
-its questions differ in words or numbers, and have one right answer in one line. Tasks that ask for an order or notation
-are left out: the grader takes a list in any order, and a fraction that is not reduced.
+The package's own scorers are not used, because they give wrong answers part of the reward. So only tasks are accepted
+whose questions differ in words or numbers and have one right answer in one line. Tasks that ask for an order or a
+notation are left out: the grader accepts lists in any order, and fractions that are not reduced.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _NAMES = (
 )
 TASKS = _NAMES.split()
 _NUM_SPARE = 1_000
-"""Problems generated in addition to four times the number needed, because questions recur."""
+"""Entries of each task beyond four times the number needed: questions recur."""
 
 
 class ReasoningGym(BuiltIn):
@@ -32,8 +32,8 @@ class ReasoningGym(BuiltIn):
 
     kind: Literal["reasoning_gym"]
     tasks: dict[str, dict[str, Any]] = Field(min_length=1)
-    """Tasks of the package by name, each with arguments of its dataset, such as `chain_sum: {min_terms: 2}`; `{}` for
-    its defaults. They have equal shares; each becomes a subject of the scores."""
+    """Tasks of the package by name, each with arguments of its dataset, such as `chain_sum: {min_terms: 2}`, or `{}`
+    for its defaults. They have equal shares; each becomes a subject of the scores."""
     num_train: int = Field(8000, ge=0)
     """Problems of the train split."""
     num_test: int = Field(600, ge=0)
@@ -50,7 +50,6 @@ class ReasoningGym(BuiltIn):
 
     def problems(self, seed: int) -> Iterator[Problem]:
         """Yield the test split first, so that the sizes of the others do not change it; tasks take turns in each."""
-        # Of each task more than its share: questions recur.
         size = _NUM_SPARE + 4 * (self.num_train + self.num_test + self.num_dev) // len(self.tasks)
         entries = {
             task: _entries(task, {**arguments, "seed": seed, "size": size}) for task, arguments in self.tasks.items()
@@ -70,6 +69,7 @@ class ReasoningGym(BuiltIn):
 
 
 def _entries(task: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the different questions of a task with their answers."""
     try:
         import reasoning_gym
     except ImportError as error:

@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import re
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,9 +22,8 @@ from components.shared.errors import PipelineError
 ACCEPTED = "JSON lines (.jsonl), JSON (.json), CSV (.csv), TSV (.tsv) and parquet (.parquet), each also with .gz"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_HINT = re.compile(r"^: |; is the file truncated\?$")
 _MAX_RATIO, _MIN_DECOMPRESSED_BYTES = 100, 2**26
-"""Largest ratio of content to gzip file (text shrinks to a tenth), and the content that is always accepted."""
+"""Largest ratio of content to gzip file (text shrinks to a tenth), and the content size that is always accepted."""
 _PARQUET_ROWS = 1024
 """Rows that are in memory at once."""
 
@@ -37,7 +35,7 @@ class RawFile(NamedTuple):
     label: Path
     """Its name in messages: the path in the config, even if the file is in a temporary checkout or in a cache."""
     prefix: str = ""
-    """Prefix of the names of its rows; empty for the only file of a split."""
+    """Prefix of the names of its rows; empty if it is the only file of a split."""
 
 
 class Row(NamedTuple):
@@ -48,31 +46,32 @@ class Row(NamedTuple):
     line: int
     """Line of the file, or number of the row in a JSON array or a parquet file, from 1."""
     name: str
-    """Number of the row from 0, after the prefix of the file; for a file with a single object, its prefix alone."""
+    """`PREFIX/NUMBER` or `NUMBER`, from 00000; the prefix alone for a file of one JSON object."""
     columns: dict[str, Any] | None
     reason: str = ""
     """What is wrong with a row that has no columns."""
 
 
-_Cell = tuple[int | None, int, dict[str, Any] | str]
-"""A row by its number, which the only object of a file has not, its line, and its columns or what is wrong with it."""
+_RawRow = tuple[int | None, int, dict[str, Any] | str]
+"""Number from 0 (None for the only object of a JSON file), line from 1, and the columns or what is wrong with them."""
 
 
 def read_rows(file: RawFile) -> Iterator[Row]:
-    """Yield the rows of a file in their order, the first of them before the whole file is read where it allows that.
-
-    Raises:
-        PipelineError: The file is of no known format, damaged, or not text in UTF-8.
-    """
+    """Yield the rows of a file in order, lazily except for JSON; PipelineError if the file cannot be read."""
     name = Path(file.label.stem if _is_compressed(file.path) else file.label)
     reader = _READERS.get(name.suffix.lower())
     if reader is None:
         raise PipelineError(f"{file.label}: is of no format that can be read; accepted: {ACCEPTED}")
     try:
         for number, line, content in reader(file):
-            parts = [part for part in (file.prefix, "" if number is None else f"{number:05d}") if part]
-            columns, reason = (None, content) if isinstance(content, str) else (content, "")
-            yield Row(file.label, line, "/".join(parts) or "00000", columns, reason)
+            names = [file.prefix] if file.prefix else []
+            if number is not None:
+                names.append(f"{number:05d}")
+            row_name = "/".join(names) or "00000"
+            if isinstance(content, str):
+                yield Row(file.label, line, row_name, columns=None, reason=content)
+            else:
+                yield Row(file.label, line, row_name, content)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise PipelineError(f"{file.label}: not a gzip file that can be read ({error})") from None
     except UnicodeError as error:
@@ -80,7 +79,7 @@ def read_rows(file: RawFile) -> Iterator[Row]:
 
 
 def count_rows(file: RawFile) -> int:
-    """Return the number of rows of a file; those of parquet are not read."""
+    """Return the number of rows of a file, for parquet without reading them."""
     if file.path.suffix == ".parquet":
         with _parquet(file) as parquet:
             return int(parquet.metadata.num_rows)
@@ -88,17 +87,17 @@ def count_rows(file: RawFile) -> int:
 
 
 def is_data_file(path: Path) -> bool:
-    """Tell whether the name of a file is that of a format that can be read."""
+    """Tell whether a file has a format that can be read, by its name."""
     return Path(path.stem if _is_compressed(path) else path).suffix.lower() in _READERS
 
 
 def stem(path: Path) -> str:
-    """Return a path without the ending that says its format."""
-    return (path.with_suffix("").with_suffix("") if _is_compressed(path) else path.with_suffix("")).as_posix()
+    """Return a path without the suffix of its format, and without `.gz`."""
+    return (path.with_suffix("") if _is_compressed(path) else path).with_suffix("").as_posix()
 
 
 def natural_order(path: str | Path) -> list[int | str]:
-    """Order 2.json before 10.json, and both after what is in other folders before them."""
+    """Return a sort key for paths that compares numbers by value: 2.json comes before 10.json."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(path))]
 
 
@@ -111,47 +110,45 @@ def _open(file: RawFile) -> IO[bytes]:
 
 
 class _Decompressed(io.RawIOBase):
-    """The content of a gzip file, up to a ratio that no data reach: a small file could fill the memory."""
+    """The content of a gzip file, up to a ratio that real data do not reach: a small file could fill the memory."""
 
     def __init__(self, path: Path) -> None:
         self._file = gzip.GzipFile(path)
-        self._left = max(_MIN_DECOMPRESSED_BYTES, _MAX_RATIO * path.stat().st_size)
+        self._num_bytes_left = max(_MIN_DECOMPRESSED_BYTES, _MAX_RATIO * path.stat().st_size)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        number = self._file.readinto(buffer)
-        self._left -= number
-        if self._left < 0:
+        num_bytes = self._file.readinto(buffer)
+        self._num_bytes_left -= num_bytes
+        if self._num_bytes_left < 0:
             raise gzip.BadGzipFile(f"its content is more than {_MAX_RATIO} times as large")
-        return number
+        return num_bytes
 
     def close(self) -> None:
         self._file.close()
         super().close()
 
 
-# JSON -----------------------------------------------------------------------------------------------------------------
-
-
-def _read_json_lines(file: RawFile) -> Iterator[_Cell]:
+def _read_json_lines(file: RawFile) -> Iterator[_RawRow]:
     with _open(file) as opened:
-        yield from _cells(opened)
+        yield from _parse_lines(opened)
 
 
-def _cells(lines: Iterable[bytes]) -> Iterator[_Cell]:
-    """Yield a cell for each line but empty ones, which count: a message must point at the right line."""
+def _parse_lines(lines: Iterable[bytes]) -> Iterator[_RawRow]:
+    """Yield the object of each line; empty lines are skipped, but counted."""
     for index, line in enumerate(lines):
         if content := line.removeprefix(_BYTE_ORDER_MARK).strip():
             try:
                 yield index, index + 1, jsonl.parse_object(content, where="")
             except PipelineError as error:
-                yield index, index + 1, _HINT.sub("", str(error))
+                # Without the place and the hint of a whole file.
+                yield index, index + 1, str(error).removeprefix(": ").removesuffix("; is the file truncated?")
 
 
-def _read_json(file: RawFile) -> Iterator[_Cell]:
-    """Yield the objects of an array, the one object of a file, or those in the lines of a file with another ending."""
+def _read_json(file: RawFile) -> Iterator[_RawRow]:
+    """Yield the objects of an array or the only object of a file; if it has several JSON lines, yield theirs."""
     with _open(file) as opened:
         content = opened.read().removeprefix(_BYTE_ORDER_MARK)
     try:
@@ -159,38 +156,35 @@ def _read_json(file: RawFile) -> Iterator[_Cell]:
     except (ValueError, RecursionError) as error:
         if content.lstrip().startswith(b"["):
             raise PipelineError(f"{file.label}: not a valid JSON array ({error})") from None
-        yield from _cells(content.splitlines())
+        yield from _parse_lines(content.splitlines())
         return
     if not isinstance(values, list):
         yield None, 1, values if isinstance(values, dict) else "expected a JSON object"
         return
     for index, value in enumerate(values):
-        is_object = isinstance(value, dict)
-        yield index, index + 1, value if is_object else f"expected a JSON object, got {type(value).__name__}"
+        if isinstance(value, dict):
+            yield index, index + 1, value
+        else:
+            yield index, index + 1, f"expected a JSON object, got {type(value).__name__}"
 
 
-# CSV and TSV ----------------------------------------------------------------------------------------------------------
-
-
-def _read_delimited(file: RawFile, *, delimiters: str) -> Iterator[_Cell]:
-    """Yield the rows below a header, as text without carriage returns; an empty cell is None.
-
-    Columns are separated by the delimiter that the header has most of, which spreadsheets choose by country.
-    """
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # of a long solution
+def _read_delimited(file: RawFile, *, delimiters: str) -> Iterator[_RawRow]:
+    """Yield the rows below a header, as text without carriage returns; an empty cell is None."""
+    csv.field_size_limit(2**31 - 1)  # the default is too small for long solutions
     with _open(file) as opened:
         start = opened.read(2)
     encoding = "utf-16" if start in _UTF_16_MARKS else "utf-8-sig"
     with _open(file) as opened, io.TextIOWrapper(opened, encoding=encoding, newline="") as text:
         first = text.readline()
-        reader = csv.reader(chain([first], text), delimiter=max(delimiters, key=first.count), strict=True)
+        delimiter = max(delimiters, key=first.count)  # spreadsheets choose it by country
+        reader = csv.reader(chain([first], text), delimiter=delimiter, strict=True)
         try:
             header = [name.strip() for name in next(reader, [])]
             _check_header(file, header)
             line = reader.line_num + 1
             for index, values in enumerate(reader):
                 if values:
-                    yield index, line, _csv_cell(header, values)
+                    yield index, line, _named_cells(header, values)
                 line = reader.line_num + 1
         except csv.Error as error:
             raise PipelineError(f"{file.label}:{reader.line_num}: not valid CSV ({error})") from None
@@ -204,19 +198,17 @@ def _check_header(file: RawFile, header: list[str]) -> None:
         raise PipelineError(f'{file.label}:1: two columns are named "{twice}"; rename one of them')
 
 
-def _csv_cell(header: list[str], values: list[str]) -> dict[str, Any] | str:
+def _named_cells(header: list[str], values: list[str]) -> dict[str, Any] | str:
+    """Return the columns of a row, or what is wrong with it."""
     if len(values) != len(header):
         return f"has {len(values)} fields, and the header has {len(header)}; is a field with a comma not in quotes?"
     cells = (value.replace("\r\n", "\n") if value.strip() else None for value in values)
     return dict(zip(header, cells, strict=True))
 
 
-# Parquet --------------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _parquet(file: RawFile) -> Iterator[Any]:
-    # Imported here: slow to load, and most runs read text.
+    # Imported here because it is slow to load, and most runs read text.
     import pyarrow
     import pyarrow.parquet
 
@@ -229,17 +221,15 @@ def _parquet(file: RawFile) -> Iterator[Any]:
         raise PipelineError(f"{file.label}: not a readable parquet file ({reason}); is it truncated?") from None
 
 
-def _read_parquet(file: RawFile) -> Iterator[_Cell]:
-    index = 0
+def _read_parquet(file: RawFile) -> Iterator[_RawRow]:
     with _parquet(file) as parquet:
-        for batch in parquet.iter_batches(_PARQUET_ROWS):
-            for columns in _decimal(batch).to_pylist():
-                yield index, index + 1, columns
-                index += 1
+        batches = map(_shortest_decimals, parquet.iter_batches(_PARQUET_ROWS))
+        for index, columns in enumerate(row for batch in batches for row in batch.to_pylist()):
+            yield index, index + 1, columns
 
 
-def _decimal(batch: Any) -> Any:
-    """Return rows with single-precision numbers as the decimals that were meant: 0.1, not 0.10000000149."""
+def _shortest_decimals(batch: Any) -> Any:
+    """Return a batch of rows with float32 columns as float64, through text: 0.1 instead of 0.10000000149."""
     import pyarrow
 
     for place, field in enumerate(batch.schema):
@@ -249,7 +239,7 @@ def _decimal(batch: Any) -> Any:
     return batch
 
 
-_READERS: dict[str, Callable[[RawFile], Iterator[_Cell]]] = {
+_READERS: dict[str, Callable[[RawFile], Iterator[_RawRow]]] = {
     ".jsonl": _read_json_lines,
     ".ndjson": _read_json_lines,
     ".json": _read_json,
@@ -257,4 +247,4 @@ _READERS: dict[str, Callable[[RawFile], Iterator[_Cell]]] = {
     ".tsv": partial(_read_delimited, delimiters="\t"),
     ".parquet": _read_parquet,
 }
-"""By the ending of a file's name."""
+"""Reader by the suffix of a file, without `.gz`."""

@@ -1,4 +1,4 @@
-"""What every dataset in files shares: its settings, how its rows are read, and the fields to be read from one of them.
+"""Sources of problems: datasets in files (`FileSource`) and generated ones (`BuiltIn`).
 
 To add a dataset, write a subclass of `FileSource` in a file such as `gsm8k.py` and add it to `Source` in `config.py`.
 """
@@ -42,7 +42,7 @@ class MalformedRowError(ValueError):
 
 
 class MalformedRow(NamedTuple):
-    """Where a row is that cannot be used, and why."""
+    """A row that cannot be used."""
 
     file: Path
     line: int
@@ -51,7 +51,7 @@ class MalformedRow(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """The part of a problem that is read from a raw row."""
+    """The fields of a `Problem` that are read from a raw row."""
 
     question: str
     solution: str
@@ -62,11 +62,11 @@ class Fields(NamedTuple):
 
 
 class FileSource(Config):
-    """A dataset that is read from files; a split without a path is not used."""
+    """A dataset in files; a split without a path is not used."""
 
     kind: str
     name: str = ""
-    """Name of the source in problems, weights, scores and the gate; `kind` if not set. Two sources of one kind need
+    """Name of the source in problems, weights, scores and the gate; by default its `kind`. Two sources of one kind need
     different names."""
     train: Path | None = None
     """File or folder of the train split."""
@@ -77,8 +77,8 @@ class FileSource(Config):
     test_limit: int | None = Field(default=None, ge=1)
     """Maximum problems of the test split, from its beginning; null for all."""
     test_fraction: float = Field(default=0.0, ge=0, lt=1)
-    """Fraction of the problems in the train file that become the test split, where there is no `test` file; chosen by
-    their questions and `seed`."""
+    """Fraction of the problems in the train file that become the test split if there is no `test` file; chosen by their
+    questions and `seed`."""
     dev_fraction: float = Field(default=0.0, ge=0, lt=1)
     """Fraction of the problems in the train file that become the dev split instead, chosen by their questions."""
 
@@ -115,60 +115,56 @@ class FileSource(Config):
 
     @classmethod
     def default_name(cls, values: dict[str, Any]) -> str:
-        """Return the name of a source whose settings give none."""
+        """Return the name of a source that is not given one."""
         return str(values.get("kind", cls.model_fields["kind"].default))
 
     def path(self, split: Split) -> Path | None:
-        """The file or folder of one split; None if the split is not used."""
-        fraction = {Split.TEST: self.test_fraction, Split.DEV: self.dev_fraction}.get(split)
+        """Return the file or folder of a split; None if the split is not used."""
         if split == Split.TEST and self.test:
             return self.test
-        return self.train if fraction is None or fraction > 0 else None
+        return self.train if split == Split.TRAIN or self._held_out_fraction(split) else None
+
+    def _held_out_fraction(self, split: Split) -> float:
+        """Return the fraction of the train file that becomes another split."""
+        return {Split.TEST: self.test_fraction, Split.DEV: self.dev_fraction}.get(split, 0.0)
 
     def max_problems(self, split: Split) -> int | None:
-        """How many problems of one split there can be; None if only its file tells."""
+        """Return the maximum number of problems of a split; None if only its files limit it."""
         limits = {Split.TRAIN: self.train_limit, Split.TEST: self.test_limit}
         return 0 if self.path(split) is None else limits.get(split)
 
     def is_held_out(self, split: Split) -> bool:
         """Tell whether a split is a random part of the train file."""
-        return self.path(split) is not None and (split == Split.DEV or (split == Split.TEST and self.test is None))
+        return self._held_out_fraction(split) > 0
 
     def expected_problems(self, split: Split, root: Path | None) -> int | None:
-        """Return how many problems a split has if no row is malformed, from its files below `root`.
-
-        Without `root`, where the files are elsewhere, it has as many as were published; None if that is unknown.
-        """
+        """Return the problems of a split: its rows below `root` or, without `root`, as published; None if unknown."""
         if self.path(split) is None:
             return 0
         published = _PUBLISHED.get((self.kind, Split.TRAIN if self.is_held_out(split) else split))
         number = published if root is None else self.num_rows(split, root)
         if number is None:
             return None
-        fraction = {Split.TEST: self.test_fraction, Split.DEV: self.dev_fraction}.get(split)
-        expected = round(fraction * number) if fraction else number
-        return min(expected, self.max_problems(split) or expected)
+        if self.is_held_out(split):
+            number = round(self._held_out_fraction(split) * number)
+        return min(number, self.max_problems(split) or number)
 
     def num_rows(self, split: Split, root: Path) -> int | None:
-        """Return the rows in the files of a split; None where they cannot be counted."""
+        """Return the number of rows in the files of a split; None if they cannot be read."""
         try:
             return sum(map(count_rows, self.files(split, root)))
-        except PipelineError:  # reported where the rows are read
+        except PipelineError:  # is reported when the rows are read
             return None
 
     def files(self, split: Split, root: Path) -> list[RawFile]:
-        """Return the files of a split; its path is relative to `root`.
-
-        Raises:
-            PipelineError: There are none.
-        """
+        """Return the files of a split, whose path is relative to `root`; PipelineError if there are none."""
         path = self.path(split) or Path()
+        if not (root / path).exists():
+            raise PipelineError(
+                f"{path}: no such file; `make data` fetches GSM8K, MATH-500 and SVAMP, data/README.md describes the "
+                "others"
+            )
         if not (root / path).is_dir():
-            if not (root / path).exists():
-                raise PipelineError(
-                    f"{path}: no such file; `make data` fetches GSM8K, MATH-500 and SVAMP, data/README.md describes "
-                    "the others"
-                )
             return [RawFile(root / path, path)]
         files = [each for each in (root / path).rglob("*") if is_data_file(each) and each.is_file()]
         if not files:
@@ -178,19 +174,15 @@ class FileSource(Config):
 
     @abstractmethod
     def read_row(self, columns: dict[str, Any]) -> Fields:
-        """Return the problem in one row.
-
-        Raises:
-            MalformedRowError: The row cannot be used.
-        """
+        """Return the problem in one row; MalformedRowError if the row cannot be used."""
 
     def read(self, split: Split, root: Path, *, seed: int = 0) -> Iterator[Problem | MalformedRow]:
-        """Yield what is in each row of a split, up to its maximum of problems; its path is relative to `root`.
+        """Yield the problem in each row of a split, up to its maximum, or why there is none.
 
-        The id of a problem names its row by number from 0, or by its path in a folder. `seed` decides which problems
-        are held out for the test split.
+        The path of the split is relative to `root`. The id of a problem ends in the name of its row. `seed` decides
+        which problems are held out for the test split.
         """
-        num_problems, in_train_file = 0, split == Split.TRAIN or self.is_held_out(split)
+        num_problems, is_held_out = 0, self.is_held_out(split)
         for file in self.files(split, root):
             for row in read_rows(file):
                 try:
@@ -198,10 +190,10 @@ class FileSource(Config):
                         raise MalformedRowError(row.reason)
                     fields = self.read_row(row.columns)
                 except MalformedRowError as error:
-                    if split == Split.TRAIN or not in_train_file:  # else the train split has it
+                    if not is_held_out:  # the train split reports the malformed rows of the train file
                         yield MalformedRow(row.file, row.line, str(error))
                     continue
-                if in_train_file and self._split_of(fields.question, seed) != split:
+                if (split == Split.TRAIN or is_held_out) and self._split_of(fields.question, seed) != split:
                     continue
                 yield Problem(id=f"{self.name}/{split}/{row.name}", source=self.name, split=split, **fields._asdict())
                 num_problems += 1
@@ -209,15 +201,16 @@ class FileSource(Config):
                     return
 
     def _split_of(self, question: str, seed: int) -> Split:
-        """Return the split of a problem in the train file: the same for questions that differ in case and space."""
+        """Return the split of a problem in the train file; case and spacing of the question do not matter for TEST."""
         if fraction_of(f"test {seed} {' '.join(question.casefold().split())}") < self.test_fraction:
             return Split.TEST
+        # `dev_fraction` is a fraction of all problems, and the test problems are already gone.
         is_dev = fraction_of(f"dev {question}") * (1 - self.test_fraction) < self.dev_fraction
         return Split.DEV if is_dev else Split.TRAIN
 
 
 class BuiltIn(Config):
-    """A dataset that is generated from a seed; its subclasses say how many problems of each split."""
+    """A dataset that is generated from a seed; subclasses have the number of problems of each split as `num_SPLIT`."""
 
     kind: str
 
@@ -226,7 +219,7 @@ class BuiltIn(Config):
         families = getattr(self, "families", [])
         if len(set(families)) < len(families):
             raise ValueError("families must not name a family twice")
-        if not self.max_problems(Split.TRAIN) + self.max_problems(Split.TEST):
+        if self.max_problems(Split.TRAIN) + self.max_problems(Split.TEST) == 0:
             raise ValueError("num_train and num_test must not both be 0")
         return self
 
@@ -236,12 +229,13 @@ class BuiltIn(Config):
         return self.kind
 
     def max_problems(self, split: Split) -> int:
-        """The number of problems of one split."""
+        """Return the number of problems of a split."""
         return int(getattr(self, f"num_{split}", 0))
 
-    def _first(self, new: Iterator[T], split: Split, index: int) -> T:
-        """Return the first new problem that was drawn; PipelineError where too many draws gave none."""
-        if (drawn := next(new, None)) is None:
+    def _first(self, draws: Iterator[T], split: Split, index: int) -> T:
+        """Return the first of the draws, which becomes problem `index` of the split; PipelineError if there is none."""
+        drawn = next(draws, None)
+        if drawn is None:
             raise PipelineError(
                 f"prepare_data.sources: {self.name}: num_{split} is {self.max_problems(split)}, but only {index} "
                 "distinct problems exist in equal shares of families and levels; lower it or allow more of them"
@@ -253,16 +247,16 @@ class BuiltIn(Config):
 
     @abstractmethod
     def problems(self, seed: int) -> Iterator[Problem]:
-        """Yield the problems of every split; equal seeds give equal problems."""
+        """Yield the problems of every split; the same seed gives the same problems."""
 
 
 def fraction_of(content: str) -> float:
-    """Return a number from 0 to 1 that depends on a text alone."""
+    """Return a pseudo-random number from 0 to 1 that depends only on a text."""
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8]) / 2**64
 
 
 def text(columns: dict[str, Any], *names: str) -> str:
-    """Return the first of the columns that is present; MalformedRowError unless it is text with valid characters."""
+    """Return the first of the named columns that has a value; MalformedRowError unless it is text in valid Unicode."""
     name = next((name for name in names if columns.get(name) is not None), None)
     if name is None:
         raise MalformedRowError(f"column {' or '.join(f'`{name}`' for name in names)} is missing")
@@ -279,20 +273,21 @@ def text(columns: dict[str, Any], *names: str) -> str:
 
 
 def text_or_number(columns: dict[str, Any], *names: str) -> str:
-    """Return the first of the columns that is present as text; a whole number has no decimals: 72.0 is 72."""
+    """Return the first of the named columns that has a value, as text; whole numbers lose their decimals (72.0: 72)."""
     value = next((columns[name] for name in names if columns.get(name) is not None), None)
-    if isinstance(value, list) and len(value) == 1:  # as in data for several rewards
+    if isinstance(value, list) and len(value) == 1:  # datasets for several rewards have lists of answers
         return text_or_number({names[0]: value[0]}, names[0])
-    if type(value) is int:
+    if type(value) is int:  # not a bool
         return str(value)
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal) or not math.isfinite(value):
+    if not isinstance(value, float | Decimal) or not math.isfinite(value):
         return text(columns, *names)
     # A double is exact to 15 digits: 0.1 + 0.2 is 0.3.
-    exact = Decimal(f"{value:.15g}") if isinstance(value, float) else Decimal(value)
-    return format(exact.to_integral_value() if exact == exact.to_integral_value() else exact.normalize(), "f")
+    number = Decimal(f"{value:.15g}") if isinstance(value, float) else value
+    whole = number.to_integral_value()
+    return format(whole if number == whole else number.normalize(), "f")
 
 
 def excerpt(value: Any) -> str:
-    """Return a value as JSON, shortened for a message."""
+    """Return a value as JSON, truncated for a message."""
     encoded = json.dumps(value, default=str)
     return encoded if len(encoded) <= _MAX_EXCERPT else f"{encoded[:_MAX_EXCERPT]}..."

@@ -1,8 +1,7 @@
-"""Built-in word problems: sums of single digits as little stories, reproducible from a seed on any machine."""
+"""Built-in word problems: sums of single digits as short stories, reproducible from a seed on any machine."""
 
 import random
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Literal, get_args
 
 from pydantic import Field, model_validator
@@ -12,13 +11,13 @@ from components.shared.problem import Problem, Split
 
 Family = Literal["total", "gains_and_losses", "shared", "leftovers"]
 MAX_OPERANDS = 6
-"""Single digits: six of them keep every intermediate result of a word problem within 0 to 60."""
+"""Most numbers in a problem: six single digits keep every intermediate result within 0 to 60."""
 NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam", "Tom", "Zoe")
 THINGS = ("apples", "books", "cards", "coins", "nuts", "pens", "shells", "stones")
 _TEST_FRACTION = 0.2
 
 Chain = tuple[int, ...]
-"""A calculation: the first number, then what is added to it or, if negative, subtracted."""
+"""A calculation: the first number, then the numbers that are added to it; a negative one is subtracted."""
 
 
 class WordProblems(BuiltIn):
@@ -30,8 +29,8 @@ class WordProblems(BuiltIn):
     num_test: int = Field(600, ge=0)
     """Problems of the test split; none of their calculations occurs in another split."""
     num_dev: int = Field(0, ge=0)
-    """Problems of the dev split, made beside the others, which it does not change; none of their calculations occurs in
-    another split."""
+    """Problems of the dev split, which does not change the other splits; none of their calculations occurs in another
+    split."""
     worked_fraction: float = Field(0.4, ge=0, le=1)
     """Fraction of the solutions that show their steps; the others are the bare answer."""
     families: list[Family] = Field(list(get_args(Family)), min_length=1)
@@ -50,29 +49,30 @@ class WordProblems(BuiltIn):
     def problems(self, seed: int) -> Iterator[Problem]:
         """Yield the train split, then the others; families and levels take turns within each.
 
-        Only the digest of a calculation decides to which split it belongs, so no calculation of the test split occurs
-        in the train split, under any seed, name, thing or family. The dev split has calculations that the train split
-        could have and has not.
+        A hash of the calculation alone decides whether it belongs to the test split, so no calculation of that split
+        occurs in another, under any seed, name, thing or family. The dev split has calculations that the train split
+        could have, but does not.
         """
         num_levels = self.max_operands - self.min_operands + 1
         trained: set[Chain] = set()
         for split in (Split.TRAIN, Split.TEST, Split.DEV):
+            origin = Split.TEST if split == Split.TEST else Split.TRAIN  # `split_of` knows no dev split
             rng = random.Random(f"{seed} {split}")
             seen: set[tuple[Family, Chain]] = set()
             for index in range(self.max_problems(split)):
                 family = self.families[index % len(self.families)]
                 level = 1 + index // len(self.families) % num_levels
                 chains = (_chain(rng, family, self.min_operands + level - 1) for _ in range(MAX_DRAWS))
-                ours = (each for each in chains if (split_of(each) == Split.TEST) == (split == Split.TEST))
-                new = (each for each in ours if (family, each) not in seen and each not in trained)
-                chain = self._first(new, split, index)
+                allowed = (each for each in chains if split_of(each) == origin and each not in trained)
+                chain = self._first((each for each in allowed if (family, each) not in seen), split, index)
                 seen.add((family, chain))
                 is_worked = fraction_of(f"worked {seed} {family} {chain}") < self.worked_fraction
+                work = _steps(chain) if is_worked else ""
                 yield self._problem(
                     split,
                     index,
                     question=_question(rng, family, chain),
-                    solution=(_steps(chain) if is_worked else "") + f"#### {sum(chain)}",
+                    solution=f"{work}#### {sum(chain)}",
                     answer=str(sum(chain)),
                     subject=family,
                     level=level,
@@ -82,28 +82,29 @@ class WordProblems(BuiltIn):
 
 
 def split_of(chain: Chain) -> Split:
-    """Return TEST for a calculation that may occur in the test split alone, TRAIN for any other."""
+    """Return TEST for a calculation that may occur only in the test split, TRAIN for any other."""
     return Split.TEST if fraction_of(f"split {chain}") < _TEST_FRACTION else Split.TRAIN
 
 
 def _chain(rng: random.Random, family: Family, length: int) -> Chain:
-    """Return single digits with the signs of a family; at a total of 0 the next one is added regardless of its sign."""
-    num_losses = (length // 3 or 1) if family == "leftovers" else 0
+    """Draw single digits with the signs of a family; at a total of 0, the next one is always added."""
+    num_losses = max(1, length // 3) if family == "leftovers" else 0
     signs = [1] * (length - num_losses - 1) + [-1] * num_losses
     if family == "gains_and_losses":
         signs = [rng.choice((1, -1)) for _ in signs]
     total = rng.randint(2, 9)  # "has 1 coins" would not be English
     chain = [total]
     for sign in signs:
-        step = rng.randint(1, 9) if sign > 0 or total == 0 else -rng.randint(1, min(9, total))
+        is_gain = sign > 0 or total == 0
+        step = rng.randint(1, 9) if is_gain else -rng.randint(1, min(9, total))
         chain.append(step)
         total += step
     return tuple(chain)
 
 
 def _question(rng: random.Random, family: Family, chain: Chain) -> str:
-    names, thing = rng.sample(NAMES, 2) if family == "shared" else [rng.choice(NAMES)], rng.choice(THINGS)
-    name, first = names[0], chain[0]
+    names = rng.sample(NAMES, 2) if family == "shared" else [rng.choice(NAMES)]
+    name, thing, first = names[0], rng.choice(THINGS), chain[0]
     if family == "total":
         return f"{name} has {first} {thing} and gets {_list(chain[1:])} more. Total?"
     if family == "gains_and_losses":
@@ -113,7 +114,7 @@ def _question(rng: random.Random, family: Family, chain: Chain) -> str:
         half = (len(chain) + 1) // 2
         mine, yours = (" and ".join(map(str, part)) for part in (chain[:half], chain[half:]))
         return f"{name} has {mine} {thing}, {names[1]} has {yours}. Together?"
-    gains, losses = ([abs(step) for step in chain if (step > 0) == is_gain] for is_gain in (True, False))
+    gains, losses = [step for step in chain if step > 0], [-step for step in chain if step < 0]
     return f"{name} finds {_list(gains)} {thing} and gives away {_list(losses)}. Left?"
 
 
@@ -122,6 +123,9 @@ def _list(numbers: Chain | list[int]) -> str:
 
 
 def _steps(chain: Chain) -> str:
-    totals = list(accumulate(chain))
-    steps = zip(totals, chain[1:], totals[1:], strict=False)
-    return "".join(f"{before}{step:+d}={after}\n" for before, step, after in steps)
+    """Return a line for each step of a calculation, such as `3+4=7`."""
+    lines, total = "", chain[0]
+    for step in chain[1:]:
+        lines += f"{total}{step:+d}={total + step}\n"
+        total += step
+    return lines

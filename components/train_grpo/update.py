@@ -112,7 +112,7 @@ def split_minibatches(
             device=device,
             indices=indices,
             padded=padded,
-            whole=not loss_is_sum(config),
+            whole_sequences=not loss_is_sum(config),
         )
         minibatches.append(Minibatch(shard, weights_B.to(device)))
     return minibatches

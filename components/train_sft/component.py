@@ -20,15 +20,15 @@ def train_sft(
 
     Args:
         config: The train_sft section of the params file.
-        data: What prepare_data made.
+        data: The output of prepare_data.
         sft: `base_model`, for comparison; `reference`, which GRPO starts from and stays close to; `training`, loss and
-            learning rate per step; figures of the finished training.
-        cluster: Where training runs as a job of its own (ClusterConfig); empty for here, in this task.
-        run_id: Of the run that the job belongs to, as its label.
+            learning rate per step. Its metadata are the final metrics.
+        cluster: Settings of the job that trains (ClusterConfig); empty to train in this task.
+        run_id: Id of the pipeline run, a label of the job.
         run_name: Name of the run on Kubeflow's page, for the log and the trackers.
 
     Returns:
-        The folder with the outputs, and that of the problems, as the tasks that follow read them.
+        The folder of the outputs and that of the problems, for the tasks that follow.
     """
     from components.cluster.task import run_task
     from components.train_sft.train import STAGE

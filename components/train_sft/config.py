@@ -15,9 +15,9 @@ class TrainSFTConfig(Config):
     model: ModelConfig
     """The base model and the prompt that every later stage uses."""
     seed: int = 1
-    """Seed of the weights of a model made from scratch, and of the order of examples."""
+    """Seed of the initial weights of a model from scratch and of adapters, and of the order of examples."""
     num_steps: int = Field(500, ge=0)
-    """Optimizer steps; 0 for no fine-tuning: the base model is the reference."""
+    """Optimizer steps; with 0 there is no fine-tuning, and the base model is the reference."""
     examples_per_step: int = Field(64, gt=0)
     """Problems with their solutions per optimizer step."""
     learning_rate: float = Field(5e-6, gt=0, le=1)
@@ -26,11 +26,11 @@ class TrainSFTConfig(Config):
     """Optimizer steps in which the rate rises to its peak."""
     schedule: Schedule = "linear"
     """How the rate then falls to `final_learning_rate_fraction` of the peak: in a line, along half a cosine, or not at
-    all (`constant`, which does not use that fraction)."""
+    all (`constant`, which ignores that fraction)."""
     final_learning_rate_fraction: float = Field(0.1, ge=0, le=1)
-    """Share of the peak that is left at the last step."""
+    """Learning rate of the last step as a fraction of the peak."""
     max_tokens: int = Field(2048, gt=0)
-    """Longest prompt with its solution; longer examples are left out, and counted."""
+    """Most tokens of a prompt with its solution; longer examples are left out, and counted."""
     checkpoint: Annotated[CheckpointConfig, Operational] = CheckpointConfig()
     tracking: Annotated[TrackingConfig, Operational, SameAs("train_grpo", "tracking")] = TrackingConfig()
     engine: EngineConfig = EngineConfig()

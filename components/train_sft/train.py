@@ -13,9 +13,9 @@ from components.train_sft.config import TrainSFTConfig
 def train(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path, work: Path
 ) -> dict[str, float]:
-    """Fine-tune the base model on the training problems' solutions; without steps the reference is the base model."""
+    """Fine-tune the base model on the solutions of train problems; without steps, the reference is the base model."""
     if not config.num_steps:
-        from components.train_sft.worker import keep_base  # with torch
+        from components.train_sft.worker import keep_base  # imports torch
 
         return keep_base(config, problems=problems, base_model=base_model, reference=reference, training=training)
     return run_ranks(
@@ -37,13 +37,13 @@ STAGE = Stage(
     outputs=("base_model", "reference", "training"),
     image=GPU,
     has_work=True,
-    sources=lambda config: environment_materials(config.model.tools),  # the reference takes its tools with it
+    sources=lambda config: environment_materials(config.model.tools),  # the reference records its tools
     materials=lambda config, outputs: base_materials(config.model.base, outputs["base_model"]),
 )
 
 
 def _train_rank(config: TrainSFTConfig, **folders: Path) -> dict[str, float]:
-    """Train in this process; torch is imported here, as a process that only launches others does without it."""
+    """Train in this process, which imports torch; the process that launches the ranks does not need it."""
     from components.train_sft.worker import train_rank
 
     return train_rank(config, **folders)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning in one process, or in one of several that train together."""
+"""Supervised fine-tuning, as each of the processes that train together runs it."""
 
 import random
 import shutil
@@ -30,13 +30,13 @@ from components.train_sft.config import TrainSFTConfig
 
 _STAGE = "train_sft"
 _COLUMNS = ("step", "loss", "gradient_norm", "learning_rate", "epoch")
-"""Columns of the curves, also without a step."""
+"""Columns of the curves of a training without steps."""
 
 
 def train_rank(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path, work: Path
 ) -> dict[str, float]:
-    """Take this process's part in the training; the first process writes the outputs. Return the final metrics."""
+    """Train as one of the processes, of which the main one writes the outputs; return the final metrics."""
     prepare_process(config.seed)
     training_problems = read_problems(problems, Split.TRAIN)
     ranks = init_ranks(config.engine)
@@ -52,16 +52,16 @@ def train_rank(
         with memory_for_loading(_STAGE, config.engine):
             policy, curves = _policy_and_curves(config, checkpoint, resumption)
         with training_log(_STAGE, config, ranks, work, curves) as log, progress(_STAGE, config.num_steps) as bar:
-            num_done = len(curves)  # a resumed run skips the batches of the steps before
+            num_done = len(curves)
             bar.skip(num_done)
             batches = _batches(examples, config.examples_per_step, seed=config.seed)
             for step, batch in enumerate(islice(batches, num_done, config.num_steps), start=num_done + 1):
                 with memory_for_update(_STAGE, config.engine):
-                    figures = _step(config, checkpoint, policy, batch, step)
-                curves.append({"step": step, **figures, "epoch": step * config.examples_per_step / len(examples)})
+                    metrics = _step(config, checkpoint, policy, batch, step)
+                curves.append({"step": step, **metrics, "epoch": step * config.examples_per_step / len(examples)})
                 num_tokens = sum(map(len, batch))
                 tokens_per_s = bar.rate(num_tokens)
-                bar.advance(loss=figures["loss"], tokens_per_s=tokens_per_s)
+                bar.advance(loss=metrics["loss"], tokens_per_s=tokens_per_s)
                 log.step({**curves[-1], "step_s": num_tokens / tokens_per_s, "tokens_per_s": tokens_per_s})
                 resumption.after_step(step, policy, lambda: {"curves": curves}, stop=stop)
         with policy.gather_full_parameters():
@@ -75,10 +75,7 @@ def train_rank(
 def keep_base(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path
 ) -> dict[str, float]:
-    """Stand in for a fine-tuning of no steps: the reference is the base model, and the curves have no rows.
-
-    Of a base model that exists already only the location is written, not the weights.
-    """
+    """Write the outputs for 0 steps: the reference is the base model (for an existing one, only its location)."""
     if config.model.scratch:
         training_problems = read_problems(problems, Split.TRAIN)
         checkpoint = create(config.model, training_problems, seed=config.seed, dtype=torch_dtype(config.engine))
@@ -93,43 +90,44 @@ def keep_base(
 
 
 def _tokenized(config: TrainSFTConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> list[TokenSequence]:
-    """Return the problems with their solutions as tokens, without those that have none and those that are too long."""
+    """Return the examples of the problems that have a solution, without those longer than `max_tokens`."""
     checkpoint.format.require_answers()
-    every = checkpoint.examples([problem for problem in problems if problem.solution.strip()])
-    if not every:
+    solved = checkpoint.examples([problem for problem in problems if problem.solution.strip()])
+    if not solved:
         raise PipelineError(f"{_STAGE}.num_steps: no train problem has a solution to imitate; set it to 0")
-    if len(every) < len(problems):
-        say(_STAGE, f"{len(problems) - len(every):,} problems have no solution to imitate and are left out")
-    fitting = [example for example in every if len(example) <= config.max_tokens]
-    if not fitting:
+    if len(solved) < len(problems):
+        say(_STAGE, f"{len(problems) - len(solved):,} problems have no solution to imitate and are left out")
+    examples = [example for example in solved if len(example) <= config.max_tokens]
+    if not examples:
         limit = f"{_STAGE}.max_tokens: no example has at most {config.max_tokens} tokens"
-        raise PipelineError(f"{limit}, the shortest has {min(map(len, every))}; raise it")
+        raise PipelineError(f"{limit}, the shortest has {min(map(len, solved))}; raise it")
     num_parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
-    say(_STAGE, f"{config.model.base} with {num_parameters:,} parameters, {len(fitting):,} examples")
+    say(_STAGE, f"{config.model.base} with {num_parameters:,} parameters, {len(examples):,} examples")
     for line in checkpoint.cost_of_padding():
         say(_STAGE, line)
-    if len(fitting) < len(every):
-        say(_STAGE, f"{len(every) - len(fitting):,} examples are longer than {config.max_tokens} tokens and left out")
-    return fitting
+    if len(examples) < len(solved):
+        say(_STAGE, f"{len(solved) - len(examples):,} examples are longer than {config.max_tokens} tokens and left out")
+    return examples
 
 
 def _policy_and_curves(
     config: TrainSFTConfig, checkpoint: Checkpoint, resumption: Resumption
 ) -> tuple[Policy, list[dict[str, float]]]:
-    """Return the model under training, and the curves of the finished steps."""
+    """Return the model in training, and the rows of the finished steps; both from a checkpoint if there is one."""
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
     model = LogprobModel(checkpoint.model, temperature=1.0, with_entropy=False)
     saved = resumption.load()
-    policy = Policy(model, config.engine, saved.policy if saved else None)
-    if saved:
-        resumption.restore_random_state()
-    return policy, saved.values["curves"] if saved else []
+    if saved is None:
+        return Policy(model, config.engine), []
+    policy = Policy(model, config.engine, saved.policy)
+    resumption.restore_random_state()
+    return policy, saved.values["curves"]
 
 
 def _step(
     config: TrainSFTConfig, checkpoint: Checkpoint, policy: Policy, examples: Sequence[TokenSequence], step: int
 ) -> dict[str, float]:
-    """Take the optimizer step of this number on the mean negative log-likelihood of the examples' sampled tokens."""
+    """Take step `step` (from 1) on the mean negative log-likelihood of the sampled tokens; return its metrics."""
     num_tokens = sum(example.num_sampled for example in examples)
     shard = pack_shard(
         policy.ranks,
@@ -141,7 +139,7 @@ def _step(
     )
     for batch in shard.batches:
         policy.learn(batch, lambda scores, _: -scores.logprobs_N.sum() / num_tokens)
-    for batch in shard.dummies:  # other processes have more micro-batches, and wait for as many here
+    for batch in shard.dummies:  # other processes have more micro-batches, and wait for as many passes here
         policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
     return policy.step(
         learning_rate(
@@ -156,7 +154,7 @@ def _step(
 
 
 def _batches(examples: Sequence[TokenSequence], size: int, *, seed: int) -> Iterator[list[TokenSequence]]:
-    """Yield batches without end; every pass over the examples has its own order."""
+    """Yield batches without end; each epoch has another random order."""
     order = random.Random(seed)
     queue: list[TokenSequence] = []
     while True:

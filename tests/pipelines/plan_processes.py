@@ -48,7 +48,7 @@ def _model(dtype: torch.dtype) -> PreTrainedModel:
 
 def _one(changes: dict[str, Any]) -> dict[str, float]:
     # GPUs, which the plan is for, compute with the modules of transformers.
-    setattr(logprobs, "trains_as_usual", lambda _: False)  # noqa: B010  # no export, to mypy
+    setattr(logprobs, "is_supported_in_training", lambda _: False)  # noqa: B010  # no export, to mypy
     config = tiny.engine_config(micro_batch_tokens=MICRO_BATCH_TOKENS, **changes)
     scorer = LogprobModel(_model(torch.bfloat16 if config.precision == "bf16" else torch.float32), temperature=1.0)
     policy = Policy(scorer, config)

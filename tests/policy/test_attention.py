@@ -104,11 +104,11 @@ def test_plain_products_are_the_same_attention(causal: bool, dtype: torch.dtype,
     """Devices without a flash kernel compute what the kernel does, in every type."""
     q, k, v, grad = (x.to(dtype) for x in _random(*[(2, 3, 7, 8)] * 4))
     out, lse = attention._cpu_flash(q, k, v, 0.0, causal, scale=SCALE)
-    plain_out, plain_lse = attention._plain(q, k, v, causal, SCALE)
+    plain_out, plain_lse = attention._matmul_attention(q, k, v, causal, SCALE)
     assert plain_lse.dtype == torch.promote_types(dtype, torch.float32)
     _assert_close((plain_out, plain_lse), (out, lse), tolerance)
     expected = attention._cpu_flash_backward(grad, q, k, v, out, lse, 0.0, causal, scale=SCALE)
-    _assert_close(attention._plain_backward(grad, q, k, v, out, lse, causal, SCALE), expected, tolerance)
+    _assert_close(attention._matmul_attention_backward(grad, q, k, v, out, lse, causal, SCALE), expected, tolerance)
 
 
 _GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: its kernels have a path of their own")
@@ -162,4 +162,4 @@ def test_every_query_sees_all_keys_but_padding(monkeypatch: pytest.MonkeyPatch, 
 def _plain_flash(
     q: Tensor, k: Tensor, v: Tensor, _: float, causal: bool, *, attn_mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    return attention._plain(q, k, v, causal, scale, attn_mask)
+    return attention._matmul_attention(q, k, v, causal, scale, attn_mask)

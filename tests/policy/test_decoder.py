@@ -22,7 +22,7 @@ from transformers import (
 
 from components.policy.attention import use_packed_attention
 from components.policy.config import LoraConfig
-from components.policy.decoder import Decoder, trains_as_usual
+from components.policy.decoder import Decoder, is_supported_in_training
 from components.policy.engine import recompute_layers
 from components.policy.logprobs import LogprobModel, use_float32_logits
 from components.policy.lora import add_adapters
@@ -59,7 +59,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("places", [False, True])
-@pytest.mark.parametrize("kind", [kind for kind, (_, _, is_usual) in _MODELS.items() if is_usual])
+@pytest.mark.parametrize("kind", [kind for kind, (_, _, is_supported) in _MODELS.items() if is_supported])
 def test_outputs_and_gradients_are_those_of_transformers(kind: str, places: bool) -> None:
     """In float64, of all tokens or of some; whatever is random in weights, biases and norms."""
     model, batch = _model(kind).double(), _batch()
@@ -84,7 +84,7 @@ def test_gradients_of_float32_are_those_of_float64_up_to_rounding(kind: str) -> 
     gradients = []
     for dtype in (torch.float32, torch.float64):
         model = _model(kind).to(dtype)
-        assert trains_as_usual(model.get_decoder()) == _MODELS[kind][2]
+        assert is_supported_in_training(model.get_decoder()) == _MODELS[kind][2]
         LogprobModel(model, temperature=0.8)(_batch()).logprobs_N.sum().backward()
         gradients.append({name: each.grad for name, each in model.named_parameters()})
     for name, exact in gradients[1].items():
@@ -112,7 +112,7 @@ def test_a_decoder_that_trains_in_another_way_computes_by_itself(changed: str) -
     """Recomputation and shards of weights are matters of the module itself."""
     model = _model("qwen3").train()
     decoder: Any = model.get_decoder()
-    assert trains_as_usual(decoder)
+    assert is_supported_in_training(decoder)
     match changed:
         case "recomputation":
             recompute_layers(decoder)
@@ -120,7 +120,7 @@ def test_a_decoder_that_trains_in_another_way_computes_by_itself(changed: str) -
             decoder.embed_tokens.weight.ds_id = 0
         case _:
             model.bfloat16()
-    assert not trains_as_usual(decoder)
+    assert not is_supported_in_training(decoder)
 
 
 def test_logits_are_those_of_float64_up_to_rounding(kind: str) -> None:
@@ -176,7 +176,7 @@ def test_a_decoder_that_was_changed_computes_by_itself(changed: str) -> None:
             layer.self_attn.k_norm.variance_epsilon = 1.0
         case _:
             layer.self_attn.q_norm = nn.LayerNorm(64)
-    assert not trains_as_usual(model.get_decoder())
+    assert not is_supported_in_training(model.get_decoder())
     with torch.no_grad():
         expected = _logits(model)
         with packed_weights(model):

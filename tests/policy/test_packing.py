@@ -51,7 +51,7 @@ def _is_sampled(sequence: TokenSequence, place: int) -> bool:
 
 def _context(batch: MicroBatch, place: int) -> list[int]:
     """The tokens that the token at a place of the row sees, by the layout: of its prompt, then of its own segment."""
-    own, shared, ids = batch.layout.own, batch.layout.shared, batch.input_ids_T.tolist()
+    own, shared, ids = batch.layout.self_attention, batch.layout.prompt_attention, batch.input_ids_T.tolist()
     start = max(bound for bound in own.query_bounds if bound <= place)
     visible = ids[start : place + 1]
     first, last = batch.layout.completions.start, batch.layout.completions.stop
@@ -82,7 +82,7 @@ def test_packing_keeps_contexts_limits_and_prompts(
             assert _context(batch, source) == [*sequence.prompt_ids, *sequence.completion_ids[:place]]
             assert int(batch.position_ids_T[source]) == len(sequence.prompt_ids) + place - 1
             targets[token] = target
-        assert batch.layout.longest == int(batch.position_ids_T.max()) + 1
+        assert batch.layout.max_length == int(batch.position_ids_T.max()) + 1
         assert len(batch.input_ids_T) <= max_tokens or len(batch.sequence_N.unique()) == 1
         counts.update(batch.input_ids_T.tolist())
     sampled = [
@@ -159,7 +159,7 @@ def test_each_branch_of_a_forked_sequence_is_read_by_itself(max_tokens: int, pad
     """Its tokens are those of the sequence, in their order; all are in one micro-batch where that is asked for."""
     sequences = [plain.forked(*branches) for branches in BRANCHES]
     assert [sequence.branches for sequence in sequences] == BRANCHES
-    batches = pack(sequences, max_tokens=max_tokens, device=CPU, padded=padded, whole=whole)
+    batches = pack(sequences, max_tokens=max_tokens, device=CPU, padded=padded, whole_sequences=whole)
     contexts: dict[int, tuple[int, int, list[int]]] = {}
     for batch in batches:
         columns = zip(batch.source_N, batch.target_N, batch.sequence_N, batch.token_N, strict=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from components.prepare_data import dataset
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.dataset import Dataset
+from components.prepare_data.hub import find_on_hub
 from components.prepare_data.prepare import prepare
 from components.prepare_data.source import Fields, MalformedRowError
 from components.shared.config import validate
@@ -229,7 +229,7 @@ def test_cached_dataset_of_the_hub_is_read_without_a_network(tmp_path: Path, mon
     """At the commit that `main` was; another subset is not in the cache, nor is another dataset."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    dataset._resolved.cache_clear()
+    find_on_hub.cache_clear()
     cached = tmp_path / "cache/datasets--someone--sums"
     _write_hub(cached / "snapshots" / _COMMIT, tuple(name for name in _HUB if not name.startswith("hard")))
     (cached / "refs").mkdir()
