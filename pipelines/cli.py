@@ -111,7 +111,7 @@ _REGISTRY = _option("--registry", default="registry", help="folder or URL (defau
 _JSON = _option("--json", dest="as_json", action="store_true", help="print JSON")
 _VERSION = _option("version", metavar="VERSION", help="v0.0.1, grpo-policy@v0.0.1, latest or an alias: champion")
 _REASON = _option("--reason", required=True, metavar="TEXT", help="why, for the audit trail")
-_ONE_RUN = _option("run", metavar="RUN", nargs="?", default="latest", help=f"{_RUN} (default: %(default)s)")
+_ONE_RUN = _option("name", metavar="RUN", nargs="?", default="latest", help=f"{_RUN} (default: %(default)s)")
 _ONE_MODEL = _option("model", metavar="MODEL", help=_MODEL)
 
 
@@ -192,16 +192,16 @@ def _add_runs(commands: Any) -> None:
     option("--completions", action="store_true", help="print each sampled completion with its rewards")
     what = "how the params, accuracies and times of runs differ, and a curve of each in one plot"
     option = _add(actions, "compare", f"{listing}:compare", what, _JSON)
-    option("runs", metavar="RUN", nargs="+", help=_RUN)
+    option("names", metavar="RUN", nargs="+", help=_RUN)
     what = "figure of the GRPO steps that is drawn, such as kl (default: %(default)s)"
     option("--curve", metavar="NAME", default="accuracy", help=what)
     option = _add(actions, "note", f"{listing}:note", "replace the note and the tags of a run")
-    option("run", metavar="RUN", help=_RUN)
+    option("name", metavar="RUN", help=_RUN)
     option("text", metavar="TEXT", help="the note; '' for none")
     option("--tag", dest="tags", action="append", default=[], help="may be given several times")
     _add(actions, "open", f"{listing}:open_report", "open the report in a browser, or print where it is", _ONE_RUN)
     option = _add(actions, "rm", f"{listing}:remove", "remove runs; files that other runs reuse stay")
-    option("runs", metavar="RUN", nargs="+", help=_RUN)
+    option("names", metavar="RUN", nargs="+", help=_RUN)
     option("--yes", action="store_true", help="do not ask")
 
     what = "remove what no run needs any more: unfinished work, failed runs, old runs"

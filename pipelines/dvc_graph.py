@@ -6,7 +6,7 @@ import yaml
 
 from components.preflight.config import STAGES
 from components.shared import lineage
-from pipelines.run.stages import declared
+from pipelines.run.stages import load_stage
 
 _HEAD = """\
 # The graph for one machine under DVC: `dvc repro` computes what changed. Which params file it runs is in repro.yaml.
@@ -62,7 +62,7 @@ def _sections() -> dict[str, Any]:
 
 
 def _stage(name: str) -> dict[str, Any]:
-    stage = declared(name)
+    stage = load_stage(name)
     inputs = {key: f"{_OUTPUTS}/{source}" for key, source in stage.inputs.items()}
     outputs = {key: f"{_OUTPUTS}/{name}/{key}" for key in stage.outputs}
     options = [f"--{key.replace('_', '-')} {folder}" for key, folder in {**inputs, **outputs}.items()]

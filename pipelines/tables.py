@@ -25,6 +25,11 @@ def aligned(rows: Sequence[Sequence[str]], *, left: int | None = None) -> str:
     )
 
 
+def listed(items: Sequence[str], limit: int = 5) -> str:
+    """Return the first `limit` items in one line, with an ellipsis if there are more."""
+    return ", ".join(items[:limit]) + (", ..." if len(items) > limit else "")
+
+
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
     print(json.dumps(value, ensure_ascii=False, indent=2))
