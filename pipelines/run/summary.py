@@ -36,9 +36,8 @@ def write(run: Run, exit_code: int) -> None:
         "validation": outputs["validate_data"]["validation"],
     }
     reused = {name: stage.reused_from for name, stage in run.stages.items() if stage.reused_from}
-    seconds = {
-        name: stage.seconds for name, stage in run.stages.items() if stage.seconds is not None and not stage.reused_from
-    }
+    computed = [stage for stage in run.stages.values() if not stage.reused_from]
+    seconds = {stage.name: stage.seconds for stage in computed if stage.seconds is not None}
     version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
     timings = outputs["train_grpo"]["timings"]
     made_by = lineage.read(outputs["report"]["report"])
