@@ -116,7 +116,7 @@ def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
     )
 
 
-def compare(snapshot: Snapshot, first: Facts, second: Facts) -> dict[str, Any]:
+def compare_versions(snapshot: Snapshot, first: Facts, second: Facts) -> dict[str, Any]:
     """Return how two versions differ: lists of differences in settings, data, code and environment, and accuracies.
 
     If these cannot be compared, their list is empty and `incomparable` has the reason, otherwise None.

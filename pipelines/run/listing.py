@@ -50,20 +50,14 @@ def list_runs(text: str, *, as_json: bool) -> None:
         print(f"{OUTPUTS / 'runs'} has no {f'run that says {text!r}' if text else 'runs'}")
     else:
         header = ("run", "state", *MODELS.values(), "gate", "version", "size", "freed by `runs rm`", "note")
-        rows = [
-            (
-                each["name"],
-                each["state"],
-                *(percent(each["accuracy"][model]) if model in each["accuracy"] else "-" for model in MODELS),
-                each["gate"] or "-",
-                each["version"] or "-",
-                decimal(each["bytes"]),
-                decimal(each["bytes_freed"]),
-                _note(each),
-            )
-            for each in summaries
-        ]
-        print(aligned([header, *rows]))
+        rows = [header]
+        for each in summaries:
+            scores = each["accuracy"]
+            accuracies = [percent(scores[model]) if model in scores else "-" for model in MODELS]
+            sizes = [decimal(each["bytes"]), decimal(each["bytes_freed"])]
+            outcome = [each["gate"] or "-", each["version"] or "-"]
+            rows.append((each["name"], each["state"], *accuracies, *outcome, *sizes, _note(each)))
+        print(aligned(rows))
 
 
 def show(name: str, *, as_json: bool) -> None:
@@ -133,7 +127,9 @@ def _plot(steps_by_run: Mapping[str, Sequence[Mapping[str, Any]]], curve: str) -
     known = sorted({column for steps in steps_by_run.values() for row in steps for column in row})
     if known and curve not in known:
         raise PipelineError(f"--curve {curve}: no step has this figure; there are {', '.join(known)}")
-    for line in [f"{curve} by step", *lines] if lines else []:
+    if lines:
+        screen.show(f"{curve} by step")
+    for line in lines:
         screen.show(line)
 
 
@@ -200,7 +196,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "params": run.about.params,
         "state": run.state,
         "accuracy": _accuracy_by_source(run),
-        "gate": {True: "passed", False: "missed"}.get(run.verdict.get("passed")),
+        "gate": {True: "passed", False: "missed", None: None}[run.verdict.get("passed")],
         "version": run.version.get("tag"),
         "note": run.about.note,
         "tags": run.about.tags,
