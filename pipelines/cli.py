@@ -25,17 +25,14 @@ _RUN = "`latest` (the one started last), its name, or a part of that"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; an error meant for people is printed as one line.
-
-    `arguments` are those of the command line by default. After `serve ... --` follow options for vLLM.
-    """
+    """Run one command and return its exit code; an error meant for people is printed as one line."""
     if not (_CHECKOUT / "params.yaml").is_file():
         return _refuse(
             f"{_CHECKOUT} is not a checkout of grpo-pipeline; this is a repository to clone and own: run "
             "`git clone`, then `make setup` in the clone, and use its .venv/bin/grpo-pipeline"
         )
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["serve"]:
+    if words[:1] == ["serve"]:  # options of vLLM may follow after `--`
         end = words.index("--") if "--" in words else len(words)
         options = parser().parse_args(words[:end])
         options.vllm_options = words[end + 1 :]

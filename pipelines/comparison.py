@@ -117,7 +117,7 @@ def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
 
 
 def compare_versions(snapshot: Snapshot, first: Facts, second: Facts) -> dict[str, Any]:
-    """Return how two versions differ: lists of differences in settings, data, code and environment, and accuracies.
+    """Return the differences of two versions as lists of lines, and their accuracies by source.
 
     If these cannot be compared, their list is empty and `incomparable` has the reason, otherwise None.
     """

@@ -32,12 +32,10 @@ _ROOT = Path(__file__).parents[1]
 _DEADLINE_S, _IMPORT_DEADLINE_S = 10.0, 120.0
 _GIB = 2**30
 _MIN_DISK_GIB, _SPARE_DISK_GIB, _MIN_MEMORY_GIB = 2, 20, 4
-_BUSY_FRACTION = 0.3
-"""Fraction of the cores that other processes may use before training on CPUs slows down."""
+_BUSY_FRACTION = 0.3  # fraction of the cores that other processes may use before training on CPUs slows down
 _SMI_FIELDS = "name,memory.total,memory.used,driver_version"
 _PINNED_PACKAGE = re.compile(r"^([a-z0-9-]+)==([^\s;]+)", re.MULTILINE)
-_NUM_PARAMETERS_SLOW = 100_000_000
-"""From this size on, training without a GPU takes long."""
+_NUM_PARAMETERS_SLOW = 100_000_000  # from this size on, training without a GPU takes long
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 """Flags of x86 and ARM processors with instructions for bfloat16 products."""
 _TORCH_SCRIPT = """

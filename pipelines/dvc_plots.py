@@ -8,8 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-_VEGA_LITE = "5.21"
-"""The major version of the charts that DVC writes."""
+_VEGA_LITE = "5.21"  # the major version of the charts that DVC writes
 _TEMPLATE = """<!DOCTYPE html>
 <html>
 <head>

@@ -115,12 +115,9 @@ def _problems(protocol: Protocol, data: Path, examples: Path | None) -> Iterator
 
 
 def _read_prepared(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
-    """Return the problems of a split that prepare_data wrote: those of the protocol's dataset if it has one, or all.
-
-    Solved examples, from the train split, may be from another source with problems of the same kind.
-    """
+    """Return the problems of a split that prepare_data wrote: those of the protocol's dataset if it has one, or all."""
     problems = read_problems(data, split)
-    if protocol.dataset:
+    if protocol.dataset:  # solved examples, from the train split, may be from other sources of the same kind
         sources = protocol.sources if split == Split.TRAIN else (protocol.dataset,)
         problems = [problem for problem in problems if problem.source in sources]
     if not problems:
@@ -157,10 +154,7 @@ def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _sampled_columns(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the estimates from samples that are shown, as key and k, such as ("pass_at_k", "8"); [] without samples.
-
-    They are pass@1, and with K samples pass@K and maj@K.
-    """
+    """Return key and k of the estimates to show: pass@1, and with K samples pass@K and maj@K; [] without samples."""
     if scores["sampled"] is None:
         return []
     first, *others = scores["pass_at_k"]["all"]

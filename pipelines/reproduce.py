@@ -28,8 +28,7 @@ _MACHINE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "LD_PRELOAD", "NCCL_")
 _RUN_SCRIPT = "import sys; from pipelines.cli import main; sys.exit(main())"
 _DIGEST_SCRIPT = "from components.shared.lineage import code_digest; print(code_digest())"
 _RUN_FOLDER = "run"
-_GRACE_S = 120.0
-"""Time for a stopped run to save a checkpoint."""
+_GRACE_S = 120.0  # time for a stopped run to save a checkpoint
 DIFFERENT = 5
 """Exit code if an artifact differs."""
 

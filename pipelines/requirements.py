@@ -10,15 +10,8 @@ from pathlib import Path
 
 from components.grading.verifier import require_sandbox
 from components.policy.config import TrackingConfig
+from components.preflight import inputs
 from components.preflight.config import Params, exceeded_limits
-from components.preflight.inputs import (
-    BASE_MODEL,
-    base_models,
-    run_concurrently,
-    unusable_environment,
-    unusable_rewards,
-    unusable_tools,
-)
 from components.preflight.resources import shape_of_base
 from components.prepare_data.dataset import Dataset
 from components.prepare_data.first_rows import first_problems, hub_datasets, unusable_files
@@ -42,7 +35,7 @@ def missing_here(params: Params) -> list[str]:
 
     Lookups on other machines, such as repositories and the hub, run concurrently, and have half a minute to answer.
     """
-    lookups = {key: check for key, (_, check) in base_models(params).items()}
+    lookups = {key: check for key, (_, check) in inputs.base_models(params).items()}
     register, repository = params.register, params.prepare_data.repository
     trackings = {"train_sft": params.train_sft.tracking, "train_grpo": params.train_grpo.tracking}
     if repository:
@@ -59,18 +52,18 @@ def missing_here(params: Params) -> list[str]:
         lookups["register.model_registry"] = partial(Catalogue, register.model_registry)
     if register.storage:
         lookups["register.storage"] = partial(list_storage, register)
-    answers = run_concurrently(lookups, _LOOKUP_DEADLINE_S)
-    context = answers[BASE_MODEL]  # length of the model's context, None if it has no limit, or an error
+    answers = inputs.run_concurrently(lookups, _LOOKUP_DEADLINE_S)
+    context = answers[inputs.BASE_MODEL]  # length of the model's context, None if it has no limit, or an error
     has_model = not isinstance(context, PipelineError)
-    unusable = list(unusable_tools(params)) if has_model else []
+    unusable = list(inputs.unusable_tools(params)) if has_model else []
     lines = [
         *unusable_files(params.prepare_data, imitated=params.train_sft.num_steps > 0),
         *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
         *(exceeded_limits(params, context) if isinstance(context, int) else []),
         *unusable,
         *(_exceeded_by_data(params) if has_model and not unusable else []),  # their prompts contain the tools
-        *unusable_rewards(params, trained_here=True),
-        *unusable_environment(params, trained_here=True),
+        *inputs.unusable_rewards(params, trained_here=True),
+        *inputs.unusable_environment(params, trained_here=True),
         *_missing_trackers(trackings),
         *_ungradable(params),
     ]
@@ -138,11 +131,8 @@ def short_of_disk(params: Params, outputs: Path) -> str | None:
     if shape is None:
         return None
     sft, grpo = params.train_sft, params.train_grpo
-    num_models = 1  # the policy
-    if sft.num_steps:
-        num_models += 1  # the reference, if it is trained
-    if sft.model.scratch:
-        num_models += 1  # the base model, if it is made; an existing one is not copied
+    # The policy, the reference if it is trained, and the base model if it is made; an existing one is not copied.
+    num_models = 1 + (1 if sft.num_steps else 0) + (1 if sft.model.scratch else 0)
     element_bytes = max(_ELEMENT_BYTES[engine.precision] for engine in (sft.engine, grpo.engine))
     models = num_models * element_bytes * shape.num_parameters / _GB
     per_parameter = 0

@@ -22,8 +22,7 @@ from components.shared.errors import PipelineError
 TOLERANCES = {"float32": 1e-4, "bfloat16": 5e-2, "float16": 1e-2}
 """Largest accepted mean difference of log-probabilities, in nats per token, by dtype. Kernels that sum in another order
 differ by about 1e-6 in float32 and 1e-2 in bfloat16; other weights differ by tenths."""
-_NAME = "candidate"
-"""Name of the model in requests."""
+_NAME = "candidate"  # name of the model in requests
 _CACHE_BYTES = 2**30
 _START_DEADLINE_S, _REQUEST_DEADLINE_S = 1800.0, 300.0
 

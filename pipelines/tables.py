@@ -2,10 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from components.shared.config import Config
+from typing import Any
 
 LABEL_WIDTH = 13
 
@@ -42,12 +39,11 @@ def changed_settings(settings: Mapping[str, str]) -> dict[str, str]:
 
     defaults: dict[str, str] = {}
     for stage in STAGES:
-        model: Any = Params.model_fields[stage].annotation
-        defaults |= dict(_defaults(stage, model))
+        defaults |= dict(_defaults(stage, Params.model_fields[stage].annotation))
     return {key: value for key, value in settings.items() if defaults.get(key) != value}
 
 
-def _defaults(name: str, model: "type[Config]") -> Iterator[tuple[str, str]]:
+def _defaults(name: str, model: Any) -> Iterator[tuple[str, str]]:
     """Yield each key of a config that has a default, below the name of the config, and the default as JSON."""
     from pydantic_core import to_jsonable_python
 

@@ -33,13 +33,8 @@ _ACCEPTED = "a folder, a run such as `outputs/latest`, a version or alias in the
 def model_folder(model: str, registry: str) -> Iterator[Path]:
     """Yield the folder with the weights and tokenizer of a model, for as long as the block runs.
 
-    Args:
-        model: A Hugging Face folder; the folder or name of a run, for its policy; a version, alias or pushed
-            checkpoint in the registry; or the id of a model on the hub, which is downloaded into its cache.
-        registry: Folder or URL.
-
-    Raises:
-        PipelineError: There is no such model.
+    `model` is a Hugging Face folder; the folder or name of a run, for its policy; a version, alias or pushed checkpoint
+    in the registry; or the id of a model on the hub, which is downloaded. PipelineError if there is no such model.
     """
     path = _path_of(model)
     if path.is_dir():

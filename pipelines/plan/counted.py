@@ -19,8 +19,7 @@ if TYPE_CHECKING:  # torch
 _NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _NUM_ACTIVE_KEYS = ("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token")
 """Config keys for the number of experts in a layer, and of experts per token; each family uses one."""
-_EXPERTS = ".experts."
-"""Part of the tensor names of routed experts; those of shared experts lack it."""
+_EXPERTS = ".experts."  # part of the tensor names of routed experts; those of shared experts lack it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ from components.shared.errors import PipelineError
 GIB = 2**30
 _USABLE_FRACTION = 0.92
 """Fraction of a GPU's memory that a run can use; CUDA context, NCCL and fragmentation take the rest (assumed)."""
-_LARGE_GIB = 70
-"""Above this memory vLLM's default limit on the sequences in a batch is higher, except on an A100."""
+_LARGE_GIB = 70  # above this memory vLLM's default limit on the sequences in a batch is higher, except on an A100
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,11 @@ from typing import Any, NamedTuple
 from pipelines.plan.hardware import GIB, Gpu
 from pipelines.plan.run import Run
 
-_BUCKET_ELEMENTS = 500_000_000
-"""Gradients that DeepSpeed reduces at once (components/policy/engine.py)."""
+_BUCKET_ELEMENTS = 500_000_000  # gradients that DeepSpeed reduces at once (components/policy/engine.py)
 _LIVE_ELEMENTS, _PREFETCH_ELEMENTS = 1_000_000_000, 50_000_000
 """Weights that ZeRO 3 keeps gathered for reuse, and prefetches into another buffer (DeepSpeed's defaults)."""
-_MIN_SHARDED_ELEMENTS = 100_000
-"""ZeRO 3 does not shard smaller tensors (DeepSpeed's default)."""
-_FIRST_CAPACITY = 64
-"""Initial capacity of a completion's cache in tokens; a full cache is doubled (components/rollout)."""
+_MIN_SHARDED_ELEMENTS = 100_000  # ZeRO 3 does not shard smaller tensors (DeepSpeed's default)
+_FIRST_CAPACITY = 64  # initial capacity of a completion's cache in tokens; a full cache is doubled (components/rollout)
 _CHUNK_ELEMENTS, _MIN_CHUNK_ROWS = 134_217_728, 64
 """Elements of the chunk of logits that a GPU holds at once, and its minimum number of rows (components/policy)."""
 _CONTEXT_BYTES, _GRAPH_BYTES = 0.5 * GIB, 1.0 * GIB

@@ -15,8 +15,7 @@ from pipelines.plan.hardware import GIB
 
 _MEAN_COMPLETION_FRACTION = 0.4
 """Mean length of completions as a fraction of their limit, unless the user says it (assumed)."""
-_MEAN_PROMPT_FRACTION = 0.25
-"""Mean length of prompts as a fraction of their limit (assumed)."""
+_MEAN_PROMPT_FRACTION = 0.25  # mean length of prompts as a fraction of their limit (assumed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,6 +98,12 @@ class Run:
         """Registered version; empty if it registered none."""
         return self.figures.get("version") or {}
 
+    @property
+    def files(self) -> dict[str, str]:
+        """Paths of its files that exist, by label."""
+        names = {"report": PAGE, "figures": FIGURES, "params": PARAMS, "journal": JOURNAL, "log": LOG}
+        return {label: str(self.folder / name) for label, name in names.items() if (self.folder / name).is_file()}
+
     @cached_property
     def is_running(self) -> bool:
         """Whether a process is executing it, when first asked."""

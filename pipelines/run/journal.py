@@ -12,8 +12,7 @@ from components.shared.live import LIVE
 from pipelines.run.screen import INDENT, Screen, Style, duration
 from pipelines.run.watch import TRAININGS, Training, view
 
-_DRAW_INTERVAL_S = 0.5
-"""Shortest time between two updates of the changing lines."""
+_DRAW_INTERVAL_S = 0.5  # shortest time between two updates of the changing lines
 
 
 class Tracker:

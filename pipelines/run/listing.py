@@ -18,20 +18,7 @@ from components.shared.lineage import flat
 from components.shared.page import percent
 from components.shared.work import last_step
 from pipelines.run.curves import COLORS, curve_of, steps_of, text_plot
-from pipelines.run.history import (
-    ABOUT,
-    FIGURES,
-    JOURNAL,
-    LOG,
-    MODELS,
-    OUTPUTS,
-    PAGE,
-    PARAMS,
-    Run,
-    StageRun,
-    every_run,
-    resolve,
-)
+from pipelines.run.history import ABOUT, MODELS, OUTPUTS, PAGE, PARAMS, Run, StageRun, every_run, resolve
 from pipelines.run.screen import Screen, duration
 from pipelines.run.settings import own_keys
 from pipelines.tables import aligned, print_json, print_labelled
@@ -75,7 +62,7 @@ def show(name: str, *, as_json: bool) -> None:
             }
             for stage in run.stages.values()
         ]
-        print_json({**summary, "stages": stages, "settings": _settings(run), "files": _files(run)})
+        print_json({**summary, "stages": stages, "settings": _settings(run), "files": run.files})
         return
     gate = f", gate {summary['gate']}" if summary["gate"] else ""
     version = f", {summary['version']}" if summary["version"] else ""
@@ -87,7 +74,7 @@ def show(name: str, *, as_json: bool) -> None:
     print_labelled("accuracy", _accuracies(run))
     print_labelled("params set", own_keys(run.folder / PARAMS))
     print_labelled("disk", [f"{decimal(summary['bytes'])}; `runs rm` frees {decimal(summary['bytes_freed'])}"])
-    print_labelled("files", _files(run).values())
+    print_labelled("files", run.files.values())
 
 
 def note(name: str, text: str, tags: Sequence[str]) -> None:
@@ -238,11 +225,6 @@ def _settings(run: Run) -> dict[str, str]:
     path = run.folder / PARAMS
     sections = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {key: value for name, section in (sections or {}).items() for key, value in flat(name, section)}
-
-
-def _files(run: Run) -> dict[str, str]:
-    names = {"report": PAGE, "figures": FIGURES, "params": PARAMS, "journal": JOURNAL, "log": LOG}
-    return {label: str(run.folder / name) for label, name in names.items() if (run.folder / name).is_file()}
 
 
 def _accuracies(run: Run) -> Iterator[str]:

@@ -34,8 +34,7 @@ from pipelines.tables import listed
 
 _LOG_LINES, _LOG_BYTES = 20, 1 << 20
 """Last lines of the log that are shown when a stage is killed, and the end of the log in which they are looked for."""
-_MARGIN_S = 5.0
-"""Time for a stopped stage to end after it has written a checkpoint."""
+_MARGIN_S = 5.0  # time for a stopped stage to end after it has written a checkpoint
 _POLL_S = 0.2
 
 
@@ -52,12 +51,9 @@ def run(
 ) -> int:
     """Run the whole graph with the options of the command line; return 0, or the exit code of the stage that failed.
 
-    Stages reuse the outputs of earlier runs, except those from `start` on, or all with `fresh`. `about` has the note
-    and the tags.
-
-    Raises:
-        PipelineError: Options or keys contradict one another, or data, a model, a reward or the registry is missing.
-            It names all problems at once, and nothing was run.
+    Stages reuse the outputs of earlier runs, except those from `start` on, or all with `fresh`. `about`: note and tags.
+    PipelineError, before anything runs, names all contradictions between options or keys, and all missing data, models
+    and rewards.
     """
     if start and start not in STAGES:
         raise PipelineError(f"--from {start}: no such stage; there are {', '.join(STAGES)}")

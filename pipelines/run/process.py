@@ -11,8 +11,7 @@ from types import FrameType
 from typing import IO
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_GRACE_S = 3.0
-"""Time to end after SIGTERM, and time to wait after SIGKILL."""
+_GRACE_S = 3.0  # time to end after SIGTERM, and time to wait after SIGKILL
 
 
 @contextmanager

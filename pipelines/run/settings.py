@@ -11,8 +11,7 @@ from components.shared.config import own_sections, read_params
 from components.shared.errors import PipelineError, raise_all
 from components.shared.lineage import flat
 
-_SET_PREFIX = "# set: "
-"""Beginning of the comment lines that name the keys which a params file or the command line set."""
+_SET_PREFIX = "# set: "  # beginning of the comment lines that name the keys which a params file or the command line set
 
 
 def load(path: Path, settings: Sequence[str] = ()) -> Params:

@@ -23,10 +23,7 @@ _COLUMN_WIDTH = 24
 
 
 def write(run: Run, exit_code: int) -> None:
-    """Write report.html and summary.json into the folder of a run whose report stage has finished.
-
-    They extend the files of the report stage by the registered version, the times and the digests of data and params.
-    """
+    """Write report.html and summary.json of a finished report stage, with version, times and digests, for the run."""
     folder = run.folder
     params = load_params(folder / PARAMS)
     outputs = {name: stage.outputs for name, stage in run.stages.items()}

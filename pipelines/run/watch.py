@@ -41,8 +41,7 @@ _LABELS = {
 """Labels of the figures that have a curve, in order."""
 _BARS = "▁▂▃▄▅▆▇█"
 _NAME_WIDTH, _VALUE_WIDTH, _RANGE_WIDTH, _MIN_WIDTH_WITH_RANGE = 21, 9, 22, 68
-_STEPS_FOR_RATE = 20
-"""Number of latest steps from which the time left is estimated."""
+_STEPS_FOR_RATE = 20  # number of latest steps from which the time left is estimated
 _COMPLETION_LINES = 4
 _POLL_S = 0.5
 
