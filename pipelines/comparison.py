@@ -20,8 +20,7 @@ from components.shared.execution import environment_differences
 from components.shared.lineage import FILE_NAME, Lineage, flat, parse
 from components.shared.statistics import mcnemar_p, paired_gain_interval, score
 
-EVALUATION = "evaluation/grpo"
-"""Folder of a version with the records of its policy."""
+EVALUATION = "evaluation/grpo"  # folder of a version with the records of its policy
 
 
 @dataclass(frozen=True)
@@ -117,10 +116,7 @@ def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
 
 
 def compare_versions(snapshot: Snapshot, first: Facts, second: Facts) -> dict[str, Any]:
-    """Return the differences of two versions as lists of lines, and their accuracies by source.
-
-    If these cannot be compared, their list is empty and `incomparable` has the reason, otherwise None.
-    """
+    """Return the differences of two versions as lists of lines, and accuracies or why they are `incomparable`."""
     accuracies, incomparable = [], None
     one, other = evaluations_of(snapshot, first.version, second.version)
     try:

@@ -80,8 +80,8 @@ def slow_here(params: "Params") -> str:
     shape = shape_of_base(params)
     if shape is None or shape.num_parameters < _NUM_PARAMETERS_SLOW:
         return ""
-    size = f"{shape.num_parameters / 1e6:,.0f} M parameters"
-    warning = f"{params.train_sft.model.base}: training {size} without a GPU is slow"
+    base, size = params.train_sft.model.base, f"{shape.num_parameters / 1e6:,.0f} M parameters"
+    warning = f"{base}: training {size} without a GPU is slow"
     if precision == "fp32" and has_bf16:
         warning += "; set engine.precision: bf16 and zero_stage: 2, which this processor has instructions for"
     return warning
@@ -121,7 +121,6 @@ def _finding(name: str, text: str, is_wrong: bool, remedy: str, state: State = "
 
 
 def _machine() -> Iterator[Finding]:
-    """Check Python, cores and memory."""
     yield Finding("python", "ok", f"{platform.python_version()} on {sys.platform}")
     cores, busy = available_cores(), os.getloadavg()[0]
     bf16 = "with" if _has_bf16_instructions() else "without"
@@ -138,7 +137,7 @@ def _machine() -> Iterator[Finding]:
 
 
 def _disk() -> Iterator[Finding]:
-    """Yield the free space where a run writes."""
+    """Check the free space where a run writes."""
     cache = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
     for name, folder in {"outputs/": Path("outputs"), "the hub's cache": cache}.items():
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -149,7 +148,6 @@ def _disk() -> Iterator[Finding]:
 
 
 def _gpu_and_torch() -> Iterator[Finding]:
-    """Check the memory of each GPU, and that torch works and uses the GPUs."""
     gpus = _nvidia()
     for gpu in gpus:
         name, total, used, driver = (part.strip() for part in gpu.split(","))
@@ -182,13 +180,13 @@ def _nvidia() -> list[str]:
 
 
 def _imports() -> Iterator[Finding]:
-    """Check that large packages can be imported."""
     for name in ("transformers", "deepspeed", "vllm"):
         answer = str(_ask_python(f"import json, {name}; print(json.dumps({name}.__version__))"))
-        state: State = "warning" if name == "vllm" else "error"
-        users = "`sampler.vllm`, `serve` and `promote` need it: " if name == "vllm" else ""
         is_error = " " in answer  # a version has no spaces
-        yield _finding(name, answer, is_error, f"{users}`make setup`", state)
+        if name == "vllm":
+            yield _finding(name, answer, is_error, "`sampler.vllm`, `serve` and `promote` need it: `make setup`")
+        else:
+            yield _finding(name, answer, is_error, "`make setup`", "error")
 
 
 def _lock() -> Iterator[Finding]:

@@ -17,8 +17,7 @@ _MORE_INPUTS = {
     "prepare_data": ["data/own"],  # not data/raw: git has the pointers to its files, which may be missing here
     "train_sft": [f"{_OUTPUTS}/validate_data/validation"],  # nothing is trained on rejected data
 }
-_NOT_TRACKED = {"timings"}
-"""Outputs that differ between runs of equal inputs, so that DVC must not compare them."""
+_NOT_TRACKED = {"timings"}  # outputs that differ between runs of equal inputs, so that DVC must not compare them
 _PLOTS = {
     "SFT loss": ("train_sft", "loss"),
     "GRPO reward and accuracy": ("train_grpo", ["reward", "accuracy", "worked_fraction"]),

@@ -11,15 +11,8 @@ from pathlib import Path
 _VEGA_LITE = "5.21"  # the major version of the charts that DVC writes
 _TEMPLATE = """<!DOCTYPE html>
 <html>
-<head>
-  {{refresh_tag}}
-  <meta charset="utf-8">
-  <title>DVC plots</title>
-  <script>{vega}</script>
-</head>
-<body>
-  {{plot_divs}}
-</body>
+<head>{{refresh_tag}}<meta charset="utf-8"><title>DVC plots</title><script>{vega}</script></head>
+<body>{{plot_divs}}</body>
 </html>
 """
 

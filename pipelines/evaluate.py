@@ -95,10 +95,7 @@ def _settings(
 
 @contextmanager
 def _problems(protocol: Protocol, data: Path, examples: Path | None) -> Iterator[Path]:
-    """Yield a folder with a protocol's problems and its solved examples, from a folder of problems or of raw files.
-
-    Equal data give files of equal content, so that an evaluation that was killed is resumed.
-    """
+    """Yield a folder with a protocol's problems; equal data give equal files, so that a killed evaluation resumes."""
     is_prepared = problems_file(data, Split.TEST).is_file()
     read = _read_prepared if is_prepared else _read_raw
     splits = [Split.TEST, Split.TRAIN] if protocol.num_shots and not examples else [Split.TEST]

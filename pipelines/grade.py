@@ -38,7 +38,7 @@ def grade(file: str, answer: str, *, explain: bool) -> None:
         for submissions in _batches(stream, where, policy):
             grades = verify(submissions)
             for each in grades:
-                print(f"{_explanation(each)}\n" if explain else json.dumps(_row(each)))
+                print(_explanation(each) if explain else json.dumps(_row(each)))
             sys.stdout.flush()
             counts.update(each.verdict for each in grades)
             bar.update(len(grades))
@@ -50,8 +50,8 @@ def grade(file: str, answer: str, *, explain: bool) -> None:
 def _explanation(grade: Grade) -> str:
     """Return the lines that EXPLAIN wrote, or verdict and rule if the grader was killed before it could."""
     if "\n" in grade.detail:
-        return grade.detail
-    return f"verdict   {grade.verdict}: {grade.why}\nrule      {grade.reason.rule}"
+        return f"{grade.detail}\n"
+    return f"verdict   {grade.verdict}: {grade.why}\nrule      {grade.reason.rule}\n"
 
 
 def _row(grade: Grade) -> dict[str, str | None]:

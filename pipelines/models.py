@@ -213,7 +213,6 @@ def _accuracy_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _time(text: str) -> str:
-    """Return an ISO time in UTC, to the minute."""
     return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 

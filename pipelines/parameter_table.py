@@ -33,14 +33,6 @@ keys of that file are compiled into the graph, and `overrides` changes them: sec
 |---|---|---|---|
 """
 _TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
-_SECTION = """
-## {name}
-
-{meaning}
-
-| key | default | meaning |
-|---|---|---|
-"""
 
 
 def page() -> str:
@@ -55,8 +47,9 @@ def page() -> str:
 def _section(name: str, field: FieldInfo) -> str:
     """Return a heading, the docstring of a section's config model, and a table of its keys."""
     (model,) = models_of(field)
+    heading = f"\n## {name}\n\n{' '.join((model.__doc__ or '').split())}\n\n"
     rows = [f"| `{key}` | {_default(each)} | {_meaning(each)} |\n" for key, each in _keys(model)]
-    return _SECTION.format(name=name, meaning=" ".join((model.__doc__ or "").split())) + "".join(rows)
+    return "".join([heading, "| key | default | meaning |\n|---|---|---|\n", *rows])
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -59,11 +59,10 @@ def preview(
     config = run_params.train_grpo
     if config.reward.model:
         raise PipelineError("preview: train_grpo.reward.model is trained during the run, so nothing can be scored yet")
+    # Pass rates are measured for the selection by difficulty, which then has no file yet.
+    changes = {"difficulty": None} if pass_rates else {}
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-preview-") as scratch:
-        data = run_params.prepare_data
-        if pass_rates:  # the selection by difficulty may be what they are measured for
-            data = data.model_copy(update={"difficulty": None})
-        prepare(data, problems=Path(scratch))
+        prepare(run_params.prepare_data.model_copy(update=changes), problems=Path(scratch))
         train = read_problems(Path(scratch), Split.TRAIN)
     sources = {name for name, weight in config.prompts.source_weights.items() if weight}
     number = problems or (None if pass_rates else _NUM_PROBLEMS)
@@ -72,41 +71,24 @@ def preview(
     name = _model_name(run_params, model)
     checkpoint = _checkpoint(run_params, train, name)
     if pass_rates:
-        measure_pass_rates(config, checkpoint, drawn, _measured(config, str(name)), pass_rates)
+        measure_pass_rates(config, checkpoint, drawn, str(name), pass_rates)
         return 0
-    groups, sampling_s = _sample_some(config, checkpoint, drawn)
+    started, groups = time.monotonic(), list[Group]()
+    print(f"sampling {config.group_size} completions for each of {len(drawn)} problems", flush=True)
+    with progress("preview", len(drawn)) as bar:
+        for batch in _sample(config, checkpoint, drawn, max_s=_MAX_SAMPLING_S):
+            groups += batch
+            bar.advance(len(batch))
+    sampling_s = time.monotonic() - started
+    if len(groups) < len(drawn):
+        counts = f"{len(groups)} of {len(drawn)} problems"
+        print(f"after {_MAX_SAMPLING_S:g} s {counts} have been asked: enough for a first look")
     for line in (*first_look(config, groups), "", *histogram(groups), "", *_lengths(groups)):
         print(line)
     print(_times(config, checkpoint, groups, sampling_s))
     for example in examples(groups):
         print(f"\n{example}")
     return verdict(config, groups)
-
-
-def _sample_some(
-    config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem]
-) -> tuple[list[Group], float]:
-    """Return the groups of as many problems as there is time for, and the seconds that sampling took."""
-    started, groups = time.monotonic(), list[Group]()
-    print(f"sampling {config.group_size} completions for each of {len(problems)} problems", flush=True)
-    with progress("preview", len(problems)) as bar:
-        for batch in _sample(config, checkpoint, problems):
-            groups += batch
-            bar.advance(len(batch))
-            if time.monotonic() - started > _MAX_SAMPLING_S:
-                break
-    if len(groups) < len(problems):
-        counts = f"{len(groups)} of {len(problems)} problems"
-        print(f"after {_MAX_SAMPLING_S:g} s {counts} have been asked: enough for a first look")
-    return groups, time.monotonic() - started
-
-
-def _measured(config: TrainGRPOConfig, name: str) -> Measured:
-    """Return the model and the settings that pass rates are measured with; a hub model is identified by its commit."""
-    local = Path(local_model(name))
-    digest = lineage.digest(local) if local.exists() else model_file(name, "config.json").parent.name
-    temperature, max_new_tokens = config.sampling.temperature, config.sampling.max_new_tokens
-    return Measured(model=name, digest=digest, temperature=temperature, max_new_tokens=max_new_tokens)
 
 
 def _model_name(params: Params, model: str | None) -> str | Path:
@@ -138,12 +120,14 @@ def _checkpoint(params: Params, problems: Sequence[Problem], model: str | Path) 
 
 
 def measure_pass_rates(
-    config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem], measured: Measured, path: Path
+    config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem], model: str, path: Path
 ) -> None:
-    """Measure the pass rate of each problem that the file lacks, and add the rates to the file batch by batch.
-
-    PipelineError if the rates in the file are of another model or other settings.
-    """
+    """Add the pass rates of problems that a file lacks; PipelineError if it is of another model or other settings."""
+    local, sampling = Path(local_model(model)), config.sampling
+    # A model in the hub's cache is identified by its commit, the name of the folder.
+    digest = lineage.digest(local) if local.exists() else model_file(model, "config.json").parent.name
+    temperature, max_new_tokens = sampling.temperature, sampling.max_new_tokens
+    measured = Measured(model=model, digest=digest, temperature=temperature, max_new_tokens=max_new_tokens)
     known: Mapping[str, float] = {}
     if path.exists():
         before, known = read_pass_rates(path)
@@ -166,9 +150,11 @@ def measure_pass_rates(
     print(f"prepare_data: {{difficulty: {{pass_rates: {path}}}}}")
 
 
-def _sample(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> Iterator[Sequence[Group]]:
-    """Yield batches of groups of scored completions; the first batches are small, as a machine may be slow."""
-    tools = checkpoint.format.tools
+def _sample(
+    config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem], *, max_s: float = math.inf
+) -> Iterator[Sequence[Group]]:
+    """Yield groups of scored completions in batches, small ones first, until all problems or `max_s` have passed."""
+    started, tools = time.monotonic(), checkpoint.format.tools
     with Verifier() as verify, closing(Environments(tools)) if tools else nullcontext() as environments:
         sampling = Sampling(
             num_samples=config.group_size,
@@ -180,7 +166,7 @@ def _sample(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[
         sampler = TransformersSampler(checkpoint, config.sampling.max_batch_size)
         score = Scorer(config, checkpoint, partial(grade_completions, verify))
         start, size = 0, 1
-        while batch := problems[start : start + size]:
+        while (batch := problems[start : start + size]) and time.monotonic() - started <= max_s:
             yield score(batch, sampler.generate(batch, sampling))
             start, size = start + size, min(2 * size, _BATCH_SIZE)
 

@@ -29,8 +29,7 @@ _RUN_SCRIPT = "import sys; from pipelines.cli import main; sys.exit(main())"
 _DIGEST_SCRIPT = "from components.shared.lineage import code_digest; print(code_digest())"
 _RUN_FOLDER = "run"
 _GRACE_S = 120.0  # time for a stopped run to save a checkpoint
-DIFFERENT = 5
-"""Exit code if an artifact differs."""
+DIFFERENT = 5  # exit code if an artifact differs
 
 
 def reproduce(version: str, registry: str, into: Path | None) -> int:

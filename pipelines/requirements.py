@@ -86,10 +86,8 @@ def _require_server(url: str) -> None:
 
 
 def _missing_trackers(trackings: Mapping[str, TrackingConfig]) -> Iterator[str]:
-    """Yield a line for each tracker whose Python package is not installed; its key is that of the package.
-
-    SFT uses the trackers of GRPO by default, so a package is reported once, for the last stage that uses it.
-    """
+    """Yield a line for each tracker, named like its Python package, whose package is not installed."""
+    # SFT uses the trackers of GRPO by default: a package is reported once, for the last stage that uses it.
     stages = {package: stage for stage, config in trackings.items() for package, settings in config if settings}
     for package, stage in stages.items():
         if importlib.util.find_spec(package) is None:

@@ -75,11 +75,9 @@ def _cause(log: str) -> str:
 def _command(model: Path, probes: Sequence[Mapping[str, Any]], dtype: str) -> list[str]:
     """Return the command that starts the server, without its address."""
     longest = max(len(probe["prompt_ids"]) + len(probe["completion_ids"]) for probe in probes)
-    return [
-        *(sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"),
-        *(f"--model={model}", f"--served-model-name={_NAME}", f"--dtype={dtype}", f"--max-model-len={longest + 1}"),
-        *(f"--kv-cache-memory-bytes={_CACHE_BYTES}", "--enforce-eager", "--disable-uvicorn-access-log"),
-    ]
+    command = [sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", f"--model={model}"]
+    command += [f"--served-model-name={_NAME}", f"--dtype={dtype}", f"--max-model-len={longest + 1}"]
+    return [*command, f"--kv-cache-memory-bytes={_CACHE_BYTES}", "--enforce-eager", "--disable-uvicorn-access-log"]
 
 
 def _answer(url: str, probe: Mapping[str, Any]) -> tuple[list[float], bool]:

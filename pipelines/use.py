@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
@@ -26,6 +27,17 @@ _USAGE = """\
 Once vLLM has started, ask it with any client of OpenAI's API; Ctrl-C ends it:
   curl http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "QUESTION"}}], "temperature": 0}}'"""
+_TRAINING_MESSAGES = """\
+{%- set training = namespace(messages=system_messages if messages[0]['role'] != 'system' else []) -%}
+{%- for message in messages -%}
+  {%- if message['role'] == 'user' -%}
+    {%- set message = {'role': 'user', 'content': (prompt_before ~ message['content'] ~ prompt_after) | trim} -%}
+  {%- endif -%}
+  {%- set training.messages = training.messages + [message] -%}
+{%- endfor -%}
+{%- set messages = training.messages -%}
+"""
+"""Beginning of a chat template: gives each question the words of the training prompt, and adds the system message."""
 _ACCEPTED = "a folder, a run such as `outputs/latest`, a version or alias in the registry, or a model of the hub"
 
 
@@ -113,14 +125,14 @@ def serve(model: str, registry: str, *, host: str, port: int, vllm_options: Sequ
         template, weights = Path(scratch) / "chat_template.jinja", weights_of(folder)
         config = jsonl.read_json(weights / "config.json")
         dtype = config.get("dtype") or config.get("torch_dtype") or "auto"  # vLLM would round float32 to 16 bits
-        command = [
-            *(sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"),
-            *(f"--model={weights}", f"--served-model-name={model}"),
-            *(f"--host={host}", f"--port={port}", "--max-model-len=-1", f"--dtype={dtype}"),
-            *((f"--kv-cache-memory-bytes={_CPU_CACHE_BYTES}", "--enforce-eager") if on_cpu else ()),
-            *((f"--chat-template={template}",) if write_template(folder, template) else ()),
-            *vllm_options,
-        ]
+        command = [sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"]
+        command += [f"--model={weights}", f"--served-model-name={model}", f"--host={host}", f"--port={port}"]
+        command += ["--max-model-len=-1", f"--dtype={dtype}"]  # -1: as long as the memory allows
+        if on_cpu:
+            command += [f"--kv-cache-memory-bytes={_CPU_CACHE_BYTES}", "--enforce-eager"]
+        if write_template(folder, template):
+            command.append(f"--chat-template={template}")
+        command += vllm_options
         print(_USAGE.format(host=host, port=port, model=model), flush=True)
         variables = environment(VllmConfig(compile=not on_cpu), scratch)
         for number in (signal.SIGINT, signal.SIGTERM):  # a background job inherits that Ctrl-C is ignored
@@ -134,31 +146,26 @@ def serve(model: str, registry: str, *, host: str, port: int, vllm_options: Sequ
 
 
 def write_template(folder: Path, path: Path) -> bool:
-    """Write a chat template that renders prompts as in training; return False if the tokenizer has the right one.
-
-    That is a model that no stage has saved. A prompt in plain text contains only the last message of a conversation.
-    """
+    """Write a chat template that renders prompts as in training; return False for a model that no stage has saved."""
     from components.policy.checkpoint import load_without_weights
 
     if not (folder / PIPELINE_FILE).is_file():
         return False
     checkpoint = load_without_weights(folder)
-    before, after = (json.dumps(text, ensure_ascii=False) for text in checkpoint.config.prompt.split("{question}", 1))
-    if checkpoint.format.template is None:
-        begin = "bos_token ~ " if checkpoint.prompt_ids("")[:1] == (checkpoint.tokenizer.bos_token_id,) else ""
-        path.write_text(f"{{{{ {begin}{before} ~ messages[-1]['content'] ~ {after} }}}}", encoding="utf-8")
-        return True
-    system, thinking = checkpoint.format.messages("")[:-1], checkpoint.config.thinking
-    path.write_text(
-        f"{{%- set asked = namespace(messages={json.dumps(system, ensure_ascii=False)} "
-        "if messages[0]['role'] != 'system' else []) -%}"
-        "{%- for each in messages -%}{%- set asked.messages = asked.messages + [each if each['role'] != 'user' else "
-        f"{{'role': 'user', 'content': ({before} ~ each['content'] ~ {after}) | trim}}] -%}}{{%- endfor -%}}"
-        "{%- set messages = asked.messages -%}"
-        + ("" if thinking is None else f"{{%- set enable_thinking = {str(thinking).lower()} -%}}")
-        + checkpoint.format.template.text,
-        encoding="utf-8",
-    )
+    before, after = checkpoint.config.prompt.split("{question}", 1)
+    values: dict[str, Any] = {"prompt_before": before, "prompt_after": after}
+    if checkpoint.format.template is None:  # a prompt in plain text has only the last message of a conversation
+        has_bos = checkpoint.prompt_ids("")[:1] == (checkpoint.tokenizer.bos_token_id,)
+        template = "{{ bos_token }}" if has_bos else ""
+        template += "{{ prompt_before ~ messages[-1]['content'] ~ prompt_after }}"
+    else:
+        values["system_messages"] = checkpoint.format.messages("")[:-1]
+        if checkpoint.config.thinking is not None:
+            values["enable_thinking"] = checkpoint.config.thinking
+        template = _TRAINING_MESSAGES + checkpoint.format.template.text
+    # JSON literals are valid in Jinja.
+    settings = (f"{{%- set {name} = {json.dumps(value, ensure_ascii=False)} -%}}" for name, value in values.items())
+    path.write_text("".join(settings) + template, encoding="utf-8")
     return True
 
 

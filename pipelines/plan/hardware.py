@@ -20,7 +20,6 @@ class Gpu:
     bf16_rate: float
     """Floating-point operations per second in dense matrix products; 0 without support for bfloat16."""
     fp32_rate: float
-    """The same in float32."""
     memory_rate: float
     """Bytes per second to and from the memory of the GPU."""
 

@@ -57,7 +57,6 @@ def peak(memory: dict[str, float]) -> float:
 
 
 def _unsharded(run: Run) -> float:
-    """Return the bytes of all weights."""
     return float(run.element_bytes * run.shape.num_parameters)
 
 

@@ -53,11 +53,10 @@ def _heading(path: Path, run: Run, gpu: Gpu) -> str:
     trained = f" ({run.num_trained / 1e6:,.1f}M trained)" if run.lora_rank else ""
     size = run.shape.num_parameters
     parameters = f"{size / 1e9:.2f}B" if size >= 1e9 else f"{size / 1e6:.2f}M"
+    work = f"{run.prompts:,} prompts x {run.group_size} completions of up to {run.completion_tokens:,} tokens per step"
     return (
-        f"{path} on {run.num_gpus} x {gpu.name}: "
-        f"{parameters} parameters{trained} in {precision}, ZeRO {run.zero_stage}\n"
-        f"{run.prompts:,} prompts x {run.group_size} completions of up to {run.completion_tokens:,} tokens "
-        f"per step, sampled by {run.sampler}"
+        f"{path} on {run.num_gpus} x {gpu.name}: {parameters} parameters{trained} in {precision}, "
+        f"ZeRO {run.zero_stage}\n{work}, sampled by {run.sampler}"
     )
 
 
@@ -104,7 +103,8 @@ def _time(run: Run, gpu: Gpu, num_steps: int) -> str:
     rows = [[f"Time of a step{condition}", "s"]]
     rows += [[phase, f"{seconds:.1f}"] for phase, seconds in time.phases.items()]
     rows.append(["step, overlapped" if time.overlap else "step", f"{time.total:.1f}"])
-    rate, hours = run.completions * run.mean_completion_tokens / time.total, num_steps * time.total / 3600
+    completion_tokens = run.prompts * run.group_size * run.mean_completion_tokens
+    rate, hours = completion_tokens / time.total, num_steps * time.total / 3600
     return (
         f"{aligned(rows, left=1)}\n"
         f"{rate:,.0f} completion tokens per second of the whole step; {num_steps:,} steps take {hours:,.1f} hours\n"

@@ -37,10 +37,9 @@ class Run:
     minibatches: int = 1
     updates: int = 1
     """Passes over a rollout."""
-    shared_prompts: bool = True
-    """Whether a group stays on one GPU, and its prompt is computed once."""
     padded: bool = False
-    """Whether each completion is a separate padded row; the logits of all tokens then exist at once."""
+    """Whether each completion is a padded row with its prompt, and all logits exist at once; otherwise a group stays on
+    one GPU, and its prompt is computed once."""
 
     zero_stage: int
     element_bytes: int
@@ -69,11 +68,6 @@ class Run:
     """Whether vLLM runs captured graphs."""
     overlap: bool = False
     """Whether the next rollout is sampled while the policy is updated."""
-
-    @property
-    def completions(self) -> int:
-        """All completions of a step."""
-        return self.prompts * self.group_size
 
     @property
     def longest(self) -> int:
@@ -112,26 +106,22 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
     config = params.train_grpo
     engine, sampler, limit = config.engine, config.sampler, config.sampling.max_new_tokens
     if mean_completion_tokens is not None and not 0 < mean_completion_tokens <= limit:
-        raise PipelineError(
-            f"--completion-tokens {mean_completion_tokens:g}: from 1 to sampling.max_new_tokens, {limit}, is accepted"
-        )
+        accepted = f"from 1 to sampling.max_new_tokens, {limit}, is accepted"
+        raise PipelineError(f"--completion-tokens {mean_completion_tokens:g}: {accepted}")
     devices = []
     if sampler.servers:  # lists of GPUs such as "4,5"; a server whose GPUs are not named takes one
         devices = sampler.servers.devices or ["0"] * sampler.servers.num_servers
     gpus_of_servers = [len(each.split(",")) for each in devices]
     num_server_gpus = sum(gpus_of_servers)
     if num_server_gpus >= num_gpus:
-        raise PipelineError(
-            f"--gpus {num_gpus}: sampler.servers takes {num_server_gpus} of them and leaves none to train on"
-        )
+        problem = f"sampler.servers takes {num_server_gpus} of them and leaves none to train on"
+        raise PipelineError(f"--gpus {num_gpus}: {problem}")
     vllm = sampler.servers or sampler.vllm
     sampler_name: Literal["transformers", "vllm", "vllm_server"] = "vllm" if vllm else "transformers"
     shape = _shape(params.train_sft.model)
-    padded = isinstance(shape, CountedShape)
     return Run(
         shape=shape,
-        padded=padded,
-        shared_prompts=not padded,
+        padded=isinstance(shape, CountedShape),
         num_gpus=num_gpus,
         prompts=config.prompts_per_step,
         group_size=config.group_size,

@@ -61,10 +61,9 @@ def text_plot(curves: Mapping[str, Curve], width: int) -> list[Text]:
     last_step = max(step for step, _ in points)
     low, high = min(value for _, value in points), max(value for _, value in points)
     cells = [[(" ", "")] * columns for _ in range(_TEXT_ROWS)]
-    indent = " " * (_LABEL_WIDTH + 1)
     legend = []
     for number, ((name, curve), color) in enumerate(zip(curves.items(), COLORS, strict=False), start=1):
-        legend.append(Text.assemble(indent, (f"{number} {name}", color)))
+        legend.append(Text.assemble(" " * (_LABEL_WIDTH + 1), (f"{number} {name}", color)))
         for step, value in curve:
             row = round((high - value) / (high - low) * (_TEXT_ROWS - 1)) if high > low else _TEXT_ROWS // 2
             cells[row][round((columns - 1) * step / last_step)] = (str(number), color)

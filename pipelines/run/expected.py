@@ -92,10 +92,7 @@ def _expected(
 
 
 def _difference(stage: Stage, work: Fingerprint, comparable: Collection[str | None]) -> str:
-    """Return how work differs from the latest that a comparable run has finished; empty if it does not.
-
-    Inputs that earlier stages have yet to compute are missing in `work`, and count as equal.
-    """
+    """Return how work differs from the latest of a comparable run, or ""; inputs yet to be computed count as equal."""
     for before, results in records(stage.name):
         if any(result.run in comparable for result in results):
             inputs = {**before["inputs"], **work["inputs"]}

@@ -28,10 +28,7 @@ class Garbage(NamedTuple):
 
 
 def collect(keep: int | None, *, dry_run: bool) -> None:
-    """Remove all garbage and print how many bytes that frees; with `dry_run` only print.
-
-    With `keep`, the garbage includes all runs but the newest `keep` and those that are running.
-    """
+    """Remove garbage, with `keep` also all but the newest `keep` runs, and print its size; `dry_run` only prints."""
     if keep is not None and keep < 1:
         raise PipelineError(f"--keep {keep}: the run started last always stays; accepted: 1 or more")
     total_bytes = 0

@@ -21,12 +21,9 @@ from components.shared.errors import PipelineError, RetryableError
 from pipelines.tables import listed
 
 OUTPUTS = Path("outputs")
-LATEST = "latest"
-"""Name for the run that was started last."""
 PARAMS, JOURNAL, LOG, ARTIFACTS, LOCK = "params.yaml", "journal.jsonl", "run.log", "artifacts", "run.lock"
 PAGE, FIGURES, ABOUT = "report.html", "summary.json", "about.json"
-MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
-"""Display names of the models that a run compares."""
+MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}  # display names of the models that a run compares
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-(.+)")
 
 
@@ -179,7 +176,7 @@ def resolve(name: str, outputs: Path = OUTPUTS) -> Run:
         raise PipelineError(f"{outputs / 'runs'}: there are no runs; `grpo-pipeline run` makes one")
     path = Path(name)
     wanted = path.resolve().name if path.is_symlink() else path.name  # outputs/latest is a link
-    if name == LATEST:
+    if name == "latest":
         wanted = names[0]
     matching = [wanted] if wanted in names else [each for each in names if wanted and wanted in each]
     if len(matching) == 1:

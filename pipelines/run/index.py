@@ -14,8 +14,7 @@ from components.shared.versioning import is_url
 from pipelines.run.curves import COLORS, curve_of, steps_of, svg_plot
 from pipelines.run.history import LOG, OUTPUTS, PAGE, PARAMS, Run, every_run
 
-_CURVES = ("reward", "accuracy")
-"""Figures of the GRPO steps that have a curve in the row of a run."""
+_CURVES = ("reward", "accuracy")  # figures of the GRPO steps that have a curve in the row of a run
 
 
 def write_index() -> None:

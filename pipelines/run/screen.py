@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,9 +36,8 @@ class Screen:
         for stream in (out, error):  # characters that the encoding of the terminal lacks become a question mark
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
-        self._out, self._error = (
-            Console(file=stream, soft_wrap=True, highlight=False, markup=False, emoji=False) for stream in (out, error)
-        )
+        settings: dict[str, Any] = {"soft_wrap": True, "highlight": False, "markup": False, "emoji": False}
+        self._out, self._error = Console(file=out, **settings), Console(file=error, **settings)
         self.live = out.isatty() and not self._out.is_dumb_terminal
         """Whether the output is a terminal that can draw changing lines."""
         self._view: Live | None = None

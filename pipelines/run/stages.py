@@ -22,8 +22,7 @@ from pipelines.run.history import ARTIFACTS, PARAMS
 
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Devices that libraries initialise while they are imported; a fork cannot use them afterwards."""
-_received_signals: list[int] = []
-"""SIGINTs that this process has received, from which forked stages inherit them."""
+_received_signals: list[int] = []  # SIGINTs that this process has received, from which forked stages inherit them
 
 
 def load_stage(name: str) -> Stage:
