@@ -91,7 +91,7 @@ def _decoding_steps(run: Run, completions: float) -> float:
 
 
 def forward_flops(run: Run, completions: float) -> float:
-    """Return the operations of a forward pass over completions and their prompts, as components/policy/flops.py does."""
+    """Return the operations of a forward pass over completions and their prompts, as in components/policy/flops.py."""
     # A prompt counts once per group, and the output layer for completion tokens only.
     shape, prompt_length = run.shape, run.mean_prompt_tokens
     completion_length = run.completion_tokens if run.padded else run.mean_completion_tokens
