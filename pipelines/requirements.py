@@ -100,6 +100,7 @@ def _exceeded_by_data(params: Params) -> Iterator[str]:
     problems = [] if model.scratch or params.prepare_data.repository else [*first_problems(params.prepare_data)]
     prompts, solutions = token_lengths(model, problems)
     pairs = zip(problems, prompts, solutions, strict=True)
+    # 1 for the end token.
     examples = [prompt + solution + 1 for problem, prompt, solution in pairs if problem.split == Split.TRAIN]
     lengths = [("validate_data.max_prompt_tokens", limits.max_prompt_tokens, "prompts", prompts)]
     if params.train_sft.num_steps:
@@ -136,7 +137,7 @@ def short_of_disk(params: Params, outputs: Path) -> str | None:
     per_parameter = 0
     for stage in (sft, grpo):
         if stage.num_steps and not stage.engine.lora:
-            num_checkpoints = stage.checkpoint.keep_last + stage.checkpoint.keep_best + 1
+            num_checkpoints = stage.checkpoint.keep_last + (2 if stage.checkpoint.keep_best else 1)
             state_bytes = _OPTIMIZER_BYTES + _ELEMENT_BYTES[stage.engine.precision]
             per_parameter = max(per_parameter, num_checkpoints * state_bytes)
     checkpoints = per_parameter * shape.num_parameters / _GB

@@ -56,13 +56,13 @@ def peak(memory: dict[str, float]) -> float:
     return max(memory["update_peak"], memory["sampling_peak"])
 
 
-def _unsharded(run: Run) -> float:
+def _unsharded_bytes(run: Run) -> float:
     return float(run.element_bytes * run.shape.num_parameters)
 
 
 def _states(run: Run) -> dict[str, float]:
     """Return the bytes of weights, gradients, the optimizer's two moments and master copy, and the reference."""
-    unsharded, small = _unsharded(run), run.shape.num_below(_MIN_SHARDED_ELEMENTS) * run.element_bytes
+    unsharded, small = _unsharded_bytes(run), run.shape.num_below(_MIN_SHARDED_ELEMENTS) * run.element_bytes
     sharded = unsharded / run.num_trainers + small
     weights = unsharded
     if run.zero_stage == 3:
@@ -100,7 +100,7 @@ def layer_bytes_per_token(run: Run) -> int:
     """Return the bytes that a layer saves per token for its backward pass."""
     shape, size = run.shape, run.element_bytes
     norm = shape.hidden_size * (4 + size)  # its input in fp32, and the output
-    norms = 2 * norm + shape.qk_norm * (4 + size) * (shape.query_size + shape.kv_size)
+    norms = 2 * norm + ((4 + size) * (shape.query_size + shape.kv_size) if shape.qk_norm else 0)
     inputs = 2 * size * shape.hidden_size  # of the matrices of attention and of the MLP
     # Queries, keys and values repeated to as many as there are queries, the output, and the log-sum-exp of each head.
     attention = 4 * size * shape.query_size + 4 * shape.num_heads
@@ -134,7 +134,7 @@ def _buffers(run: Run) -> float:
 
 def _sampler(run: Run) -> dict[str, float]:
     """Return the bytes that sampling takes on a GPU that trains; ZeRO 3 gathers all weights to update the sampler."""
-    gathered = _unsharded(run) if run.zero_stage == 3 else 0.0
+    gathered = _unsharded_bytes(run) if run.zero_stage == 3 else 0.0
     if run.sampler == "vllm_server":  # it samples on separate GPUs
         return {"engine": 0.0, "sampler_weights": 0.0, "kv_cache": 0.0, "sampling": 0.0, "gathered": gathered}
     groups_of_gpu = math.ceil(run.prompts / run.num_trainers)
@@ -145,7 +145,7 @@ def _sampler(run: Run) -> dict[str, float]:
         while capacity < run.completion_tokens:  # every completion may reach its limit
             capacity *= 2
     else:
-        engine, weights = _CONTEXT_BYTES + (_GRAPH_BYTES if run.compiled else 0.0), _unsharded(run)
+        engine, weights = _CONTEXT_BYTES + (_GRAPH_BYTES if run.compiled else 0.0), _unsharded_bytes(run)
         capacity = run.mean_completion_tokens  # if the cache is full, vLLM lets completions wait
         completions = min(completions, run.max_batch_size)
     # The prompt of a group is cached once.
@@ -172,7 +172,7 @@ def fits(run: Run, gpu: Gpu) -> bool:
         return True
     # A server holds the weights, and a cache for at least one completion.
     cache = max(run.longest * run.shape.kv_bytes_per_token(run.element_bytes), run.cache_bytes)
-    return (_unsharded(run) + cache) / run.tensor_parallel <= gpu.usable_bytes
+    return (_unsharded_bytes(run) + cache) / run.tensor_parallel <= gpu.usable_bytes
 
 
 class _Change(NamedTuple):

@@ -37,9 +37,10 @@ class Run:
     minibatches: int = 1
     updates: int = 1
     """Passes over a rollout."""
+    shared_prompts: bool = True
+    """Whether a group stays on one GPU, and its prompt is computed once."""
     padded: bool = False
-    """Whether each completion is a padded row with its prompt, and all logits exist at once; otherwise a group stays on
-    one GPU, and its prompt is computed once."""
+    """Whether each completion is a separate padded row; the logits of all tokens then exist at once."""
 
     zero_stage: int
     element_bytes: int
@@ -119,9 +120,11 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
     vllm = sampler.servers or sampler.vllm
     sampler_name: Literal["transformers", "vllm", "vllm_server"] = "vllm" if vllm else "transformers"
     shape = _shape(params.train_sft.model)
+    padded = isinstance(shape, CountedShape)
     return Run(
         shape=shape,
-        padded=isinstance(shape, CountedShape),
+        padded=padded,
+        shared_prompts=not padded,
         num_gpus=num_gpus,
         prompts=config.prompts_per_step,
         group_size=config.group_size,

@@ -56,14 +56,14 @@ def step_time(run: Run, gpu: Gpu) -> StepTime:
 
 def _busiest(run: Run, num_parts: float, prompts: int) -> float:
     """Return the completions of the busiest of `num_parts` devices; a group that shares its prompt stays together."""
-    if run.padded:
-        return math.ceil(prompts * run.group_size / num_parts)
-    return math.ceil(prompts / num_parts) * run.group_size
+    if run.shared_prompts:
+        return math.ceil(prompts / num_parts) * run.group_size
+    return math.ceil(prompts * run.group_size / num_parts)
 
 
 def _sampling_s(run: Run, gpu: Gpu, rate: float) -> float:
     """Return the seconds of sampling: a decoding step reads all weights, and a token the cache of its sequence."""
-    shape, completions_per_prompt = run.shape, 1 if run.padded else run.group_size
+    shape, completions_per_prompt = run.shape, run.group_size if run.shared_prompts else 1
     completions = _busiest(run, (run.num_server_gpus or run.num_gpus) / run.tensor_parallel, run.prompts)
     tokens, weights = completions * run.mean_completion_tokens, shape.layer_weights + shape.head_weights
     # On average half of a completion is cached; its length is between mean and limit, as long ones have more tokens.
@@ -95,7 +95,7 @@ def forward_flops(run: Run, completions: float) -> float:
     # A prompt counts once per group, and the output layer for completion tokens only.
     shape, prompt_length = run.shape, run.mean_prompt_tokens
     completion_length = run.completion_tokens if run.padded else run.mean_completion_tokens
-    prompts = completions if run.padded else completions / run.group_size
+    prompts = completions / run.group_size if run.shared_prompts else completions
     tokens = completions * completion_length
     multiplications = shape.active_weights * (prompts * prompt_length + tokens) + shape.head_weights * tokens
     # Pairs of a query and a key, which attention multiplies once with each other and once with the value.

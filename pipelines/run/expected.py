@@ -50,7 +50,7 @@ def expectations(params: Params, like: Sequence[Run], *, fresh_from: str = "") -
     Outputs may be reused from any run. Reasons and durations come from the runs `like` it, of the same params file, the
     latest first: how it differs from other runs would say little.
     """
-    comparable = {name for run in like for name in (run.name, *(stage.reused_from for stage in run.stages.values()))}
+    comparable = {run.name for run in like} | {stage.reused_from for run in like for stage in run.stages.values()}
     fresh = STAGES[STAGES.index(fresh_from) :] if fresh_from else ()
     reused: dict[str, Result] = {}
     expected = []
