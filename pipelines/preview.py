@@ -59,8 +59,7 @@ def preview(
     config = run_params.train_grpo
     if config.reward.model:
         raise PipelineError("preview: train_grpo.reward.model is trained during the run, so nothing can be scored yet")
-    # Pass rates are measured for the selection by difficulty, which then has no file yet.
-    changes = {"difficulty": None} if pass_rates else {}
+    changes = {"difficulty": None} if pass_rates else {}  # the selection by difficulty needs the pass rates
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-preview-") as scratch:
         prepare(run_params.prepare_data.model_copy(update=changes), problems=Path(scratch))
         train = read_problems(Path(scratch), Split.TRAIN)

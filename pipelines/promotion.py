@@ -31,8 +31,8 @@ def promote(version: str, registry: str, *, alias: str, reason: str, force: bool
     check_alias(alias)
     with read_registry(registry) as snapshot:
         candidate = snapshot.version(version)
-        name = candidate.name
-        count, current = next_count(snapshot, name, alias), snapshot.aliases().get(f"{name}@{alias}")
+        count = next_count(snapshot, candidate.name, alias)
+        current = snapshot.aliases().get(f"{candidate.name}@{alias}")
         if current == candidate.tag:
             print(f"{version} already has the alias {alias}")
             _update_catalogue(snapshot, candidate)

@@ -149,9 +149,8 @@ def _has(path: Path, material: Material) -> bool:
 
 def _from_dvc(path: Path, made_by: Lineage, folder: Path) -> Path | None:
     """Fetch a raw file that DVC tracks, at the commit of the version; None if it cannot be fetched."""
-    revision = made_by.revision("prepare_data")
+    revision, target = made_by.revision("prepare_data"), folder / "data" / path
     commit = revision.commit if revision else None
-    target = folder / "data" / path
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         Workspace(_CHECKOUT, folder).dvc_get(str(_CHECKOUT), path.as_posix(), commit or "HEAD", target)

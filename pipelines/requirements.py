@@ -99,9 +99,8 @@ def _exceeded_by_data(params: Params) -> Iterator[str]:
     model, limits = params.train_sft.model, params.validate_data
     problems = [] if model.scratch or params.prepare_data.repository else [*first_problems(params.prepare_data)]
     prompts, solutions = token_lengths(model, problems)
-    pairs = zip(problems, prompts, solutions, strict=True)
-    # 1 for the end token.
-    examples = [prompt + solution + 1 for problem, prompt, solution in pairs if problem.split == Split.TRAIN]
+    triples, end_token = zip(problems, prompts, solutions, strict=True), 1
+    examples = [prompt + solution + end_token for each, prompt, solution in triples if each.split == Split.TRAIN]
     lengths = [("validate_data.max_prompt_tokens", limits.max_prompt_tokens, "prompts", prompts)]
     if params.train_sft.num_steps:
         lengths.append(("train_sft.max_tokens", params.train_sft.max_tokens, "prompts with their solutions", examples))

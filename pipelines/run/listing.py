@@ -36,8 +36,7 @@ def list_runs(text: str, *, as_json: bool) -> None:
     elif not summaries:
         print(f"{OUTPUTS / 'runs'} has no {f'run that says {text!r}' if text else 'runs'}")
     else:
-        header = ("run", "state", *MODELS.values(), "gate", "version", "size", "freed by `runs rm`", "note")
-        rows = [header]
+        rows = [("run", "state", *MODELS.values(), "gate", "version", "size", "freed by `runs rm`", "note")]
         for each in summaries:
             scores = each["accuracy"]
             accuracies = [percent(scores[model]) if model in scores else "-" for model in MODELS]
@@ -87,6 +86,7 @@ def note(name: str, text: str, tags: Sequence[str]) -> None:
 def compare(names: Sequence[str], *, curve: str, as_json: bool) -> None:
     """Print how the params, accuracies and times of 2 to 6 runs differ, and plot the figure `curve` of their steps."""
     runs = list(map(resolve, names))
+    full_names = [run.name for run in runs]
     if not 2 <= len(runs) <= len(COLORS):
         raise PipelineError(f"runs compare: name 2 to {len(COLORS)} runs; these are {len(runs)}")
     settings = list(map(_settings, runs))
@@ -97,10 +97,9 @@ def compare(names: Sequence[str], *, curve: str, as_json: bool) -> None:
     stages = [run.stages.values() for run in runs]
     seconds = [{stage.name: stage.seconds for stage in each if stage.seconds is not None} for each in stages]
     if as_json:
-        full_names = [run.name for run in runs]
         print_json({"runs": full_names, "params": params, "accuracy": accuracies, "seconds": seconds})
         return
-    print(" -> ".join(run.name for run in runs))
+    print(" -> ".join(full_names))
     print_labelled("params", [f"{key}: {' -> '.join(map(str, values))}" for key, values in params.items()] or ["same"])
     print_labelled("accuracy", _side_by_side(accuracies, percent))
     print_labelled("times", _side_by_side(seconds, duration))
