@@ -26,7 +26,7 @@ _OBSERVATION_PREFIX = "  | "  # prefix of each line from an environment
 
 
 def chat(model: str, registry: str, *, question: str | None, temperature: float, max_new_tokens: int) -> None:
-    """Ask a model one question, or else the questions on standard input, which see the conversation before them."""
+    """Ask a model one question, or all questions on standard input as one conversation, and print the answers."""
     if max_new_tokens < 1 or temperature < 0:
         raise PipelineError("chat: --max-new-tokens must be 1 or more, and --temperature 0 or more")
     from components.environments.pool import Environments

@@ -144,16 +144,16 @@ def measure_pass_rates(
             bar.advance(len(groups))
     _, known = read_pass_rates(path)
     num_mixed = sum(0 < known[question_digest(each)] < 1 for each in problems)
-    counts = f"{num_mixed} of {len(problems)} problems"
-    print(f"{path}: {counts} are answered right now and then; to train on those alone, set")
+    result = f"{num_mixed} of {len(problems)} problems are answered right now and then"
+    print(f"{path}: {result}; to train on those alone, set")
     print(f"prepare_data: {{difficulty: {{pass_rates: {path}}}}}")
 
 
 def _sample(
     config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem], *, max_s: float = math.inf
 ) -> Iterator[Sequence[Group]]:
-    """Yield groups of scored completions in batches, small ones first, until all problems or `max_s` have passed."""
-    started, tools = time.monotonic(), checkpoint.format.tools
+    """Yield groups of scored completions in batches, small ones first, until the problems end or `max_s` is over."""
+    tools = checkpoint.format.tools
     with Verifier() as verify, closing(Environments(tools)) if tools else nullcontext() as environments:
         sampling = Sampling(
             num_samples=config.group_size,
@@ -164,7 +164,7 @@ def _sample(
         )
         sampler = TransformersSampler(checkpoint, config.sampling.max_batch_size)
         score = Scorer(config, checkpoint, partial(grade_completions, verify))
-        start, size = 0, 1
+        started, start, size = time.monotonic(), 0, 1
         while (batch := problems[start : start + size]) and time.monotonic() - started <= max_s:
             yield score(batch, sampler.generate(batch, sampling))
             start, size = start + size, min(2 * size, _BATCH_SIZE)
@@ -218,7 +218,8 @@ def examples(groups: Sequence[Group]) -> Iterator[str]:
     )
     every = [(group.problem, scored) for group in groups for scored in group.scored_G]
     for is_kind in kinds:
-        for problem, scored in islice((pair for pair in every if is_kind(pair[1])), 1):
+        of_kind = ((problem, scored) for problem, scored in every if is_kind(scored))
+        for problem, scored in islice(of_kind, 1):
             text = printable(scored.completion.text)
             if len(text) > _SHOWN_CHARACTERS:
                 text = f"{text[:_SHOWN_CHARACTERS]} [...]"
