@@ -88,11 +88,11 @@ def evaluations_of(snapshot: Snapshot, *versions: Version) -> list[Evaluation]:
 
 def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
     """Return by source how two policies answered the same problems; PipelineError if problems or protocols differ."""
-    one, other = problems_of(first.greedy), problems_of(second.greedy)
-    if one != other:
+    problems, other_problems = problems_of(first.greedy), problems_of(second.greedy)
+    if problems != other_problems:
         raise PipelineError(
-            f"answers to different problems cannot be compared: one has {len(one):,} problems, the other "
-            f"{len(other):,}, and {len(one & other):,} are in both"
+            f"answers to different problems cannot be compared: one has {len(problems):,} problems, the other "
+            f"{len(other_problems):,}, and {len(problems & other_problems):,} are in both"
         )
     if not same_protocol(first.scores.get("protocol") or {}, second.scores.get("protocol") or {}):
         raise PipelineError("the evaluations cannot be compared: their protocols differ")
@@ -118,9 +118,9 @@ def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
 def compare_versions(snapshot: Snapshot, first: Facts, second: Facts) -> dict[str, Any]:
     """Return the differences of two versions as lists of lines, and accuracies or why they are `incomparable`."""
     accuracies, incomparable = [], None
-    one, other = evaluations_of(snapshot, first.version, second.version)
+    evaluations = evaluations_of(snapshot, first.version, second.version)
     try:
-        accuracies = [_accuracy(*each) for each in outcomes(one, other).items()]
+        accuracies = [_accuracy(*each) for each in outcomes(*evaluations).items()]
     except PipelineError as error:
         incomparable = f"{error}; to compare them, run `{how_to_compare(first, second, snapshot.location)}`"
     before, after = (each.made_by.environment("train_grpo") for each in (first, second))

@@ -127,14 +127,14 @@ def measure_pass_rates(
     digest = lineage.digest(local) if local.exists() else model_file(model, "config.json").parent.name
     temperature, max_new_tokens = sampling.temperature, sampling.max_new_tokens
     measured = Measured(model=model, digest=digest, temperature=temperature, max_new_tokens=max_new_tokens)
-    known: Mapping[str, float] = {}
+    rates: Mapping[str, float] = {}
     if path.exists():
-        before, known = read_pass_rates(path)
+        before, rates = read_pass_rates(path)
         if before != measured:
             raise PipelineError(f"{path}: was measured with {before}, not {measured}; name another file")
     else:
         jsonl.write_rows(path, [measured.model_dump()])
-    missing = [each for each in problems if question_digest(each) not in known]
+    missing = [each for each in problems if question_digest(each) not in rates]
     with path.open("a", encoding="utf-8") as file, progress("preview", len(missing)) as bar:
         for groups in _sample(config, checkpoint, missing):
             for group in groups:
@@ -142,8 +142,8 @@ def measure_pass_rates(
                 file.write(PassRate(question=digest, right=group.num_right, samples=size).model_dump_json() + "\n")
             file.flush()
             bar.advance(len(groups))
-    _, known = read_pass_rates(path)
-    num_mixed = sum(0 < known[question_digest(each)] < 1 for each in problems)
+    _, rates = read_pass_rates(path)
+    num_mixed = sum(0 < rates[question_digest(each)] < 1 for each in problems)
     result = f"{num_mixed} of {len(problems)} problems are answered right now and then"
     print(f"{path}: {result}; to train on those alone, set")
     print(f"prepare_data: {{difficulty: {{pass_rates: {path}}}}}")

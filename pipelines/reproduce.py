@@ -55,10 +55,10 @@ def reproduce(version: str, registry: str, into: Path | None) -> int:
     with process([sys.executable, "-P", "-c", _RUN_SCRIPT, "run"], variables, grace_s=_GRACE_S, folder=run) as graph:
         graph.wait()
     reports = sorted(run.glob("outputs/latest/artifacts/**/report/report"))
-    again = lineage.read(reports[-1]) if reports else None
-    if again is None:
+    reproduction = lineage.read(reports[-1]) if reports else None
+    if reproduction is None:
         raise PipelineError(f"{run}: the run did not get as far as its report; correct what it says, and try again")
-    return show(tag, made_by, again)
+    return show(tag, made_by, reproduction)
 
 
 def check_out_code(made_by: Lineage, folder: Path) -> Path:
@@ -199,9 +199,9 @@ def artifacts(made_by: Lineage) -> dict[str, str]:
     return digests
 
 
-def show(tag: str, recorded: Lineage, again: Lineage) -> int:
+def show(tag: str, recorded: Lineage, reproduction: Lineage) -> int:
     """Print how the artifacts of a version compare with those of its reproduction; return 0 or `DIFFERENT`."""
-    before, after = artifacts(recorded), artifacts(again)
+    before, after = artifacts(recorded), artifacts(reproduction)
     different = [name for name, digest in before.items() if after.get(name) != digest]
     for name, digest in before.items():
         result = f"DIFFERENT: {after.get(name)}" if name in different else "equal"
@@ -211,15 +211,15 @@ def show(tag: str, recorded: Lineage, again: Lineage) -> int:
         return 0
     stage, _, name = different[0].partition("/")
     print(f"not reproduced: {stage} is the first stage of {tag} with other bytes, in {name}")
-    print(_cause(stage, recorded, again))
+    print(_cause(stage, recorded, reproduction))
     return DIFFERENT
 
 
-def _cause(stage: str, recorded: Lineage, again: Lineage) -> str:
+def _cause(stage: str, recorded: Lineage, reproduction: Lineage) -> str:
     """Return how the software or hardware of a stage differs from what was recorded."""
-    before, after = recorded.environment(stage), again.environment(stage)
+    before, after = recorded.environment(stage), reproduction.environment(stage)
     lines = environment_differences(before, after) if before and after else []
-    first_run, second_run = recorded.run(stage), again.run(stage)
+    first_run, second_run = recorded.run(stage), reproduction.run(stage)
     if first_run and second_run and first_run.threads != second_run.threads:
         lines.append(f"threads: {first_run.threads} -> {second_run.threads}")
     return f"what differs: {'; '.join(lines)}" if lines else "software and hardware are as recorded"

@@ -41,8 +41,8 @@ def steps_of(run: Run) -> list[dict[str, Any]]:
 
 def curve_of(steps: Sequence[Mapping[str, Any]], column: str) -> Curve:
     """Return the values of a column, averaged to at most `_MAX_POINTS` points; empty if no step has the column."""
-    known = [(float(row["step"]), float(row[column])) for row in steps if row.get(column) is not None]
-    return [(part[-1][0], fmean(value for _, value in part)) for part in chunks(known, _MAX_POINTS)]
+    points = [(float(row["step"]), float(row[column])) for row in steps if row.get(column) is not None]
+    return [(part[-1][0], fmean(value for _, value in part)) for part in chunks(points, _MAX_POINTS)]
 
 
 def chunks(values: Sequence[_T], count: int) -> list[Sequence[_T]]:

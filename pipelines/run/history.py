@@ -174,11 +174,13 @@ def resolve(name: str, outputs: Path = OUTPUTS) -> Run:
     names = sorted((each.name for each in (outputs / "runs").glob("*/") if _NAME.fullmatch(each.name)), reverse=True)
     if not names:
         raise PipelineError(f"{outputs / 'runs'}: there are no runs; `grpo-pipeline run` makes one")
-    path = Path(name)
-    wanted = path.resolve().name if path.is_symlink() else path.name  # outputs/latest is a link
+    # outputs/latest is a link to the folder of a run.
+    run_name = Path(name).resolve().name if Path(name).is_symlink() else Path(name).name
     if name == "latest":
-        wanted = names[0]
-    matching = [wanted] if wanted in names else [each for each in names if wanted and wanted in each]
+        run_name = names[0]
+    matching = [each for each in names if run_name and run_name in each]
+    if run_name in names:
+        matching = [run_name]
     if len(matching) == 1:
         run = read_run(outputs / "runs" / matching[0])
         assert run is not None  # its name has the form of a run's

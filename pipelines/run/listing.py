@@ -110,9 +110,9 @@ def _plot(steps_by_run: Mapping[str, Sequence[Mapping[str, Any]]], curve: str) -
     """Plot one figure of the steps of runs; PipelineError if there are steps, and none has the figure."""
     screen = Screen(sys.stdout, sys.stderr)
     lines = text_plot({name: curve_of(steps, curve) for name, steps in steps_by_run.items()}, screen.size[0])
-    known = sorted({column for steps in steps_by_run.values() for row in steps for column in row})
-    if known and curve not in known:
-        raise PipelineError(f"--curve {curve}: no step has this figure; there are {', '.join(known)}")
+    figures = sorted({column for steps in steps_by_run.values() for row in steps for column in row})
+    if figures and curve not in figures:
+        raise PipelineError(f"--curve {curve}: no step has this figure; there are {', '.join(figures)}")
     if lines:
         screen.show(f"{curve} by step")
     for line in lines:
@@ -230,8 +230,8 @@ def _accuracies(run: Run) -> Iterator[str]:
     """Yield a line for each source, with the accuracy of each model."""
     models = run.figures.get("models") or {}
     for source in models.get("grpo", {}):
-        shown = (f"{name} {percent(models[model][source]['accuracy'])}" for model, name in MODELS.items())
-        yield f"{source}: {' -> '.join(shown)}"
+        accuracies = (f"{name} {percent(models[model][source]['accuracy'])}" for model, name in MODELS.items())
+        yield f"{source}: {' -> '.join(accuracies)}"
 
 
 def _side_by_side(columns: Sequence[Mapping[str, float]], to_text: Callable[[float], str]) -> Iterator[str]:

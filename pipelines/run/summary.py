@@ -23,7 +23,7 @@ _COLUMN_WIDTH = 24
 
 
 def write(run: Run, exit_code: int) -> None:
-    """Write report.html and summary.json of a finished report stage, with version, times and digests, for the run."""
+    """Write report.html and summary.json of a run: those of its report stage, with version, times and digests added."""
     folder = run.folder
     params = load_params(folder / PARAMS)
     outputs = {name: stage.outputs for name, stage in run.stages.items()}

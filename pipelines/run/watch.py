@@ -136,13 +136,13 @@ def _curves(rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[Text]:
     curve_width = max(1, width - _NAME_WIDTH - _VALUE_WIDTH - (_RANGE_WIDTH if has_range else 0))
     for name, label in _LABELS.items():
         values = [row.get(name) for row in rows] if name in rows[-1] else []
-        known = [value for value in values if value is not None]
-        if not known or (name == "loss" and "reward" in rows[-1]):  # GRPO's loss says nothing about progress
+        numbers = [value for value in values if value is not None]
+        if not numbers or (name == "loss" and "reward" in rows[-1]):  # GRPO's loss says nothing about progress
             continue
-        line = Text(f"{label:<{_NAME_WIDTH}}{brief(known[-1]):<{_VALUE_WIDTH}}")
+        line = Text(f"{label:<{_NAME_WIDTH}}{brief(numbers[-1]):<{_VALUE_WIDTH}}")
         line.append(sparkline(values, curve_width), Style.GREEN)
         if has_range:
-            line.append(f"  {brief(min(known))} to {brief(max(known))}", Style.DIM)
+            line.append(f"  {brief(min(numbers))} to {brief(max(numbers))}", Style.DIM)
         yield line
 
 
@@ -178,9 +178,9 @@ def _rewards(record: Mapping[str, Any]) -> Text:
     style = Style.GREEN if record["verdict"] == "right" else Style.RED
     line = Text.assemble(f"step {record['step']}  ", (record["verdict"], style), f"  reward {reward}")
     for name, values in record["rewards"].items() if len(record["rewards"]) > 1 else ():
-        known = [value for value in values if value is not None]
-        if known:
-            line.append(f"  {name} {brief(sum(known))}")
+        numbers = [value for value in values if value is not None]
+        if numbers:
+            line.append(f"  {name} {brief(sum(numbers))}")
     return line.append(f"  advantage {record['advantage']:+.3g}")
 
 
