@@ -87,8 +87,7 @@ class _Version(argparse.Action):
 def _add(commands: Any, name: str, function: str, summary: str, *shared: argparse.ArgumentParser, **more: Any) -> Any:
     """Add a command that calls `package.module:function` with its options, and return the command's `add_argument`.
 
-    `shared` are the parsers of options that several commands have. The module is imported when the command runs, so
-    that `--help` and a mistyped option are answered at once.
+    `shared` has common options. The module is imported when the command runs, so that `--help` is answered at once.
     """
     command = commands.add_parser(name, help=summary, parents=shared, **more)
     command.set_defaults(command=partial(_call, function))

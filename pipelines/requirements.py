@@ -99,12 +99,12 @@ def _exceeded_by_data(params: Params) -> Iterator[str]:
     model, limits = params.train_sft.model, params.validate_data
     problems = [] if model.scratch or params.prepare_data.repository else [*first_problems(params.prepare_data)]
     prompts, solutions = token_lengths(model, problems)
-    triples, end_token = zip(problems, prompts, solutions, strict=True), 1
-    examples = [prompt + solution + end_token for each, prompt, solution in triples if each.split == Split.TRAIN]
-    lengths = [("validate_data.max_prompt_tokens", limits.max_prompt_tokens, "prompts", prompts)]
+    rows = zip(problems, prompts, solutions, strict=True)
+    examples = [prompt + solution + 1 for each, prompt, solution in rows if each.split == Split.TRAIN]  # 1: end token
+    checks = [("validate_data.max_prompt_tokens", limits.max_prompt_tokens, "prompts", prompts)]
     if params.train_sft.num_steps:
-        lengths.append(("train_sft.max_tokens", params.train_sft.max_tokens, "prompts with their solutions", examples))
-    for key, limit, texts, tokens in lengths:
+        checks.append(("train_sft.max_tokens", params.train_sft.max_tokens, "prompts with their solutions", examples))
+    for key, limit, texts, tokens in checks:
         num_longer = sum(each > limit for each in tokens)
         if 2 * num_longer > len(tokens):
             yield f"{key}: is {limit:,}, and {num_longer} of the first {len(tokens)} {texts} have up to {max(tokens):,}"

@@ -5,7 +5,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 from markupsafe import Markup, escape
 from rich.text import Text
@@ -18,7 +18,6 @@ from pipelines.run.history import Run
 
 COLORS = ("#e0803a", "#4a8fd4", "#4aa36c", "#b56bc4", "#c9b458", "#8b93a1")
 """Colors of the curves in a plot, in order; a plot has at most as many curves."""
-_T = TypeVar("_T")
 _MAX_POINTS = 80
 _TEXT_ROWS, _LABEL_WIDTH = 12, 8
 """Height of a plot on a terminal, and width of the labels of its vertical axis, in characters."""
@@ -45,7 +44,7 @@ def curve_of(steps: Sequence[Mapping[str, Any]], column: str) -> Curve:
     return [(part[-1][0], fmean(value for _, value in part)) for part in chunks(points, _MAX_POINTS)]
 
 
-def chunks(values: Sequence[_T], count: int) -> list[Sequence[_T]]:
+def chunks(values: Sequence[Any], count: int) -> list[Sequence[Any]]:
     """Return the values in `count` consecutive parts of about equal length, or in fewer if there are fewer values."""
     count = min(count, len(values))
     bounds = [len(values) * part // count for part in range(count + 1)] if count else []

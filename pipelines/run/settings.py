@@ -22,7 +22,7 @@ def load(path: Path, settings: Sequence[str] = ()) -> Params:
     """
     values = read_params(path)
     keys = [_set(values, setting) for setting in settings]
-    problems = zip(wrong_params(values, path), wrong_params(values), strict=True)  # with the line in the file, without
+    problems = zip(wrong_params(values, path), wrong_params(values), strict=True)  # each with and without its line
     raise_all([f"--set {problem}" if _is_about(problem, keys) else in_file for in_file, problem in problems])
     return Params.model_validate(values)
 
