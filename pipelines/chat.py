@@ -112,11 +112,11 @@ class Model:
         problem = Problem.model_validate({**fields, "question": question, "earlier": earlier, "answer": "unknown"})
         with closing(Trajectory(self.rollout, problem, self.prompt_ids(question))) as trajectory:
             while trajectory.status is not Status.DONE:
-                if trajectory.asked is None:
+                if trajectory.pending_answer is None:
                     ids = self.generate((*trajectory.prompt_ids, *trajectory.ids), trajectory.tokens_left)
                     trajectory.extend(ids, [0.0] * len(ids))  # log-probabilities, which nothing reads
                     continue
-                answer = trajectory.asked.result()
+                answer = trajectory.pending_answer.result()
                 trajectory.receive(answer)
                 if trajectory.status is Status.SAMPLING:  # the model reads the answer
                     for line in printable(answer.observation.text).splitlines():

@@ -36,7 +36,12 @@ DESCRIPTION = "Fine-tune a base model, improve it with GRPO, and register it if 
 
 
 def stages(
-    sections: Mapping[str, Any], *, launch: Mapping[str, Any], place: Mapping[str, Any], run_name: str = ""
+    sections: Mapping[str, Any],
+    unchanged: Any,
+    *,
+    launch: Mapping[str, Any],
+    place: Mapping[str, Any],
+    run_name: str = "",
 ) -> Tasks:
     """Return the task of each stage by its name, in the order in which they run.
 
@@ -45,11 +50,12 @@ def stages(
 
     Args:
         sections: The section of each stage.
+        unchanged: Whether the run would only reproduce the newest registered version.
         launch: Further arguments of training on a cluster: where to run, the id of the run, and its name.
         place: Further arguments of stages on a cluster whose outputs others read: the shared volume, and the run.
         run_name: Name of the run on Kubeflow's page, for the registry.
     """
-    data = prepare_data(config=sections["prepare_data"])
+    data = prepare_data(config=sections["prepare_data"], unchanged=unchanged)
     validated = validate_data(config=sections["validate_data"], data=data.output)
     # All later tasks need a model from here, so nothing is trained or measured on rejected data.
     fine_tuned = train_sft(config=sections["train_sft"], data=data.output, **launch).after(validated)
@@ -136,7 +142,7 @@ def cluster_graph(params: Params) -> GraphComponent:
         run_name = dsl.PIPELINE_JOB_NAME_PLACEHOLDER
         launch = {"cluster": checked.outputs["cluster_config"], "run_id": run_id, "run_name": run_name}
         place = {"volume": MOUNT, "run_id": run_id, "run_name": run_name}
-        tasks = stages(sections, launch=launch, place=place, run_name=run_name)
+        tasks = stages(sections, checked.outputs["unchanged"], launch=launch, place=place, run_name=run_name)
         for name, task in {"preflight": checked, **tasks}.items():
             _ask_for(RESOURCES[name], name, task, params, checked.outputs)
 
@@ -147,6 +153,10 @@ def cluster_graph(params: Params) -> GraphComponent:
     graph.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     graph.__doc__ = "\n".join([DESCRIPTION, "", "Args:", *(f"    {name}: {each.description}" for name, each in form)])
     made = dsl.pipeline(name=NAME)(graph)
+    # All later stages depend on prepare_data: where it is skipped, they are not reached, and the run succeeds. `dsl.If`
+    # cannot say so: tasks within it cannot take the GPUs and node labels of evaluation from preflight.
+    first = made.pipeline_spec.root.dag.tasks["prepare-data"]
+    first.trigger_policy.condition = "inputs.parameter_values['unchanged'] == false"
     fields = made.pipeline_spec.root.input_definitions.parameters
     for name, each in form:
         # KFP's compiler does not know choices; its backend does since 2.16, its page since 2.17.

@@ -9,7 +9,7 @@ from typing import Any
 
 from components.register import checkpoints as pushed
 from components.register.aliases import history as history_of
-from components.register.catalogue import left_undone
+from components.register.catalogue import incomplete_steps
 from components.register.registry import fetch
 from components.register.snapshot import Snapshot, read_registry
 from components.report import formatting
@@ -53,7 +53,7 @@ def _unfinished(snapshot: Snapshot, names: Sequence[str]) -> Iterator[str]:
     for name in names:
         (newest,) = snapshot.registrations(snapshot.versions(name)[-1:]) or [{}]
         with suppress(PipelineError):  # the catalogue of a cluster is often out of reach
-            yield from left_undone(snapshot, name, newest.get("model_registry"))
+            yield from incomplete_steps(snapshot, name, newest.get("model_registry"))
 
 
 def checkpoints(run: str, registry: str, *, remove: bool, as_json: bool) -> None:

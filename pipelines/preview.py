@@ -33,8 +33,8 @@ from components.shared.progress import progress
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import is_unanswered
 from components.train_grpo.monitoring import first_look
-from components.train_grpo.rollouts import differs
-from components.train_grpo.scoring import Group, Scored, Scorer
+from components.train_grpo.rollouts import rewards_differ
+from components.train_grpo.scoring import Group, ScoredCompletion, Scorer
 from pipelines.limits import first_prompt
 from pipelines.run.history import read_run
 from pipelines.run.screen import duration, printable
@@ -211,7 +211,7 @@ def _times(config: TrainGRPOConfig, checkpoint: Checkpoint, groups: Sequence[Gro
 
 def examples(groups: Sequence[Group]) -> Iterator[str]:
     """Yield the first right completion, the first wrong one, and the first truncated or unanswered one, if any."""
-    kinds: tuple[Callable[[Scored], bool], ...] = (
+    kinds: tuple[Callable[[ScoredCompletion], bool], ...] = (
         lambda each: each.grade.verdict is Verdict.RIGHT,
         lambda each: each.grade.verdict is Verdict.WRONG and each.completion.finished and not is_unanswered(each),
         lambda each: not each.completion.finished or is_unanswered(each),
@@ -230,7 +230,7 @@ def examples(groups: Sequence[Group]) -> Iterator[str]:
 
 def verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
     """Print whether anything can be learned; return 1 if all completions of each group have equal rewards."""
-    num_different = sum(differs(config, group) for group in groups)
+    num_different = sum(rewards_differ(config, group) for group in groups)
     if num_different:
         print(f"\n{num_different} of {len(groups)} groups have a learning signal: rewards that differ")
         return 0

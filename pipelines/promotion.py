@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from components.register.aliases import CHAMPION, Action, before, change_alias, check_alias, next_count
+from components.register.aliases import CHAMPION, Action, change_alias, check_alias, next_count, rollback_target
 from components.register.catalogue import Catalogue, statuses_of
 from components.register.registry import POLICY
 from components.register.snapshot import Snapshot, Version, read_registry
 from components.report.config import GateConfig
 from components.report.findings import Evaluation, read_evaluation
-from components.report.gate import ChampionOutcomes, against
+from components.report.gate import ChampionOutcomes, compare_with_champion
 from components.shared import jsonl, lineage
 from components.shared.config import validate
 from components.shared.errors import PipelineError, RetryableError
@@ -66,7 +66,7 @@ def roll_back(name: str | None, registry: str, *, reason: str) -> None:
             raise PipelineError(f"{registry}: has versions of {', '.join(names) or 'no model'}; name one of them")
         (name,) = names
         current = snapshot.aliases().get(f"{name}@{CHAMPION}")
-        tag = before(snapshot, name, CHAMPION)
+        tag = rollback_target(snapshot, name, CHAMPION)
         if current is None or tag is None:
             reason = f"there is no champion before {current}" if current else "it has no champion"
             raise PipelineError(f"{registry}: {name} cannot be rolled back: {reason}")
@@ -143,7 +143,7 @@ def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Pat
         option = f"--champion-evaluation FOLDER/{facts.protocol}"
         return False, f"{error}; run `{commands}`, then promote with {option}"
     gate = validate(GateConfig, facts.verdict["gate"], name=f"{facts.version.tag}: verdict.json: gate")
-    decision = against(ChampionOutcomes(tag, counts), gate)
+    decision = compare_with_champion(ChampionOutcomes(tag, counts), gate)
     return decision["passed"], decision["reason"]
 
 

@@ -1,7 +1,7 @@
 """The check before a version goes into production: a vLLM server of the model answers as the model did in evaluation.
 
 The server starts as with `vllm serve`, with its OpenAI endpoint, and ends with the check in any case. It answers the
-probes that `evaluate` stored (components/evaluate/probes.py): prompts, answers and their log-probabilities.
+probes that `evaluate` stored (components/evaluate/worker.py): prompts, answers and their log-probabilities.
 """
 
 import functools

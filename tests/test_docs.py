@@ -177,7 +177,7 @@ def test_tables_of_presets_are_planned(page: str) -> None:
         params = load_params(ROOT / f"params/{preset}.yaml")
         grpo = params.train_grpo
         vllm = grpo.sampler.vllm
-        assert vllm is None or vllm.max_tokens >= params.max_prompt_tokens + grpo.sampling.max_new_tokens
+        assert vllm is None or vllm.max_tokens >= params.validate_data.max_prompt_tokens + grpo.sampling.max_new_tokens
         assert grpo.engine.num_processes == params.evaluate.num_gpus == int(num_gpus or 1)
         for name, shown in re.findall(r"([\w ]+) ([\d.]+)", hours):
             device = gpu(name.strip())

@@ -1,10 +1,9 @@
 """torchrun's launcher, which starts the ranks of one node and ends them all when one of them fails.
 
 `python -m components.cluster.agent FOLDER PARENT` starts all ranks of a job on this machine, and dies with the process
-PARENT. `python -m components.cluster.agent FOLDER` starts those of one pod of a TrainJob: Kubeflow Trainer tells the
-number of nodes, this node's and the address of the first in the environment (PET_NNODES and others), as torchrun reads
-it. Unlike torchrun, it ends with the exit code of the first rank to fail: what a restart cannot cure (2) differs from
-what may pass (75).
+PARENT. `python -m components.cluster.agent FOLDER` starts those of one pod of a TrainJob, where Kubeflow Trainer sets
+the variables that torchrun reads (PET_NNODES and others). Unlike torchrun, the launcher ends with the exit code of the
+first rank to fail, which tells errors that a restart cannot cure (2) from those that may pass (75).
 """
 
 import logging
@@ -30,13 +29,13 @@ from components.shared.stage import exit_on_error, keep_files_in_group
 from components.shared.watchdog import die_with_parent
 
 _AFTER_FAILURE_S = 3
+"""Time for ranks to end after one has failed: they wait for it in vain, so torchrun's 30 s would be wasted."""
 _RANK = "components.cluster.rank"
-_HERE = "here"
-"""torchrun's name for the rendezvous of one machine."""
+_HERE = "here"  # torchrun's name for the rendezvous of one machine
 
 
-class _MeetHere(StaticTCPRendezvous):
-    """A launcher that meets itself alone, in its memory: a store of torchrun's listens on all interfaces."""
+class _LocalRendezvous(StaticTCPRendezvous):
+    """A rendezvous of one launcher, in its memory: torchrun's own store would listen on all network interfaces."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__("localhost", 0, rank=0, world_size=1, run_id=params.run_id, timeout=0)
@@ -47,7 +46,7 @@ class _MeetHere(StaticTCPRendezvous):
 
 
 def main() -> int:
-    """Run the ranks of this machine or pod; return the exit code of the first to fail, or 0."""
+    """Run the ranks of this machine or pod; return the exit code of the first one to fail, or 0."""
     folder, parent = Path(sys.argv[1]), sys.argv[2:]
     if parent:
         die_with_parent(int(parent[0]))
@@ -62,10 +61,10 @@ def main() -> int:
 
 
 def _config_here(job: Job) -> LaunchConfig:
-    # A terminal sends these to every process. The parent passes requests on; ranks handle them as well.
+    # A terminal sends these signals to every process: ranks and the parent handle them, and the parent sends SIGTERM.
     for request in (signal.SIGINT, signal.SIGHUP):
         signal.signal(request, signal.SIG_IGN)
-    rendezvous_handler_registry.register(_HERE, _MeetHere)
+    rendezvous_handler_registry.register(_HERE, _LocalRendezvous)
     return LaunchConfig(
         run_id="ranks",
         min_nodes=1,
@@ -74,27 +73,26 @@ def _config_here(job: Job) -> LaunchConfig:
         rdzv_backend=_HERE,
         signals_to_handle="SIGTERM",
         max_restarts=0,
-        # With the other files of the job: the default is a temporary folder that nobody removes.
+        # The default is a temporary folder that nobody removes.
         logs_specs=DefaultLogsSpecs(log_dir=str(job.folder / "torchrun")),
     )
 
 
 def _run_ranks(job: Job, config: LaunchConfig, *, node: int) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // config.nproc_per_node)))
-    # Failures of ranks are reported by whoever runs the job, in one line.
+    # The process that runs the job reports failures of ranks, in one line.
     for part in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{part}").setLevel(logging.CRITICAL)
     config.monitor_interval = 0.1
     config.shutdown_timeout = math.ceil(job.grace_s) + 1
-    # For the other ranks after one has failed: they wait for it in vain, so torchrun's 30 s would be wasted.
     PContext.close.__defaults__ = (None, _AFTER_FAILURE_S)
     try:
         elastic_launch(config, sys.executable)("-u", "-m", _RANK, str(job.folder), str(os.getpid()))
     except ChildFailedError as error:
         failures = [RankFailure(rank, each.exitcode, each.timestamp) for rank, each in error.failures.items()]
         job.write_failures(node, failures)
-        first = min(failures, key=lambda each: each.time).exit_code
-        return first if first > 0 else 128 - first
+        code = min(failures, key=lambda each: each.time).exit_code
+        return code if code > 0 else 128 - code  # 128 plus the number of a signal, as a shell returns it
     except SignalException:
         return RetryableError.exit_code
     return 0

@@ -1,12 +1,11 @@
 """Removes what runs have left on the shared volume: `python -m components.cluster.collector`, every night.
 
-Of the folders that `components.shared.task` describes, the folder of a run is removed once the run is over and, for
-`--finished-days`, nothing in it has changed and no stage has begun to read a model in it; unfinished work with its
-checkpoints once it has not changed for `--unfinished-days`. At any age it keeps
-
-- what an unfinished workflow or a training job names, and unfinished work that a run or its ranks have locked,
-- the folder of a run that a file of another run or of unfinished work which is kept names: references to models,
-- the folder of a run with anything in it that no stage makes: an empty file `keep` is enough,
+`components.shared.task` describes the folders. A finished run's folder is removed if, for `--finished-days`, nothing in
+it has changed and no stage has begun to read a model in it; unfinished work with its checkpoints, if it has not changed
+for `--unfinished-days`. Whatever their age, these are kept:
+- folders that an unfinished workflow or a training job names, and unfinished work that a run or its ranks have locked,
+- run folders that a file of another kept run or of kept unfinished work names: references to models,
+- run folders with anything in them that no stage makes: an empty file `keep` is enough,
 - everything else on the volume, such as registries, their storage and base models.
 
 Folders are renamed before they are removed: at any interruption they are complete or absent, and the next call removes
@@ -35,21 +34,21 @@ _WORK_KEY = re.compile("[0-9a-f]{16}")
 _RECORD = re.compile(rf"{_WORK_KEY.pattern}\.json|\.{_WORK_KEY.pattern}\.json\.partial")
 _REMOVED = re.compile(rf"\.(?:{_RUN_ID.pattern}|{_WORK_KEY.pattern})\.removed")
 _MADE_BY_STAGES = {"inputs", "train_sft", "train_grpo", "evaluate", "report"}
-"""What stages make in the folder of a run."""
+"""Names that stages make in the folder of a run."""
 _REFERENCES = {model.PIPELINE_FILE, lineage.FILE_NAME, "job.json"}
-"""Files that may name another run's folder: references, configs with a base model, calls that ranks make."""
+"""Files that may contain the id of another run: references, configs with a base model, calls that ranks make."""
 _DAY_S, _GIB = 24 * 3600, 2**30
 
 
 class Limits(NamedTuple):
-    """Seconds for which nothing has changed in folders of runs, and in unfinished work with its checkpoints."""
+    """Seconds without a change after which folders of finished runs and unfinished work are removed."""
 
     finished_s: float
     unfinished_s: float
 
 
 def in_use(namespace: str) -> str:
-    """Return the unfinished workflows and the training jobs of a namespace, as text. Raises as `RetryPolicy.call`."""
+    """Return a namespace's unfinished workflows and training jobs, as text. Raises errors as `RetryPolicy.call`."""
     api = kube.connect()
 
     def ask() -> str:
@@ -60,10 +59,9 @@ def in_use(namespace: str) -> str:
 
 
 def collect(mount: Path, limits: Limits, ask: Callable[[], str], *, dry_run: bool = False) -> str:
-    """Remove what is older than its limit and not in use on the volume at `mount`; print it, and return a summary.
+    """Remove folders on the volume at `mount` that are old and not in use, by the text that `ask` returns (`in_use`).
 
-    `ask`, which is `in_use`, is called once the volume has been searched, right before anything is renamed.
-    PipelineError where there is no volume, another collector is at work, or something could not be removed.
+    PipelineError if there is no volume, another collector is running, or something could not be removed.
     """
     if not mount.is_dir():
         raise PipelineError(f"{mount}: no such folder; does this pod mount the shared volume?")
@@ -71,38 +69,41 @@ def collect(mount: Path, limits: Limits, ask: Callable[[], str], *, dry_run: boo
     lock = durable.lock_folder(root / _LOCK)
     try:
         volume = _Volume(root, limits)
-        runs, work = volume.unused(ask())
+        runs, work = volume.unused(ask())  # as late as possible, after the long search of the volume
         if dry_run:
-            removed = {path: path for path in [*runs, *work]}
+            current_paths = {path: path for path in [*runs, *work]}
         else:
-            removed = {path: durable.set_aside(path) for path in runs}
+            current_paths = {path: durable.set_aside(path) for path in runs}
             for path in work:
                 with reserved(path) as is_free:
-                    removed |= {path: durable.set_aside(path)} if is_free else {}
+                    if is_free:
+                        current_paths[path] = durable.set_aside(path)
             for path in volume.old_records:
                 path.unlink(missing_ok=True)
-        sizes = {path: durable.size(place) for path, place in removed.items()}
+        sizes = {path: durable.size(current) for path, current in current_paths.items()}
         for path, size in sizes.items():
             say("collector", f"{'would remove' if dry_run else 'removes'} {path}, {size / _GIB:.2f} GiB")
         if not dry_run:
             _remove(root)
     finally:
         lock.release()
-    kept = f"{volume.num_folders - len(removed)} folders of runs and of unfinished work are kept"
+    kept = f"{volume.num_folders - len(sizes)} folders of runs and of unfinished work are kept"
     return f"{'would free' if dry_run else 'freed'} {sum(sizes.values()) / _GIB:.2f} GiB; {kept}"
 
 
 class _Volume:
+    """The folders of runs and of unfinished work on a volume, with their ages and the ids of runs that they name."""
+
     def __init__(self, root: Path, limits: Limits) -> None:
-        now_s = (root / _LOCK).stat().st_mtime  # locking has written it
+        now_s = (root / _LOCK).stat().st_mtime  # this process has just written it by locking
 
         def old(paths: Iterable[Path], limit_s: float) -> set[Path]:
             return {path for path in paths if now_s - durable.last_change(path) > limit_s}
 
         self._runs = {path.name: path for path in _folders(root.iterdir(), _RUN_ID)}
         self._work = list(_folders(root.glob("work/*/*"), _WORK_KEY))
-        ours = filter(_is_made_by_stages, self._runs.values())
-        self._old_runs = {path.name for path in old(ours, limits.finished_s)}
+        removable = filter(_is_made_by_stages, self._runs.values())
+        self._old_runs = {path.name for path in old(removable, limits.finished_s)}
         self._old_work = old(self._work, limits.unfinished_s)
         records = (path for path in root.glob("work/*/*") if _RECORD.fullmatch(path.name))
         self.old_records = old(records, limits.finished_s)
@@ -111,19 +112,23 @@ class _Volume:
 
     def unused(self, text: str) -> tuple[list[Path], list[Path]]:
         """Return the old folders of runs and of unfinished work that nothing uses; `text` names what is in use."""
-        kept = self._runs.keys() - self._old_runs | set(_RUN_ID.findall(text))
-        old_work = []
+        kept_runs = (self._runs.keys() - self._old_runs) | set(_RUN_ID.findall(text))
+        unused_work = []
         for path in sorted(self._work):
-            # A training job names its folder; where there is one, ranks may need the lock at any moment.
-            if path.name in text:
-                kept |= self._references[path]
+            if path.name in text:  # in a training job, whose ranks may need the lock at any moment
+                kept_runs |= self._references[path]
             elif path in self._old_work or self._references[path] & self._old_runs:
                 with reserved(path) as is_free:
-                    kept |= set() if is_free else self._references[path]
-                    old_work += [path] if is_free and path in self._old_work else []
-        while more := {id_ for each in kept & self._runs.keys() for id_ in self._references[self._runs[each]]} - kept:
-            kept |= more
-        return [self._runs[id_] for id_ in sorted(self._old_runs - kept)], old_work
+                    if not is_free:
+                        kept_runs |= self._references[path]
+                    elif path in self._old_work:
+                        unused_work.append(path)
+        num_kept = 0
+        while num_kept < len(kept_runs):  # until no kept run names another one
+            num_kept = len(kept_runs)
+            folders = [self._runs[run] for run in kept_runs & self._runs.keys()]
+            kept_runs = kept_runs.union(*(self._references[folder] for folder in folders))
+        return [self._runs[run] for run in sorted(self._old_runs - kept_runs)], unused_work
 
 
 def _folders(paths: Iterable[Path], name: re.Pattern[str]) -> Iterable[Path]:
@@ -133,11 +138,12 @@ def _folders(paths: Iterable[Path], name: re.Pattern[str]) -> Iterable[Path]:
 def _is_made_by_stages(run: Path) -> bool:
     try:
         return {path.name for path in run.iterdir()} <= _MADE_BY_STAGES
-    except PermissionError:
+    except PermissionError:  # stages make their folders readable for all pods
         return False
 
 
 def _ids_in(folder: Path) -> set[str]:
+    """Return the ids of runs that references, configs and jobs in a folder contain."""
     ids: set[str] = set()
     for path, _ in durable.walk(folder):
         if path.name in _REFERENCES:
@@ -147,17 +153,18 @@ def _ids_in(folder: Path) -> set[str]:
 
 
 def _remove(root: Path) -> None:
+    """Remove the folders that were renamed, now or before; PipelineError if one of a run is left."""
     renamed = list(_folders([*root.iterdir(), *root.glob("work/*/.*")], _REMOVED))
     for path in renamed:
         durable.remove(path)
-    # Runs remove folders of unfinished work, too, and under the same names.
+    # Not of unfinished work: a run may be renaming a folder to the same name and removing it now.
     left = [str(path) for path in renamed if path.parent == root and path.exists()]
     if left:
         raise PipelineError(f"{', '.join(left)}: could not be removed; make all folders in it writable for group 0")
 
 
 def main() -> None:
-    """Collect once, with the runs and jobs of this pod's namespace."""
+    """Clear the volume once; runs and jobs of this pod's namespace are in use."""
     parser = argparse.ArgumentParser(prog="python -m components.cluster.collector", description="Clear the volume.")
     parser.add_argument("--volume", type=Path, default=Path("/work"), help="where it is mounted (default: %(default)s)")
     for kind, default in (("finished", 30), ("unfinished", 90)):

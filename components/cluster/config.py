@@ -15,18 +15,16 @@ from components.shared.images import GPU
 GPU_RESOURCE, GPU_TYPE_LABEL = "nvidia.com/gpu", "nvidia.com/gpu.product"
 _DAY_S = 24 * 3600
 _CPU_PER_GPU, _CPU_LIMIT, _SHM_GIB_PER_GPU = 3, 4, 2
-_TRAINING_GIB, _EVALUATION_GIB = 64, 32
-"""Memory where neither the params nor preflight say anything else."""
+_TRAINING_GIB, _EVALUATION_GIB = 64, 32  # memory of a pod if neither the params nor preflight set it
 
 
 class Requests(NamedTuple):
-    """What a pod that trains asks of a node: cores that it requests and may use; memory, of which a part is shared."""
+    """Resources of a training pod: cores that it requests and that it may use; memory that includes shared memory."""
 
     cpu: int
     cpu_limit: int
     memory_gib: int
     shm_gib: int
-    gpus: int
 
 
 class Toleration(Config):
@@ -94,28 +92,29 @@ class ClusterConfig(Config):
 
     @property
     def training_pod(self) -> Requests:
-        """What each pod that trains asks for."""
-        cpu = self.cpu_per_node or _CPU_PER_GPU * self.gpus_per_node or 1
-        # What lies in /dev/shm is memory of the pod: without room for it the kernel kills the pod.
-        shm_gib = self.shm_gib or _SHM_GIB_PER_GPU * self.gpus_per_node or 1
+        """Resources of each training pod."""
+        cpu = self.cpu_per_node or max(1, _CPU_PER_GPU * self.gpus_per_node)
+        shm_gib = self.shm_gib or max(1, _SHM_GIB_PER_GPU * self.gpus_per_node)
+        # Files in /dev/shm count as memory of the pod: without room for them the kernel kills it.
         memory_gib = (self.memory_per_node_gib or _TRAINING_GIB) + shm_gib
-        return Requests(cpu, max(cpu, _CPU_LIMIT), memory_gib, shm_gib, self.gpus_per_node)
+        return Requests(cpu, max(cpu, _CPU_LIMIT), memory_gib, shm_gib)
 
     @property
     def evaluation_gib(self) -> int:
-        """Memory that the pod which evaluates requests and may use."""
+        """Memory that the evaluation pod requests and may use."""
         return self.evaluate_memory_gib or _EVALUATION_GIB
 
     @property
     def labels(self) -> dict[str, str]:
         """Labels that a node for training and evaluation must have."""
-        return {**self.node_selector, **({GPU_TYPE_LABEL: self.gpu_type} if self.gpu_type else {})}
+        gpu_label = {GPU_TYPE_LABEL: self.gpu_type} if self.gpu_type else {}
+        return {**self.node_selector, **gpu_label}
 
     @property
     def deadline_s(self) -> float:
-        """Seconds within which the step that submits the job ends, whatever happens."""
-        once = self.queue_timeout_s + self.start_timeout_s + self.training_timeout_s
-        return (1 + self.max_restarts) * once
+        """Longest time in seconds that the step which submits the job can take, with all restarts."""
+        attempt_s = self.queue_timeout_s + self.start_timeout_s + self.training_timeout_s
+        return (1 + self.max_restarts) * attempt_s
 
 
 @dataclass(frozen=True)
@@ -128,22 +127,22 @@ class ClusterStage:
     records: Path
     """Folder for the manifest, events and logs of the stage's jobs; it outlives the run."""
     run_name: str = ""
-    """Name of the run on Kubeflow's page; empty where it is not known."""
+    """Name of the run on Kubeflow's page; empty if unknown."""
 
 
 _current: ContextVar[ClusterStage | None] = ContextVar("cluster_stage", default=None)
 
 
 def current_stage() -> ClusterStage | None:
-    """Return the stage whose ranks run on a cluster, or None where ranks run on this machine."""
+    """Return the stage whose ranks run on a cluster, or None if ranks run on this machine."""
     return _current.get()
 
 
 @contextmanager
 def on_cluster(stage: ClusterStage) -> Iterator[None]:
-    """Run ranks on a cluster where they are launched inside the block."""
-    before = _current.set(stage)
+    """Make `run_ranks` run the ranks of `stage` on a cluster inside the block."""
+    token = _current.set(stage)
     try:
         yield
     finally:
-        _current.reset(before)
+        _current.reset(token)

@@ -1,4 +1,4 @@
-"""Why a job failed or does not start, read from the outcomes of its ranks, its TrainJob, its pods and their logs."""
+"""Why a job failed or does not start: from the outcomes of its ranks, its TrainJob, its pods and their logs."""
 
 import os
 import re
@@ -20,13 +20,13 @@ _LOST_IN_LOG = re.compile(
 """What NCCL, Gloo and drivers print when another process, the network or a GPU is lost."""
 _DISRUPTED = ("Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown")
 _LIBRARY = re.compile(r"(lib[\w.+-]+): cannot open shared object file")
-_IN_WORDS = {
+_PLAIN_WORDS = {
     "memory does not suffice": "out of memory|Cannot allocate memory|No available memory|Free memory|KV cache memory",
     "there is no such model": "not a valid model identifier|does not appear to have a file|Repository Not Found",
 }
-"""What errors of vLLM, torch and transformers mean."""
+"""Meaning of errors of vLLM, torch and transformers, each with a pattern of their messages."""
 _ERROR = re.compile(r"(?:^|[\s\])])((?:\w+\.)*\w*(?:Error|Exception): .*\S|error: .*\S)")
-"""How Python and this project's programs name an error; vLLM puts the process and the time before it."""
+"""Error lines of Python and of this project's programs; vLLM puts the process and the time before them."""
 
 
 class SilentRankError(RetryableError):
@@ -34,21 +34,23 @@ class SilentRankError(RetryableError):
 
 
 def error_of_ranks(job: Job) -> Exception | None:
-    """Return the error that ended a job, a rank's own before that of a lost one; None where no rank has failed."""
+    """Return the error that ended a job, preferably not retryable; None if no rank has failed."""
     outcomes = {rank: job.outcome(rank) or {} for rank in range(job.num_processes)}
     errors = {rank: outcome for rank, outcome in outcomes.items() if "error" in outcome}
-    for rank, outcome in errors.items():
+    for rank, outcome in errors.items():  # first those that do not just report the loss of another rank
         if outcome["exit_code"] != RetryableError.exit_code:
             return _as_error(job, rank, outcome)
-    first = next(iter(job.exit_codes().items()), None)
-    if first is None or first[0] in errors:
-        lost = [errors[first[0]]] if first else list(errors.values())
-        return RetryableError(lost[0]["error"]) if lost else None
-    rank, code = first
+    exit_codes = job.exit_codes()
+    if not exit_codes and not errors:
+        return None
+    first = [*exit_codes, *errors][0]  # the first to fail, as its launcher saw it; of a killed launcher any error
+    if first in errors:
+        return RetryableError(errors[first]["error"])
+    code = exit_codes[first]
     how = f"ended with exit code {code} without reporting an error"
-    if code < 0:
+    if code < 0:  # minus the number of a signal
         how = f"was killed by {_SIGNALS.get(-code, f'signal {-code}')}"
-    return SilentRankError(f"rank {rank} {how}; start the same run again to resume from the last checkpoint")
+    return SilentRankError(f"rank {first} {how}; start the same run again to resume from the last checkpoint")
 
 
 def _as_error(job: Job, rank: int, outcome: Mapping[str, Any]) -> Exception:
@@ -63,74 +65,65 @@ def _as_error(job: Job, rank: int, outcome: Mapping[str, Any]) -> Exception:
 def failure_reason(
     job: Json, pods: Sequence[Json], tails: Mapping[str, Sequence[str]], reported: Exception | None
 ) -> Exception:
-    """Return the error that tells why a TrainJob failed, from the sign that says most.
-
-    `tails` are the ends of logs by where they are from; `reported` is what ranks reported (`error_of_ranks`).
-    """
+    """Return the best reason for a TrainJob's failure from ends of logs, `tails`, and the error that ranks reported."""
     failed, name = condition(job, "Failed"), job["metadata"]["name"]
     if condition(job, "Complete")["status"] == "True" and reported is None:
         return RetryableError(f"{name}: is complete, but not every rank has left a result on the volume")
     if failed["reason"] == "DeadlineExceeded":
-        return PipelineError(
-            f"{name}: ran for longer than cluster.training_timeout_s; raise it, or start the run again to resume"
-        )
-    every = [(pod, state) for pod in pods for state in container_states(pod, "terminated")]
-    ended = sorted(every, key=lambda each: str(each[1].get("finishedAt", "")))
+        advice = "raise it, or start the run again to resume"
+        return PipelineError(f"{name}: ran for longer than cluster.training_timeout_s; {advice}")
+    ended = [(pod, state) for pod in pods for state in container_states(pod, "terminated")]
+    ended.sort(key=lambda pod_and_state: str(pod_and_state[1].get("finishedAt", "")))
+    advice = "raise cluster.memory_per_node_gib, or reduce memory use: engine.offload, vllm.cache_gib"
     out_of_memory = [
-        PipelineError(
-            f"{pod_on_node(pod)} ran out of memory (OOMKilled, exit code {state['exitCode']}); "
-            "raise cluster.memory_per_node_gib, or reduce memory use: engine.offload, vllm.cache_gib"
-        )
+        PipelineError(f"{pod_on_node(pod)} ran out of memory (OOMKilled, exit code {state['exitCode']}); {advice}")
         for pod, state in ended
         if state.get("reason") == "OOMKilled"
     ]
-    is_final = reported is not None and not isinstance(reported, RetryableError)
-    is_silent = isinstance(reported, SilentRankError)
+    disrupted = [f"{pod_on_node(pod)} was disrupted: {_disruption(pod)}" for pod in pods if _disruption(pod)]
+    lost = [(where, line) for where, lines in tails.items() for line in lines if _LOST_IN_LOG.search(line)]
     # First causes that no rank can report, then what a rank reports, then mere consequences.
-    reasons = [
+    reasons: list[Exception | None] = [
         *out_of_memory,
-        *([reported] if is_final else []),
-        *(RetryableError(f"{pod_on_node(pod)} was disrupted: {why}") for pod in pods if (why := _disruption(pod))),
-        *([] if is_silent else [reported]),
-        *(
-            RetryableError(f"{where}: {line.strip()[:_LONGEST]}")
-            for where, lines in tails.items()
-            for line in lines
-            if _LOST_IN_LOG.search(line)
-        ),
+        None if isinstance(reported, RetryableError) else reported,
+        *map(RetryableError, disrupted),
+        None if isinstance(reported, SilentRankError) else reported,
+        *(RetryableError(f"{where}: {line.strip()[:_LONGEST]}") for where, line in lost),
         reported,
-        *(_exit(pod, state["exitCode"], tails) for pod, state in ended if state["exitCode"]),
+        *(_exit_error(pod, state["exitCode"], tails) for pod, state in ended if state["exitCode"]),
         RetryableError(f"{name}: {failed['message'] or failed['reason'] or 'failed for no given reason'}"),
     ]
     return next(reason for reason in reasons if reason is not None)
 
 
 def _disruption(pod: Json) -> str:
+    """Return why the cluster ended a pod, such as an eviction; empty if it did not."""
     status, target = pod["status"], condition(pod, "DisruptionTarget")
     if target["status"] == "True":
         return f"{target['reason']}: {target['message']}"
     return f"{status['reason']}: {status.get('message', '')}" if status.get("reason") in _DISRUPTED else ""
 
 
-def _exit(pod: Json, code: int, tails: Mapping[str, Sequence[str]]) -> Exception:
-    # Above 128 it was a signal, whose sender is unknown.
+def _exit_error(pod: Json, code: int, tails: Mapping[str, Sequence[str]]) -> Exception:
+    # Codes above 128 stand for a signal; its sender is unknown, so a retry may help.
     error = RetryableError if code == RetryableError.exit_code or code > 128 else PipelineError
     cause = first_error(tails.get(pod["metadata"]["name"], ()))
     return error(f"{pod_on_node(pod)} ended with exit code {code}" + (f": {cause}" if cause else ""))
 
 
 def pod_on_node(pod: Json) -> str:
-    """Return a pod's name, with its node where it has one."""
+    """Return a pod's name, with that of its node once it has one."""
     name: str = pod["metadata"]["name"]
     return f"{name} on {pod['spec']['nodeName']}" if pod["spec"].get("nodeName") else name
 
 
 def scheduling_problem(pods: Sequence[Json], events: Sequence[Json]) -> str:
-    """Return in one line why pods do not run: from their status, or from the newest warning among events."""
+    """Return in one line why pods do not run: from their status, or from the last warning among `events`."""
     for pod in pods:
         scheduled = condition(pod, "PodScheduled")
         causes = [state for state in container_states(pod, "waiting") if state.get("message")]
-        causes += [scheduled] if scheduled["status"] == "False" else []
+        if scheduled["status"] == "False":
+            causes.append(scheduled)
         if causes:
             return f"{pod['metadata']['name']}: {causes[0]['reason']}: {causes[0]['message']}"
     warnings = [f"{event['reason']}: {event['message']}" for event in events if event.get("type") == "Warning"]
@@ -138,44 +131,44 @@ def scheduling_problem(pods: Sequence[Json], events: Sequence[Json]) -> str:
 
 
 def queueing_problem(workload: Json | None, position: int | None) -> str:
-    """Return in one line what a job waits for in its queue: how many are before it, and Kueue's own reasons."""
+    """Return in one line what a job waits for in its queue: its position (0 is next), and the reasons of Kueue."""
     if workload is None:
         return "Kueue has not noticed it yet"
-    ahead = [] if position is None else [f"position {position + 1} in its ClusterQueue"]
-    causes = [
-        condition(workload, kind)
-        for kind, status in (("QuotaReserved", "False"), ("Evicted", "True"))
-        if condition(workload, kind)["status"] == status
-    ]
+    reasons = [] if position is None else [f"position {position + 1} in its ClusterQueue"]
+    for kind, blocking_status in (("QuotaReserved", "False"), ("Evicted", "True")):
+        found = condition(workload, kind)
+        if found["status"] == blocking_status:
+            reasons.append(f"{found['reason']}: {found['message']}")
     checks = workload.get("status", {}).get("admissionChecks") or []
-    waiting = [f"{each['name']} is {each['state']}: {each['message']}" for each in checks if each["state"] != "Ready"]
-    lines = [*ahead, *(f"{each['reason']}: {each['message']}" for each in causes), *waiting]
-    return "; ".join(lines) or "Kueue gives no reason"
+    reasons += [f"{each['name']} is {each['state']}: {each['message']}" for each in checks if each["state"] != "Ready"]
+    return "; ".join(reasons) or "Kueue gives no reason"
 
 
 def first_error(lines: Sequence[str]) -> str:
-    """Return the cause that a log names: a known one in plain words, else its first error; empty where it has none."""
-    if library := next(filter(None, map(_LIBRARY.search, lines)), None):  # a warning names it, and errors follow
+    """Return the first error of a log, after its meaning in plain words if that is known; empty without an error."""
+    log = "\n".join(lines)
+    if library := _LIBRARY.search(log):  # a warning names it, before the errors that follow from it
         return f"the image lacks the library {library[1]}"
-    error = next((named[1][:_LONGEST] for named in map(_ERROR.search, lines) if named), "")
-    return next((f"{words}: {error}" for words, pattern in _IN_WORDS.items() if re.search(pattern, error)), error)
+    named = _ERROR.search(log)
+    error = named[1][:_LONGEST] if named else ""
+    return next((f"{words}: {error}" for words, pattern in _PLAIN_WORDS.items() if re.search(pattern, error)), error)
 
 
 def ended_early(pod: Json) -> Json | None:
-    """Return the state in which a container of a pod has failed; None for pods that are deleted or disrupted."""
+    """Return the state of a container that failed; None if none did, or the pod is being deleted or disrupted."""
     if "deletionTimestamp" in pod["metadata"] or _disruption(pod):
         return None
     return next((state for state in container_states(pod, "terminated") if state["exitCode"]), None)
 
 
 def condition(document: Json, kind: str) -> Json:
-    """Return a condition of an object, with status Unknown where it has none of the kind."""
+    """Return an object's condition of a kind, such as "Failed"; one with status Unknown if the object has none."""
     conditions: list[Json] = document.get("status", {}).get("conditions") or []
     unknown = {"type": kind, "status": "Unknown", "reason": "", "message": ""}
     return next((each for each in conditions if each["type"] == kind), unknown)
 
 
 def container_states(pod: Json, kind: str) -> list[Json]:
-    """Return the states of this kind (waiting, running, terminated) that containers of a pod are in."""
+    """Return the states of those containers of a pod that are `kind`: waiting, running or terminated."""
     statuses = pod["status"].get("containerStatuses") or []
     return [status["state"][kind] for status in statuses if kind in status.get("state", {})]

@@ -1,6 +1,6 @@
-"""A job: one function, called in several processes, and what each of them leaves behind.
+"""A job: one call of a function in several processes, with the files that they exchange.
 
-Its folder, visible to all processes, holds job.json (the call), turn.json (the TrainJob whose pods may make it),
+Its folder, visible to all processes, holds job.json (the call), turn.json (name of the TrainJob whose pods may begin),
 rank-0.json ... (the outcome of each rank), rank-1.log ... (the output of ranks other than the first) and
 failures-0.json ... (how ranks of a node failed, as seen by their launcher).
 """
@@ -24,18 +24,17 @@ from components.shared.errors import PipelineError, RetryableError
 from components.shared.execution import Place
 
 _TURN_POLL_S, _LONGEST_TURN_S = 1.0, 900.0
+"""Longest wait of a pod, which holds quota meanwhile, for a step that was lost and is started again."""
 RankFunction = Callable[..., dict[str, float]]
-"""Takes a config and folders by name, like a step; its result is that of the first rank."""
+"""Takes a config and folders by name, as a stage's function does, and returns metrics; the first rank's are used."""
 
 
 class RankFailure(NamedTuple):
     """How a rank failed, as its launcher saw it."""
 
     rank: int
-    exit_code: int
-    """Minus the number of the signal that ended it."""
-    time: int
-    """Seconds since the epoch."""
+    exit_code: int  # minus the number of a signal, if one ended it
+    time: int  # seconds since the epoch
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Job:
     config: dict[str, Any]
     folders: dict[str, str]
     outputs: dict[str, str]
-    """Folders that the first rank finds empty and fills."""
+    """Folders for the first rank's results, which are emptied before it starts."""
     num_processes: int
     grace_s: float
     """Time for ranks to end by themselves after a request to stop."""
@@ -56,7 +55,7 @@ class Job:
     """Whether pods with vLLM servers run beside the ranks of a TrainJob."""
 
     def write(self, turn: str = "") -> None:
-        """Write the job in the place of an earlier one; the pods of the TrainJob `turn`, and no others, may begin."""
+        """Write the job in place of an earlier one and its outcomes; only pods of the TrainJob `turn` may begin."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         jsonl.write_json(self._file("job"), self.fields())
@@ -65,25 +64,25 @@ class Job:
 
     @staticmethod
     def turn(folder: Path) -> str:
-        """Return the name of the TrainJob whose pods may begin with the job in a folder; empty where none may."""
-        with suppress(PipelineError):  # it may be written or removed at this moment
+        """Return the name of the TrainJob whose pods may begin with the job in a folder; empty if none may."""
+        with suppress(PipelineError):  # missing, or half written
             return str(jsonl.read_json(folder / "turn.json"))
         return ""
 
     def end_turn(self) -> None:
-        """Keep pods from beginning."""
+        """Make pods that have not begun wait."""
         self._file("turn").unlink(missing_ok=True)
 
     def is_written(self) -> bool:
-        """Tell whether the folder holds this job, or that of another run of the same work."""
+        """Tell whether the folder holds this job, or another run's job with the same work."""
         return self._file("job").is_file() and Job.read(self.folder).work() == self.work()
 
     def fields(self) -> dict[str, Any]:
-        """Return everything that defines the job, its folder excepted."""
+        """Return everything that defines the job, except for its folder."""
         return {name: value for name, value in vars(self).items() if name != "folder"}
 
     def work(self) -> dict[str, Any]:
-        """Return what defines the work: runs of the same work have other folders of the same inputs."""
+        """Return what defines the work: all fields but the paths of inputs, in which runs of the same work differ."""
         return {**self.fields(), "folders": sorted(self.folders)}
 
     @classmethod
@@ -93,11 +92,8 @@ class Job:
 
     @classmethod
     def read_in_pod(cls, folder: Path) -> "Job":
-        """Return the job of a folder once it is the turn of this pod's TrainJob, which holds quota meanwhile.
-
-        PipelineError, which no restart cures, where that takes longer than a lost step needs to come back.
-        """
-        # The first process of a container ignores the signal unless it handles it.
+        """Return the job of a folder once it is the turn of this pod's TrainJob; PipelineError if that is too late."""
+        # As first process of its container, this one would ignore the signal without a handler.
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(RetryableError.exit_code))
         name, waited_s = os.environ[TRAIN_JOB_VARIABLE], 0.0
         while Job.turn(folder) != name:
@@ -109,7 +105,7 @@ class Job:
         return cls.read(folder)
 
     def call(self) -> dict[str, float]:
-        """Make the call in this process."""
+        """Call the function in this process and return its result."""
         module, _, name = self.function.partition(":")
         function: RankFunction = getattr(importlib.import_module(module), name)
         folders = {name: Path(path) for name, path in {**self.folders, **self.outputs}.items()}
@@ -117,11 +113,12 @@ class Job:
         return function(validate(config_type, self.config, name=""), **folders)
 
     def start_rank(self, rank: int) -> None:
-        """Remove what an earlier, unfinished start of a rank has left."""
+        """Remove the outcome of a rank's earlier start; the first rank also empties the output folders."""
         self._file(f"rank-{rank}").unlink(missing_ok=True)
-        for path in map(Path, self.outputs.values() if rank == 0 else ()):
-            shutil.rmtree(path, ignore_errors=True)
-            path.mkdir(parents=True)
+        if rank == 0:
+            for path in self.outputs.values():
+                shutil.rmtree(path, ignore_errors=True)
+                Path(path).mkdir(parents=True)
 
     def write_outcome(self, rank: int, outcome: Mapping[str, Any]) -> None:
         """Write the `result` of a rank, or its `error` and `exit_code`, atomically."""
@@ -130,18 +127,18 @@ class Job:
         partial.rename(self._file(f"rank-{rank}"))
 
     def outcome(self, rank: int) -> dict[str, Any] | None:
-        """Return what `write_outcome` wrote for a rank, or None where it has not."""
+        """Return what `write_outcome` wrote for a rank, or None if it has not yet."""
         path = self._file(f"rank-{rank}")
         return jsonl.read_json(path) if path.is_file() else None
 
     def results(self) -> list[dict[str, float]] | None:
-        """Return the result of every rank, or None unless all ranks have one."""
+        """Return the results of all ranks, or None if one has none."""
         outcomes = [self.outcome(rank) or {} for rank in range(self.num_processes)]
         results = [outcome["result"] for outcome in outcomes if "result" in outcome]
         return results if len(results) == self.num_processes else None
 
     def keep_place(self, work: Path) -> None:
-        """Keep where the first rank computed, for the lineage: this process may be on another machine."""
+        """Write where the first rank ran into `work`, for the lineage: this process may be on another machine."""
         outcome = self.outcome(0) or {}
         if "place" in outcome:
             Place.model_validate(outcome["place"]).write(work)
@@ -151,13 +148,13 @@ class Job:
         jsonl.write_json(self._file(f"failures-{node}"), failures)
 
     def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes of failed ranks, the first to fail first: others may have been ended because of it."""
+        """Return exit codes by rank, in the order of failure: later ones may be consequences of the first."""
         paths = self.folder.glob("failures-*.json")
         failures = [RankFailure(*fields) for path in paths for fields in jsonl.read_json(path)]
         return {failure.rank: failure.exit_code for failure in sorted(failures, key=lambda each: each.time)}
 
     def log(self, rank: int) -> Path:
-        """Return the file to which a rank other than the first prints."""
+        """Return the file of a rank's output; the first rank has none, as it prints to the log of its pod."""
         return self.folder / f"rank-{rank}.log"
 
     def _file(self, name: str) -> Path:

@@ -20,8 +20,7 @@ from components.shared.errors import RetryableError, StoppedError
 from components.shared.execution import forget_place
 
 _POLL_S = 1.0
-_MARGIN_S = 10.0
-"""Time for the launcher beyond that of its ranks."""
+_MARGIN_S = 10.0  # time for the launcher to end after its ranks' grace period
 _RESUME = "start the same run again to resume from the last checkpoint"
 
 
@@ -38,8 +37,8 @@ def run_ranks(
 ) -> dict[str, float]:
     """Call `function` with config, folders and outputs in `num_processes` processes; return the first one's result.
 
-    A single process is this one, except on a cluster. The failure of one process ends all, and its error is raised.
-    With `with_samplers`, the vLLM servers of a cluster's TrainJob run beside the processes.
+    Without a cluster, a single process is this one. The failure of a process ends all; its error is raised. The vLLM
+    servers of a TrainJob run only `with_samplers`.
     """
     stage = current_stage()
     forget_place(work)
@@ -55,38 +54,42 @@ def run_ranks(
         grace_s=grace_s,
         with_samplers=with_samplers,
     )
-    if stage is not None:
+    if stage is None:
+        result = _run_here(job)
+    else:
         from components.cluster.trainjob import run_on_cluster
 
         result = run_on_cluster(job, stage)
-        job.keep_place(work)
-        return result
+    job.keep_place(work)
+    return result
+
+
+def _run_here(job: Job) -> dict[str, float]:
+    """Run the ranks on this machine; return the first one's result. Raises StoppedError after a request to stop."""
     job.write()
     exit_code, stop_requested = _run_agent(job)
     results = job.results()
     if results is not None:
-        job.keep_place(work)
         return results[0]
     error = error_of_ranks(job)
+    if stop_requested and isinstance(error, RetryableError):
+        raise StoppedError(str(error))
     if error is not None:
-        raise StoppedError(str(error)) if stop_requested and isinstance(error, RetryableError) else error
+        raise error
     if exit_code == RetryableError.exit_code:
-        raise StoppedError(
-            f"stopped during a step, which took longer than checkpoint.grace_s ({grace_s:g} s); {_RESUME}"
-        )
+        limit = f"checkpoint.grace_s ({job.grace_s:g} s)"
+        raise StoppedError(f"stopped during a step, which took longer than {limit}; {_RESUME}")
     if stop_requested:
         raise StoppedError(f"stopped at once by a second request: the current step is lost; {_RESUME}")
     raise RetryableError("the launcher of the processes was killed; start the same run again to resume")
 
 
 def _run_agent(job: Job) -> tuple[int, bool]:
-    """Run the launcher to its end; return its exit code and whether this process was asked to stop meanwhile.
-
-    A second request kills it. Ranks meet at a file that no other user can open: who reaches it can run code in them.
-    """
+    """Run the launcher; return its exit code and whether this process was asked to stop. A second request kills it."""
     command = [sys.executable, "-m", "components.cluster.agent", str(job.folder), str(os.getpid())]
     variables = {**ON_LOOPBACK, **os.environ}
     stop_requested = threading.Event()
+    # Ranks meet at a file that only this user can open: whoever can write to it can run code in them.
     with (
         tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as private,
         subprocess.Popen(command, env={**variables, STORE_VARIABLE: f"file://{private}/store"}) as agent,

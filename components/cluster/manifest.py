@@ -18,25 +18,24 @@ _QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def owner_reference(pod: Json | None) -> Json | None:
-    """Return a reference to the workflow, which controls the pod of a step; None where nothing does.
-
-    The job is deleted with it, and outlives the pod. A reference that blocks nothing needs no right to change it.
-    """
-    for owner in pod["metadata"].get("ownerReferences", []) if pod else []:
+    """Return a reference to the workflow that controls a step's pod, so that the job is deleted with it; else None."""
+    owners = pod["metadata"].get("ownerReferences", []) if pod else []
+    for owner in owners:
         if owner.get("controller"):
             reference = {key: owner[key] for key in ("apiVersion", "kind", "name", "uid")}
+            # To block the owner's deletion would take permission to update the workflow.
             return {**reference, "controller": False, "blockOwnerDeletion": False}
     return None
 
 
 def job_name(job: Job, stage: ClusterStage) -> str:
-    """Return the name of a stage's job: the same when the stage is run again, unless something about it has changed."""
+    """Return the name of a stage's job: the same for a repeated stage with the same inputs and config."""
     inputs = {"stage": stage.stage, "run": stage.run_id, "job": job.fields(), "cluster": stage.config.model_dump()}
     return f"grpo-{stage.run_id[:8]}-{lineage.value_digest(inputs)[:8]}"
 
 
 def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], owner: Json | None, now: str) -> Json:
-    """Return the manifest of a job; `environment` is for its ranks, which find vLLM servers there."""
+    """Return the TrainJob for a job; its ranks get `environment`, with the addresses of vLLM servers added."""
     config, name = stage.config, job_name(job, stage)
     labels = {
         kube.MANAGED_BY: kube.PROJECT,
@@ -44,7 +43,7 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
         kube.STAGE: stage.stage.replace("_", "-"),
         kube.WORK: lineage.value_digest(str(job.folder.parent))[:16],
     }
-    # Without run and key: another run of the same work may go on with this very job.
+    # The digest omits run, name and key, as another run of the same work may adopt this job.
     spec = _spec(job, config, environment, "", {**labels, kube.RUN_ID: ""}, key="")
     digest = lineage.value_digest({"spec": spec, "queue": config.queue, "job": job.work()})
     metadata: Json = {
@@ -60,13 +59,14 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
 def _spec(
     job: Job, config: ClusterConfig, environment: Mapping[str, str], name: str, labels: Mapping[str, str], *, key: str
 ) -> Json:
+    """Return the spec of a TrainJob; `key` is the password for its vLLM servers."""
     environment = {**environment, TRAIN_JOB_VARIABLE: name}
     patches = [_patch(NODE, config, labels, [])]
     if job.with_samplers:
         urls = [f"http://{name}-{ROLLOUT}-{index}-0.{name}:{SERVER_PORT}" for index in range(config.rollout_servers)]
         environment = {**environment, SERVERS_VARIABLE: ",".join(urls), KEY_VARIABLE: key}
-        of_servers = {JOB_VARIABLE: str(job.folder), TRAIN_JOB_VARIABLE: name, KEY_VARIABLE: key}
-        patches.append(_patch(ROLLOUT, config, labels, _variables(of_servers)))
+        for_servers = {JOB_VARIABLE: str(job.folder), TRAIN_JOB_VARIABLE: name, KEY_VARIABLE: key}
+        patches.append(_patch(ROLLOUT, config, labels, _variables(for_servers)))
     runtime = RUNTIME_WITH_SERVERS if job.with_samplers else RUNTIME
     patch = {"template": {"spec": {"replicatedJobs": patches}}}
     return {
@@ -78,29 +78,32 @@ def _spec(
 
 
 def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) -> Json:
-    processes, gpus = job.num_processes, config.gpus_per_node
+    """Return the trainer of a TrainJob: what runs in the pods of ranks, and the resources that these need."""
     pod = config.training_pod
-    amounts = {"cpu": str(pod.cpu), "memory": f"{pod.memory_gib}Gi", **({GPU_RESOURCE: str(gpus)} if gpus else {})}
-    secrets = [(key, secret) for secret, keys in config.secrets.items() for key in keys]
+    amounts = {"cpu": str(pod.cpu), "memory": f"{pod.memory_gib}Gi"}
+    if config.gpus_per_node:
+        amounts[GPU_RESOURCE] = str(config.gpus_per_node)
+    references = [{"name": secret, "key": key} for secret, keys in config.secrets.items() for key in keys]
     return {
         "image": config.image,
         "command": ["python", "-m", "components.cluster.agent", str(job.folder)],
         "env": [
             *_variables(environment),
-            *({"name": key, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}} for key, name in secrets),
+            *({"name": each["key"], "valueFrom": {"secretKeyRef": each}} for each in references),
         ],
         "numNodes": config.nodes,
-        "numProcPerNode": processes // config.nodes,
+        "numProcPerNode": job.num_processes // config.nodes,
         "resourcesPerNode": {"requests": amounts, "limits": {**amounts, "cpu": str(pod.cpu_limit)}},
     }
 
 
 def _patch(name: str, config: ClusterConfig, labels: Mapping[str, str], environment: Sequence[Json]) -> Json:
+    """Return what the pods of a replicated job have beyond its runtime: where they run, volumes, labels, variables."""
     mounts = [{"name": "dshm", "mountPath": "/dev/shm"}, {"name": "work", "mountPath": config.mount}]
     container: Json = {"name": name, "volumeMounts": mounts, "env": list(environment)}
     spec: Json = {
         "nodeSelector": config.labels,
-        # Kubernetes tells an empty field from a missing one: a missing key tolerates every taint.
+        # Kubernetes distinguishes empty and missing fields: a toleration without a key tolerates every taint.
         "tolerations": [_without_empty(each.model_dump()) for each in config.tolerations],
         "volumes": [
             {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{config.training_pod.shm_gib}Gi"}},

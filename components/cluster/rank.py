@@ -13,9 +13,9 @@ from components.shared.watchdog import die_with_parent
 
 
 def main() -> None:
-    """Run this rank, and end without finalisation, which would wait for collectives that other ranks have left."""
+    """Run this rank and exit at once: Python's finalisation would wait for collectives that other ranks have left."""
     die_with_parent(int(sys.argv[2]))
-    current_environment()
+    current_environment()  # cached before anything changes it
     job, rank = Job.read(Path(sys.argv[1])), int(os.environ["RANK"])
     job.start_rank(rank)
     if rank:  # only the first rank prints for the user
@@ -30,9 +30,10 @@ def main() -> None:
 
 
 def _outcome(job: Job) -> dict[str, Any]:
+    """Make the job's call; return its result, or its error as `failures.error_of_ranks` reads it."""
     try:
         size = int(os.environ["WORLD_SIZE"])
-        if size != job.num_processes:  # the results would look right and be wrong
+        if size != job.num_processes:  # results would look right but be wrong
             raise PipelineError(f"the job is for {job.num_processes} processes, but {size} were launched (WORLD_SIZE)")
         with explain_out_of_memory("this stage"):
             return {"result": job.call(), "place": current_place().model_dump(mode="json"), "exit_code": 0}

@@ -1,8 +1,7 @@
 """Removes training jobs that nobody waits for: `python -m components.cluster.reaper`, every few minutes.
 
-A step that is killed outright cannot remove its job. The job runs on while its run does: another attempt of the step,
-which may wait long for a node, adopts it. Once the run has ended, it is removed as soon as its heartbeat is stale. Jobs
-without a heartbeat and jobs of other projects are left alone.
+A step that is killed outright leaves its job. While the run lasts, another attempt of the step may adopt the job; after
+the run, it is removed once its heartbeat is stale. Jobs without heartbeat or of other projects are left alone.
 """
 
 import time
@@ -17,34 +16,34 @@ from components.shared.progress import say
 from components.shared.stage import exit_on_error
 
 _STALE_AFTER_S = 600.0
-"""Age of a heartbeat after which its step is gone: twenty beats."""
+"""Age of a heartbeat after which its step is taken to be gone: twenty times the interval of heartbeats."""
 _RETURN_S = 60.0
-"""Time for steps to renew their heartbeats after the API server was away: twice their longest pause between calls."""
+"""Time for steps to renew their heartbeats after the API server was down: twice their longest pause between calls."""
 
 
 def reap(
     api: client.ApiClient, namespace: str, now: datetime, wait: Callable[[float], object] = time.sleep
 ) -> list[str]:
-    """Delete the jobs of ended runs whose heartbeat is stale at `now`; return their names. Raises as `TrainJobs`."""
+    """Delete jobs of ended runs with a stale heartbeat; return their names. Raises the same errors as `TrainJobs`."""
     jobs = TrainJobs(api, namespace)
     stale = [job["metadata"] for job in jobs.find({}) if _is_stale(job["metadata"], now)]
     runs = kube.unfinished_workflows(api, namespace) if stale else {}
     orphaned = [metadata for metadata in stale if metadata["labels"][kube.RUN_ID] not in runs]
     if orphaned:
         wait(_RETURN_S)
-    # Unless the heartbeat was renewed meanwhile.
+    # A job whose heartbeat was renewed meanwhile has changed, and stays.
     return [metadata["name"] for metadata in orphaned if jobs.delete(metadata["name"], unchanged=metadata)]
 
 
 def delete_run(api: client.ApiClient, namespace: str, run_id: str) -> list[str]:
-    """Delete the training jobs of a run with their pods; return their names. Raises as `TrainJobs`."""
+    """Delete the training jobs of a run with their pods; return their names. Raises the same errors as `TrainJobs`."""
     jobs = TrainJobs(api, namespace)
     names = [job["metadata"]["name"] for job in jobs.find({kube.RUN_ID: run_id})]
     return [name for name in names if jobs.delete(name)]
 
 
 def _is_stale(metadata: Json, now: datetime) -> bool:
-    """Tell whether no step waits for a job; one whose heartbeat cannot be read is left to people."""
+    """Tell whether no step waits for a job; a job without a readable heartbeat does not count as stale."""
     try:
         beat = datetime.fromisoformat((metadata.get("annotations") or {})[kube.HEARTBEAT])
         return (now - beat).total_seconds() > _STALE_AFTER_S and kube.RUN_ID in metadata["labels"]
@@ -53,7 +52,7 @@ def _is_stale(metadata: Json, now: datetime) -> bool:
 
 
 def main() -> None:
-    """Reap once, in this pod's namespace."""
+    """Remove orphaned jobs in this pod's namespace once."""
     with exit_on_error("reaper"):
         namespace = kube.own_namespace()
         action = f"list training jobs and workflows of {namespace} and delete training jobs"

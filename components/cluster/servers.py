@@ -1,4 +1,4 @@
-"""`python -m components.cluster.servers` becomes the vLLM server of a pod that runs beside a TrainJob's ranks."""
+"""The vLLM server of a pod that runs beside a TrainJob's ranks: `python -m components.cluster.servers`."""
 
 import os
 import socket
@@ -21,20 +21,21 @@ from components.shared.stage import keep_files_in_group
 
 
 def serve_in_pod() -> None:
-    """Become the server of this pod, with the model and the settings of the job that it belongs to."""
+    """Replace this process by the pod's server, with the model and the settings of its job."""
     keep_files_in_group()
     job = Job.read_in_pod(Path(os.environ[JOB_VARIABLE]))
     config = validate(ServersConfig, job.config["sampler"]["servers"], name="train_grpo.sampler.servers")
-    # The GPUs are the pod's: devices in the params are those of a machine without pods.
+    # All GPUs of the pod: `devices` in the params are for runs on one machine.
     devices = ",".join(map(str, range(torch.cuda.device_count()))) or None
     engine = job.config["engine"]
+    dtype_of_engine = "bfloat16" if engine["precision"] == "bf16" else "float32"
     reference = Path(job.folders["reference"])
     command = server_command(
         weights_folder(reference),
         config,
-        job.config["sampler"]["dtype"] or ("bfloat16" if engine["precision"] == "bf16" else "float32"),
+        job.config["sampler"]["dtype"] or dtype_of_engine,
         devices,
-        engine["lora"] and LoraConfig.model_validate(engine["lora"]),
+        LoraConfig.model_validate(engine["lora"]) if engine["lora"] else None,
         number=zlib.crc32(socket.gethostname().encode()),  # no two pods have the same name
         has_tokenizer=has_tools(reference),
     )

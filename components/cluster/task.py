@@ -1,4 +1,4 @@
-"""Runs a stage of several processes as a Kubeflow task: here, or as a TrainJob."""
+"""Runs a stage of several processes as a Kubeflow task: on this machine, or as a TrainJob."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,15 +21,13 @@ def run_task(
     run_name: str = "",
     **inputs: str,
 ) -> TaskResult:
-    """Run a stage as a Kubeflow task, as `components.shared.task.run_task` does.
-
-    With an empty `cluster`, its ranks run here. Otherwise they are a TrainJob, with everything on the shared volume.
-    """
+    """Run a stage as `task.run_task` does: its ranks on this machine if `cluster` is empty, otherwise as a TrainJob."""
     if not cluster:
         return task.run_task(stage, config, artifact, run_name=run_name, **inputs)
     with exit_on_error(stage.name):
         settings = validate(ClusterConfig, dict(cluster), name="cluster")
         job = StageFolders(Path(settings.mount), run_id, stage).own / "job"
         with on_cluster(ClusterStage(settings, run_id, stage.name, job, run_name)):
-            place = {"volume": settings.mount, "run_id": run_id, "run_name": run_name}
-            return task.run_task(stage, config, artifact, **place, **inputs)
+            # All folders are on the volume, which the pods of the job share.
+            location = {"volume": settings.mount, "run_id": run_id, "run_name": run_name}
+            return task.run_task(stage, config, artifact, **location, **inputs)

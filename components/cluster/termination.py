@@ -1,4 +1,4 @@
-"""What a step does when it is asked to stop while its job runs: it deletes the job first, then prints what remains.
+"""How a step reacts to a request to stop while its job runs: it deletes the job, then prints what is left of the run.
 
 Kubeflow leaves about a second between the signal and the end of the process, whatever the pod's grace period is.
 """
@@ -22,7 +22,7 @@ from components.shared.work import last_step
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _DELETE_TIMEOUT, _POD_TIMEOUT = (0.5, 0.5), (0.2, 0.2)
-_TRIES, _RETRY_S = 3, 0.15
+_TRIES, _RETRY_S = 3, 0.15  # limits that fit all requests into that second
 _KEEP_ALIVE_S = 15.0
 _CONTAINER_LOG = "/proc/1/fd/1"
 """Standard output of the container's first process, which outlives the reader of this process's output."""
@@ -31,26 +31,25 @@ _CONTAINER_LOG = "/proc/1/fd/1"
 class Termination:
     """Handles requests to stop while a job is in the cluster or being created there.
 
-    The job is deleted, unless this step's own pod is: somebody deletes it, or its node is drained, shuts down or evicts
-    it. Then another attempt of the step adopts the job; where none does, the job ends with the run.
-
-    It has a separate connection and keeps it open: a handler must not wait for a lock that its own thread holds.
+    It deletes the job, except when this step's own pod is being deleted or its node is drained, shuts down or evicts
+    it. Then another attempt of the step adopts the job, or the job ends with the run.
     """
 
     def __init__(self, stage: str, namespace: str, name: str, *, pod: tuple[str, str] | None, work: Path) -> None:
         self._stage, self._pod, self._work = stage, pod, work
         self.job_name = name
+        # A separate connection: a signal handler must not wait for a lock of the thread that it interrupts.
         self._api = connect()
         self._jobs = TrainJobs(self._api, namespace)
         self._over = threading.Event()
         self.is_creating = False
-        """Whether a call that creates the job is under way: the job may appear after it was first deleted."""
+        """Whether a request that creates the job is under way: the job may appear after the first deletion."""
         self.stop_other_requests: Callable[[], None] = lambda: None
 
     @contextmanager
     def handled(self) -> Iterator[None]:
         """Handle requests to stop while the block runs: delete the job and exit with 128 plus the signal's number."""
-        before = {number: signal.signal(number, self._stop) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._handle_signal) for number in _SIGNALS}
         threading.Thread(target=self._keep_alive, name="connection for termination", daemon=True).start()
         try:
             yield
@@ -59,7 +58,7 @@ class Termination:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _stop(self, number: int, _: FrameType | None) -> None:
+    def _handle_signal(self, number: int, _: FrameType | None) -> None:
         if self._over.is_set():
             return
         self._over.set()
@@ -73,16 +72,15 @@ class Termination:
         else:
             outcome = f"the training job {self.job_name} could not be removed; the reaper will remove it"
         step = last_step(self._work)
-        checkpoint = (
-            f"the next run resumes from the checkpoint of step {step}, or from one that ranks write as they end"
-        )
-        if step is None:
-            checkpoint = "there is no checkpoint yet, unless ranks write one as they end"
+        checkpoint = "there is no checkpoint yet, unless ranks write one as they end"
+        if step is not None:
+            newest = f"the checkpoint of step {step}, or from one that ranks write as they end"
+            checkpoint = f"the next run resumes from {newest}"
         self._print(f"stopped by {signal.Signals(number).name}: {outcome}", checkpoint)
         raise SystemExit(128 + number)
 
     def _print(self, *lines: str) -> None:
-        """Print past all buffers and locks; to the container's log where Kubeflow's launcher has ended."""
+        """Print without buffers and locks; to the container's log if Kubeflow's launcher no longer reads our output."""
         text = "".join(fitted(f"{self._stage}: {line}\n") for line in lines).encode()
         try:
             os.write(1, text)
@@ -93,30 +91,25 @@ class Termination:
                 os.close(log)
 
     def _is_pod_disrupted(self) -> bool:
-        """Tell whether this step's pod is being deleted, which it is not where the run is ended or out of time.
-
-        A kubelet that evicts pods or shuts down with its node sets a condition and leaves the pod in the API.
-        """
+        """Tell whether this step's pod is being deleted or evicted, which it is not when its run is stopped."""
         pod: Json | None = None
         if self._pod is not None:
             namespace, name = self._pod
             with suppress(client.ApiException, HTTPError):
                 pod = TrainJobs(self._api, namespace).pod(name, _POD_TIMEOUT)
-        return pod is not None and (
-            "deletionTimestamp" in pod["metadata"] or condition(pod, "DisruptionTarget")["status"] == "True"
-        )
+        if pod is None:
+            return False
+        # A kubelet that evicts pods or shuts down with its node sets a condition and leaves the pod in the API.
+        return "deletionTimestamp" in pod["metadata"] or condition(pod, "DisruptionTarget")["status"] == "True"
 
     def _delete(self) -> bool:
-        """Delete the job, again where that fails or a call under way may create it; return whether it is going.
-
-        Other requests of this step are stopped after the first try, which nothing may delay.
-        """
+        """Delete the job, repeatedly after a failure or while a request may create it; return whether it worked."""
         for attempt in range(_TRIES):
             is_deleted = False
             with suppress(client.ApiException, HTTPError):
                 self._jobs.delete(self.job_name, timeout=_DELETE_TIMEOUT)
                 is_deleted = True
-            if attempt == 0:
+            if attempt == 0:  # not earlier, because nothing may delay the first try
                 self.stop_other_requests()
             if is_deleted and not self.is_creating:
                 break
@@ -124,6 +117,7 @@ class Termination:
         return is_deleted
 
     def _keep_alive(self) -> None:
+        """Use the connection regularly, so that the signal handler need not open one."""
         while True:
             with suppress(client.ApiException, HTTPError):
                 self._jobs.get(self.job_name)

@@ -1,4 +1,4 @@
-"""Runs a job as a TrainJob on a cluster: submits or adopts it, watches it, retries it where that helps, removes it."""
+"""Runs a job as a TrainJob on a cluster: submits or adopts it, watches it, retries it if that can help, removes it."""
 
 import os
 from collections.abc import Callable
@@ -23,14 +23,10 @@ from components.shared.progress import say, say_line
 from components.shared.work import OvertakenError, current_work
 
 _ENDED = ("Succeeded", "Failed")
-_PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")
-"""Environment variables of this process that its ranks get."""
-_VISIBLE_S, _RESULTS_POLL_S = 90.0, 3.0
-"""Time until a shared file system shows here what a rank has written elsewhere."""
-_GONE_S, _GONE_POLL_S = 300.0, 2.0
-"""Time for a deleted job to disappear, in addition to that for its pods to end."""
-_TURN_S = 60.0
-"""Time that another run of the same work may take to submit its job."""
+_PASSED_ON = (WEIGHTS_VARIABLE, "HF_HUB_OFFLINE")  # environment variables that ranks inherit from this process
+_VISIBLE_S, _RESULTS_POLL_S = 90.0, 3.0  # time until a shared file system shows what a rank wrote on another node
+_GONE_S, _GONE_POLL_S = 300.0, 2.0  # time for a deleted job to disappear, in addition to that for its pods to end
+_TURN_S = 60.0  # time that another run of the same work may take to submit its job
 _LINES_SHOWN = 20
 _Results = list[dict[str, float]]
 
@@ -38,18 +34,17 @@ _Results = list[dict[str, float]]
 def run_on_cluster(job: Job, stage: ClusterStage, clock: Clock | None = None) -> dict[str, float]:
     """Run a job on a cluster; return the first rank's result.
 
-    Ranks write outputs beside the job, wherever the step that waits for them has its own; at the end they are moved.
-
     Raises:
         PipelineError: The job, its data or the cluster's configuration is wrong.
-        RetryableError: The failure may pass; the same job goes on where this one stopped.
-        SystemExit: This process was asked to stop. The job is deleted, unless this pod is, which another may follow.
+        RetryableError: The failure may pass; the same job, started again, resumes.
+        SystemExit: This process was asked to stop; `Termination` says what happens to the job.
     """
-    inside = replace(job, outputs={name: str(job.folder / "outputs" / name) for name in job.outputs})
-    results = _ClusterRun(inside, stage, clock or Clock()).results()
-    for name, place in job.outputs.items():
-        Path(place).rmdir()
-        Path(inside.outputs[name]).rename(place)
+    # Ranks write outputs into the job's folder, because a step that adopts the job has other output folders.
+    submitted = replace(job, outputs={name: str(job.folder / "outputs" / name) for name in job.outputs})
+    results = _ClusterRun(submitted, stage, clock or Clock()).results()
+    for name, path in job.outputs.items():
+        Path(path).rmdir()
+        Path(submitted.outputs[name]).rename(path)
     return results[0]
 
 
@@ -61,7 +56,7 @@ class _ClusterRun:
         self._retries = RetryPolicy(clock)
         here, pod = kube.own_namespace(), os.environ.get(POD_VARIABLE)
         self._jobs = TrainJobs(kube.connect(), stage.config.namespace or here)
-        # Kubernetes takes an owner in another namespace for one that is gone, and would delete the job with it.
+        # Kubernetes takes an owner in another namespace for a missing one, and would delete the job.
         owner = None
         if pod and self._jobs.namespace == here:
             owner = owner_reference(self._retries.call(f"read the pod {pod}", lambda: self._jobs.pod(pod)))
@@ -74,13 +69,13 @@ class _ClusterRun:
         )
 
     def results(self) -> _Results:
-        """Return the results of all ranks."""
+        """Return the results of all ranks. If this code itself fails, it leaves no job behind."""
         with self._termination.handled():
             try:
                 return self._results_of_attempts()
             except PipelineError:
                 raise
-            except Exception:  # this code itself fails: no job is left behind
+            except Exception:
                 with suppress(client.ApiException, HTTPError):
                     self._jobs.delete(self._name, pods_first=True)
                 raise
@@ -105,45 +100,48 @@ class _ClusterRun:
     def _attempt(self, *, last: bool) -> _Results:
         """Return the results; a RetryableError that is not final asks for another attempt, unless this is the last."""
         self._lock_work()
-        # The cluster has to answer first: a job may end while it does not.
-        self._find(kube.RUN_ID)
+        self._find(kube.RUN_ID)  # waits until the cluster answers: a job may end, and leave results, while it does not
         earlier = self._earlier_results()
         if earlier is not None:
             return earlier
         watch = Watch(self._jobs, self._stage, self._clock, self._submit())
         self._termination.stop_other_requests = watch.stop
-        phase: Phase | None = None
-        failure: Exception | None = None
+        outcome: Phase | Exception
         try:
-            phase = watch.until_end(self._take_turn)
+            outcome = watch.until_end(self._take_turn)
         except PipelineError as error:
-            failure = error
+            outcome = error
         except BaseException as error:
             watch.stop()
             if isinstance(error, OvertakenError):
                 self._remove()
             raise
+        return self._end(watch, outcome, last=last)
+
+    def _end(self, watch: Watch, outcome: Phase | Exception, *, last: bool) -> _Results:
+        """Remove the watched job; return its results, or raise why it failed. A retry may adopt a job that is left."""
         work = current_work()
-        is_ours = work is None or work.is_locked  # else the results are those of the run that has the folder
-        results = self._results(phase) if is_ours else None
+        is_ours = work is None or work.is_locked  # otherwise another run has the folder, and results are its own
+        results = self._results(is_complete=outcome is Phase.COMPLETE) if is_ours else None
         tails = watch.record(self._job)
         if results is not None:
             self._remove()
             return results
-        of_ranks = error_of_ranks(self._job) if is_ours else None
-        failure = failure or failure_reason(watch.job, watch.pods, tails, of_ranks)
-        is_transient = isinstance(failure, RetryableError) and not failure.is_final
-        if is_transient and not last:
-            if not isinstance(failure, UnavailableError):  # such a job runs on, and is adopted
-                self._delete(self._name)  # or one that hangs would be adopted, too
-            raise failure
+        if isinstance(outcome, Phase):
+            reported = error_of_ranks(self._job) if is_ours else None
+            outcome = failure_reason(watch.job, watch.pods, tails, reported)
+        if isinstance(outcome, RetryableError) and not outcome.is_final and not last:
+            # The next attempt adopts a job that still exists: right if only the API server failed, else it may hang.
+            if not isinstance(outcome, UnavailableError):
+                self._delete(self._name)
+            raise outcome
         _print_ends(tails)
         self._remove()
-        # The traceback of a bug is in the log of its rank, and this process has none to show.
-        raise PipelineError(str(failure).split("\n", 1)[0]) if isinstance(failure, RuntimeError) else failure
+        # The traceback of a bug is in the log of its rank; this process shows its first line.
+        raise PipelineError(str(outcome).split("\n", 1)[0]) if isinstance(outcome, RuntimeError) else outcome
 
     def _earlier_results(self) -> _Results | None:
-        """Return the results of this job, if it succeeded while no step was waiting for it."""
+        """Return the results if this job succeeded while no step was waiting for it, else None."""
         outputs_exist = all(Path(path).is_dir() for path in self._job.outputs.values())
         results = self._job.results() if outputs_exist and self._job.is_written() else None
         if results is not None:
@@ -151,30 +149,31 @@ class _ClusterRun:
             self._remove()
         return results
 
-    def _results(self, phase: Phase | None) -> _Results | None:
-        # Where they exist, it does not matter what happened to the job later.
+    def _results(self, *, is_complete: bool) -> _Results | None:
+        """Return the results if there are any, whatever happened to the job later; wait for those of a complete job."""
         deadline = self._clock.monotonic() + _VISIBLE_S
-        while phase is Phase.COMPLETE and self._job.results() is None and self._clock.monotonic() < deadline:
+        while is_complete and self._job.results() is None and self._clock.monotonic() < deadline:
             self._clock.sleep(_RESULTS_POLL_S)
         return self._job.results()
 
     def _submit(self) -> Json:
-        """Return the job as it is in the cluster: adopted where it is there already, else created.
+        """Return the job as it is in the cluster: adopted if it exists already, otherwise created.
 
-        Also one of another run that has begun the same work: this step holds the lock, so that run's step is gone. One
-        with other settings, or that has ended, is removed first. Jobs that wait in a queue are left to their steps.
+        A job that has ended, or has other settings, is removed first. Another run's job that has the turn is treated in
+        the same way: that run's step is gone, as this step has the lock. Other jobs in a queue are left to their steps.
         """
         _annotations(self._manifest)[kube.HEARTBEAT] = self._clock.now().isoformat()
         turn = Job.turn(self._job.folder)
-        others = [job for job in self._find(kube.WORK) if job["metadata"]["name"] == turn]
-        for job in [*self._find(kube.RUN_ID, kube.STAGE), *others]:
-            if self._is_same(job) and not _is_over(job):
+        of_other_run = [job for job in self._find(kube.WORK) if job["metadata"]["name"] == turn]
+        for job in [*self._find(kube.RUN_ID, kube.STAGE), *of_other_run]:
+            is_same = _annotations(job).get(kube.SPEC_DIGEST) == _annotations(self._manifest)[kube.SPEC_DIGEST]
+            if is_same and not _is_over(job):
                 return self._adopt(job)
             name = job["metadata"]["name"]
             if other := self._other_run(job):
                 self._say(f"removing {name} of run {other}, which has the same work; its checkpoints are used")
             self._delete(name)
-        self._use_name(self._manifest["metadata"]["name"])
+        self._name = self._termination.job_name = self._manifest["metadata"]["name"]
         self._wait_until_gone(self._name)
         if self._stage.config.queue is None:
             self._begin_turn()
@@ -190,7 +189,11 @@ class _ClusterRun:
         return created
 
     def _take_turn(self, phase: Phase) -> None:
-        """Lock the work and let the pods begin once the queue has admitted the job; before, others may do the work."""
+        """Release the work folder while the job is queued; lock it and let the pods begin once the job is admitted.
+
+        While the job is queued, other runs may do the same work. `_attempt` has locked the folder to submit the job, so
+        the first call releases it. OvertakenError if another run has finished the work meanwhile.
+        """
         work = current_work()
         if phase is Phase.QUEUED and self._stage.config.queue is not None:
             if work is not None and work.is_locked:
@@ -204,6 +207,7 @@ class _ClusterRun:
                 self._begin_turn()
 
     def _lock_work(self) -> None:
+        """Lock the work folder; OvertakenError if another run has it for longer than submitting a job takes."""
         work, deadline = current_work(), self._clock.monotonic() + _TURN_S
         while work is not None and not work.is_locked and not work.lock_again():
             if self._clock.monotonic() > deadline:
@@ -211,6 +215,7 @@ class _ClusterRun:
             self._clock.sleep(_GONE_POLL_S)
 
     def _begin_turn(self) -> None:
+        """Write the job for the pods of this TrainJob, once no other TrainJob's pods use the same checkpoints."""
         work = self._manifest["metadata"]["labels"][kube.WORK]
 
         def others() -> list[Json]:
@@ -218,18 +223,16 @@ class _ClusterRun:
             pods = [pod for pod in pods if pod["metadata"]["labels"].get(kube.JOB_SET) != self._name]
             return [pod for pod in pods if pod["status"].get("phase") not in _ENDED]
 
-        self._wait_for_pods(others)
+        self._wait_until_none(others)
         self._job.write(self._name)
 
     def _find(self, *labels: str) -> list[Json]:
         values = {label: self._manifest["metadata"]["labels"][label] for label in labels}
         return self._retries.call("list training jobs", lambda: self._jobs.find(values))
 
-    def _is_same(self, job: Json) -> bool:
-        return _annotations(job).get(kube.SPEC_DIGEST) == _annotations(self._manifest)[kube.SPEC_DIGEST]
-
     def _adopt(self, job: Json) -> Json:
-        self._use_name(job["metadata"]["name"])
+        """Take over a job that is in the cluster: renew its heartbeat, and assign it to this run and its workflow."""
+        self._name = self._termination.job_name = job["metadata"]["name"]
         other = self._other_run(job)
         self._say(f"{self._name} exists already and is adopted{f' from run {other}' if other else ''}")
         annotations = {key: _annotations(self._manifest)[key] for key in (kube.HEARTBEAT, kube.RUN_NAME)}
@@ -240,30 +243,33 @@ class _ClusterRun:
         return job
 
     def _other_run(self, job: Json) -> str:
-        """Return the name of the run that a job is of, if it is another; else nothing."""
+        """Return the name of a job's run if it is another run; empty if it is this one."""
         run_id: str = job["metadata"]["labels"][kube.RUN_ID]
         return "" if run_id == self._stage.run_id else _annotations(job).get(kube.RUN_NAME) or run_id
 
-    def _use_name(self, name: str) -> None:
-        self._name = self._termination.job_name = name
-
     def _remove(self) -> None:
-        """Delete this job; where that fails, the reaper does."""
+        """Delete this job; if that fails, the reaper will do it."""
         try:
             self._delete(self._name)
         except PipelineError as error:
             self._say(f"{self._name} may be left in the cluster until the reaper removes it: {error}")
 
     def _delete(self, name: str) -> None:
-        """Delete a job; UnavailableError where it does not disappear with its pods in time."""
+        """Delete a job; UnavailableError if it does not disappear with its pods in time."""
         self._retries.call(f"delete the training job {name}", lambda: self._jobs.delete(name, pods_first=True))
         self._wait_until_gone(name)
 
     def _wait_until_gone(self, name: str) -> None:
-        """Wait until neither a job nor a pod of it is left: two would write the same checkpoints."""
-        self._wait_for_pods(lambda: [job] if (job := self._jobs.get(name)) else self._jobs.pods(kube.JOB_SET, name))
+        """Wait until a job and its pods are gone: a second job would write the same checkpoints."""
 
-    def _wait_for_pods(self, find: Callable[[], list[Json]]) -> None:
+        def left() -> list[Json]:
+            job = self._jobs.get(name)
+            return [job] if job else self._jobs.pods(kube.JOB_SET, name)
+
+        self._wait_until_none(left)
+
+    def _wait_until_none(self, find: Callable[[], list[Json]]) -> None:
+        """Wait until `find` returns no job or pod; UnavailableError if that takes too long."""
         limit_s = self._job.grace_s + _GONE_S  # pods may take long to write a last checkpoint
         deadline = self._clock.monotonic() + limit_s
         while left := self._retries.call("list pods", find):
@@ -275,7 +281,7 @@ class _ClusterRun:
 
 def _print_ends(tails: dict[str, list[str]]) -> None:
     for where, lines in tails.items():
-        if where != "rank 0" and lines:  # the first rank's has been printed already
+        if where != "rank 0" and lines:  # the first rank's log has been printed already
             say_line("\n".join([f"the end of the log of {where}:", *lines[-_LINES_SHOWN:]]))
 
 

@@ -1,4 +1,4 @@
-"""A calculator: exact arithmetic with fractions, for expressions of a small grammar and of bounded size."""
+"""A calculator: exact arithmetic with fractions, for a small grammar and numbers of limited size."""
 
 import ast
 import operator
@@ -11,11 +11,12 @@ from components.shared.tools import CalculatorArguments, CallError, ToolsConfig
 
 _EXPRESSION = re.compile(r"[\d.+\-*/%()\s]+")
 _LEADING_ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+"""Python's grammar refuses them, as in `007`."""
 _MAX_CHARACTERS = 500
 _MAX_LINES = 20
 _MAX_BITS = 10_000
-"""Of a numerator or a denominator, about 3,000 digits."""
-_ACCEPTED = "accepted: numbers, + - * / // % ** and parentheses"
+"""Limit of a numerator or a denominator: about 3,000 digits."""
+_ACCEPTED, _TOO_LARGE = "accepted: numbers, + - * / // % ** and parentheses", "the number is too large"
 
 
 class Calculator(ToolEnvironment):
@@ -37,7 +38,7 @@ class Calculator(ToolEnvironment):
 
 
 def value_of(expression: str) -> Fraction:
-    """Return the exact value of an expression in Python's grammar; CallError where it has none."""
+    """Return the exact value of an expression in Python's grammar; CallError if it cannot be computed."""
     if len(expression) > _MAX_CHARACTERS:
         raise CallError(f"the expression is longer than {_MAX_CHARACTERS} characters")
     plain = _LEADING_ZEROS.sub("", expression.strip())
@@ -50,25 +51,30 @@ def value_of(expression: str) -> Fraction:
 
 
 def format_number(value: Fraction, decimals: int) -> str:
-    """Return a number as decimal text, rounded to `decimals`; one that rounds to 0 in scientific notation."""
+    """Return a number as decimal text, rounded to `decimals`, or in scientific notation if that rounds it to 0."""
     if value.denominator == 1:
         return str(value.numerator)
     scaled = round(value * 10**decimals)
-    if not scaled:
+    if scaled == 0:
         return f"{float(value):.{max(decimals, 1)}g}"
-    whole, places = divmod(abs(scaled), 10**decimals)
     sign = "-" if scaled < 0 else ""
-    return f"{sign}{whole}.{places:0{decimals}}".rstrip("0").rstrip(".") if decimals else f"{sign}{whole}"
+    whole, fraction = divmod(abs(scaled), 10**decimals)
+    if decimals == 0:
+        return f"{sign}{whole}"
+    return f"{sign}{whole}.{fraction:0{decimals}}".rstrip("0").rstrip(".")
 
 
 def _value(node: ast.expr, text: str) -> Fraction:
+    """Return the value of a node of the parsed text; SyntaxError if it is not in the grammar of the calculator."""
     match node:
-        case ast.Constant():  # not its value, which is a binary fraction
+        case ast.Constant():  # its text, since `node.value` is a float
             return Fraction(text[node.col_offset : node.end_col_offset].removesuffix("."))
-        case ast.UnaryOp(ast.UAdd() | ast.USub() as sign, operand):
-            return _value(operand, text) * (1 if isinstance(sign, ast.UAdd) else -1)
+        case ast.UnaryOp(ast.UAdd(), operand):
+            return _value(operand, text)
+        case ast.UnaryOp(ast.USub(), operand):
+            return -_value(operand, text)
         case ast.BinOp(left, sign, right):
-            return _computed(type(sign), _value(left, text), _value(right, text))
+            return _apply(type(sign), _value(left, text), _value(right, text))
     raise SyntaxError
 
 
@@ -82,27 +88,24 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | i
 }
 
 
-def _computed(kind: type[ast.operator], left: Fraction, right: Fraction) -> Fraction:
+def _apply(kind: type[ast.operator], left: Fraction, right: Fraction) -> Fraction:
+    """Return the result of an operator; CallError for a division by zero, or if the result is too large."""
     try:
         value = _power(left, right) if kind is ast.Pow else Fraction(_OPERATORS[kind](left, right))
     except ZeroDivisionError:
         raise CallError("division by zero") from None
     if _bits(value) > _MAX_BITS:
-        raise _too_large()
+        raise CallError(_TOO_LARGE)
     return value
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         raise CallError("an exponent has to be a whole number")
-    if abs(exponent) * (_bits(base) - 1) > _MAX_BITS:  # never so for 0, 1 and -1
-        raise _too_large()
+    if abs(exponent) * (_bits(base) - 1) > _MAX_BITS:  # a lower limit of the result's bits, before it is computed
+        raise CallError(_TOO_LARGE)
     return Fraction(base**exponent.numerator)
 
 
 def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
-
-
-def _too_large() -> CallError:
-    return CallError("the number is too large")

@@ -1,9 +1,9 @@
 """The interface of environments, and the base class of those that answer calls of one tool.
 
-An environment reads what the model wrote in a turn and returns an observation. To add a built-in one, write such a
-class in a file of its own here, name it in `BUILT_IN` of worker.py, and define its arguments in shared/tools.py. A
-user's own environment is any such class, named in the params as `package.module:Class`. Environments run in processes
-of their own, with limits (worker.py): one may hang or crash without harm to others.
+An environment reads what the model wrote in a turn and returns an observation. To add a built-in one, write its class
+in a new file here, name it in `BUILT_IN` of worker.py, and define its arguments in shared/tools.py. A user's
+environment is any such class, named in the params as `package.module:Class`. Environments run in worker processes with
+limits (worker.py): one that hangs or crashes does not harm the others.
 """
 
 from abc import ABC, abstractmethod
@@ -28,17 +28,17 @@ class Observation:
     text: str = ""
     """What the model reads next; `NEXT_ANSWER` separates the answers to several calls."""
     done: bool = False
-    """Whether the trajectory ends here; the model does not read the text then."""
+    """Whether the trajectory ends here, so that the model does not read the text."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Parts of the reward of this turn, by name."""
+    """Parts of this turn's reward, by name."""
 
 
 class Environment(Protocol):
-    """The environment of one trajectory: made with the arguments of its config, and used for that trajectory alone.
+    """The environment of one trajectory, created for it with the arguments in the config.
 
     Must be deterministic: the same turns give the same observations, since turns are replayed where a trajectory is
-    continued in another process. A method `close()` is optional; it is called when the trajectory has ended. An
-    exception fails the trajectory, which then has no reward.
+    continued in another process. A method `close()` is optional; it is called when the trajectory has ended. After an
+    exception, the trajectory has failed and has no reward.
 
     >>> class Politeness:
     ...     def reset(self, problem):
@@ -56,7 +56,7 @@ class Environment(Protocol):
         """Begin a trajectory."""
 
     def step(self, text: str) -> Observation:
-        """Return the observation for what the model wrote in a turn, without its end token."""
+        """Return the observation for the text of a turn, which is without its end token."""
 
 
 class ToolEnvironment(ABC):
@@ -77,7 +77,7 @@ class ToolEnvironment(ABC):
     """
 
     name: str
-    """Of the tool, one of `FUNCTIONS`."""
+    """The tool's name, one of `FUNCTIONS`."""
 
     def __init__(self, call_format: CallFormat | None, max_calls: int | None) -> None:
         self._call_format, self._max_calls = call_format, max_calls
@@ -89,11 +89,12 @@ class ToolEnvironment(ABC):
         self._num_calls = 0
 
     def step(self, text: str) -> Observation:
-        """Answer the calls of a turn in order, or say what is wrong with them."""
+        """Answer the calls of a turn in order; a call with an error is answered with the error."""
         answers = [self._answer(call).replace(NEXT_ANSWER, " ") for call in find_calls(text, self._call_format)]
         return Observation(NEXT_ANSWER.join(answers), done=not answers)
 
     def _answer(self, call: Call) -> str:
+        """Return the tool's answer to a call, or why there is none."""
         if call.error:
             return call.error
         if call.name != self.name:
@@ -108,4 +109,4 @@ class ToolEnvironment(ABC):
 
     @abstractmethod
     def use(self, text: str) -> str:
-        """Return the answer to a call; CallError where it cannot be answered."""
+        """Return the answer to a call with this argument; CallError if it cannot be answered."""

@@ -1,4 +1,4 @@
-"""Environments of many trajectories, each in a process of its own kind: a bad one costs its own trajectory at most."""
+"""Environments of many trajectories, in worker processes: one that fails costs its own trajectory at most."""
 
 import os
 import sys
@@ -27,22 +27,20 @@ class Answer:
     """The result of a step of an environment."""
 
     observation: Observation
-    """Empty and done where it has failed."""
+    """Empty and done if the environment has failed."""
     failure: str | None = None
-    """Why the environment has failed; None where it has not."""
+    """Why the environment has failed; None if it has not."""
 
 
 class Environments(AbstractContextManager["Environments"]):
-    """The environments of many trajectories; close it, or use it in a `with` block.
-
-    PipelineError where the environment cannot be made, such as with a wrong argument.
-    """
+    """The environments of many trajectories; PipelineError if one cannot be created, as with a wrong argument."""
 
     def __init__(self, config: ToolsConfig) -> None:
         self.config = config
         cores = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        # Modules are found where this process finds them, and in the current folder.
-        path = [*(folder or str(Path.cwd()) for folder in sys.path), str(Path.cwd())]
+        # Workers import from where this process does, and from the current folder, whose name is "" in sys.path.
+        here = str(Path.cwd())
+        path = [*(folder or here for folder in sys.path), here]
         self._pool = Pool(
             PoolConfig(
                 service="components.environments.worker:EnvironmentService",
@@ -54,12 +52,14 @@ class Environments(AbstractContextManager["Environments"]):
                 path=path,
             )
         )
-        if (error := self._trial()) is not None:
+        try:
+            self._try()
+        except BaseException:
             self.close()
-            raise error
+            raise
 
     def begin(self, problem: Problem, past: Sequence[str] = ()) -> "Episode":
-        """Return the environment of a new trajectory, or of one that is continued after its `past` turns."""
+        """Return the environment of a trajectory, which is new or continues after its `past` turns."""
         return Episode(self._pool, Session(problem.model_dump(mode="json"), past))
 
     def close(self) -> None:
@@ -69,54 +69,53 @@ class Environments(AbstractContextManager["Environments"]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _trial(self) -> PipelineError | None:
-        """Have one environment made within the limits of a worker; return what is wrong with it."""
+    def _try(self) -> None:
+        """Create one environment in a worker; raise PipelineError if that fails."""
         outcome: SimpleQueue[tuple[Any, Failure | None]] = SimpleQueue()
         self._pool.submit(TRIAL, lambda *result: outcome.put(result))
         reply, failure = outcome.get()
         key = f"{KEY}.environment: {self.config.environment}"
         if failure and failure.kind == "start":
-            return PipelineError(f"{key}: the process that imports it {failure.text}")
+            raise PipelineError(f"{key}: the process that imports it {failure.text}")
         if failure:
-            return PipelineError(f"{key}: making one: {failure.text}; set a larger memory_gib if it needs more memory")
+            raise PipelineError(f"{key}: making one: {failure.text}; set a larger memory_gib if it needs more memory")
         if reply:
-            text, is_here_alone = reply
-            return UnavailableHereError(text) if is_here_alone else PipelineError(text)
-        return None
+            text, is_unavailable_here = reply
+            raise UnavailableHereError(text) if is_unavailable_here else PipelineError(text)
 
 
 class Episode:
-    """The environment of one trajectory; its turns are answered one after the other."""
+    """The environment of one trajectory, which answers its turns one after the other."""
 
     def __init__(self, pool: Pool, session: Session) -> None:
         self._pool, self._session = pool, session
 
     def step(self, text: str) -> "Future[Answer]":
-        """Begin to answer what the model wrote in a turn; the future never raises."""
+        """Begin to answer the text of a turn; the future never raises."""
         future: Future[Answer] = Future()
-        future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+        future.set_running_or_notify_cancel()  # so that nobody can cancel it: `set_result` would then raise
         self._pool.submit(text, lambda *result: future.set_result(_answer(*result)), self._session)
         return future
 
     def close(self) -> None:
-        """Have the environment freed, after its `close` method is called if it has one."""
+        """Free the environment, after calling its `close` method if it has one."""
         self._pool.end(self._session)
 
 
 def _answer(reply: Any, failure: Failure | None) -> Answer:
     if failure:
-        closed = "the environments are closed"
-        return Answer(Observation(done=True), closed if failure.kind == "closed" else failure.text)
+        reason = "the environments are closed" if failure.kind == "closed" else failure.text
+        return Answer(Observation(done=True), reason)
     match reply:
         case [str(text), bool(done), dict(rewards)]:
             return Answer(Observation(text, done, rewards))
-    return Answer(Observation(done=True), "its worker process sent what is no reply")
+    return Answer(Observation(done=True), "its worker process sent an invalid reply")
 
 
 def environment_error(config: ToolsConfig, *, used_here: bool) -> str | None:
-    """Return why an environment cannot be made, which is tried in a process of its own: importing a module runs it.
+    """Return why an environment cannot be created in a worker process; None if it can.
 
-    Unless it is used in this very environment of Python, a missing package, file or server is no error.
+    A missing package, file or server is an error only if the environment is `used_here`, with this Python.
     """
     try:
         Environments(config).close()

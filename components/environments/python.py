@@ -1,7 +1,7 @@
-"""Python: blocks of code that run in the sandbox, one trajectory's as if they were one program.
+"""Python: blocks of code that run in the sandbox; those of one trajectory form one program.
 
-No interpreter stays alive between the blocks of a trajectory: the earlier blocks run again before each new one, which
-so sees their names, and a trajectory can be continued in any process.
+No interpreter stays alive between the blocks. The earlier blocks run again before each new one, which therefore sees
+their names; so a trajectory can be continued in any process.
 """
 
 import re
@@ -16,12 +16,12 @@ _BLOCKS = (Path(__file__).parent / "python_blocks.py").read_text(encoding="utf-8
 """The code that runs inside the sandbox, where no module of this package can be imported."""
 _MAX_CODE_CHARACTERS = 20_000
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
-"""In the default text of objects; it differs each time that a program runs."""
+"""The address in the default `repr` of objects, which differs in each process."""
 _CUT = "\n... (cut) ...\n"
 
 
 class Python(ToolEnvironment):
-    """Runs a block of code, and shows what it prints, the value of its last line, and how it failed."""
+    """Runs a block of code; returns its output, the value of its last line, and its error if it fails."""
 
     name = "python"
 
@@ -42,18 +42,20 @@ class Python(ToolEnvironment):
         self._blocks = []
 
     def use(self, text: str) -> str:
-        """Return the output of a block; one that does not end is left out of the program."""
+        """Return the output of a block; one that is stopped at a limit is not added to the program."""
         blocks = [*self._blocks, text]
         if sum(map(len, blocks)) > _MAX_CODE_CHARACTERS:
             raise CallError(f"all code together is longer than {_MAX_CODE_CHARACTERS:,} characters")
         (outcome,) = run(_BLOCKS, [f"run_blocks({blocks!r})"])
-        if not isinstance(outcome, Returned) or not isinstance(outcome.value, str):
-            reason = "it returned nothing" if isinstance(outcome, Returned) else outcome.reason
-            raise CallError(f"the code {reason}")
+        if not isinstance(outcome, Returned):
+            raise CallError(f"the code {outcome.reason}")
+        if not isinstance(outcome.value, str):
+            raise CallError("the code returned nothing")
         self._blocks = blocks
-        return self._shown(_ADDRESS.sub("at 0x...", outcome.value.strip("\n"))) or "(no output)"
+        return self._shorten(_ADDRESS.sub("at 0x...", outcome.value.strip("\n"))) or "(no output)"
 
-    def _shown(self, output: str) -> str:
+    def _shorten(self, output: str) -> str:
+        """Return the output without its middle if it is too long."""
         if len(output) <= self._max_characters:
             return output
         half = self._max_characters // 2

@@ -1,6 +1,6 @@
-"""The inside of the Python environment's sandbox: runs blocks of code as one program.
+"""The code that runs blocks as one program, inside the sandbox of the Python environment.
 
-Only the standard library is here, and nothing that takes long to import.
+The sandbox has only the standard library. What is imported here delays every call: nothing slow.
 """
 
 import ast
@@ -22,11 +22,11 @@ class _Output(io.StringIO):
 
 
 def run_blocks(blocks: list[str]) -> str:
-    """Run blocks as one program; return what the last prints, the value of its last line, and how it failed.
+    """Run blocks as one program; return what the last block prints, the value of its last line, and its error.
 
-    The blocks before it have run in an earlier call. They run again for the names they define; their output is dropped.
+    The earlier blocks have run in an earlier call. They run again for the names they define; their output is dropped.
     """
-    random.seed(0)  # so that they do what they did
+    random.seed(0)  # so that the earlier blocks repeat what they did
     names: dict[str, object] = {"__name__": "__main__"}
     output, failure = _Output(), ""
     for block in blocks:
@@ -34,14 +34,18 @@ def run_blocks(blocks: list[str]) -> str:
         sys.stdout = sys.stderr = output
         failure = _run(block, names)
     printed = output.getvalue()
-    return printed + ("\n" if failure and printed and not printed.endswith("\n") else "") + failure
+    if failure and printed and not printed.endswith("\n"):
+        printed += "\n"
+    return printed + failure
 
 
 def _run(block: str, names: dict[str, object]) -> str:
-    """Run a block and print the value of its last line if it is an expression; return how it failed, or nothing."""
+    """Run a block, and print the value of its last line if it is an expression; return its error, or an empty text."""
     try:
         program = ast.parse(block, _FILE)
-        last = program.body.pop() if program.body and isinstance(program.body[-1], ast.Expr) else None
+        last = program.body[-1] if program.body else None
+        if isinstance(last, ast.Expr):
+            program.body.pop()
         exec(compile(program, _FILE, "exec"), names)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), _FILE, "eval"), names)
@@ -50,13 +54,14 @@ def _run(block: str, names: dict[str, object]) -> str:
     except BaseException as error:  # SystemExit included
         message = f"{type(error).__name__}: {error}".removesuffix(": ")[:_MAX_MESSAGE_CHARACTERS]
         line = error.lineno if isinstance(error, SyntaxError) else _line_of(error.__traceback__)
-        # The text of a SyntaxError names the line already.
-        return f"{message} (line {line})" if line and "line " not in message else message
+        if not line or "line " in message:  # as in the message of a SyntaxError
+            return message
+        return f"{message} (line {line})"
     return ""
 
 
 def _line_of(traceback: TracebackType | None) -> int | None:
-    """Return the line where an error arose: the innermost in the code itself, not in a library."""
+    """Return the line of the code, not of a library, in which an error was raised."""
     line = None
     while traceback:
         if traceback.tb_frame.f_code.co_filename == _FILE:

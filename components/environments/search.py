@@ -1,8 +1,9 @@
 """Search in a file of documents by BM25 (Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework").
 
-A document's score is the sum over the words w of the query of idf(w) * f * (k1 + 1) / (f + k1 * (1 - b + b * length /
-mean length)), where f is how often w is in the document and idf(w) = log(1 + (N - n + 0.5) / (n + 0.5)), for a word
-that n of the N documents contain. There is no stemming, there are no stop words, and nothing is random.
+The score of a document is the sum over the words w of the query of
+    idf(w) * f * (k1 + 1) / (f + k1 * (1 - b + b * length / mean length)),
+where w is f times in the document, and idf(w) = log(1 + (N - n + 0.5) / (n + 0.5)) if n of the N documents contain w.
+There is no stemming, there are no stop words, and nothing is random.
 """
 
 import math
@@ -12,6 +13,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 from components.environments.environment import ToolEnvironment
 from components.shared import jsonl
@@ -36,18 +38,18 @@ class Search(ToolEnvironment):
 
     @staticmethod
     def prepare(config: ToolsConfig) -> None:
-        """Read the documents, which all processes then share."""
+        """Read the documents before workers are forked, so that all share them."""
         read_index(SearchArguments.model_validate(config.arguments).file)
 
     def use(self, text: str) -> str:
-        """Return the best documents with their titles, each cut to its length."""
+        """Return the best documents, each with its title and the beginning of its text."""
         if len(text) > _MAX_QUERY_CHARACTERS:
             raise CallError(f"the query is longer than {_MAX_QUERY_CHARACTERS:,} characters")
-        found = self._index.best(text, self._arguments.num_results)
-        shown = [f"[{place}] {self._shown(document)}" for place, document in enumerate(found, 1)]
-        return "\n\n".join(shown) or "Nothing was found."
+        documents = self._index.best(text, self._arguments.num_results)
+        results = [f"[{rank}] {self._excerpt(document)}" for rank, document in enumerate(documents, 1)]
+        return "\n\n".join(results) or "Nothing was found."
 
-    def _shown(self, document: "Document") -> str:
+    def _excerpt(self, document: "Document") -> str:
         limit = self._arguments.max_text_characters
         text = document.text if len(document.text) <= limit else document.text[:limit] + "..."
         return f"{document.title}\n{text}"
@@ -62,14 +64,14 @@ class Document:
 
 
 class Index:
-    """Documents by their words."""
+    """An inverted index: for each word, the documents that contain it."""
 
     def __init__(self, documents: list[Document]) -> None:
         self._documents = documents
         self._numbers: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
-        """Of the documents that contain a word, in ascending order."""
+        """For each word, the numbers of the documents that contain it, in ascending order."""
         self._counts: defaultdict[str, array[int]] = defaultdict(lambda: array("I"))
-        """How often each of them contains it."""
+        """For each word, how often each of these documents contains it."""
         lengths = array("I")
         for number, document in enumerate(documents):
             words = _words(f"{document.title} {document.text}")
@@ -77,24 +79,25 @@ class Index:
             for word, count in Counter(words).items():
                 self._numbers[word].append(number)
                 self._counts[word].append(count)
-        mean = sum(lengths) / max(1, len(lengths)) or 1.0
+        mean = fmean(lengths) or 1.0  # 0 if no document has a word
         self._norms = array("d", (_K1 * (1 - _B + _B * length / mean) for length in lengths))
+        """For each document, k1 * (1 - b + b * length / mean length)."""
 
-    def best(self, query: str, number: int) -> list[Document]:
-        """Return up to `number` documents with a word of the query, best first; ties in the order of the file."""
+    def best(self, query: str, num_results: int) -> list[Document]:
+        """Return up to `num_results` documents with a word of the query, best first; ties in the order of the file."""
         scores: defaultdict[int, float] = defaultdict(float)
         for word in sorted(set(_words(query))):
             numbers = self._numbers.get(word, ())
-            inverse = math.log(1 + (len(self._documents) - len(numbers) + 0.5) / (len(numbers) + 0.5))
-            for document, count in zip(numbers, self._counts.get(word, ()), strict=True):
-                scores[document] += inverse * count * (_K1 + 1) / (count + self._norms[document])
-        ranked = sorted(scores, key=lambda document: (-scores[document], document))
-        return [self._documents[document] for document in ranked[:number]]
+            idf = math.log(1 + (len(self._documents) - len(numbers) + 0.5) / (len(numbers) + 0.5))
+            for number, count in zip(numbers, self._counts.get(word, ()), strict=True):
+                scores[number] += idf * count * (_K1 + 1) / (count + self._norms[number])
+        ranked = sorted(scores, key=lambda number: (-scores[number], number))
+        return [self._documents[number] for number in ranked[:num_results]]
 
 
 @cache
 def read_index(file: str) -> Index:
-    """Return the documents of a file of JSON lines; PipelineError where it has none or a line is no document."""
+    """Return the index of a file of JSON lines; PipelineError if it has no document or a line is not a document."""
     try:
         documents = [_document(row, f"{file}:{number}") for number, row in jsonl.read_rows(Path(file))]
     except PipelineError as error:
@@ -107,6 +110,7 @@ def read_index(file: str) -> Index:
 
 
 def _document(row: dict[str, object], where: str) -> Document:
+    """Return the document in a row of the file; PipelineError with the place `where` if it is not one."""
     title, text = row.get("title"), row.get("text")
     if not isinstance(title, str) or not isinstance(text, str):
         raise PipelineError(

@@ -1,7 +1,7 @@
-"""Environments of the package verifiers (0.4, `verifiers.v1`): the policy plays the agent of an episode, turn by turn.
+"""Environments of the package verifiers (0.4, `verifiers.v1`): the policy is the model of an episode's agent.
 
-The package runs the episode, in an event loop that stops where the agent asks its model and goes on with the next
-turn. `python -m components.environments.verifiers TASKSET NUMBER` prints prompts of tasks as questions of a dataset.
+The package runs the episode in an event loop, which stops where the agent calls its model and goes on with the turn.
+`python -m components.environments.verifiers TASKSET NUMBER` prints prompts of tasks as questions of a dataset.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ class Verifiers:
     """An episode of an environment that is installed as a package; a problem's question is the prompt of its task."""
 
     def __init__(self, taskset: str, num_tasks: int = 10_000, arguments: Mapping[str, Any] | None = None) -> None:
-        """Load the first `num_tasks` tasks of the taskset with this id, made with `arguments`, and its environment."""
+        """Load the first `num_tasks` tasks of a taskset, given its id and arguments, and its environment."""
         self._environment, self._tasks = _load(taskset, num_tasks, json.dumps(arguments or {}))
 
     def reset(self, problem: Problem) -> None:
-        """Begin the episode of a task, up to where the model is asked."""
+        """Begin the episode of a task, up to the agent's first call of its model."""
         task = self._tasks.get(problem.question.strip())
         if task is None:
             raise LookupError(f"no task has the question of problem {problem.id} as its prompt; raise num_tasks?")
@@ -40,13 +40,14 @@ class Verifiers:
         self._advance()
 
     def step(self, text: str) -> Observation:
-        """Answer the agent's question; the last turn's observation has the rewards of the task, by name."""
+        """Return the text as the model's answer to the agent; the last observation has the task's rewards, by name."""
         self._harness.answer.set_result(text)
         if self._advance():
             rewards = {name: each.value for name, each in self._harness.trace.rewards.items() if each is not None}
             return Observation(done=True, rewards=rewards)
-        new = takewhile(lambda message: message.role != "assistant", reversed(self._harness.asked.result()))
-        return Observation("\n".join(content_text(message.content) for message in [*new][::-1]))
+        # The messages after the model's last one, found from the end.
+        new = takewhile(lambda message: message.role != "assistant", reversed(self._harness.messages.result()))
+        return Observation("\n".join(reversed([content_text(message.content) for message in new])))
 
     def close(self) -> None:
         """Abandon the episode where it has not ended."""
@@ -55,14 +56,15 @@ class Verifiers:
         self._loop.close()
 
     def _advance(self) -> bool:
-        """Run the episode to the next question for the model; return whether it has ended instead."""
-        asked = self._harness.asked = self._loop.create_future()
-        self._loop.run_until_complete(asyncio.wait([self._episode, asked], return_when=asyncio.FIRST_COMPLETED))
+        """Run the episode to the next call of the model or to its end; return whether it has ended."""
+        messages = self._harness.messages = self._loop.create_future()
+        self._loop.run_until_complete(asyncio.wait([self._episode, messages], return_when=asyncio.FIRST_COMPLETED))
         if self._episode.done():
-            self._episode.result()
+            self._episode.result()  # raises the error of an episode that has failed
         return self._episode.done()
 
     async def _play(self, task: vf.Task) -> None:
+        """Run an episode to its end and compute its rewards; RuntimeError if it fails."""
         agents = vf.Agents(self._environment.config, self._harness.agent)
         await self._environment.setup(agents)
         await self._environment.run(task, agents)
@@ -73,30 +75,30 @@ class Verifiers:
 
 
 class _Turns(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
-    """A program that asks one question of its model per turn of an agent."""
+    """The program of an agent, which calls its model once per turn: its futures connect it with `Verifiers`."""
 
     APPENDS_SYSTEM_PROMPT = SUPPORTS_RESUME = True
     EXECUTES_CODE = NEEDS_CONTAINER = False
     trace: Any = None
-    asked: "asyncio.Future[list[Any]]"  # the messages to which the model answers next
-    answer: "asyncio.Future[str]"
+    messages: "asyncio.Future[list[Any]]"  # the input of the model's next turn
+    answer: "asyncio.Future[str]"  # the text of that turn
 
     def agent(self, _: str, config: vf.AgentConfig) -> vf.Agent:
-        """Return an agent that asks here."""
+        """Return an agent that runs this program."""
         here = {"model": "policy", "harness": self.config, "runtime": vf.SubprocessConfig()}
         agent = vf.Agent(config.model_copy(update=here))
         agent.harness = self
         return agent
 
     async def launch(self, ctx: Any, trace: vf.Trace, runtime: Any, *others: Any) -> vf.ProgramResult:
-        """Ask for one turn, and record it."""
+        """Wait for one turn of the model, and record it."""
         self.trace = trace
         system, prompt = self.resolve_prompt(others[-1])
         messages = [UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt or [])
         if system is not None:
             messages.insert(0, SystemMessage(content=system))
         self.answer = asyncio.get_running_loop().create_future()
-        self.asked.set_result(messages)
+        self.messages.set_result(messages)
         reply = AssistantMessage(content=await self.answer)
         response = Response(id="", created=int(time.time()), model="policy", message=reply, finish_reason="stop")
         prepare_turn(trace, messages).commit(response)
@@ -105,10 +107,12 @@ class _Turns(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 @cache
 def _load(taskset: str, num_tasks: int, arguments: str) -> tuple[vf.Env, dict[str, vf.Task]]:
+    """Return the environment and the tasks by their prompts; `arguments` is JSON, as the cache needs a hashable key."""
     environment = load_environment(resolve_env_config({"taskset": {"id": taskset, **json.loads(arguments)}}))
     tasks = {task.data.prompt_text.strip(): task for task in islice(environment.taskset, num_tasks)}
     num_agents = sum(isinstance(value, vf.AgentConfig) for _, value in environment.config)
-    if num_agents > 1 or any(task.hooks("stop") or task.toolsets(task.config) for task in islice(tasks.values(), 1)):
+    has_tools = any(task.hooks("stop") or task.toolsets(task.config) for task in islice(tasks.values(), 1))
+    if num_agents > 1 or has_tools:
         raise ValueError(f"{taskset}: has several agents, tools or stop hooks; supported here: one agent that chats")
     return environment, tasks
 

@@ -1,4 +1,4 @@
-"""Measures the models of a run, or a single model: the declaration of the stage; the work is in worker.py."""
+"""Declaration of the stage that evaluates the models of a run, or a single model; the work is in worker.py."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ from components.shared.tools import ToolsConfig, environment_materials
 
 def evaluate(config: EvaluateConfig, **folders: Path) -> dict[str, float]:
     """Let the base, SFT and GRPO models answer every test problem, greedily and by sampling, and score the answers."""
-    # Imported here: torch and its libraries set variables that are not part of the recorded environment.
+    # Imported here: torch and its libraries set environment variables, and the stage has recorded the user's by now.
     from components.evaluate.worker import evaluate
 
     return evaluate(config, **folders)
@@ -28,8 +28,8 @@ def evaluate_model(config: EvaluateConfig, **folders: Path) -> dict[str, float]:
 
 
 def _environment(config: EvaluateConfig, outputs: Mapping[str, Path]) -> dict[str, Material]:
-    """The files of the environment in which the models answered, which a model may have brought with it."""
-    scores = next(outputs["evaluation"].rglob("scores.json"))
+    """Return the files of the environment in which the models answered, which may be named in a model's folder."""
+    scores = next(outputs["evaluation"].rglob("scores.json"))  # of any model: all answer in the same environment
     tools = jsonl.read_json(scores)["protocol"]["tools"]
     return environment_materials(ToolsConfig.model_validate(tools) if tools else None)
 

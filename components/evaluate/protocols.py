@@ -1,10 +1,10 @@
 r"""Named protocols: dataset and method of a measurement, so that a number means the same wherever it is printed.
 
-A protocol fixes the dataset, the words of the prompt, the solved examples, the tools and where the answer is read. The
-number of samples and their settings are reported with the result.
+A protocol fixes the dataset, the prompt, the solved examples, the tools and the place of the answer. The number of
+samples and their settings are reported with the result.
 
-Solved examples are drawn from the training split of the dataset by a fixed seed, since the examples of papers are not
-ours to ship; you can replace them by your own file (docs/how-to/evaluation.md).
+Solved examples are drawn from the training split of the dataset with a fixed seed, since we may not distribute those of
+papers; you can replace them by your own file (docs/how-to/evaluation.md).
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from components.shared.problem import Split, draw, problems_file, read_problems
 from components.shared.tools import ToolsConfig
 
 Dataset = Literal["gsm8k", "math500", "math"]
-"""A kind of source of prepare_data; of each the test split is measured on."""
+"""A kind of source of prepare_data, whose test split is measured."""
 
 PIPELINE = "pipeline"
-"""The protocol that asks as the model was trained to be asked."""
+"""The protocol with the prompt of training."""
 EXAMPLES_FILE = "examples.jsonl"
-"""Beside the problems: solved examples that replace those of the training split, with `question` and `solution`."""
+"""In the folder of the problems: `question` and `solution` of examples that replace those of the training split."""
 _EXAMPLES_SEED = 1
 _QUESTION = "{question}"
 
@@ -43,13 +43,13 @@ class Protocol:
     max_new_tokens: int
     """Tokens after which an answer is truncated."""
     chat: bool = False
-    """Whether the prompt is the message of a user in the chat template of the model's tokenizer."""
+    """Whether the prompt is a user message in the chat template of the model's tokenizer."""
     num_shots: int = 0
     """Solved examples before the question."""
     example: str = ""
-    """How a solved example is written, with `{question}` and `{solution}`."""
+    """Template of a solved example, with `{question}` and `{solution}`."""
     stop: tuple[str, ...] = ()
-    """Texts at which an answer ends: a base model would go on and invent another question."""
+    """Texts at which an answer ends: a base model would otherwise continue with another question."""
     tools: ToolsConfig | None = None
     """The environment in which the model answers; None for no environment, or for that of pipeline.json."""
 
@@ -58,17 +58,18 @@ class Protocol:
         """One line on the measurement."""
         if self.prompt is None:
             return "the problems of a run, asked as the model was trained to be asked"
-        shown = f"{self.num_shots} solved examples" if self.num_shots else "no examples"
+        examples = f"{self.num_shots} solved examples" if self.num_shots else "no examples"
         way = "chat template" if self.chat else "plain text"
         tools = f", tool {self.tools.environment} in up to {self.tools.max_turns} turns" if self.tools else ""
         form = "after ####" if self.answer is AnswerPolicy.MARKED else "in a box"
-        return f"{self.dataset}, {way}, {shown}{tools}, answer {form}, {self.max_new_tokens:,} tokens"
+        return f"{self.dataset}, {way}, {examples}{tools}, answer {form}, {self.max_new_tokens:,} tokens"
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Sources of problems that may be asked in this way; none for all."""
-        families = {"gsm8k": ("gsm8k",), "math": ("math", "math500"), "math500": ("math", "math500")}
-        return families[self.dataset] if self.dataset else ()
+        """Sources of problems that the protocol accepts; empty if it accepts all."""
+        if self.dataset is None:
+            return ()
+        return ("gsm8k",) if self.dataset == "gsm8k" else ("math", "math500")
 
 
 _BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -82,7 +83,7 @@ _DEEPSEEKMATH_TOOLS = (
     f"User: {_QUESTION}\nPlease integrate natural language reasoning with programs to solve the problem above, and put "
     "your final answer within \\boxed{}.\n\nAssistant:"
 )
-# For any chat model: it may know no calls of tools, but code in a fence.
+# For any chat model: it may not know tool calls, but it can write a fenced block of code.
 _PYTHON_CHAT = (
     f"{_QUESTION}\nReason step by step, and let Python compute: what a block of code that begins with ```python and "
     "ends with ``` prints is shown to you before you go on. Put your final answer within \\boxed{}."
@@ -135,11 +136,7 @@ class Example(NamedTuple):
 
 
 def examples_for(protocol: Protocol, problems: Path) -> list[Example]:
-    """Return the solved examples of a protocol: all in `examples.jsonl` beside the problems, or else some of training.
-
-    Raises:
-        PipelineError: There are too few, or one in the file is not one.
-    """
+    """Return a protocol's examples, from `EXAMPLES_FILE` or the training split; PipelineError if there are too few."""
     if not protocol.num_shots:
         return []
     own = problems / EXAMPLES_FILE
@@ -147,21 +144,23 @@ def examples_for(protocol: Protocol, problems: Path) -> list[Example]:
         return [_example(row, f"{own}:{number}") for number, row in jsonl.read_rows(own)]
     train = problems_file(problems, Split.TRAIN)
     solved = read_problems(problems, Split.TRAIN) if train.is_file() else []
-    drawn = draw([each for each in solved if each.source in protocol.sources], protocol.num_shots, _EXAMPLES_SEED)
-    if len(drawn) < protocol.num_shots:
+    subset = draw([each for each in solved if each.source in protocol.sources], protocol.num_shots, _EXAMPLES_SEED)
+    if len(subset) < protocol.num_shots:
         raise PipelineError(
-            f"{train}: has {len(drawn)} problems from {' or '.join(protocol.sources)}, of which {protocol.num_shots} "
+            f"{train}: has {len(subset)} problems from {' or '.join(protocol.sources)}, of which {protocol.num_shots} "
             "are shown as examples"
         )
-    return [Example(each.question, each.solution) for each in drawn]
+    return [Example(each.question, each.solution) for each in subset]
 
 
 def prompt_with(protocol: Protocol, examples: Sequence[Example]) -> str | None:
-    """Return the prompt of a protocol with its examples before the question; None for the model's own."""
-    shown = (
+    """Return the prompt of a protocol, which begins with its examples; None for the model's own prompt."""
+    if protocol.prompt is None:
+        return None
+    shots = [
         protocol.example.replace("{solution}", each.solution).replace(_QUESTION, each.question) for each in examples
-    )
-    return None if protocol.prompt is None else "".join(shown) + protocol.prompt
+    ]
+    return "".join(shots) + protocol.prompt
 
 
 def _example(row: dict[str, object], where: str) -> Example:

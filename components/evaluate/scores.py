@@ -1,6 +1,6 @@
 """The scores of an evaluation: statistics of its records, with 95 % confidence intervals.
 
-A table has one measure of the greedy or of the sampled records: of all, by source, and within each source by subject,
+A table has one measure of the greedy or the sampled records: for all, by source, and within each source by subject,
 level, length of the question and number of steps of the reference solution. Samples of one problem are not independent,
 so intervals count problems, not samples.
 """
@@ -21,27 +21,27 @@ Record = Mapping[str, Any]
 Records = Sequence[Record]
 
 _MAX_ANSWER_CHARACTERS = 300
+"""A longer answer is not parsed: it votes as it is written."""
 
 
 def scores(records: Records, *, num_samples: int, temperature: float) -> dict[str, Any]:
     """Return the scores of records; an unscorable answer counts as not right, and is also counted separately."""
     greedy = [record for record in records if record["sample"] == 0]
     sampled = [record for record in records if record["sample"] > 0]
+
+    def sampled_table(measure: Callable[[Records], dict[str, Any]]) -> dict[str, Any] | None:
+        return _table(sampled, measure) if sampled else None
+
+    accuracy = sampled_table(partial(_mean_accuracy, is_right=_is_right))
     return {
         "greedy": _table(greedy, partial(_accuracy, is_right=_is_right)),
         "flexible": {
             **_table(greedy, partial(_accuracy, is_right=_is_flexibly_right)),
-            "sampled": _table(sampled, partial(_mean_accuracy, is_right=_is_flexibly_right)) if sampled else None,
+            "sampled": sampled_table(partial(_mean_accuracy, is_right=_is_flexibly_right)),
         },
-        "sampled": {
-            "num_samples": num_samples,
-            "temperature": temperature,
-            **_table(sampled, partial(_mean_accuracy, is_right=_is_right)),
-        }
-        if sampled
-        else None,
-        "pass_at_k": _table(sampled, partial(_at_k, estimate=_pass_at_k)) if sampled else None,
-        "maj_at_k": _table(sampled, partial(_at_k, estimate=_maj_at_k)) if sampled else None,
+        "sampled": {"num_samples": num_samples, "temperature": temperature, **accuracy} if accuracy else None,
+        "pass_at_k": sampled_table(partial(_at_k, estimate=_pass_at_k)),
+        "maj_at_k": sampled_table(partial(_at_k, estimate=_maj_at_k)),
         "mean_length_tokens": fmean(record["num_tokens"] for record in greedy),
         "worked_fraction": fmean(record["worked"] for record in greedy),
         "truncated_fraction": fmean(map(_is_truncated, greedy)),
@@ -49,28 +49,27 @@ def scores(records: Records, *, num_samples: int, temperature: float) -> dict[st
         "unanswered": _shares(greedy, lambda record: record["finished"] and record["extracted"] is None),
         "unscorable": _shares(greedy, lambda record: record["verdict"] == "unscorable"),
         "tools": _tool_use(greedy) if any("turns" in record for record in greedy) else None,
-        "reasons": {
-            "all": _reasons(greedy),
-            "by_source": _each(_grouped(greedy, itemgetter("source")), _reasons),
-        },
+        "reasons": {"all": _reasons(greedy), "by_source": _measure_each(_by_source(greedy), _reasons)},
     }
 
 
-# Tables.
-
 _LENGTHS = {25: "0-24", 50: "25-49", 100: "50-99"}
+"""Names of length groups in words, by the first length that is not in the group."""
 _MOST_STEPS = 8
+"""Solutions with so many steps or more are one group."""
 
 
 def _length(record: Record) -> str:
-    """Length of the question in words, which depends on no tokenizer and no prompt."""
+    """Return the length of the question in words, which does not depend on a tokenizer or prompt."""
     num_words = len(record["question"].split())
     return next((name for end, name in _LENGTHS.items() if num_words < end), "100+")
 
 
-def _steps(record: Record) -> str | None:
-    steps = record["num_steps"]
-    return f"{_MOST_STEPS}+" if steps is not None and steps >= _MOST_STEPS else steps
+def _steps(record: Record) -> int | str | None:
+    steps: int | None = record["num_steps"]
+    if steps is None or steps < _MOST_STEPS:
+        return steps
+    return f"{_MOST_STEPS}+"
 
 
 _GROUPINGS: dict[str, Callable[[Record], Any]] = {
@@ -82,49 +81,54 @@ _GROUPINGS: dict[str, Callable[[Record], Any]] = {
 
 
 def _table(records: Records, measure: Callable[[Records], dict[str, Any]]) -> dict[str, Any]:
-    """A measure of all records and of each group of them."""
-    by_source = _grouped(records, itemgetter("source"))
-    table: dict[str, Any] = {"all": measure(records), "by_source": _each(by_source, measure)}
+    """Return a measure of all records and of each group of them."""
+    by_source = _by_source(records)
+    table: dict[str, Any] = {"all": measure(records), "by_source": _measure_each(by_source, measure)}
     for name, key in _GROUPINGS.items():
-        table[name] = {source: _each(_grouped(rows, key), measure) for source, rows in by_source.items()}
+        table[name] = {source: _measure_each(_grouped(rows, key), measure) for source, rows in by_source.items()}
     return table
 
 
-def _each(groups: Mapping[str, Records], measure: Callable[[Records], Any]) -> dict[str, Any]:
+def _measure_each(groups: Mapping[str, Records], measure: Callable[[Records], Any]) -> dict[str, Any]:
     return {name: measure(rows) for name, rows in groups.items()}
 
 
+def _by_source(records: Records) -> dict[str, list[Record]]:
+    return _grouped(records, itemgetter("source"))
+
+
 def _grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[str, list[Record]]:
-    """Records by the text of a key, `2` before `10`; those without are left out."""
+    """Return the records by the text of a key, `2` before `10`; records without a value are left out."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         value = key(record)
         if value not in (None, ""):
             groups[str(value)].append(record)
-    return {name: groups[name] for name in sorted(groups, key=_natural)}
+    return {name: groups[name] for name in sorted(groups, key=_natural_order)}
 
 
-def _natural(name: str) -> tuple[int, str]:
+def _natural_order(name: str) -> tuple[int, str]:
     number = re.match(r"\d+", name)
     return int(number.group()) if number else 0, name
 
 
-# Measures.
-
-
 def _reasons(records: Records) -> dict[str, dict[str, int]]:
-    """How often each verdict was given for each reason, the most frequent first."""
+    """Return how often each verdict had each reason, the most frequent reason first."""
+    reasons: dict[str, dict[str, int]] = {"right": {}, "wrong": {}, "unscorable": {}}
     counts = Counter((record["verdict"], record["reason"]) for record in records)
-    ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
-    verdicts = ("right", "wrong", "unscorable")
-    return {verdict: {name: number for (of, name), number in ranked if of == verdict} for verdict in verdicts}
+    for (verdict, reason), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        reasons[verdict][reason] = count
+    return reasons
 
 
 def _tool_use(records: Records) -> dict[str, Any]:
-    by_source = _grouped(records, itemgetter("source"))
+    by_source = _by_source(records)
 
-    def means(of: Callable[[Record], float]) -> dict[str, Any]:
-        return {"all": fmean(map(of, records)), "by_source": _each(by_source, lambda rows: fmean(map(of, rows)))}
+    def means(quantity: Callable[[Record], float]) -> dict[str, Any]:
+        def mean(rows: Records) -> float:
+            return fmean(map(quantity, rows))
+
+        return {"all": mean(records), "by_source": _measure_each(by_source, mean)}
 
     return {
         "with_call": _shares(records, lambda record: _num_calls(record) > 0),
@@ -136,11 +140,11 @@ def _tool_use(records: Records) -> dict[str, Any]:
 
 
 def _num_calls(record: Record) -> int:
-    return sum(bool(turn["observation"]) for turn in record["turns"])
+    return sum(turn["observation"] != "" for turn in record["turns"])
 
 
 def _is_truncated(record: Record) -> bool:
-    """Whether a limit cut an answer off; one whose environment failed is neither finished nor truncated."""
+    """Return whether a limit cut an answer off; one whose environment failed is neither finished nor truncated."""
     return not record["finished"] and record.get("failure") is None
 
 
@@ -157,24 +161,26 @@ def _accuracy(records: Records, *, is_right: Callable[[Record], bool]) -> dict[s
 
 
 def _shares(records: Records, condition: Callable[[Record], bool]) -> dict[str, Any]:
+    """Return the share of records that meet a condition, of all and by source."""
+
     def share(records: Records) -> dict[str, Any]:
         count, total = sum(map(condition, records)), len(records)
         interval = list(wilson_interval(count, total))
         return {"count": count, "total": total, "fraction": count / total, "interval": interval}
 
-    return {"all": share(records), "by_source": _each(_grouped(records, itemgetter("source")), share)}
+    return {"all": share(records), "by_source": _measure_each(_by_source(records), share)}
 
 
 def _mean_accuracy(records: Records, *, is_right: Callable[[Record], bool]) -> dict[str, Any]:
-    """The probability that one sampled answer is right."""
+    """Return the probability that one sampled answer is right."""
     means = [fmean(map(is_right, rows)) for rows in _by_problem(records)]
     return {**_mean_over_problems(means, len(records)), "samples": len(records)}
 
 
 def _at_k(records: Records, *, estimate: Callable[[Records, int], float]) -> dict[str, Any]:
-    """An estimate for k samples, for each power of two that the samples of every problem are enough for."""
+    """Return an estimate for k = 1, 2, 4 and so on, up to the number of samples of the problem with the fewest."""
     problems = _by_problem(records)
-    powers = [1 << power for power in range(min(map(len, problems)).bit_length())]
+    powers = [2**exponent for exponent in range(min(map(len, problems)).bit_length())]
     return {str(k): _mean_over_problems([estimate(rows, k) for rows in problems], len(records) / k) for k in powers}
 
 
@@ -189,11 +195,8 @@ def _maj_at_k(samples: Records, k: int) -> float:
 
 
 def _wrong_vote(record: Record) -> Any:
-    """What a wrong answer is counted under: its number or normalized text; None without an answer.
-
-    All right answers vote for the same, since the grader found each equal to the expected one. Wrong ones are not
-    compared by algebra: the votes of a wrong answer in two notations may be split.
-    """
+    """Return the key under which a wrong answer is counted: its number or normalized text; None without an answer."""
+    # Not compared by algebra: the votes of one wrong answer in two notations may be split.
     answer = record["extracted"]
     if answer is None or len(answer) > _MAX_ANSWER_CHARACTERS:
         return answer
@@ -209,5 +212,5 @@ def _by_problem(records: Records) -> list[list[Record]]:
 
 
 def _mean_over_problems(means: Sequence[float], num_answers: float) -> dict[str, Any]:
-    """The mean of an estimate; `num_answers` are the answers, or groups of k of them, that all problems have."""
+    """Return the mean of an estimate of each problem, from `num_answers` answers, or groups of k, to all problems."""
     return {"accuracy": fmean(means), "interval": list(mean_interval(means, num_answers)), "problems": len(means)}

@@ -1,34 +1,27 @@
 """Evaluation of models on the test problems: greedy and sampled answers, their grades and their scores."""
 
 import filecmp
+import random
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from components.environments.pool import Environments
 from components.evaluate.config import EvaluateConfig
-from components.evaluate.probes import probes
 from components.evaluate.protocols import PROTOCOLS
-from components.evaluate.questions import (
-    Questions,
-    asked_model,
-    dtype_of,
-    facts,
-    own_tools,
-    read_questions,
-    sampler_of,
-)
+from components.evaluate.questions import Questions, asked_model, dtype_of, facts, own_tools, read_questions, sampler_of
 from components.evaluate.scores import Record, scores
 from components.grading.flexible import grade_flexibly
 from components.grading.verifier import Submission, Verifier
 from components.policy.training import prepare_process
-from components.rollout.sampler import Completion, Generate, Sampling, grade_completions
+from components.rollout.sampler import Generate, Sampling, grade_completions
 from components.shared import durable, jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.environment import available_cores
@@ -38,6 +31,9 @@ from components.shared.progress import Progress, progress, say
 from components.shared.tools import environment_materials
 
 _STAGE = "evaluate"
+_NUM_PROBES = 8
+_MAX_PROBE_TOKENS = 128
+"""Limit of an answer: enough to tell models apart, and cheap compared with the evaluation."""
 
 
 @dataclass(frozen=True)
@@ -45,47 +41,51 @@ class Evaluator:
     """Answers problems with a sampler, and grades the answers."""
 
     name: str
-    """Name of the model in its progress."""
+    """Name of the model for the progress bar."""
     config: EvaluateConfig
     generate: Generate
     verify: Verifier
     policy: AnswerPolicy
     environments: Environments | None = None
-    """What the model acts in while it answers; None without tools."""
+    """Where the model acts while it answers; None without tools."""
 
     def __call__(self, problems: Sequence[Problem], work: Path) -> list[dict[str, Any]]:
         """Return the records of all problems: for each its greedy answer, then the sampled ones.
 
-        The records of each batch are kept in the folder `work`; batches that are there are not answered again.
+        The records of each batch are stored in the folder `work`, from which an interrupted evaluation continues.
         """
         records: list[dict[str, Any]] = []
-        batches = list(_batches(self.config, problems, self.environments))
-        paths = [work / f"{number:05d}.jsonl" for number in range(len(batches))]
-        stored = [[row for _, row in jsonl.read_rows(path)] for path in paths if path.is_file()]
         with progress(_STAGE, len(problems) * (1 + self.config.num_samples)) as bar:
-            if stored:
-                records = [row for rows in stored for row in rows]
+            batches = list(_batches(self.config, problems, self.environments))
+            paths = [work / f"{number:05d}.jsonl" for number in range(len(batches))]
+            num_stored = sum(path.is_file() for path in paths)
+            if num_stored:
+                records = [row for path in paths[:num_stored] for _, row in jsonl.read_rows(path)]
                 say(_STAGE, f"{self.name}: goes on after {len(records):,} answers of an evaluation that ended early")
                 bar.skip(len(records))
-            for batch, path in list(zip(batches, paths, strict=True))[len(stored) :]:
-                graded = self._records(*batch)
-                _write_whole(path, graded)
-                records += graded
-                self._show(bar, graded, records)
+            for path, (batch, sampling) in zip(paths[num_stored:], batches[num_stored:], strict=True):
+                new = self._records(batch, sampling)
+                partial = path.with_name(f".{path.name}.partial")  # so that a file in `paths` is complete
+                jsonl.write_rows(partial, new)
+                durable.sync(partial)
+                partial.rename(path)
+                records += new
+                self._show(bar, new, records)
         order = {problem.id: index for index, problem in enumerate(problems)}
         return sorted(records, key=lambda record: (order[record["id"]], record["sample"]))
 
-    def _show(self, bar: Progress, graded: Sequence[Record], records: Sequence[Record]) -> None:
-        """Advance the bar by the records of a batch, with the shares of right greedy and sampled answers."""
-        num_tokens = sum(record["num_tokens"] for record in graded)
-        right: dict[str, list[bool]] = {}
+    def _show(self, bar: Progress, new: Sequence[Record], records: Sequence[Record]) -> None:
+        """Advance the bar by the new records; show which fractions of all greedy and sampled answers are right."""
+        num_tokens = sum(record["num_tokens"] for record in new)
+        right: defaultdict[str, list[bool]] = defaultdict(list)
         for record in records:
-            right.setdefault("sampled" if record["sample"] else "greedy", []).append(record["verdict"] == "right")
+            name = "sampled" if record["sample"] else "greedy"
+            right[name].append(record["verdict"] == "right")
         bar.advance(
-            len(graded),
+            len(new),
             model=self.name,
             **{name: fmean(each) for name, each in right.items()},
-            length=num_tokens / len(graded),
+            length=num_tokens / len(new),
             tokens_per_s=bar.rate(num_tokens),
         )
 
@@ -97,20 +97,20 @@ class Evaluator:
         with explain_out_of_memory(f"answers to {len(problems)} problems at once", *remedies):
             groups = self.generate(problems, sampling)
         is_greedy = sampling.temperature == 0
-        answered = [
-            (problem, sample, completion)
-            for problem, group in zip(problems, groups, strict=True)
-            for sample, completion in enumerate(group, 0 if is_greedy else 1)
-        ]
-        asked, completions = [problem for problem, _, _ in answered], [each for _, _, each in answered]
-        grades = grade_completions(self.verify, asked, completions, self.policy)
-        submissions = [  # where the environment failed, the response has no answer
+        first_sample = 0 if is_greedy else 1
+        answered_problems = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
+        samples = [sample for group in groups for sample in range(first_sample, first_sample + len(group))]
+        completions = [completion for group in groups for completion in group]
+        grades = grade_completions(self.verify, answered_problems, completions, self.policy)
+        submissions = [  # after a failure of the environment, the response has no answer
             Submission(problem.answer, "" if completion.failure else completion.response, self.policy, problem.question)
-            for problem, _, completion in answered
+            for problem, completion in zip(answered_problems, completions, strict=True)
         ]
-        flexible = grade_flexibly(self.verify, submissions, grades)
-        return [
-            {
+        flexible_grades = grade_flexibly(self.verify, submissions, grades)
+        records = []
+        rows = zip(answered_problems, samples, completions, grades, flexible_grades, strict=True)
+        for problem, sample, completion, grade, flexible in rows:
+            record: dict[str, Any] = {
                 "id": problem.id,
                 "source": problem.source,
                 "subject": problem.subject,
@@ -123,33 +123,31 @@ class Evaluator:
                 "verdict": grade.verdict,
                 "reason": grade.reason,
                 "detail": grade.detail,
-                "flexible": {"extracted": loose.extracted, "verdict": loose.verdict},
+                "flexible": {"extracted": flexible.extracted, "verdict": flexible.verdict},
                 "num_steps": problem.num_steps,
                 "num_prompt_tokens": len(completion.tokens.prompt_ids),
                 "num_tokens": completion.num_tokens,
                 "seed": None if is_greedy else sampling.seed,
                 "finished": completion.finished,
                 "worked": completion.is_worked(self.policy),
-                **(_trajectory(completion) if self.environments else {}),
             }
-            for (problem, sample, completion), grade, loose in zip(answered, grades, flexible, strict=True)
-        ]
-
-
-def _trajectory(completion: Completion) -> dict[str, Any]:
-    return {
-        "turns": completion.turn_records(),
-        "num_environment_tokens": completion.num_environment_tokens,
-        "failure": completion.failure,
-    }
+            if self.environments is not None:
+                record["turns"] = completion.turn_records()
+                record["num_environment_tokens"] = completion.num_environment_tokens
+                record["failure"] = completion.failure
+            records.append(record)
+        return records
 
 
 def _batches(
     config: EvaluateConfig, problems: Sequence[Problem], environments: Environments | None
 ) -> Iterator[tuple[Sequence[Problem], Sampling]]:
-    """Yield the problems that are answered at once, and how: short questions first, as the longest one decides."""
+    """Yield problems to answer at once, with the settings: first all greedy, then all sampled."""
+    # Questions of similar length: the longest sequence of a batch determines its memory and time.
     ordered = sorted(problems, key=lambda problem: len(problem.question))
-    decodings = [(1, 0.0), *([(config.num_samples, config.temperature)] if config.num_samples else [])]
+    decodings = [(1, 0.0)]
+    if config.num_samples:
+        decodings.append((config.num_samples, config.temperature))
     for num_samples, temperature in decodings:
         size = max(1, config.max_batch_size // num_samples)
         for start in range(0, len(ordered), size):
@@ -164,14 +162,6 @@ def _batches(
             yield ordered[start : start + size], sampling
 
 
-def _write_whole(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write a file that at any interruption is complete or absent."""
-    partial = path.with_name(f".{path.name}.partial")
-    jsonl.write_rows(partial, rows)
-    durable.sync(partial)
-    partial.rename(path)
-
-
 def evaluate(
     config: EvaluateConfig,
     *,
@@ -182,27 +172,25 @@ def evaluate(
     evaluation: Path,
     work: Path,
 ) -> dict[str, float]:
-    """Let the base, SFT and GRPO models answer every test problem, greedily and by sampling, and score the answers.
-
-    One model is in memory at a time, and the samples of each are independent of the others.
-    """
+    """Let the base, SFT and GRPO models, one after the other, answer all problems, and score the answers."""
     metrics: dict[str, float] = {}
     questions = read_questions(config, problems)
     with Verifier() as verify:
         for name, model in (("base", base_model), ("sft", reference), ("grpo", policy)):
-            # Without fine-tuning the reference is the base model, whose answers are there already.
-            done = work / ("base" if name == "sft" and _same_files(base_model, reference) else name)
-            summary = _measure(name, model, config, verify, questions, evaluation / name, done)
-            metrics |= {f"{name}_{key}": value for key, value in _figures(summary).items()}
+            # Without fine-tuning the reference is the base model, whose answers are used again.
+            is_base = name == "sft" and _have_same_files(base_model, reference)
+            model_work = work / ("base" if is_base else name)
+            summary = _measure(name, model, config, verify, questions, evaluation / name, model_work)
+            metrics |= {f"{name}_{key}": value for key, value in _metrics(summary).items()}
     return metrics
 
 
-def _same_files(one: Path, other: Path) -> bool:
-    """Tell whether two models have the same files, whatever their lineages."""
-    names, others = (
-        {path.name for path in folder.iterdir() if path.name != lineage.FILE_NAME} for folder in (one, other)
-    )
-    return names == others and all(filecmp.cmp(one / name, other / name, shallow=False) for name in names)
+def _have_same_files(model: Path, other: Path) -> bool:
+    """Return whether two models have the same files, except for their lineage."""
+    names = {path.name for path in model.iterdir()} - {lineage.FILE_NAME}
+    if names != {path.name for path in other.iterdir()} - {lineage.FILE_NAME}:
+        return False
+    return all(filecmp.cmp(model / name, other / name, shallow=False) for name in names)
 
 
 def evaluate_model(
@@ -211,55 +199,76 @@ def evaluate_model(
     """Let one model answer problems by a protocol, and score the answers."""
     questions = read_questions(config, problems)
     with Verifier() as verify:
-        return _figures(_measure(model.name, model, config, verify, questions, evaluation, work / "model"))
+        return _metrics(_measure(model.name, model, config, verify, questions, evaluation, work / "model"))
 
 
-def _figures(summary: Mapping[str, Any]) -> dict[str, float]:
+def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores that become the metrics of the stage."""
     accuracies = {f"accuracy_{source}": each["accuracy"] for source, each in summary["greedy"]["by_source"].items()}
     return {**accuracies, **{key: summary[key] for key in ("worked_fraction", "mean_length_tokens")}}
 
 
 def _measure(
-    name: str,
-    model: Path,
-    config: EvaluateConfig,
-    verify: Verifier,
-    questions: Questions,
-    folder: Path,
-    work: Path,
+    name: str, model: Path, config: EvaluateConfig, verify: Verifier, questions: Questions, folder: Path, work: Path
 ) -> dict[str, Any]:
     """Write the records and the scores of a model into a folder, and return the scores.
 
     A model that an earlier attempt has finished is not loaded again, unless the files of its environment have changed.
     """
     files = environment_materials(own_tools(model, config))
-    work = work / lineage.value_digest({name: each.sha256 for name, each in files.items()})[:16] if files else work
-    finished, batches = work / "evaluation", work / "batches"
+    if files:
+        work = work / lineage.value_digest({name: each.sha256 for name, each in files.items()})[:16]
+    finished = work / "evaluation"
     if not finished.is_dir():
-        batches.mkdir(parents=True, exist_ok=True)
-        partial = work / ".evaluation.partial"
-        durable.remove(partial)
-        partial.mkdir()
-        torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
-        prepare_process(config.seed)
-        checkpoint = asked_model(model, config, questions)
-        dtype, tools = dtype_of(checkpoint, config), checkpoint.format.tools
-        with (
-            closing(Environments(tools)) if tools else nullcontext() as environments,
-            sampler_of(checkpoint, model, config, questions, dtype, logs=work) as generate,
-        ):
-            evaluator = Evaluator(name, config, generate, verify, checkpoint.config.answer, environments)
-            records = evaluator(questions.problems, batches)
-            limits = {"seed": config.seed, "max_new_tokens": config.max_new_tokens}
-            sampled = probes(generate, questions.problems, **limits, dtype=dtype)
-        jsonl.write_rows(partial / "records.jsonl", records)
-        protocol = facts(config, checkpoint, questions, dtype)
-        protocol["records_digest"] = lineage.file_digest(partial / "records.jsonl")
-        made = scores(records, num_samples=config.num_samples, temperature=config.temperature)
-        jsonl.write_json(partial / "scores.json", {**made, "protocol": protocol})
-        jsonl.write_json(partial / "probes.json", sampled)
-        durable.sync_tree(partial)
-        partial.rename(finished)
+        with durable.new_folder(finished) as partial:
+            partial.mkdir()
+            _answer(name, model, config, verify, questions, partial, work)
+            durable.sync_tree(partial)
     shutil.copytree(finished, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
-    summary: dict[str, Any] = jsonl.read_json(folder / "scores.json")
-    return summary
+    return cast(dict[str, Any], jsonl.read_json(folder / "scores.json"))
+
+
+def _answer(
+    name: str, model: Path, config: EvaluateConfig, verify: Verifier, questions: Questions, folder: Path, work: Path
+) -> None:
+    """Let a model answer the questions; write its records, scores and probes into `folder`."""
+    batches = work / "batches"
+    batches.mkdir(exist_ok=True)
+    torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
+    prepare_process(config.seed)
+    checkpoint = asked_model(model, config, questions)
+    dtype, tools = dtype_of(checkpoint, config), checkpoint.format.tools
+    with (
+        closing(Environments(tools)) if tools else nullcontext() as environments,
+        sampler_of(checkpoint, model, config, questions, dtype, logs=work) as generate,
+    ):
+        evaluator = Evaluator(name, config, generate, verify, checkpoint.config.answer, environments)
+        records = evaluator(questions.problems, batches)
+        settings = {"seed": config.seed, "max_new_tokens": config.max_new_tokens}
+        answers = probes(generate, questions.problems, **settings, dtype=dtype)
+    jsonl.write_rows(folder / "records.jsonl", records)
+    protocol = facts(config, checkpoint, questions, dtype)
+    protocol["records_digest"] = lineage.file_digest(folder / "records.jsonl")
+    summary = scores(records, num_samples=config.num_samples, temperature=config.temperature)
+    jsonl.write_json(folder / "scores.json", {**summary, "protocol": protocol})
+    jsonl.write_json(folder / "probes.json", answers)
+
+
+def probes(
+    generate: Generate, problems: Sequence[Problem], *, seed: int, max_new_tokens: int, dtype: str
+) -> dict[str, Any]:
+    """Return the content of probes.json: greedy answers to a few problems, with natural log-probabilities of tokens."""
+    subset = random.Random(seed).sample(list(problems), min(_NUM_PROBES, len(problems)))
+    max_new_tokens = min(max_new_tokens, _MAX_PROBE_TOKENS)
+    sampling = Sampling(num_samples=1, temperature=0.0, max_new_tokens=max_new_tokens, seed=seed)
+    answers = [answer for (answer,) in generate(subset, sampling)]
+    rows = [
+        {
+            "id": problem.id,
+            "prompt_ids": list(answer.tokens.prompt_ids),
+            "completion_ids": list(answer.tokens.completion_ids),
+            "logprobs": list(answer.logprobs),
+        }
+        for problem, answer in zip(subset, answers, strict=True)
+    ]
+    return {"dtype": dtype, "probes": rows}

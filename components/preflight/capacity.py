@@ -1,7 +1,4 @@
-"""Requests of the pods that run a model against the largest node of the cluster that they may run on.
-
-What is in use now, quotas, taints and how many pods fit together are left to the scheduler and to Kueue, which say so.
-"""
+"""Compares what pods that run a model request with the largest node; the scheduler and Kueue report all else."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -17,56 +14,58 @@ _GIB = 2**30
 _UNITS = {"cpu": "CPUs", "memory": "GiB of memory", GPU_RESOURCE: "GPUs"}
 _KEYS = {"cpu": "cpu_per_node", "memory": "memory_per_node_gib", GPU_RESOURCE: "gpus_per_node"}
 EVALUATION_CPU = ("1", "4")
-"""Cores that the task which evaluates requests, and its limit."""
+"""Cores that the evaluation task requests, and its limit."""
 
 
 def described(config: ClusterConfig, evaluation_gpus: int) -> dict[str, str]:
-    """Return what the pods that run a model ask for, for people."""
-    numbers = {"training": config.nodes, "evaluation": 1}
+    """Return the number and requests of training and evaluation pods, as text for the page of the run."""
+    num_pods = {"training": config.nodes, "evaluation": 1}
     return {
-        f"{name} pods": f"{numbers[name]} with {', '.join(_text(*each) for each in requests.items())}"
+        f"{name} pods": f"{num_pods[name]} with {', '.join(_text(*each) for each in requests.items())}"
         for name, requests in _requests(config, evaluation_gpus).items()
     }
 
 
 def too_large_for_nodes(api: client.ApiClient, config: ClusterConfig, evaluation_gpus: int) -> Iterator[str]:
-    """Yield a line for each amount that no node has, with the key to change, or one for labels that no node has."""
+    """Yield a line, with the key to change, for each request that is above the largest node, or for missing labels."""
     listed = read("nodes", client.CoreV1Api(api).list_node)
     if not listed or not listed.items or config.autoscaling:
         return
     nodes = [node for node in listed.items if config.labels.items() <= (node.metadata.labels or {}).items()]
     if not nodes:
-        yield _without_node(config, listed.items)
+        yield _missing_labels(config, listed.items)
         return
     for name, requests in _requests(config, evaluation_gpus).items():
         for resource, amount in requests.items():
-            has = {node.metadata.name: parse_quantity(node.status.allocatable.get(resource, 0)) for node in nodes}
-            largest = max(has, key=lambda node: has[node])
-            if has[largest] < amount:
+            size = {node.metadata.name: parse_quantity(node.status.allocatable.get(resource, 0)) for node in nodes}
+            largest = max(size, key=lambda node: size[node])
+            if size[largest] < amount:
                 key = "evaluate_memory_gib" if (name, resource) == ("evaluation", "memory") else _KEYS[resource]
                 yield (
                     f"cluster.{key}: each {name} pod asks for {_text(resource, amount)}; the largest node, {largest}, "
-                    f"has {_text(resource, has[largest])}; set cluster.autoscaling if such nodes are added when needed"
+                    f"has {_text(resource, size[largest])}; set cluster.autoscaling if such nodes are added when needed"
                 )
 
 
 def _requests(config: ClusterConfig, evaluation_gpus: int) -> dict[str, dict[str, Decimal]]:
-    """Return what each pod that trains or evaluates asks for: cores, bytes and devices, by the name of the resource."""
+    """Return the requests of a training and an evaluation pod by resource: cores, bytes of memory, and GPUs if any."""
+
+    def pod(cpu: int, memory_gib: int, gpus: int) -> dict[str, Decimal]:
+        amounts = {"cpu": cpu, "memory": memory_gib * _GIB, GPU_RESOURCE: gpus}
+        return {resource: Decimal(amount) for resource, amount in amounts.items() if amount}
+
     training = config.training_pod
-    asked: dict[str, tuple[int | str, int, int]] = {
-        "training": (training.cpu, training.memory_gib, training.gpus),
-        "evaluation": (EVALUATION_CPU[0], config.evaluation_gib, evaluation_gpus),
-    }
     return {
-        name: {"cpu": Decimal(cpu), "memory": Decimal(gib * _GIB), **({GPU_RESOURCE: Decimal(gpus)} if gpus else {})}
-        for name, (cpu, gib, gpus) in asked.items()
+        "training": pod(training.cpu, training.memory_gib, config.gpus_per_node),
+        "evaluation": pod(int(EVALUATION_CPU[0]), config.evaluation_gib, evaluation_gpus),
     }
 
 
-def _without_node(config: ClusterConfig, nodes: list[Any]) -> str:
+def _missing_labels(config: ClusterConfig, nodes: list[Any]) -> str:
+    """Say that no node has all of the labels, and which values nodes have of one that must change."""
     labels = [node.metadata.labels or {} for node in nodes]
     missing = [name for name, value in config.labels.items() if value not in {each.get(name) for each in labels}]
-    name = (missing or [*config.labels])[0]
+    name = [*missing, *config.labels][0]  # any, if nodes have each of the labels but not all together
     key = "gpu_type" if name == GPU_TYPE_LABEL and config.gpu_type else "node_selector"
     values = ", ".join(sorted({each[name] for each in labels if name in each})) or "none"
     wanted = ", ".join(f"{name}={value}" for name, value in config.labels.items())
@@ -74,6 +73,7 @@ def _without_node(config: ClusterConfig, nodes: list[Any]) -> str:
 
 
 def _text(resource: str, amount: Decimal) -> str:
+    """Return an amount with its unit, such as `1 GPU` or `62.5 GiB of memory`."""
     value = (amount / _GIB if resource == "memory" else amount).quantize(Decimal("0.1")).normalize()
     unit = _UNITS[resource]
     return f"{value:f} {unit.removesuffix('s') if value == 1 else unit}"

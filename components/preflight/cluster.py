@@ -1,7 +1,6 @@
-"""What a run needs in the cluster: Kubeflow Trainer, a runtime, a volume, a queue, permissions, an acceptable job.
+"""Checks of the cluster: Kubeflow Trainer, its runtime, the volume, queue and permissions, and a dry run of the job.
 
-Each check yields a line for each thing that is missing or cannot be used, and raises ApiException if the cluster does
-not answer.
+Each check yields a line for each error, and raises ApiException if the cluster does not answer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,26 +18,26 @@ from components.preflight.config import Params
 from components.shared.progress import say
 
 _FORBIDDEN, _MISSING = 403, 404
-_NAMED = '" not found'
-"""Part of the message of a 404 for an object, such as a namespace; that for an unknown group or version names none."""
+_MISSING_OBJECT = '" not found'
+"""Part of the message of a 404 for an object, such as a namespace, but not for an unknown group or version."""
 _DEFAULT_GRACE_S, _MARGIN_S = 30, 30
-"""Time that Kubernetes gives a pod to end if its spec does not say, and what it needs beyond its ranks' own time."""
+"""Kubernetes' default for terminationGracePeriodSeconds, and what a pod needs beyond its ranks' grace period."""
 LAUNCH = (
     *((verb, kube.PLURAL, kube.GROUP) for verb in ("create", "delete", "get", "list", "patch")),
     ("list", "pods", ""),
     ("get", "pods/log", ""),
     ("list", "events", ""),
 )
-"""What launching, watching and removing a training job takes: verb, resource and group, as in a Role."""
+"""Permissions to launch, watch and remove a training job: verb, resource and group, as in a Role."""
 QUEUE = (
     ("list", "workloads", kube.KUEUE),
     ("get", "localqueues/pendingworkloads", f"visibility.{kube.KUEUE}"),
 )
-"""What telling its place in a queue takes."""
+"""Permissions to tell a job's position in a queue."""
 
 
 def read(name: str, request: Callable[..., Any], *location: str) -> Any:
-    """Return what a request for an object returns; None if it does not exist, and False if it may not be read."""
+    """Return the object that `request` returns; None if it does not exist, False without permission to read it."""
     try:
         return request(*location)
     except client.ApiException as error:
@@ -51,12 +50,12 @@ def read(name: str, request: Callable[..., Any], *location: str) -> Any:
 
 
 def runtime(api: client.ApiClient, namespace: str, name: str, grace_s: float | None = None) -> Iterator[str]:
-    """Check that the runtime of training jobs exists, and that its pods have `grace_s` and more to end."""
+    """Check that the runtime of training jobs exists and gives pods enough time to end beyond `grace_s`."""
     request = client.CustomObjectsApi(api).get_namespaced_custom_object
     existing = read(name, request, kube.GROUP, kube.VERSION, namespace, "trainingruntimes", name)
     if existing is None:
         yield f"namespace {namespace} has no TrainingRuntime {name}; apply an overlay of k8s/"
-    if not existing or grace_s is None:  # False where it may not be read
+    if not existing or grace_s is None:
         return
     (job,) = (each for each in existing["spec"]["template"]["spec"]["replicatedJobs"] if each["name"] == NODE)
     killed_s = job["template"]["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S)
@@ -69,7 +68,7 @@ def runtime(api: client.ApiClient, namespace: str, name: str, grace_s: float | N
 
 
 def volume(api: client.ApiClient, namespace: str, claim: str) -> Iterator[str]:
-    """Check that the shared volume exists, and is shared."""
+    """Check that the volume claim exists and can be mounted by all pods of a run."""
     pvc = read(claim, client.CoreV1Api(api).read_namespaced_persistent_volume_claim, claim, namespace)
     if pvc is None:
         yield f"deployment.volume: namespace {namespace} has no volume claim {claim}; apply an overlay of k8s/"
@@ -79,7 +78,7 @@ def volume(api: client.ApiClient, namespace: str, claim: str) -> Iterator[str]:
 
 
 def local_queue(api: client.ApiClient, namespace: str, name: str) -> Iterator[str]:
-    """Check that the queue of Kueue exists, and admits jobs."""
+    """Check that Kueue's LocalQueue exists and admits jobs."""
     custom, version = client.CustomObjectsApi(api), kube.KUEUE_VERSION
     if read("Kueue", custom.get_api_resources, kube.KUEUE, version) is None:
         yield (
@@ -101,7 +100,7 @@ def local_queue(api: client.ApiClient, namespace: str, name: str) -> Iterator[st
 
 
 def permissions(api: client.ApiClient, namespace: str, wanted: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """Check that this process may launch training jobs in a namespace; the cluster itself is asked."""
+    """Check that this process has the permissions `wanted` in a namespace, such as `LAUNCH`."""
     missing = []
     for verb, resource, group in wanted:
         plural, _, subresource = resource.partition("/")
@@ -114,10 +113,9 @@ def permissions(api: client.ApiClient, namespace: str, wanted: Iterable[tuple[st
 
 
 def dry_run(api: client.ApiClient, namespace: str, params: Params) -> Iterator[str]:
-    """Check that Trainer is installed and would accept the training job that params lead to, field by field."""
+    """Check that Kubeflow Trainer is installed and accepts a training job like that of GRPO, without creating it."""
     num_processes, now = params.train_grpo.engine.num_processes, datetime.now(UTC).isoformat(timespec="seconds")
-    # A job of the right size; what it would run makes no difference here.
-    job = Job(Path("/work/preflight"), "", {}, {}, {}, num_processes, grace_s=0)
+    job = Job(Path("/work/preflight"), "", {}, {}, {}, num_processes, grace_s=0)  # only its size matters here
     stage = ClusterStage(params.cluster, "preflight", "train_grpo", Path(params.cluster.mount))
     try:
         client.CustomObjectsApi(api).create_namespaced_custom_object(
@@ -129,8 +127,8 @@ def dry_run(api: client.ApiClient, namespace: str, params: Params) -> Iterator[s
         if kube.is_transient(error):
             raise
         message = kube.error_message(error)
-        if (error.status == _MISSING and _NAMED not in message) or "runtimePatches" in message:
+        if (error.status == _MISSING and _MISSING_OBJECT not in message) or "runtimePatches" in message:
             kind = f"{kube.GROUP}/{kube.VERSION}"
             yield f"this cluster has no TrainJob ({kind}) of Kubeflow Trainer 2.2 or newer: {message}"
-        elif error.status != _FORBIDDEN:  # which the check of permissions and that of the runtime report
+        elif error.status != _FORBIDDEN:  # the checks of permissions and of the runtime report it
             yield f"the cluster refuses the training job: {message}"

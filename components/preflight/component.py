@@ -33,6 +33,7 @@ def preflight(  # noqa: PLR0917 - the run form
     report_config: dsl.OutputPath(dict),  # type: ignore[valid-type]
     register_config: dsl.OutputPath(dict),  # type: ignore[valid-type]
     cluster_config: dsl.OutputPath(dict),  # type: ignore[valid-type]
+    unchanged: dsl.OutputPath(bool),  # type: ignore[valid-type]
     evaluate_memory: dsl.OutputPath(str),  # type: ignore[valid-type]
     evaluate_gpus: dsl.OutputPath(str),  # type: ignore[valid-type]
     evaluate_node_selector: dsl.OutputPath(dict),  # type: ignore[valid-type]

@@ -1,4 +1,4 @@
-"""A params file as one typed object: every section, and what can be wrong between sections."""
+"""A params file as one typed object, and the checks that compare its sections."""
 
 import warnings
 from collections.abc import Iterator
@@ -41,11 +41,11 @@ Sections = dict[str, dict[str, Any]]
 TOOLS = "train_sft.model.tools"
 
 with warnings.catch_warnings():
-    # Every pydantic model has a class method `register`, from abc; the stage's name is more use here.
+    # The field shadows a class method of pydantic models, `register` from abc, which nothing here needs.
     warnings.filterwarnings("ignore", message='Field name "register"')
 
     class Params(Config):
-        """A section per stage, in the order in which they run, and two for runs on a cluster."""
+        """A section for each stage in running order, and two for runs on a cluster."""
 
         prepare_data: PrepareConfig
         validate_data: ValidateConfig
@@ -63,67 +63,62 @@ with warnings.catch_warnings():
             return with_all_shared_keys(sections) if isinstance(sections, dict) else sections
 
         @model_validator(mode="after")
-        def _lengths_are_checked_with_the_model_that_is_trained(self) -> "Params":
+        def _validation_uses_the_trained_model(self) -> "Params":
             if self.validate_data.model != self.train_sft.model:
                 raise ValueError("validate_data.model and train_sft.model must be the same")
             return self
 
         @property
-        def max_prompt_tokens(self) -> int:
-            """Tokens of the longest prompt that validation lets through, in most cases."""
-            return self.validate_data.max_prompt_tokens
-
-        @property
         def evaluation_tools(self) -> ToolsConfig | None:
-            """The environment in which models are evaluated: its own, that of the protocol, or that of training."""
+            """The environment of evaluation: its own if set, else that of the protocol's prompt or of training."""
             protocol = PROTOCOLS[self.evaluate.protocol]
             return self.evaluate.tools or (protocol.tools if protocol.prompt else self.train_sft.model.tools)
 
 
 CLUSTER, DEPLOYMENT = "cluster", "deployment"
 STAGES = tuple(name for name in Params.model_fields if name not in {CLUSTER, DEPLOYMENT})
-"""The stages of the graph in the order in which they run; each has a section of its name."""
+"""The stages of the graph in running order; each has a section of the same name."""
 _MODELS: dict[str, Any] = {name: field.annotation for name, field in Params.model_fields.items()}
 SHARED_KEYS = tuple((name, key) for name, model in _MODELS.items() for key in shared_keys(model))
-"""Keys, as section and name, that need not be set because another section has them."""
+"""Section and name of each key that may be omitted, as it is then taken from another section."""
 
 
 def load_params(path: Path) -> Params:
-    """Return the validated params in a file; a PipelineError names all that is wrong with them."""
+    """Return the validated params in a file; a PipelineError lists all errors in them."""
     values = read_params(path)
     raise_all(wrong_params(values, path))
     return Params.model_validate(values)
 
 
 def wrong_params(values: Sections, path: Path | None = None) -> list[str]:
-    """Return a line for each thing that is wrong with sections, wherever they come from."""
+    """Return a line for each error in sections; `path`, if they are from a file, is named in it."""
     secrets = [f"{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets(dict(values))]
     return secrets + [line for line in problems(Params, values, name="", path=path) if not _is_repeated(line, values)]
 
 
 def with_all_shared_keys(sections: Sections) -> Sections:
-    """Return sections in which those that take keys from others have them."""
+    """Return sections with the keys filled in that they take from other sections."""
     shared = {name: with_shared_keys(model, sections.get(name, {}), sections) for name, model in _MODELS.items()}
     return {**sections, **{name: section for name, section in shared.items() if section or name in sections}}
 
 
 def _is_repeated(line: str, values: Sections) -> bool:
-    # About a key that was taken from another section, where it is named as well.
+    """Tell whether an error is about a key that was taken from another section, which has the same error."""
     return any(f"{section}.{key}" in line and key not in values.get(section, {}) for section, key in SHARED_KEYS)
 
 
 def stage_sections(params: Params) -> Sections:
-    """Return the section of every stage in full, as JSON and without nulls, for which KFP has no value."""
+    """Return the sections of all stages with every key, as JSON, but without nulls, which KFP cannot pass."""
     return params.model_dump(mode="json", exclude_none=True, include=set(STAGES))
 
 
 def as_yaml(params: Params) -> str:
-    """Return params as the text of a params file that extends nothing and leaves nothing to defaults."""
+    """Return params as a self-contained params file: it extends no other file and relies on no default."""
     return _dump(params.model_dump(mode="json", include={*STAGES, *params.model_fields_set}))
 
 
 def write_sections(params: Params, folder: Path) -> None:
-    """Write a params file for each stage, `<stage>.yaml`, with its section alone and in full."""
+    """Write a params file `<stage>.yaml` for each stage, with every key of its section and no other section."""
     folder.mkdir(parents=True, exist_ok=True)
     for stage, section in params.model_dump(mode="json", include=set(STAGES)).items():
         (folder / f"{stage}.yaml").write_text(_dump({stage: section}), encoding="utf-8")
@@ -135,144 +130,139 @@ def _dump(values: Sections) -> str:
 
 
 def contradictions(params: Params, data: Path | None = None) -> list[str]:
-    """Return a line for each pair of keys in different sections that cannot both hold, and for a gate without power.
-
-    `data` is the folder to which paths of data are relative; without one their sizes are those that were published.
-    """
-    kinds = (_of_splits, _of_names, _of_sizes, _of_training, _of_evaluation)
-    lines = [line for of_kind in kinds for line in of_kind(params)]
-    if lines or not _refuses_weak_gate(params):
+    """Return a line for each contradiction between sections; without any, for a gate of too little power."""
+    checks = (_empty_splits, _unknown_sources, _too_few_problems, _training_conflicts, _protocol_conflicts)
+    lines = [line for check in checks for line in check(params)]
+    if lines or not _must_have_power(params):
         return lines
-    return [f"{line}; report.gate.power: warn runs it all the same" for line in _of_gate(params, data)]
+    return [f"{line}; report.gate.power: warn runs it all the same" for line in _weak_gate(params, data)]
 
 
 def advisories(params: Params, data: Path | None = None) -> list[str]:
-    """Return a line for a gate without power that is not to be refused: it deserves a look and stops no run."""
-    return [] if _refuses_weak_gate(params) else [*_of_gate(params, data)]
+    """Return a line for a gate of too little power if the params allow one; it is a warning, and stops no run."""
+    return [] if _must_have_power(params) else [*_weak_gate(params, data)]
 
 
-def _refuses_weak_gate(params: Params) -> bool:
-    # A gate that is not enforced refuses nothing itself.
+def _must_have_power(params: Params) -> bool:
     return params.report.gate.enforce and params.report.gate.power == "refuse"
 
 
 def exceeded_limits(params: Params, context: int) -> Iterator[str]:
-    """Yield a line for each limit that lets more tokens through than the base model reads (`context`)."""
-    model, prompt = params.train_sft.model, params.max_prompt_tokens
+    """Yield a line for each limit that allows more tokens than the base model's `context`."""
+    model, prompt = params.train_sft.model, params.validate_data.max_prompt_tokens
     base, evaluation = model.base, params.evaluation_tools
     section = TOOLS if evaluation == model.tools else "evaluate.tools"
     completions = {
         "train_grpo.sampling.max_new_tokens": (params.train_grpo.sampling.max_new_tokens, model.tools, TOOLS),
         "evaluate.max_new_tokens": (params.evaluate.max_new_tokens, evaluation, section),
     }
-    for key, (tokens, tools, where) in completions.items():
-        read = tools.max_environment_tokens if tools else 0
-        if prompt + tokens + read > context:
+    for key, (tokens, tools, section_of_tools) in completions.items():
+        from_environment = tools.max_environment_tokens if tools else 0
+        if prompt + tokens + from_environment > context:
             yield (
                 f"{key}: {tokens:,} tokens after a prompt of up to {prompt:,} (validate_data.max_prompt_tokens)"
-                f"{_with_observations(tools, where)} are more than the {context:,} that {base} reads"
+                f"{_and_observations(tools, section_of_tools)} are more than the {context:,} that {base} reads"
             )
     if params.train_sft.num_steps and params.train_sft.max_tokens > context:
         yield f"train_sft.max_tokens: is {params.train_sft.max_tokens:,}, and {base} reads {context:,} tokens"
 
 
-def _with_observations(tools: ToolsConfig | None, section: str) -> str:
+def _and_observations(tools: ToolsConfig | None, section: str) -> str:
+    """Return the part of an error that names the tokens of an environment; empty without an environment."""
     if tools is None:
         return ""
-    each = f"{tools.max_observation_tokens:,} ({section}.max_observation_tokens)"
-    return f" and {tools.max_turns - 1} answers of the environment of up to {each}"
+    limit = f"{tools.max_observation_tokens:,} ({section}.max_observation_tokens)"
+    return f" and {tools.max_turns - 1} answers of the environment of up to {limit}"
 
 
 def is_about_limits(line: str) -> bool:
-    """Tell whether a line is about limits in tokens, which `grpo-pipeline limits` proposes."""
+    """Tell whether an error is about a limit in tokens that `grpo-pipeline limits` can propose."""
     return any(f".{key}: " in line for key in ("max_prompt_tokens", "max_new_tokens", "max_tokens"))
 
 
 def _sources(params: Params, split: Split) -> list[str]:
+    """Return the names of the sources that have problems of a split, or may have."""
     return [source.name for source in params.prepare_data.sources if source.max_problems(split) != 0]
 
 
-def _of_splits(params: Params) -> Iterator[str]:
+def _empty_splits(params: Params) -> Iterator[str]:
     keys = {Split.TRAIN: "`train`", Split.TEST: "`test`, `test_fraction`", Split.DEV: "`dev_fraction`"}
     for split in dict.fromkeys((Split.TRAIN, Split.TEST, params.evaluate.split)):
         if not _sources(params, split):
             yield f"prepare_data.sources: no source has {split} problems; set {keys[split]} or `num_{split}` of one"
 
 
-def _of_names(params: Params) -> Iterator[str]:
+def _unknown_sources(params: Params) -> Iterator[str]:
+    """Yield a line for each key that names a source without problems of its split, or omits the weight of one."""
     weights = params.train_grpo.prompts.source_weights or {}
-    named = [
+    keys = [
         ("report.gate.target", params.evaluate.split, params.report.gate.target),
         ("train_grpo.prompts.source_weights", Split.TRAIN, sorted(weights)),
         ("train_grpo.reward.by_source", Split.TRAIN, params.train_grpo.reward.by_source),
     ]
-    for key, split, names in named:
+    for key, split, names in keys:
         sources = _sources(params, split)
         for name in names:
             if name not in sources:
                 known = ", ".join(sources) or "none"
                 yield f'{key}: no {split} problem comes from "{name}"; sources with {split} problems: {known}'
-    every = [source.name for source in params.prepare_data.sources]
-    for name in [name for name in params.train_sft.model.prompts if name not in every]:
-        yield f'train_sft.model.prompts: no problem comes from "{name}"; sources: {", ".join(every)}'
-    for name in _sources(params, Split.TRAIN) if weights else ():
-        if name not in weights:
-            yield (
-                f'train_grpo.prompts.source_weights: "{name}" has train problems and no weight; '
-                "give it one (0 leaves it out)"
-            )
+    all_sources = [source.name for source in params.prepare_data.sources]
+    for name in params.train_sft.model.prompts:
+        if name not in all_sources:
+            yield f'train_sft.model.prompts: no problem comes from "{name}"; sources: {", ".join(all_sources)}'
+    for name in _sources(params, Split.TRAIN):
+        if weights and name not in weights:
+            advice = "give it one (0 leaves it out)"
+            yield f'train_grpo.prompts.source_weights: "{name}" has train problems and no weight; {advice}'
 
 
-def _of_gate(params: Params, data: Path | None) -> Iterator[str]:
-    split = params.evaluate.split
-    sizes = {
-        source.name: source.expected_problems(split, data)
-        if isinstance(source, FileSource)
-        else source.max_problems(split)
-        for source in params.prepare_data.sources
-    }
-    known: dict[str, int] = {source: size for source, size in sizes.items() if size}
-    total, limit = sum(known.values()), params.evaluate.limit
-    if None in sizes.values() or not set(params.report.gate.target) <= set(known):
+def _weak_gate(params: Params, data: Path | None) -> Iterator[str]:
+    """Yield a line if the gate has too little power for the test problems in `data`, or in data sets as published."""
+    split, sizes = params.evaluate.split, dict[str, int]()
+    for source in params.prepare_data.sources:
+        size = source.expected_problems(split, data) if isinstance(source, FileSource) else source.max_problems(split)
+        if size is None:
+            return
+        if size > 0:
+            sizes[source.name] = size
+    if not set(params.report.gate.target) <= set(sizes):
         return
+    total, limit = sum(sizes.values()), params.evaluate.limit
     if limit and limit < total:
-        known = {source: max(1, size * limit // total) for source, size in known.items()}
-    if line := weakness(params.report.gate, known):
+        sizes = {source: max(1, size * limit // total) for source, size in sizes.items()}
+    if line := weakness(params.report.gate, sizes):
         yield line
 
 
-def _of_sizes(params: Params) -> Iterator[str]:
-    required = {
+def _too_few_problems(params: Params) -> Iterator[str]:
+    minimums = {
         "validate_data.min_train_rows": (Split.TRAIN, params.validate_data.min_train_rows),
         "validate_data.min_test_rows": (Split.TEST, params.validate_data.min_test_rows),
         "train_grpo.prompts_per_step": (Split.TRAIN, params.train_grpo.prompts_per_step),
     }
-    for key, (split, number) in required.items():
-        limits = [source.max_problems(split) for source in params.prepare_data.sources]
-        total = sum(each for each in limits if each is not None)
-        if None not in limits and 0 < total < number:
-            yield f"{key}: is {number:,}, and prepare_data.sources has at most {total:,} {split} problems"
+    for key, (split, minimum) in minimums.items():
+        sizes = [source.max_problems(split) for source in params.prepare_data.sources]
+        total = sum(size for size in sizes if size is not None)
+        if None not in sizes and 0 < total < minimum:
+            yield f"{key}: is {minimum:,}, and prepare_data.sources has at most {total:,} {split} problems"
 
 
-def _of_evaluation(params: Params) -> Iterator[str]:
-    protocol = PROTOCOLS[params.evaluate.protocol]
-    for name in _sources(params, params.evaluate.split):
-        if protocol.sources and name not in protocol.sources:
-            yield (
-                f"evaluate.protocol: {params.evaluate.protocol} asks problems from {' or '.join(protocol.sources)}, "
-                f"and {name} has {params.evaluate.split} problems, too"
-            )
+def _protocol_conflicts(params: Params) -> Iterator[str]:
+    """Yield a line for each source that the evaluation protocol does not allow, or if its shots lack a source."""
+    name, split, protocol = params.evaluate.protocol, params.evaluate.split, PROTOCOLS[params.evaluate.protocol]
+    allowed = " or ".join(protocol.sources)
+    for source in _sources(params, split):
+        if protocol.sources and source not in protocol.sources:
+            yield f"evaluate.protocol: {name} asks problems from {allowed}, and {source} has {split} problems, too"
     if protocol.num_shots and not set(_sources(params, Split.TRAIN)) & set(protocol.sources):
-        yield (
-            f"evaluate.protocol: {params.evaluate.protocol} shows solved examples, and no train problem comes from "
-            f"{' or '.join(protocol.sources)}"
-        )
+        yield f"evaluate.protocol: {name} shows solved examples, and no train problem comes from {allowed}"
 
 
-def _of_training(params: Params) -> Iterator[str]:
+def _training_conflicts(params: Params) -> Iterator[str]:
+    """Yield a line for each setting of GRPO that its data, environment or sampler rules out, or for missing storage."""
     reward = params.train_grpo.reward
-    trained_on = [source for source in params.prepare_data.sources if source.max_problems(Split.TRAIN) != 0]
-    for source in trained_on:
+    train_sources = [source for source in params.prepare_data.sources if source.max_problems(Split.TRAIN) != 0]
+    for source in train_sources:
         if source.kind != "mbpp" and "code_tests" in reward.weights_of(source.name):
             key = f"by_source.{source.name}" if source.name in reward.by_source else "weights"
             yield (
@@ -281,12 +271,13 @@ def _of_training(params: Params) -> Iterator[str]:
             )
     sampler = params.train_grpo.sampler
     engine = sampler.vllm or sampler.servers
-    observed = params.train_sft.model.max_environment_tokens
-    needed = params.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens + observed
-    answers = _with_observations(params.train_sft.model.tools, TOOLS)
-    needs = {"weights.environment": "environment" in reward.names, "supervision": reward.supervision == "turn"}
-    for key, is_needed in needs.items():
-        if is_needed and params.train_sft.model.tools is None:
+    from_environment = params.train_sft.model.max_environment_tokens
+    max_new_tokens = params.train_grpo.sampling.max_new_tokens
+    needed = params.validate_data.max_prompt_tokens + max_new_tokens + from_environment
+    observations = _and_observations(params.train_sft.model.tools, TOOLS)
+    uses = {"weights.environment": "environment" in reward.names, "supervision": reward.supervision == "turn"}
+    for key, needs_environment in uses.items():
+        if needs_environment and params.train_sft.model.tools is None:
             yield f"train_grpo.reward.{key}: needs an environment: set {TOOLS}, or remove this key"
     if params.train_grpo.validation and not _sources(params, Split.DEV):
         yield (
@@ -297,7 +288,7 @@ def _of_training(params: Params) -> Iterator[str]:
         key = f"train_grpo.sampler.{'vllm' if sampler.vllm else 'servers'}.max_tokens"
         yield (
             f"{key}: is {engine.max_tokens:,}; a prompt (validate_data.max_prompt_tokens) with its completion "
-            f"(train_grpo.sampling.max_new_tokens){answers} takes up to {needed:,}"
+            f"(train_grpo.sampling.max_new_tokens){observations} takes up to {needed:,}"
         )
     if is_url(params.register.registry) and not params.register.storage:
         yield "register.storage: is not set, and a registry at a URL has no place for weights; name a DVC remote"

@@ -1,4 +1,4 @@
-"""What a run needs besides the cluster: data, models, rewards, environments, images, secrets."""
+"""Checks of what a run needs besides the cluster: data, models, rewards, environments, images, secrets."""
 
 import os
 import re
@@ -31,7 +31,7 @@ _FIXED_TAG = re.compile(r"@sha256:[0-9a-f]{64}$|:(?!latest$)[\w.-]+$")
 
 
 def base_models(params: Params) -> dict[str, tuple[str, Check]]:
-    """Return each model that a run starts from, by key, with its check; that of the policy returns its context."""
+    """Return the models that a run starts from, by key, each with its check; that of the policy returns its context."""
     base, reward_model = params.train_sft.model.base, params.train_grpo.reward.model
     models: dict[str, tuple[str, Check]] = {BASE_MODEL: (base, partial(_policy_context, params.train_sft))}
     if reward_model and reward_model.base != "reference":
@@ -42,41 +42,44 @@ def base_models(params: Params) -> dict[str, tuple[str, Check]]:
 
 
 def _policy_context(config: TrainSFTConfig) -> int | None:
-    """The context of the base model; PipelineError where its chat template cannot be used as the config says."""
+    """Return the base model's context in tokens; PipelineError if its chat template cannot be used as configured."""
     context = context_tokens(config.model.base)
-    form = prompt_format(config.model.model_copy(update={"tools": None}))
-    form.prompt("1 + 1?")
+    template = prompt_format(config.model.model_copy(update={"tools": None}))  # `unusable_tools` checks those
+    template.prompt("1 + 1?")
     if config.num_steps:
-        form.require_answers()
+        template.require_answers()
     return context
 
 
 def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each reward of the user's own, and for a judge or teacher, that cannot be used."""
+    """Return a line for each custom reward, judge or teacher that cannot be used; `trained_here` tries the rewards."""
     reward, teacher = params.train_grpo.reward, params.train_grpo.teacher
-    for name, asked in {"reward.judge": reward.judge, "teacher": teacher}.items():
-        if asked and asked.key_variable and asked.key_variable not in os.environ:
-            return [f"train_grpo.{name}.key_variable: the environment has no {asked.key_variable}"]
+    for name, service in {"reward.judge": reward.judge, "teacher": teacher}.items():
+        if service and service.key_variable and service.key_variable not in os.environ:
+            return [f"train_grpo.{name}.key_variable: the environment has no {service.key_variable}"]
     judge = reward.judge.model_dump(mode="json") if reward.judge else None
     custom = list(filter(is_custom, reward.names))
-    problem = next(first_problems(params.prepare_data), None) if trained_here and (custom or judge) else None
+    is_called = trained_here and (custom or judge)
+    problem = next(first_problems(params.prepare_data), None) if is_called else None
     return reward_errors(custom, trained_here=trained_here, judge=judge, problem=problem)
 
 
 def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each environment of training or evaluation that cannot be made on this machine."""
-    trained = params.train_sft.model.tools
-    evaluated = params.evaluation_tools
+    """Return a line for each environment that cannot be created; without `trained_here`, only custom ones are tried."""
+    environments = {TOOLS: params.train_sft.model.tools}
+    if params.evaluation_tools != environments[TOOLS]:
+        environments["evaluate.tools"] = params.evaluation_tools
     lines = []
-    for section, tools in {TOOLS: trained, "evaluate.tools": None if evaluated == trained else evaluated}.items():
+    for section, tools in environments.items():
         if tools is not None and (trained_here or is_own(tools.environment)):
             error = environment_error(tools, used_here=trained_here)
-            lines += [] if error is None else [error.replace(TOOLS, section)]
+            if error is not None:
+                lines.append(error.replace(TOOLS, section))
     return lines
 
 
 def unusable_tools(params: Params) -> Iterator[str]:
-    """Yield a line for each thing that is wrong with tools of training, or with those of evaluation if they differ."""
+    """Yield a line for each error in the tools of training, and in those of evaluation if tools or prompts differ."""
     trained, protocol = params.train_sft.model, PROTOCOLS[params.evaluate.protocol]
     yield from wrong_tools(trained, TOOLS, _with_tests(params, tuple(Split)))
     changes: dict[str, object] = {"tools": params.evaluation_tools}
@@ -88,18 +91,19 @@ def unusable_tools(params: Params) -> Iterator[str]:
 
 
 def _with_tests(params: Params, splits: Sequence[Split]) -> list[str]:
+    """Return the names of the sources of programming problems, which have unit tests, in some of the splits."""
     coding = [source for source in params.prepare_data.sources if source.kind == "mbpp"]
     return [source.name for source in coding if any(source.max_problems(split) != 0 for split in splits)]
 
 
 def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str, Any]:
-    """Return what each check returns, the PipelineError that it raised, or one where it has hung for `deadline_s`."""
+    """Return the result of each check by name, or the PipelineError that it raised; after `deadline_s`, a timeout."""
     results: dict[str, Any] = {}
 
     def run(name: str, check: Check) -> None:
         try:
             results[name] = check()
-        except Exception as error:  # raised below, if it is not meant for people
+        except Exception as error:  # raised below in this thread, unless it is a PipelineError
             results[name] = error
 
     threads = [threading.Thread(target=run, args=item, daemon=True) for item in checks.items()]
@@ -108,8 +112,8 @@ def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str
     end = time.monotonic() + deadline_s
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    late = PipelineError(f"no answer within {deadline_s:g} s; the network or a service is down")
-    answers = {name: results.get(name, late) for name in checks}
+    timeout = PipelineError(f"no answer within {deadline_s:g} s; the network or a service is down")
+    answers = {name: results.get(name, timeout) for name in checks}
     for answer in answers.values():
         if isinstance(answer, Exception) and not isinstance(answer, PipelineError):
             raise answer
@@ -117,11 +121,11 @@ def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str
 
 
 def mutable_images(deployment: DeploymentConfig) -> list[str]:
-    """Return a line for each image whose reference may come to mean another one: Kubeflow's cache goes by the name."""
-    named = {"image_gpu": deployment.image_gpu, "image_light": deployment.image_light}
+    """Return a line for each mutable image reference: Kubeflow's cache would not notice another image of that name."""
+    images = {"image_gpu": deployment.image_gpu, "image_light": deployment.image_light}
     return [
         f"deployment.{key}: {image} is a mutable reference; use an immutable tag or a digest"
-        for key, image in named.items()
+        for key, image in images.items()
         if _FIXED_TAG.search(image) is None
     ]
 
@@ -132,16 +136,17 @@ def passwords(form: Form) -> list[str]:
 
 
 def training_secrets(deployment: DeploymentConfig) -> dict[str, list[str]]:
-    """Return those of the secrets for pods of training jobs that exist, with their keys."""
+    """Return the keys of the secrets for training pods, by the secret's name, as far as this process has them."""
     secrets: dict[str, list[str]] = {}
     for kind in ("hub", "judge", "tracking"):
         keys = [key for key in (*SECRET_KEYS[kind], *OPTIONAL_SECRET_KEYS.get(kind, ())) if key in os.environ]
-        secrets |= {getattr(deployment.secrets, kind): keys} if keys else {}
+        if keys:
+            secrets[getattr(deployment.secrets, kind)] = keys
     return secrets
 
 
 def missing_secrets(deployment: DeploymentConfig) -> Iterator[str]:
-    """Check that secrets, which are in the environment, are complete; those with their default names may be missing."""
+    """Check that the environment has all keys of each secret; one with its default name may be missing altogether."""
     for kind, keys in SECRET_KEYS.items():
         name, default = getattr(deployment.secrets, kind), getattr(SecretsConfig(), kind)
         missing = [key for key in keys if key not in os.environ]

@@ -30,7 +30,7 @@ from components.prepare_data.first_rows import hub_datasets
 from components.register import checks as register_checks
 from components.shared.config import validate
 from components.shared.deployment import MOUNT, DeploymentConfig
-from components.shared.errors import PipelineError, RetryableError, UnchangedRunError, raise_all
+from components.shared.errors import PipelineError, RetryableError, raise_all
 from components.shared.progress import say
 from components.shared.stage import exit_on_error
 from components.shared.versioning import commit_of, is_url
@@ -55,6 +55,8 @@ class Ready:
 
     sections: Sections
     page: str
+    unchanged: bool
+    """Whether the run would only reproduce the newest registered version, and was told to end then."""
 
     @property
     def outputs(self) -> dict[str, Any]:
@@ -62,6 +64,7 @@ class Ready:
         config = ClusterConfig.model_validate(self.sections[CLUSTER])
         return {
             **{f"{name}_config": each for name, each in self.sections.items()},
+            "unchanged": self.unchanged,
             # Text: Kubeflow reads what a task asks for from text alone.
             "evaluate_memory": f"{config.evaluation_gib}Gi",
             "evaluate_gpus": str(_evaluation_gpus(config, EvaluateConfig.model_validate(self.sections["evaluate"]))),
@@ -73,7 +76,7 @@ class Ready:
 def run(arguments: dict[str, Any]) -> None:
     """Do preflight as a Kubeflow task: `arguments` are the form, the deployment, and paths for what is handed on."""
     configuration, deployment = arguments.pop("configuration"), arguments.pop(DEPLOYMENT)
-    names = [name for name in arguments if name.endswith("_config") or name.startswith("evaluate_")]
+    names = [name for name in arguments if name.endswith("_config") or name.startswith(("evaluate_", "unchanged"))]
     paths = {name: Path(arguments.pop(name)) for name in names}
     with exit_on_error("preflight"):
         ready = preflight(arguments, validate(DeploymentConfig, deployment, name=DEPLOYMENT))
@@ -92,7 +95,6 @@ def preflight(
     Raises:
         PipelineError: Something is wrong; all of it is named, a line each.
         RetryableError: Nothing is known to be wrong, but the cluster or one of its webhooks does not answer.
-        UnchangedRunError: Nothing is wrong, and the run was told to end if it would reproduce the newest version.
     """
     # Before all else, so that no other line repeats it.
     raise_all(inputs.passwords(form))
@@ -118,13 +120,15 @@ def preflight(
     say("preflight", f"{len(answers)} checks passed" + (f"; data at commit {commit}" if commit else ""))
     for line in advisories(params):
         say("preflight", f"warning: {in_the_form(line)}")
-    if form[SKIP_IF_UNCHANGED]:
-        _refuse_repetition(params)
+    repeats = _what_it_repeats(params) if form[SKIP_IF_UNCHANGED] else ""
     notes = capacity.described(params.cluster, _evaluation_gpus(params.cluster, params.evaluate))
-    return Ready(sections, page(form, sections, {**({"data at commit": commit} if commit else {}), **notes}))
+    looked_up = {"nothing new": repeats, "data at commit": commit}
+    notes = {name: value for name, value in looked_up.items() if value} | notes
+    return Ready(sections, page(form, sections, notes), bool(repeats))
 
 
-def _refuse_repetition(params: Params) -> None:
+def _what_it_repeats(params: Params) -> str:
+    """Return which version the run would reproduce, in a sentence; empty where it would make a new one."""
     configs = {stage: getattr(params, stage) for stage in _MADE_BY}
     newest, changed, undone = register_checks.changes_since_newest(params.register, configs)
     if not newest:
@@ -132,10 +136,12 @@ def _refuse_repetition(params: Params) -> None:
     elif changed:
         say("preflight", f"changed since {newest}: {', '.join(changed)}")
     else:
-        message = f"{UnchangedRunError.beginning} {newest}; a run would reproduce the latest registered version"
+        text = f"code, data and config are those of {newest}, the newest registered version, so nothing is run"
         if undone:
-            message += f"\nits registration is not complete: {'; '.join(undone)}; press Retry on the run that made it"
-        raise UnchangedRunError(message)
+            text += f"; its registration is not complete: {'; '.join(undone)}; press Retry on the run that made it"
+        say("preflight", text)
+        return text
+    return ""
 
 
 def _evaluation_gpus(cluster: ClusterConfig, evaluate: EvaluateConfig) -> int:

@@ -1,7 +1,4 @@
-"""Memory of the pods that run a model, where the params leave it open: what the model takes, by its shape.
-
-Measured: a process that trains a model of 0.2 million parameters on CPUs holds 0.6 GiB, all of it code.
-"""
+"""Estimates the memory of pods that run a model from the model's shape, if the params do not set it."""
 
 import math
 from contextlib import suppress
@@ -15,32 +12,28 @@ from components.shared.model_shape import ModelShape, shape_of
 
 _GIB = 2**30
 _POD_GIB, _PROCESS_GIB, _GPU_PROCESS_GIB, _VLLM_GIB = 2, 2, 4, 4
-"""Code and buffers: of the pod as a whole, of each process that trains, of one that drives a GPU, and of vLLM."""
-_FP32, _BF16 = 4, 2
-_OPTIMIZER_BYTES = 16
-"""Bytes for each parameter: two moments, the master weight and the gradient, all in fp32."""
-_CHECKPOINT_BYTES = 12
-"""Bytes for each parameter: two moments and the weight in fp32."""
-_ON_CPU_BYTES = 32
-"""Bytes for each parameter on CPUs: weights, gradient, optimizer, the reference and a checkpoint."""
-_MARGIN = 1.25
-"""Over what is counted in evaluation: activations, and the completions themselves."""
+"""Code and buffers of a pod, of a training process on CPUs (0.6 GiB of code alone) or on a GPU, and of vLLM."""
+_FP32, _BF16 = 4, 2  # bytes of a number
+_OPTIMIZER_BYTES = 16  # bytes for each parameter: two moments, the master weight and the gradient, all in fp32
+_CHECKPOINT_BYTES = 12  # bytes for each parameter: two moments and the weight in fp32
+_ON_CPU_BYTES = 32  # bytes for each parameter on CPUs: weights, gradient, optimizer, the reference and a checkpoint
+_MARGIN = 1.25  # factor for what is not counted in evaluation: activations, and the completions themselves
 
 
 def shape_of_base(params: Params) -> ModelShape | None:
-    """Return the shape of the base model; None where it is on the volume, unreachable, or of an unknown family."""
+    """Return the shape of the base model; None if it is on the volume, unreachable, or of an unknown family."""
     model = params.train_sft.model
     with suppress(PipelineError):
         return shape_of(model)
     if not model.base.startswith(("/", ".")):
         with suppress(PipelineError):
-            model_config(model.base)  # into the local cache
+            model_config(model.base)  # downloads the config into the local cache, which `shape_of` reads
             return shape_of(model)
     return None
 
 
 def with_memory(params: Params, shape: ModelShape | None) -> ClusterConfig:
-    """Return the cluster's section with the memory of its pods; what is set there, or cannot be told, stays."""
+    """Return the cluster's section with the memory of its pods filled in, except where it is set or `shape` is None."""
     config = params.cluster
     if shape is None:
         return config
@@ -52,36 +45,39 @@ def with_memory(params: Params, shape: ModelShape | None) -> ClusterConfig:
 
 
 def _training_gib(params: Params, num_parameters: int) -> int:
+    """Return the GiB of a training pod, enough for SFT as well as for GRPO."""
     grpo, config = params.train_grpo, params.cluster
     processes = max(1, config.gpus_per_node)
-    copies = 2 if grpo.reward.model else 1  # a learned reward model is as large, and is trained too
+    num_models = 2 if grpo.reward.model else 1  # a learned reward model is as large, and is trained, too
     engines = processes if grpo.sampler.vllm else 0
     if not config.gpus_per_node:
         cache_gib = grpo.sampler.vllm.cache_gib if grpo.sampler.vllm else 0.0
-        states_gib = copies * _ON_CPU_BYTES * num_parameters / _GIB
+        states_gib = num_models * _ON_CPU_BYTES * num_parameters / _GIB
         return math.ceil(_POD_GIB + processes * _PROCESS_GIB + engines * (_VLLM_GIB + cache_gib) + states_gib)
-    of_grpo = _host_bytes(grpo.engine, processes)
+    model_bytes = _host_bytes(grpo.engine, processes)
     if grpo.reference == "offloaded" and grpo.loss.kl.coefficient > 0:
-        of_grpo += processes * _bytes(grpo.engine)
-    asleep = engines * _bytes(grpo.engine)  # vLLM's weights while the policy is updated
-    per_parameter = max(_host_bytes(params.train_sft.engine, processes), copies * of_grpo + asleep)
+        model_bytes += processes * _weight_bytes(grpo.engine)
+    sleeping_bytes = engines * _weight_bytes(grpo.engine)  # vLLM's weights while the policy is updated
+    grpo_bytes = num_models * model_bytes + sleeping_bytes
+    per_parameter = max(_host_bytes(params.train_sft.engine, processes), grpo_bytes)
     code_gib = _POD_GIB + processes * _GPU_PROCESS_GIB + engines * _VLLM_GIB
     return math.ceil(code_gib + per_parameter * num_parameters / _GIB)
 
 
 def _host_bytes(engine: EngineConfig, processes: int) -> float:
-    """Bytes of the host for each parameter, with adapters as if all weights were trained."""
-    # At the start every process loads the weights; later the first one collects a checkpoint, and each holds its shard.
-    offloaded = {"none": 0, "optimizer": _OPTIMIZER_BYTES, "all": _OPTIMIZER_BYTES + _bytes(engine)}[engine.offload]
-    return max(processes * _bytes(engine), _CHECKPOINT_BYTES) + processes * offloaded / engine.num_processes
+    """Return the bytes of host memory for each parameter; LoRA counts as if all weights were trained."""
+    weight = _weight_bytes(engine)
+    offloaded = {"none": 0, "optimizer": _OPTIMIZER_BYTES, "all": _OPTIMIZER_BYTES + weight}[engine.offload]
+    # At the start every process loads all weights; later the first one gathers a checkpoint. Each offloads its shard.
+    return max(processes * weight, _CHECKPOINT_BYTES) + processes * offloaded / engine.num_processes
 
 
-def _bytes(engine: EngineConfig) -> int:
+def _weight_bytes(engine: EngineConfig) -> int:
     return _BF16 if engine.precision == "bf16" else _FP32
 
 
 def _evaluation_gib(params: Params, shape: ModelShape) -> int:
-    """GiB of the pod that evaluates, where each engine loads all weights; without a GPU it holds the cache as well."""
+    """Return the GiB of the evaluation pod: each engine loads all weights, and without a GPU the KV cache, too."""
     evaluate, element = params.evaluate, _evaluation_bytes(params)
     engines = evaluate.vllm.num_engines if evaluate.vllm else 1
     weights_gib = engines * element * shape.num_parameters / _GIB
@@ -90,24 +86,26 @@ def _evaluation_gib(params: Params, shape: ModelShape) -> int:
         return math.ceil(code_gib + evaluate.num_gpus * _GPU_PROCESS_GIB + weights_gib)
     if evaluate.vllm:
         return math.ceil(code_gib + _MARGIN * weights_gib + engines * evaluate.vllm.cache_gib)
-    observed = params.evaluation_tools.max_environment_tokens if params.evaluation_tools else 0
-    tokens = evaluate.max_batch_size * (params.max_prompt_tokens + evaluate.max_new_tokens + observed)
-    logits = 3 * _FP32 * evaluate.max_batch_size * shape.vocabulary_size
+    prompt_tokens = params.validate_data.max_prompt_tokens
+    from_environment = params.evaluation_tools.max_environment_tokens if params.evaluation_tools else 0
+    tokens = evaluate.max_batch_size * (prompt_tokens + evaluate.max_new_tokens + from_environment)
+    logits = 3 * _FP32 * evaluate.max_batch_size * shape.vocabulary_size  # with copies made by sampling
     held_gib = weights_gib + (tokens * shape.kv_bytes_per_token(element) + logits) / _GIB
     return math.ceil(code_gib + _MARGIN * held_gib)
 
 
 def _evaluation_bytes(params: Params) -> int:
-    """Bytes of a weight where a model is evaluated, for whichever of base, SFT and GRPO has the larger ones."""
+    """Return the bytes of a weight in evaluation: of the base, SFT or GRPO model, whichever has the widest."""
     if params.evaluate.dtype != "auto":
         return _FP32 if params.evaluate.dtype == "float32" else _BF16
-    trained = max(_bytes(params.train_sft.engine), _bytes(params.train_grpo.engine))
+    trained = max(_weight_bytes(params.train_sft.engine), _weight_bytes(params.train_grpo.engine))
     if params.train_sft.model.scratch:
         return trained
     try:
         config = model_config(params.train_sft.model.base)
-    except PipelineError:  # on the volume, or unreachable: well-known models are published in 16 bits
+    except PipelineError:  # on the volume, or unreachable: most models are published in 16 bits
         return max(trained, _BF16)
-    texts = (config.get("text_config") or {}, config)
-    published = [each[key] for each in texts for key in ("dtype", "torch_dtype") if each.get(key)]
-    return max(trained, _FP32 if published[:1] in ([], ["float32"]) else _BF16)
+    levels = (config.get("text_config") or {}, config)
+    dtypes = [level[key] for level in levels for key in ("dtype", "torch_dtype") if level.get(key)]
+    published = next(iter(dtypes), "float32")  # as transformers loads a model without a dtype
+    return max(trained, _FP32 if published == "float32" else _BF16)

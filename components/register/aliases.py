@@ -1,9 +1,9 @@
 """Aliases of versions, and the audit trail: which version is the champion, and who decided it, when and why.
 
 An alias is a stage of GTO: an annotated tag `<name>#<alias>#<count>` on the commit of a version. The tag with the
-highest count is in force. A change is one new tag, pushed at once: a promotion that is killed has happened or not, and
-of two people who decide at the same time one is told that the other was first. No tag is ever moved or removed, so the
-tags are the audit trail.
+highest count is in force. A change is one new tag, pushed atomically: a promotion that is killed has happened or not,
+and if two people decide at the same time, the second gets an error. No tag is ever moved or removed, so the tags are
+the audit trail.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, get_args
 
-from components.register.registry import open_for_aliases
+from components.register.registry import open_repository
 from components.register.snapshot import Assignment, Snapshot, Version, read_registry
 from components.shared.errors import PipelineError
 from components.shared.execution import person
@@ -25,26 +25,26 @@ Action = Literal["register", "assign", "remove", "promote", "rollback"]
 
 @dataclass(frozen=True)
 class Change:
-    """One line of the audit trail: a registration, or an alias that was given to a version."""
+    """One line of the audit trail: a registration, or a change of an alias."""
 
     action: Action
     version: str
     """Tag of the version."""
     alias: str | None
-    """None for a registration that gave none."""
+    """None for a registration without an alias."""
     count: int
     """Number of this change among the changes of the alias, from 1; 0 without an alias."""
     at: datetime
     by: str
     reason: str
     facts: Mapping[str, str] = field(default_factory=dict)
-    """Results of the checks before the change, by the name of the check."""
+    """Results of the checks before the change, by name."""
 
 
 def history(snapshot: Snapshot, name: str) -> list[Change]:
-    """Return all registrations and changes of aliases of a model, the oldest first.
+    """Return all registrations of a model's versions and changes of its aliases, the oldest first.
 
-    A registration that gave an alias is among the changes; the others are made from their versions.
+    A registration that gave an alias is one entry, read from the alias; others are read from the tags of the versions.
     """
     changes = changes_of(snapshot, name)
     recorded = {change.version for change in changes if change.action == "register"}
@@ -58,23 +58,23 @@ def history(snapshot: Snapshot, name: str) -> list[Change]:
 
 
 def changes_of(snapshot: Snapshot, name: str, alias: str | None = None) -> list[Change]:
-    """Return the changes of an alias of a model, or of all of them, by their counts."""
+    """Return the changes of an alias of a model, or of all its aliases, sorted by count."""
     versions = {version.commit: version.tag for version in snapshot.versions(name, withdrawn=True)}
-    assigned = snapshot.assignments(name, alias)
-    return [_change(each, versions.get(each.commit, each.commit)) for each in assigned]
+    return [_change(each, versions.get(each.commit, each.commit)) for each in snapshot.assignments(name, alias)]
 
 
-def before(snapshot: Snapshot, name: str, alias: str) -> str | None:
+def rollback_target(snapshot: Snapshot, name: str, alias: str) -> str | None:
     """Return the tag of the version to which a rollback moves an alias; None without an earlier one.
 
     Versions that were withdrawn, or that an earlier rollback moved away from, are skipped.
     """
-    stack: list[str] = []
+    stack: list[str] = []  # versions that had the alias, the current one last
     for change in changes_of(snapshot, name, alias):
         if change.action == "remove":
             stack.clear()
         elif change.action == "rollback" and change.version in stack:
-            del stack[len(stack) - stack[::-1].index(change.version) :]
+            while stack[-1] != change.version:
+                stack.pop()
         else:
             stack.append(change.version)
     usable = {version.tag for version in snapshot.versions(name)}
@@ -84,12 +84,12 @@ def before(snapshot: Snapshot, name: str, alias: str) -> str | None:
 def change_alias(
     location: str, version: Version, action: Action, alias: str, count: int, reason: str, facts: Mapping[str, str]
 ) -> None:
-    """Give an alias to a version in a registry, atomically.
+    """Give an alias to a version in a registry, atomically, as the `count`th change of the alias.
 
-    PipelineError if the `count`th change of the alias was made by somebody else, or the registry refuses it.
+    PipelineError if somebody else has made that change in the meantime, or the registry refuses it.
     """
     change = Change(action, version.tag, alias, count, datetime.now(UTC), person(), reason, facts)
-    with open_for_aliases(location) as registry:
+    with open_repository(location) as registry:
         is_next = next_count(registry.snapshot, version.name, alias) == count
         tag, message = _tag(version.name, change)
         if not (is_next and registry.publish({tag: message}, version.commit)):
@@ -102,7 +102,7 @@ def change_alias(
 
 
 def candidate(snapshot: Snapshot, name: str, version: str, reason: str) -> tuple[str, str]:
-    """Return the tag that makes a version the candidate as it is registered, and the tag's message."""
+    """Return the tag, and its message, that makes a version the candidate when it is registered."""
     count = next_count(snapshot, name, CANDIDATE)
     return _tag(name, Change("register", version, CANDIDATE, count, datetime.now(UTC), person(), reason))
 
@@ -121,7 +121,7 @@ def next_count(snapshot: Snapshot, name: str, alias: str) -> int:
 
 
 def _tag(name: str, change: Change) -> tuple[str, str]:
-    """Return the tag of a change, and its message: a title, the reason, and the facts as trailers."""
+    """Return the tag of a change, and its message: a title, the reason, and the facts as trailers `key: value`."""
     trailers = {"Action": change.action, "By": change.by, **change.facts}
     lines = (f"{key}: {_one_line(value)}" for key, value in trailers.items())
     title = f"{change.action.capitalize()} {change.alias}: {change.version}"
@@ -130,16 +130,16 @@ def _tag(name: str, change: Change) -> tuple[str, str]:
 
 
 def _change(assignment: Assignment, version: str) -> Change:
-    """The change that a tag records; a tag made by hand with GTO has a message only."""
+    """Return the change that a tag records; a tag made by hand with GTO has a message without trailers."""
     paragraphs = assignment.message.split("\n\n")
-    facts = dict(line.partition(": ")[::2] for line in paragraphs[-1].splitlines())
+    reason, trailers = " ".join(paragraphs[1:-1]), paragraphs[-1].splitlines()
+    facts = {key: value for key, _, value in (line.partition(": ") for line in trailers)}
     recorded = facts.pop("Action", None)
     action: Action | None = next((each for each in get_args(Action) if each == recorded), None)
     at, by = datetime.fromisoformat(assignment.at), facts.pop("By", assignment.by)
     if action is None:
-        action, reason, facts = "remove" if assignment.withdrawn else "assign", assignment.message, {}
-    else:
-        reason = " ".join(paragraphs[1:-1])
+        action = "remove" if assignment.withdrawn else "assign"
+        reason, facts = assignment.message, {}
     return Change(action, version, assignment.alias, assignment.count, at, by, _one_line(reason), facts)
 
 

@@ -11,48 +11,42 @@ from typing import Any
 import yaml
 
 CARD = "model_card.md"
-UNKNOWN_LICENCE = "unknown"
+
 _DATASETS = {
     "gsm8k": "openai/gsm8k",
     "math": "EleutherAI/hendrycks_math",
     "math500": "HuggingFaceH4/MATH-500",
     "mbpp": "google-research-datasets/mbpp",
 }
-"""Datasets of the hub with the problems of a source; generated problems have no dataset there."""
+"""The hub's dataset with the problems of a source; generated problems have none."""
 _TASK = "text-generation"
 
 
-def model_card(version: Mapping[str, Any], evidence: Mapping[str, Any], licence: str | None) -> str:
-    """Return the card in Markdown; equal inputs give equal text.
-
-    Args:
-        version: Its version.json, as far as it is known.
-        evidence: The report's `verdict`, `summary` and `provenance`.
-        licence: Of the weights, as the hub names it; None where nobody has said.
-    """
+def model_card(version: Mapping[str, Any], results: Mapping[str, Any], licence: str | None) -> str:
+    """Return the card in Markdown; `version` is a version.json, `results` are the JSON files of the report by stem."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(  # Markdown: nothing to escape
+    environment = Environment(  # without autoescape, since the card is Markdown
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    provenance = evidence["provenance"]
+    provenance = results["provenance"]
     configs: dict[str, dict[str, Any]] = provenance["configs"]
     models = (config["model"] for config in configs.values() if isinstance(config.get("model"), dict))
-    # The report of an artifact without a lineage has no settings.
+    # The report on artifacts without a lineage has no configs.
     unset: dict[str, Any] = {"base": "unknown", "prompt": None, "chat": None, "thinking": None, "prompts": {}}
     model = {**unset, **next(models, {})}
     material = provenance.get("materials", {}).get(model["base"]) or {}
-    # Otherwise it comes from a folder or was made from scratch.
-    is_of_hub = material.get("repository") == model["base"]
-    hub: dict[str, Any] = {"name": model["base"], "commit": material["commit"]} if is_of_hub else {}
+    hub: dict[str, Any] = {}
+    if material.get("repository") == model["base"]:  # otherwise it comes from a folder or was made from scratch
+        hub = {"name": model["base"], "commit": material["commit"]}
     return environment.get_template("model_card.md.jinja").render(
-        **evidence,
+        **results,
         version=version,
-        front_matter=_front_matter(version, evidence, licence, hub.get("name")),
+        front_matter=_front_matter(version, results, licence, hub.get("name")),
         licence=licence,
         model=model,
         hub=hub,
@@ -66,21 +60,22 @@ def model_card(version: Mapping[str, Any], evidence: Mapping[str, Any], licence:
 
 
 def _front_matter(
-    version: Mapping[str, Any], evidence: Mapping[str, Any], licence: str | None, base_model: str | None
+    version: Mapping[str, Any], results: Mapping[str, Any], licence: str | None, base_model: str | None
 ) -> str:
+    """Return the card's metadata as YAML; `base_model` is its name on the hub, None for a model from elsewhere."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    configs: Mapping[str, Any] = evidence["provenance"]["configs"]
+    configs: Mapping[str, Any] = results["provenance"]["configs"]
     sources = configs.get("prepare_data", {}).get("sources", [])
     trained_on = [_DATASETS[each["kind"]] for each in sources if each["kind"] in _DATASETS and each.get("train")]
-    facts = evidence["summary"]["protocol"] or {}
-    results = [
+    protocol = results["summary"]["protocol"] or {}
+    eval_results = [
         EvalResult(
             task_type=_TASK,
             task_name="Problems with verifiable answers",
             dataset_type=_DATASETS.get(source, source),
             dataset_name=source,
-            dataset_split=facts.get("split", "test"),
+            dataset_split=protocol.get("split", "test"),
             metric_type="accuracy",
             metric_name="Accuracy, strict extraction, greedy",
             metric_value=round(score["accuracy"], 4),
@@ -88,21 +83,21 @@ def _front_matter(
                 "correct": score["correct"],
                 "total": score["total"],
                 "interval_95": [round(end, 4) for end in score["interval"]],
-                **{name: facts[name] for name in ("name", "shots", "max_new_tokens", "dtype") if name in facts},
+                **{key: protocol[key] for key in ("name", "shots", "max_new_tokens", "dtype") if key in protocol},
             },
             verified=False,
         )
-        for source, score in evidence["summary"]["models"]["grpo"].items()
+        for source, score in results["summary"]["models"]["grpo"].items()
     ]
     return str(
         ModelCardData(
-            license=licence or UNKNOWN_LICENCE,
+            license=licence or "unknown",
             base_model=base_model,
             datasets=list(dict.fromkeys(trained_on)) or None,
             library_name="transformers",
             pipeline_tag=_TASK,
             tags=["grpo", "reasoning"],
             model_name=version["name"],
-            eval_results=results,
+            eval_results=eval_results,
         )
     )

@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _PORTS = {"http": 8080, "https": 443}
-_NEAR = re.compile(r"localhost|127(\.\d+){3}|::1|[^.]+|.*\.svc(\..*)?")
-"""Hosts to which a token may go unencrypted: this one, and services of the cluster."""
+_LOCAL_HOST = re.compile(r"localhost|127(\.\d+){3}|::1|[^.]+|.*\.svc(\..*)?")
+"""Hosts to which a token may go unencrypted: this machine, and services of the cluster."""
 _CLIENT_VERSION = "v1"
-"""Version of the API in every path of the client; servers of other releases have another one."""
+"""API version in every path of the client; older servers have another one."""
 _SUPPORTED = (_CLIENT_VERSION, "v1alpha3")
+"""API versions of servers, in the order in which they are tried."""
 _TIMEOUT_S = 60.0
 _AUTHOR = "grpo-pipeline"
 _DIGEST = "policy_digest"
@@ -50,18 +51,18 @@ Value = bool | int | float | str
 
 @dataclass(frozen=True)
 class Entry:
-    """One version, as the catalogue is to show it."""
+    """One version as the catalogue shows it."""
 
     name: str
     version: str
     uri: str
     """Permanent address of the weights: a folder that KServe and vLLM can load."""
     description: str
-    """For people: accuracies, and on which problems."""
+    """A line for people: accuracies, and whether the gate was passed."""
     properties: Mapping[str, Value]
     """Values to sort and filter by, including the digest of the weights: numbers stay numbers."""
     source: Mapping[str, str]
-    """The Kubeflow run that registered it, by the client's names; empty outside Kubeflow."""
+    """Fields `model_source_*` of the Kubeflow run that registered it; empty outside Kubeflow."""
 
 
 class Status(NamedTuple):
@@ -73,16 +74,17 @@ class Status(NamedTuple):
 
 def statuses_of(snapshot: Snapshot, name: str) -> dict[str, Status]:
     """Return the status of each version of a model, by its number such as `v0.0.1`."""
-    aliases, kept = snapshot.aliases_by_version(), {version.tag for version in snapshot.versions(name)}
+    aliases = snapshot.aliases_by_version()
+    active = {version.tag for version in snapshot.versions(name)}
     versions = snapshot.versions(name, withdrawn=True)
-    return {each.version: Status(aliases.get(each.tag, ()), each.tag not in kept) for each in versions}
+    return {each.version: Status(aliases.get(each.tag, ()), each.tag not in active) for each in versions}
 
 
 class Catalogue:
     """A connection to a model registry.
 
-    All its methods raise PipelineError where a file that the environment names is unreadable, or the server refuses,
-    and RetryableError where the server cannot be reached, or has a temporary error.
+    All methods raise PipelineError if the file with the token or the certificates is unreadable, or the server refuses
+    the request, and RetryableError if the server cannot be reached, or has a temporary error.
     """
 
     def __init__(self, address: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -95,32 +97,32 @@ class Catalogue:
         self.address = address
         self._server = f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}"
         self._environment = environment
-        if parts.scheme == "http" and not _NEAR.fullmatch(parts.hostname) and self._token()[0]:
+        if parts.scheme == "http" and not _LOCAL_HOST.fullmatch(parts.hostname) and self._token()[0]:
             raise PipelineError(
                 f"register.model_registry: {address} would get this process's token unencrypted; use https://"
             )
         self._api_version = self._run(self._find_api_version())
 
     def announce(self, entry: Entry) -> bool:
-        """Create the model, version and artifact of an entry; returns whether any of them was missing.
+        """Create the model, version and artifact of an entry unless they exist; return whether the last two were new.
 
         PipelineError if the catalogue has other weights, or another address of them, under this name and version.
         """
         return self._run(_announce(self._client(self._api_version), entry))
 
     def update(self, name: str, statuses: Mapping[str, Status]) -> int:
-        """Update the states and aliases of a model's versions; return how many versions differed.
+        """Update the states and aliases of a model's versions by number; return how many versions differed.
 
         A withdrawn version is archived. Versions that are not in the catalogue are skipped.
         """
         return self._run(_update(self._client(self._api_version), name, statuses))
 
     def missing(self, name: str, numbers: Iterable[str]) -> list[str]:
-        """Return which versions of a model, such as `v0.0.1`, were not announced, or not completely."""
+        """Return those of a model's version numbers, such as `v0.0.1`, that were not announced, or not completely."""
         return self._run(_missing(self._client(self._api_version), name, numbers))
 
     async def _find_api_version(self) -> str:
-        """Return the version of the API that the server has; asked before anything is registered."""
+        """Return the server's API version: the first supported one that it answers to."""
         from mr_openapi.exceptions import NotFoundException
 
         for version in _SUPPORTED:
@@ -141,14 +143,14 @@ class Catalogue:
         from mr_openapi import ApiClient, Configuration, ModelRegistryServiceApi
 
         class VersionedApiClient(ApiClient):  # type: ignore[misc]
-            """Replaces the version of the API in the paths by the server's."""
+            """Sends requests to the server's API version."""
 
             def param_serialize(self, method: str, resource_path: str, *rest: Any, **options: Any) -> Any:
                 path = resource_path.replace(f"/{_CLIENT_VERSION}/", f"/{api_version}/", 1)
                 return super().param_serialize(method, path, *rest, **options)
 
         class Client(ModelRegistryAPIClient):  # type: ignore[misc]
-            """The original with that connection."""
+            """The original client on a VersionedApiClient."""
 
             @asynccontextmanager
             async def get_client(self) -> AsyncIterator[Any]:
@@ -160,19 +162,19 @@ class Catalogue:
         return Client(Configuration(host=self._server, access_token=self._token()[0], ssl_ca_cert=certificates))
 
     def _token(self) -> tuple[str | None, str]:
-        """Return the token and where it is from; a file is read each time, because it is renewed."""
-        token = self._environment.get(CATALOGUE_TOKEN_VARIABLE)
+        """Return the token, None without one, and where it is from; a file is read each time, because it is renewed."""
         own_file, kubeflow_file = (self._environment.get(name) for name in CATALOGUE_TOKEN_FILE_VARIABLES)
+        token = self._environment.get(CATALOGUE_TOKEN_VARIABLE)
+        if token and not own_file:
+            return token, f"this one is from {CATALOGUE_TOKEN_VARIABLE}"
         pod_file = _SERVICE_ACCOUNT / "token"
-        file = own_file or (None if token else kubeflow_file or (pod_file if pod_file.is_file() else None))
+        file = own_file or kubeflow_file or (pod_file if pod_file.is_file() else None)
         if file:
             return _readable(file, "token").read_text(encoding="utf-8").strip(), f"this one is from {file}"
-        if token:
-            return token, f"this one is from {CATALOGUE_TOKEN_VARIABLE}"
         return None, f"there is none; set {CATALOGUE_TOKEN_FILE_VARIABLES[0]} or {CATALOGUE_TOKEN_VARIABLE}"
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do some work within the time limit and turn the errors of the client into one line."""
+        """Run requests within the time limit and turn the client's errors into errors of one line."""
         import aiohttp
         from mr_openapi.exceptions import ApiException
 
@@ -180,9 +182,8 @@ class Catalogue:
             return asyncio.run(asyncio.wait_for(work, _TIMEOUT_S))
         except ApiException as error:
             if error.status == 401:
-                raise PipelineError(
-                    f"{self._server}: the model registry rejects the token; {self._token()[1]}"
-                ) from None
+                source = self._token()[1]
+                raise PipelineError(f"{self._server}: the model registry rejects the token; {source}") from None
             reason = " ".join(str(error.body or error.reason).split())[:200]
             kind = RetryableError if error.status == 429 or (error.status or 0) >= 500 else PipelineError
             raise kind(f"{self._server}: the model registry answers {error.status} ({reason})") from None
@@ -192,34 +193,37 @@ class Catalogue:
 
 
 def _readable(path: str | Path, content: str) -> Path:
+    """Return a path; PipelineError unless it can be read. `content` is the file's content for the message."""
     if not os.access(path, os.R_OK):
         raise PipelineError(f"{path}: no readable file with the {content} of the model registry")
     return Path(path)
 
 
-def left_undone(snapshot: Snapshot, name: str, address: str | None) -> Iterator[str]:
+def incomplete_steps(snapshot: Snapshot, name: str, address: str | None) -> Iterator[str]:
     """Yield a line for each step that registrations of a model have not completed.
 
-    Announcements, to the catalogue at `address` if there is one, come last. Errors are those of `Catalogue`.
+    Missing announcements to the catalogue at `address`, None without one, come last. Errors are those of `Catalogue`.
     """
-    for newest in snapshot.versions(name)[-1:]:
-        if all(each.commit != newest.commit for each in snapshot.assignments(name, CANDIDATE)):
-            yield f"{newest.tag} never became the candidate"
-    for version in unannounced(snapshot, name, Catalogue(address)) if address else ():
-        yield f"{version.tag} is not announced to {address}"
+    versions = snapshot.versions(name)
+    candidates = {each.commit for each in snapshot.assignments(name, CANDIDATE)}
+    if versions and versions[-1].commit not in candidates:
+        yield f"{versions[-1].tag} never became the candidate"
+    if address:
+        for version in unannounced(snapshot, name, Catalogue(address)):
+            yield f"{version.tag} is not announced to {address}"
 
 
 def unannounced(snapshot: Snapshot, name: str, catalogue: Catalogue) -> list[Version]:
-    """Return the versions of a model that were to be announced to a catalogue, and are not, or not completely."""
+    """Return the versions of a model that name a catalogue to announce them to, but are not completely in it."""
     versions = snapshot.versions(name)
-    registered = zip(versions, snapshot.registrations(versions), strict=True)
-    meant = [version for version, each in registered if each.get("model_registry") == catalogue.address]
-    missing = catalogue.missing(name, [each.version for each in meant])
-    return [each for each in meant if each.version in missing]
+    registrations = zip(versions, snapshot.registrations(versions), strict=True)
+    expected = [version for version, each in registrations if each.get("model_registry") == catalogue.address]
+    missing = catalogue.missing(name, [version.version for version in expected])
+    return [version for version in expected if version.version in missing]
 
 
 def require_url(url: str) -> None:
-    """Raise PipelineError if the storage of the weights is a folder, useless on other machines."""
+    """Raise PipelineError if the storage of the weights is a folder, which other machines cannot reach."""
     if not is_url(url) or url.startswith("file:"):
         raise PipelineError(
             f"register.storage: the weights are in the folder {url}, which other machines cannot reach; "
@@ -228,9 +232,9 @@ def require_url(url: str) -> None:
 
 
 def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
-    """Return the entry of a registered version at an address; all but the run is read from the version itself."""
+    """Return the entry of a registered version with its weights at `uri`; its Kubeflow run is that of this process."""
     tag = version["tag"]
-    trailer = ("log", "-1", "--format=%(trailers:key=Pipeline-Commit,valueonly)", f"refs/tags/{tag}")
+    pipeline_commit = ("log", "-1", "--format=%(trailers:key=Pipeline-Commit,valueonly)", f"refs/tags/{tag}")
     verdict, summary, provenance = (
         json.loads(snapshot.read(tag, f"{name}.json")) for name in ("verdict", "summary", "provenance")
     )
@@ -251,7 +255,7 @@ def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
             "bundle_digest": version["bundle_digest"],
             "parent": version["parent"] or "none",
             "dvc_md5": md5_in(snapshot.read(tag, f"{POLICY}.dvc")),
-            "git_sha": snapshot.repository.git(*trailer).strip(),
+            "git_sha": snapshot.repository.git(*pipeline_commit).strip(),
             "registry": version["registry"],
             "registry_tag": tag,
         },
@@ -260,12 +264,13 @@ def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
 
 
 def scores(verdict: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the accuracy of each model, on the gate's target (problems pooled) and on each source, and the verdict."""
+    """Return the accuracy of each model, on all problems of the gate's targets and on each source, and the verdict."""
     target = verdict["target"]
     properties: dict[str, Value] = {}
     for model, by_source in summary["models"].items():
-        pooled = [by_source[source] for source in target["sources"]]
-        correct, total = (sum(score[key] for score in pooled) for key in ("correct", "total"))
+        target_scores = [by_source[source] for source in target["sources"]]
+        correct = sum(score["correct"] for score in target_scores)
+        total = sum(score["total"] for score in target_scores)
         properties[f"accuracy_{model}"] = float(correct / total)
         for source, score in by_source.items():
             properties[f"accuracy_{model}.{source}"] = float(score["accuracy"])
@@ -280,6 +285,7 @@ def scores(verdict: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, 
 
 
 def _provenance(summary: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Value]:
+    """Return what a version was made from: model, data, params and code, without unknown values."""
     configs = provenance["configs"]
     repository = configs.get("prepare_data", {}).get("repository") or {}
     properties = {
@@ -294,6 +300,7 @@ def _provenance(summary: Mapping[str, Any], provenance: Mapping[str, Any]) -> di
 
 
 def _current_run() -> dict[str, str]:
+    """Return the fields `model_source_*` of the Kubeflow run of this process; empty outside Kubeflow."""
     run_id = os.environ.get(RUN_ID_VARIABLE)
     if not run_id:
         return {}
@@ -308,8 +315,8 @@ def _current_run() -> dict[str, str]:
 
 
 async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
-    from model_registry.types import ModelArtifact, ModelVersion, RegisteredModel
-    from mr_openapi import ArtifactState
+    """Do the requests of `Catalogue.announce`."""
+    from model_registry.types import ModelVersion, RegisteredModel
 
     model, _ = await _ensure(
         lambda: client.get_registered_model_by_params(entry.name),
@@ -335,9 +342,16 @@ async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
             f"{entry.name} {entry.version}: the model registry has {weights} under this version instead of "
             f"{str(digest)[:12]}; give register.name another name"
         )
+    return await _ensure_artifact(client, entry, str(known_version.id)) or version_is_new
 
-    async def find_artifact() -> ModelArtifact | None:
-        artifacts = await client.get_model_artifacts(str(known_version.id))
+
+async def _ensure_artifact(client: "ModelRegistryAPIClient", entry: Entry, version_id: str) -> bool:
+    """Create the artifact of an announced version unless it exists; return whether it is new."""
+    from model_registry.types import ModelArtifact
+    from mr_openapi import ArtifactState
+
+    async def find() -> ModelArtifact | None:
+        artifacts = await client.get_model_artifacts(version_id)
         return next((artifact for artifact in artifacts if artifact.name == entry.name), None)
 
     artifact = ModelArtifact(
@@ -345,29 +359,30 @@ async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
         uri=entry.uri,
         description=f"Weights of {entry.name} {entry.version} as Hugging Face saves them",
         state=ArtifactState.LIVE,
-        # What KServe's runtime for Hugging Face models, with vLLM behind it, says that it supports.
+        # The format that KServe's runtime for Hugging Face models, which runs vLLM, supports.
         model_format_name="huggingface",
         model_format_version="1",
-        custom_properties={_DIGEST: digest},
+        custom_properties={_DIGEST: entry.properties[_DIGEST]},
         **entry.source,
     )
-    known, is_new = await _ensure(
-        find_artifact, lambda: client.upsert_model_version_artifact(artifact, str(known_version.id))
-    )
+    known, is_new = await _ensure(find, lambda: client.upsert_model_version_artifact(artifact, version_id))
     if known.uri != entry.uri:
         raise PipelineError(
             f"{entry.name} {entry.version}: the weights are at {entry.uri}, but the model registry has the address "
             f"{known.uri}; correct the artifact there"
         )
-    return is_new or version_is_new
+    return is_new
 
 
 async def _update(client: "ModelRegistryAPIClient", name: str, statuses: Mapping[str, Status]) -> int:
+    """Do the requests of `Catalogue.update`."""
     from mr_openapi import ModelVersionState
 
     model = await client.get_registered_model_by_params(name)
+    if model is None:
+        return 0
     num_changed = 0
-    for number, status in statuses.items() if model else ():
+    for number, status in statuses.items():
         version = await client.get_model_version_by_params(str(model.id), number)
         if version is None:
             continue
@@ -381,17 +396,18 @@ async def _update(client: "ModelRegistryAPIClient", name: str, statuses: Mapping
 
 
 async def _missing(client: "ModelRegistryAPIClient", name: str, numbers: Iterable[str]) -> list[str]:
-    model, found = await client.get_registered_model_by_params(name), []
+    """Do the requests of `Catalogue.missing`."""
+    model, missing = await client.get_registered_model_by_params(name), []
     for number in numbers:
         version = await client.get_model_version_by_params(str(model.id), number) if model else None
-        # The artifact is made last.
-        if not version or not await client.get_model_artifacts(str(version.id)):
-            found.append(number)
-    return found
+        # The artifact is created last: with it the announcement is complete.
+        if version is None or not await client.get_model_artifacts(str(version.id)):
+            missing.append(number)
+    return missing
 
 
 async def _ensure(find: Callable[[], Awaitable[Any]], create: Callable[[], Awaitable[Any]]) -> tuple[Any, bool]:
-    """Return what `find` returns, or what `create` creates, and whether it is new."""
+    """Return the result of `find`, or of `create` if that is None, and whether it is new."""
     from mr_openapi.exceptions import ConflictException
 
     known = await find()

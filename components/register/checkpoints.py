@@ -1,14 +1,14 @@
-"""Checkpoints of a training in the registry: pushed while it goes on, listed, fetched, removed.
+"""Checkpoints of a training in the registry: pushed during training, listed, fetched, removed.
 
 A run is named after its folder of unfinished work, so a resumed run keeps its name. Its checkpoints are on a branch of
-the registry's git repository, `checkpoints/<run>`, whose newest commit has a folder for each that is kept:
+the registry's git repository, `checkpoints/<run>`, whose newest commit has a folder for each one that is kept:
 
     step-000040/checkpoint.json  metrics of the step, digest of each file, when and by whom it was pushed
     step-000040/lineage.json     its lineage
     step-000040/model.dvc        pointer to the model
 
 The models are in `checkpoints/<run>` of the registry's storage, where files that several checkpoints of the run share
-are stored once. The folder has nothing else, so DVC may remove whatever this branch does not refer to.
+are stored once. The folder has nothing else, so DVC may remove everything that this branch does not refer to.
 
     python -m components.register.checkpoints --work FOLDER --staging FOLDER --registry REGISTRY ...
 
@@ -54,11 +54,11 @@ _BRANCHES = "refs/heads/checkpoints/"
 _FILE = "checkpoint.json"
 _STAGE = "train_grpo"
 _ACCURACY = "validation_accuracy"
-"""Metric of a step by which the best is chosen."""
+"""Metric of a step by which the best checkpoint is chosen."""
 _NAME = re.compile(r"([0-9a-f]{4,16})@(?:step-(\d+)|latest)")
 _POLL_S = 0.5
 _NICENESS = 19
-"""Training comes first where processors are short."""
+"""Lowest priority: training needs the processors."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class StoredCheckpoint:
     at: str
     """When it was pushed, in ISO 8601."""
     by: str
+    """User who ran the training; empty if unknown."""
     metrics: Mapping[str, Any]
     """Metrics of its step, as in steps.jsonl."""
     digests: Mapping[str, str]
@@ -82,9 +83,9 @@ class StoredCheckpoint:
 
 
 def stored_checkpoints(snapshot: Snapshot, run: str = "") -> list[StoredCheckpoint]:
-    """Return the checkpoints in a registry, by run and step: of the runs whose names begin with `run`."""
+    """Return a registry's checkpoints of the runs whose names begin with `run`, sorted by run and step."""
     git = snapshot.repository.git
-    # By their commits: a branch may get a new one at any time.
+    # Read from commits, since a branch may get a new one at any time.
     commits = git("for-each-ref", "--sort=refname", "--format=%(objectname)", f"{_BRANCHES}{run}*").split()
     files = [
         f"{commit}:{path}"
@@ -96,15 +97,15 @@ def stored_checkpoints(snapshot: Snapshot, run: str = "") -> list[StoredCheckpoi
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a name has the form of a checkpoint's: `<run>@step-<number>` or `<run>@latest`."""
+    """Return whether a name has the form `<run>@step-<number>` or `<run>@latest`."""
     return _NAME.fullmatch(name) is not None
 
 
 def fetch_checkpoint(location: str, name: str, destination: Path) -> StoredCheckpoint:
     """Fill the folder `destination` with the model of a checkpoint: `<run>@step-<number>` or `<run>@latest`.
 
-    The first digits of a run will do. The folder appears once it is complete; PipelineError unless every file in it is
-    as it was pushed.
+    `<run>` may be the first digits of the name. The folder appears once it is complete; PipelineError unless every file
+    in it is as it was pushed.
     """
     with durable.new_folder(destination) as folder, read_registry(location) as snapshot:
         checkpoint = _find(snapshot, name)
@@ -115,8 +116,8 @@ def fetch_checkpoint(location: str, name: str, destination: Path) -> StoredCheck
             if config is None or pointer is None:
                 raise RetryableError("it has just been removed; list the checkpoints again")
             read = snapshot.read_storage(config, {folder.name: md5_in(pointer)}, str(folder.parent.absolute()))
-            for fault in read["faults"]:
-                raise PipelineError(fault)
+            if read["faults"]:
+                raise PipelineError(next(iter(read["faults"])))
         fetched = {path.removeprefix(f"{folder.name}/"): digest for path, digest in read["files"].items()}
         for path in sorted({**checkpoint.digests, **fetched}):
             if checkpoint.digests.get(path) != fetched.get(path):
@@ -125,6 +126,7 @@ def fetch_checkpoint(location: str, name: str, destination: Path) -> StoredCheck
 
 
 def _find(snapshot: Snapshot, name: str) -> StoredCheckpoint:
+    """Return the checkpoint of a name for which `is_checkpoint` holds; PipelineError if there is none, or several."""
     match = _NAME.fullmatch(name)
     assert match
     stored = stored_checkpoints(snapshot, match[1])
@@ -139,7 +141,7 @@ def _find(snapshot: Snapshot, name: str) -> StoredCheckpoint:
 
 
 def remove_checkpoints(location: str, run: str) -> int:
-    """Remove all checkpoints of a run and return their number; where it is interrupted, the same call completes it."""
+    """Remove all checkpoints of a run and return their number; an interrupted call can be repeated."""
     with read_registry(location) as snapshot:
         config = snapshot.repository.try_git("show", f"{_BRANCHES}{run}:{CONFIG}")
         if config is None:
@@ -161,7 +163,7 @@ class _Branch:
         workspace.folder.mkdir()
         self._git("init", "--quiet")
         self._git("remote", "add", "origin", origin)
-        if self._git("ls-remote", "origin", self._ref):
+        if self._git("ls-remote", "origin", self._ref):  # otherwise the branch is new
             self._git("fetch", "--quiet", "--depth=1", "origin", f"+{self._ref}:refs/remotes/origin/tip")
             self._git("reset", "--quiet", "--hard", "refs/remotes/origin/tip")
             config = (workspace.folder / CONFIG).read_text(encoding="utf-8")
@@ -177,7 +179,7 @@ class _Branch:
         return dict(sorted((int(path.name.removeprefix("step-")), path) for path in folders))
 
     def add(self, export: Export, checkpoint: StoredCheckpoint, made_by: Lineage | None) -> None:
-        """Copy a model into the storage and prepare its folder; FileNotFoundError where training has removed it."""
+        """Copy a model into the storage and prepare its folder; FileNotFoundError if training has removed it."""
         model = self._workspace.scratch / MODEL
         for path in export.digests:
             (model / path).parent.mkdir(parents=True, exist_ok=True)
@@ -185,10 +187,8 @@ class _Branch:
         stored = self._workspace.dvc_json("store", {MODEL: str(model)})
         digests = {f"{MODEL}/{path}": digest for path, digest in export.digests.items()}
         if stored["faults"] or stored["files"] != digests:
-            fault = next(
-                iter(stored["faults"]), f"{export.folder}: its files differ from the manifest of the checkpoint"
-            )
-            raise PipelineError(f"the storage does not have what was written: {fault}")
+            faults = [*stored["faults"], f"{export.folder}: its files differ from the manifest of the checkpoint"]
+            raise PipelineError(f"the storage does not have what was written: {faults[0]}")
         folder = self._workspace.folder / _folder(export.step)
         folder.mkdir()
         (folder / f"{MODEL}.dvc").write_text(pointer_file(MODEL, stored["pointers"][MODEL]), encoding="utf-8")
@@ -197,7 +197,7 @@ class _Branch:
             lineage.write(folder, made_by)
 
     def commit(self, message: str, removed: Mapping[int, Path]) -> None:
-        """Commit what was added, without the folders `removed`, and push it; PipelineError where that is refused."""
+        """Commit what was added, without the folders `removed`, and push it; PipelineError if the push is refused."""
         for folder in removed.values():
             shutil.rmtree(folder)
         self._git("add", "--all")
@@ -206,28 +206,28 @@ class _Branch:
         self.push("HEAD")
 
     def push(self, commit: str) -> None:
-        """Push a commit to the branch, or with an empty name remove the branch."""
-        if not is_url(self._origin):  # a push that was killed leaves its lock, and nobody else pushes to this branch
+        """Push a commit to the branch; an empty name removes the branch."""
+        if not is_url(self._origin):  # a killed push leaves its lock; nobody else pushes to this branch
             for folder in (self._origin, f"{self._origin}/.git"):
                 Path(folder, f"{self._ref}.lock").unlink(missing_ok=True)
         self._git("push", "--quiet", "origin", f"{commit}:{self._ref}")
 
     def collect_garbage(self) -> None:
-        """Remove from the run's own folder of the storage what the branch does not refer to any more."""
-        if not self._storage.endswith(f"/{self._below}"):  # it would remove the versions
-            raise PipelineError(f"{self._ref}: its storage {self._storage} is not of this run; nothing was removed")
+        """Remove files that the branch does not refer to any more from the run's folder of the storage."""
+        if not self._storage.endswith(f"/{self._below}"):  # DVC would remove the registered versions
+            raise PipelineError(f"{self._ref}: its storage {self._storage} is not this run's; nothing was removed")
         self._workspace.dvc("gc", "--workspace", "--cloud", "--remote", REMOTE, "--force")
 
 
 def _folder(step: int) -> str:
-    """Name of the folder of a checkpoint on the branch."""
+    """Return the name of a checkpoint's folder on the branch."""
     return f"step-{step:06d}"
 
 
 @contextmanager
 def _branch(run: str, origin: str, config: str, parent: Path | None = None) -> Iterator[_Branch]:
-    """A clone of the branch of a run, in a folder below `parent`; a new branch needs the DVC config of the registry."""
-    # Absolute: DVC runs in the clone, and is told where the model is.
+    """Clone the branch of a run into a temporary folder in `parent`; `config` is the registry's DVC config."""
+    # Absolute, since DVC runs in the clone and gets the path of the model.
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-", dir=parent and parent.resolve()) as scratch:
         yield _Branch(run, origin, Workspace(Path(scratch) / "clone", Path(scratch)), config)
 
@@ -245,28 +245,31 @@ class _Publisher:
 
         A checkpoint is skipped if a newer one is written while an earlier one is being pushed.
         """
-        tried = pushed = 0
+        tried = pushed = 0  # steps
         while True:
-            is_last = (self._options.staging / END).exists()  # looked at first: what was written before it is seen
-            export = newest_export(self._options.work, after=pushed if is_last else tried)
+            # Read before the checkpoints: then all that were written before the end are seen.
+            has_ended = (self._options.staging / END).exists()
+            # At the end, a checkpoint whose push failed is tried once more.
+            export = newest_export(self._options.work, after=pushed if has_ended else tried)
             if export:
                 tried = export.step
-                pushed = tried if self._push(export) else pushed
-            if is_last:
+                if self._push(export):
+                    pushed = export.step
+            if has_ended:
                 return
             time.sleep(_POLL_S)
 
     def _push(self, export: Export) -> bool:
-        """Push a checkpoint unless the registry has it; return False, with a warning, where that fails."""
+        """Push a checkpoint unless the registry has it; if that fails, print a warning and return False."""
         name = f"{self._run}@step-{export.step}"
         try:
             origin, config = self._registry
             with _branch(self._run, origin, config, self._options.staging) as branch:
-                # Another run of the same work may be further: its checkpoints are equal.
+                # Another run of the same work may be ahead; its checkpoints are equal.
                 if export.step > max(branch.folders, default=0):
                     self._add(branch, export)
                     say(_STAGE, f"the checkpoint of step {export.step} is in the registry as {name}")
-        except FileNotFoundError:  # training has written newer ones, and removed this one
+        except FileNotFoundError:  # training has removed it in favour of newer ones
             return False
         except Exception as error:
             explained = explain(error)
@@ -278,7 +281,7 @@ class _Publisher:
 
     @cached_property
     def _registry(self) -> tuple[str, str]:
-        """Where the registry is, and its DVC config; it is created on first use."""
+        """The registry's folder or URL, and its DVC config; a new registry is created."""
         options = self._options
         with open_registry(options.registry, options.storage, options.storage_endpoint) as registry:
             return registry.origin, (registry.clone.folder / CONFIG).read_text(encoding="utf-8")
@@ -292,21 +295,20 @@ class _Publisher:
         checkpoint = StoredCheckpoint(self._run, export.step, at, by, export.metrics, export.digests)
         branch.add(export, checkpoint, made_by)
         folders = branch.folders
-        keep = list(folders)[-self._options.keep_last :]
-        if self._options.keep_best:
-            keep += _best(folders)
-        removed = {step: folder for step, folder in folders.items() if step not in keep}
+        newest = list(folders)[-self._options.keep_last :]
+        best = _best(folders) if self._options.keep_best else None
+        removed = {step: folder for step, folder in folders.items() if step not in newest and step != best}
         branch.commit(f"Add {checkpoint.name}", removed)
         if removed or self._has_leftovers:
             branch.collect_garbage()
             self._has_leftovers = False
 
 
-def _best(folders: Mapping[int, Path]) -> list[int]:
-    """The step with the highest validation accuracy, ties to the earliest; empty if no step has one."""
+def _best(folders: Mapping[int, Path]) -> int | None:
+    """Return the step with the highest validation accuracy, ties go to the earliest; None if no step has one."""
     metrics = {step: jsonl.read_json(folder / _FILE)["metrics"] for step, folder in folders.items()}
     accuracies = {step: row[_ACCURACY] for step, row in metrics.items() if row.get(_ACCURACY) is not None}
-    return sorted(accuracies, key=lambda step: (-accuracies[step], step))[:1]
+    return max(accuracies, key=accuracies.__getitem__, default=None)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,4 +1,7 @@
-"""What register needs, before a run spends anything: a registry, storage, a catalogue, something to register."""
+"""Checks of register before a run: can the registry, the storage and the catalogue be used, and has anything changed?
+
+Functions `unusable_*` yield a line for each problem, or raise PipelineError.
+"""
 
 import importlib.util
 import os
@@ -8,7 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from components.register.catalogue import Catalogue, left_undone
+from components.register.catalogue import Catalogue, incomplete_steps
 from components.register.config import RegisterConfig
 from components.register.snapshot import read_registry
 from components.register.storage import CONFIG, check_storage, new_config
@@ -24,7 +27,7 @@ _LISTED = ("s3", "ssh")
 
 
 def unusable_folder(location: str) -> Iterator[str]:
-    """Yield why a registry's folder cannot be used on this machine, if it cannot."""
+    """Check that a registry's folder, which need not exist yet, can be written on this machine."""
     if is_url(location):
         return
     path = Path(location).resolve()
@@ -36,14 +39,14 @@ def unusable_folder(location: str) -> Iterator[str]:
 
 
 def unusable_registry(location: str, mount: str) -> Iterator[str]:
-    """Check that the registry's repository answers; a folder is made by the first registration."""
+    """Check that a registry at a URL answers, or that its folder is on the volume at `mount`."""
     if is_url(location):
         references(location)
     yield from _not_shared("register.registry", location, mount)
 
 
 def unusable_storage(remote: str, mount: str) -> Iterator[str]:
-    """Check that DVC can put the weights of versions into a remote; without one they go beside a registry's folder."""
+    """Check that DVC can write to a remote; `remote` is empty for a storage next to the registry's folder."""
     scheme = remote.partition("://")[0]
     package = _PACKAGES.get(scheme)
     if package and importlib.util.find_spec(package) is None:
@@ -53,15 +56,15 @@ def unusable_storage(remote: str, mount: str) -> Iterator[str]:
 
 
 def list_storage(config: RegisterConfig) -> list[str]:
-    """List the storage of the weights, at the server that the registry knows, the config or the environment."""
+    """Check that the storage of the weights can be listed, at the S3 server that the registry or the config names."""
     scheme = (config.storage or "").partition("://")[0]
     if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
-        known = None
+        dvc_config = None
         if is_url(config.registry):
             # A registry that does not answer is reported by the check of the registry itself.
             with suppress(PipelineError), read_registry(config.registry) as snapshot:
-                known = snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
-        check_storage(known or new_config(str(config.storage), config.storage_endpoint))
+                dvc_config = snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
+        check_storage(dvc_config or new_config(str(config.storage), config.storage_endpoint))
     return []
 
 
@@ -81,26 +84,23 @@ def unusable_model_registry(url: str, remote: str) -> Iterator[str]:
 
 
 def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) -> tuple[str, list[str], list[str]]:
-    """Return the tag of the newest version, what differs from it, and what its registration has left undone.
+    """Return the tag of the newest version, empty without one, `changes_since` it, and `incomplete_steps` of it.
 
-    The tag is empty where there is no version. For `configs` see `changes_since`.
-
-    Raises:
-        PipelineError: The registry does not answer.
+    PipelineError if the registry does not answer.
     """
     with read_registry(config.registry) as snapshot:
         versions = snapshot.versions(config.name)
         if not versions:
             return "", [], []
         made_by = snapshot.lineage(versions[-1].tag)
-        undone = list(left_undone(snapshot, config.name, config.model_registry))
-    return versions[-1].tag, changes_since(made_by, configs, lineage.code_digest()), undone
+        incomplete = list(incomplete_steps(snapshot, config.name, config.model_registry))
+    return versions[-1].tag, changes_since(made_by, configs, lineage.code_digest()), incomplete
 
 
 def changes_since(made_by: lineage.Lineage, configs: Mapping[str, Config], code: str) -> list[str]:
-    """Return what differs from the lineage of a version; empty where a run would reproduce it.
+    """Return the config keys (or "the code") that differ from a version's lineage; empty if a run would reproduce it.
 
-    `configs` are the sections of the stages that make a policy; data from a repository are named by commit.
+    `configs` are the sections of the stages that make a policy, with data of a repository at a commit.
     """
     changes = [] if made_by.work.code == code else ["the code"]
     recorded = {work.stage: work.config for work in made_by.works}

@@ -19,7 +19,7 @@ def register(  # noqa: PLR0917 - a task has as many parameters as inputs and out
     registration_page: dsl.Output[dsl.HTML],
     run_name: str = "",
 ) -> None:
-    """Register the policy as a version, with all that it was made from, if the gate's verdict allows it.
+    """Register the policy, with everything it was made from, as a version if the gate's verdict allows it.
 
     Args:
         config: The register section of the params file.
@@ -29,8 +29,8 @@ def register(  # noqa: PLR0917 - a task has as many parameters as inputs and out
         evaluation: Folder of evaluate.
         report: Folder of report, with the gate's verdict.
         registration: The version and its model card; whether a new version was registered.
-        registration_page: What was registered, where it is and what it cost, where Kubeflow shows it.
-        run_name: Of the run, for the registry.
+        registration_page: The page for Kubeflow's UI: what was registered, where it is, and what it cost.
+        run_name: Name of the run, for the registry.
     """
     from pathlib import Path
 

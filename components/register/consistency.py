@@ -1,4 +1,4 @@
-"""The evidence for a version: a consistent report on exactly the artifacts that are to be registered."""
+"""Checks before a registration: is the report consistent, and about exactly the artifacts to be registered?"""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,10 +12,10 @@ _MODELS = ("base_model", "reference", "policy")
 _RERUN = "run the report stage again"
 
 
-def check_consistency(report: Path, files: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, str]:
+def check_consistency(report: Path, results: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, str]:
     """Return the digest of each artifact; PipelineError unless a consistent report is about all of them.
 
-    `files` are the JSON files of the report by their stems.
+    `results` are the report's `verdict`, `summary` and `provenance`.
     """
     digests = {name: lineage.digest(folder) for name, folder in folders.items()}
     try:
@@ -23,14 +23,13 @@ def check_consistency(report: Path, files: Mapping[str, Any], folders: Mapping[s
         if made_by is None:
             raise PipelineError(f"{report}: has no {lineage.FILE_NAME}; {_RERUN}")
         evaluation = made_by.maker(made_by.work.inputs["evaluation"])
-        if (made_by.work.stage, evaluation and evaluation.stage) != ("report", "evaluate"):
+        if evaluation is None or (made_by.work.stage, evaluation.stage) != ("report", "evaluate"):
             raise PipelineError(f"{report}/lineage.json: not of a report on an evaluation; {_RERUN}")
-        assert evaluation is not None
-        known = {**evaluation.inputs, **made_by.work.inputs}
-        _check_reference(report, made_by, known["policy"], known["reference"])
+        inputs = {**evaluation.inputs, **made_by.work.inputs}
+        _check_reference(report, made_by, inputs["policy"], inputs["reference"])
         for name, folder in folders.items():
-            _check_artifact(report, made_by, name, known[name], folder, digests[name])
-        inconsistent = next(_inconsistencies(files, made_by.work.config["gate"], digests), None)
+            _check_artifact(report, made_by, name, inputs[name], folder, digests[name])
+        inconsistent = next(_inconsistencies(results, made_by.work.config["gate"], digests), None)
     except (KeyError, TypeError) as error:
         raise PipelineError(f"{report}: not as the report stage writes it ({error}); {_RERUN}") from None
     if inconsistent:
@@ -39,15 +38,14 @@ def check_consistency(report: Path, files: Mapping[str, Any], folders: Mapping[s
 
 
 def require_stored(name: str, folder: str, stored: Mapping[str, str], digest: str) -> None:
-    """Raise PipelineError unless a folder of a version, by digests of its files, is the artifact with this digest."""
-    prefix = f"{folder}/"
-    files = {path.removeprefix(prefix): each for path, each in stored.items() if path.startswith(prefix)}
+    """Raise PipelineError unless a version's folder, by the digests of all `stored` files, has this digest."""
+    files = {path.removeprefix(f"{folder}/"): each for path, each in stored.items() if path.startswith(f"{folder}/")}
     if lineage.folder_digest(files) != digest:
         raise PipelineError(f"register: the input `{name}` has changed while it was stored; run the stage again")
 
 
 def _check_reference(report: Path, made_by: Lineage, policy: Input, sft: Input) -> None:
-    """Raise unless the policy was compared with the very model that GRPO started from."""
+    """Raise PipelineError unless the model that the report calls SFT is the one that GRPO started from."""
     training = made_by.maker(policy)
     started_from = training.inputs.get("reference", sft) if training else sft
     if started_from.digest != sft.digest:
@@ -57,24 +55,25 @@ def _check_reference(report: Path, made_by: Lineage, policy: Input, sft: Input) 
         )
 
 
-def _check_artifact(report: Path, made_by: Lineage, name: str, known: Input, folder: Path, digest: str) -> None:
-    """Raise unless an artifact is the one that the report is about, and its lineage a part of the report's."""
-    if digest != known.digest:
+def _check_artifact(report: Path, made_by: Lineage, name: str, reported: Input, folder: Path, digest: str) -> None:
+    """Raise PipelineError unless an artifact is the `reported` one, and its lineage a part of the report's."""
+    if digest != reported.digest:
         raise PipelineError(
             f"{folder}: has digest {digest[:12]}, but the report {report} is about the input `{name}` with digest "
-            f"{known.digest[:12]}; register what was reported on, or {_RERUN}"
+            f"{reported.digest[:12]}; register what was reported on, or {_RERUN}"
         )
     own = lineage.read(folder)
-    if (own and own.made_by) != known.made_by or (own and not made_by.contains(own)):
+    maker = own.made_by if own else None
+    if maker != reported.made_by or (own and not made_by.contains(own)):
         raise PipelineError(
             f"{folder / lineage.FILE_NAME}: differs from the lineage in the report {report}, although the content is "
             f"the same ({digest[:12]}); restore it, or evaluate and report on this one"
         )
 
 
-def _inconsistencies(files: Mapping[str, Any], gate: Mapping[str, Any], digests: Mapping[str, str]) -> Iterator[str]:
-    """Yield where the files of the report contradict one another or the configuration of the gate."""
-    verdict, summary, provenance = files["verdict"], files["summary"], files["provenance"]
+def _inconsistencies(results: Mapping[str, Any], gate: Mapping[str, Any], digests: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each contradiction between the files of the report, or to the configured gate."""
+    verdict, summary, provenance = results["verdict"], results["summary"], results["provenance"]
     for key, value in {**verdict["gate"], "enforce": verdict["enforced"]}.items():
         if gate[key] != value:
             configured = f"the report was configured with report.gate.{key} {gate[key]}"

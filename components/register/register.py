@@ -1,4 +1,4 @@
-"""The register stage: a policy that passed the gate becomes a version, a closed bundle with everything behind it.
+"""The register stage: a policy that passed the gate becomes a version, bundled with everything it was made from.
 
 Registering the same weights twice gives the same version; a run killed at any point is completed by the next one.
 """
@@ -29,9 +29,9 @@ from components.shared.stage import Stage
 from components.shared.versioning import is_url
 
 ADDRESSES_FILE = "addresses.json"
-"""In a registration: URL of the storage, and URL of the weights as plain files, to serve; null without one."""
+"""File of a registration with two URLs: `storage`, and `served`, where the weights are as plain files."""
 _ATTEMPTS = 10
-"""Pushes to a registry that others change at the same time."""
+"""Maximum number of pushes to a registry that others change at the same time."""
 _PULL_REQUEST = "pull_request.md"
 _REPORT_FILES = ("verdict", "summary", "provenance")
 _INPUTS = {
@@ -43,12 +43,12 @@ _INPUTS = {
     "grpo_training": "train_grpo/training",
     "sft_training": "train_sft/training",
 }
-_FOLDERS = {**{name: name for name in _INPUTS}, "policy": POLICY, "grpo_training": "training"}
-"""Folder in the storage for each input that a version has a copy of."""
+_FOLDERS = {name: name for name in _INPUTS} | {"policy": POLICY, "grpo_training": "training"}
+"""Folder of a version for each input."""
 
 
 class ProposedError(PipelineError):
-    """The version is on a branch for a pull request, and not registered."""
+    """The version is only proposed, on a branch for a pull request."""
 
     keeps_outputs = True
 
@@ -60,43 +60,38 @@ class Registered(NamedTuple):
     """Its version.json."""
     is_new: bool
     pull_request: str | None = None
-    """Title and text of a pull request, where the registry's branch is protected."""
+    """Title and text of the pull request to open; None unless the registry's branch is protected."""
     has_tag: bool = True
-    """Whether the registry has its tag, by which it is registered."""
+    """Whether the registry accepted the version's tag; without it the version is only proposed."""
 
 
-def register(config: RegisterConfig, *, report: Path, registration: Path, **made: Path) -> dict[str, float]:
+def register(config: RegisterConfig, *, report: Path, registration: Path, **folders: Path) -> dict[str, float]:
     """Enforce the gate's verdict and register the policy as a new version unless its weights already are one."""
-    evidence = {name: jsonl.read_json(report / f"{name}.json") for name in _REPORT_FILES}
-    digests = check_consistency(report, evidence, made)
-    verdict = evidence["verdict"]
+    results = {name: jsonl.read_json(report / f"{name}.json") for name in _REPORT_FILES}
+    digests = check_consistency(report, results, folders)
+    verdict = results["verdict"]
+    # A policy that missed the gate has used the test problems as well.
     count_test_set_use(config.registry, config.name, digests["policy"], verdict)
-    if not verdict["passed"]:
-        if verdict["enforced"]:
-            reasons = "; ".join(verdict["reasons"])
-            raise GateMissedError(f"the policy missed the gate and was not registered: {reasons}")
-        say("register", "the policy missed the gate, which is not enforced")
-    if not evidence["summary"].get("learned", True):
+    _enforce_gate(verdict)
+    if not results["summary"].get("learned", True):
         say("register", "warning: GRPO learned nothing: the policy has the weights of its reference")
-    # Connected before anything is registered: a wrong address is an error while there is nothing to undo.
+    # Connect before anything is registered: a wrong address is an error while there is nothing to undo.
     catalogue = Catalogue(config.model_registry) if config.model_registry else None
     with open_registry(config.registry, config.storage, config.storage_endpoint) as registry:
         if catalogue:
             require_url(registry.storage_url())
-        known = registry.snapshot.find(config.name, digests["policy"])
-        registered = Registered(known, False) if known else _register(config, registry, report, made, digests, evidence)
+        registered = _find(config, registry, digests) or _register(config, registry, report, folders, digests, results)
         version = registered.version
         _ensure_candidate(registry, version, verdict)
-        card, digests_text = (registry.snapshot.read(version["tag"], name) for name in (CARD, DIGESTS_FILE))
+        for name in (CARD, DIGESTS_FILE):
+            (registration / name).write_text(registry.snapshot.read(version["tag"], name), encoding="utf-8")
         entries = _entries(registry, catalogue, registered)
         statuses = statuses_of(registry.snapshot, config.name)
         addresses = {"storage": registry.storage_url(), "served": entries[-1].uri if entries else ""}
-    # Nobody has checked yet that the config of a registry holds no password.
+    # The storage comes from the registry's own config, where a URL may have a password.
     shown = {name: url for name, url in addresses.items() if is_url(url) and not list(keys_with_secrets(url))}
     jsonl.write_json(registration / ADDRESSES_FILE, shown)
     jsonl.write_json(registration / VERSION_FILE, version)
-    (registration / CARD).write_text(card, encoding="utf-8")
-    (registration / DIGESTS_FILE).write_text(digests_text, encoding="utf-8")
     if registered.pull_request:
         (registration / _PULL_REQUEST).write_text(registered.pull_request, encoding="utf-8")
         say("register", f"{config.registry} protects its branch: open a pull request from {_branch(version)}")
@@ -125,32 +120,45 @@ STAGE = Stage(
 )
 
 
+def _enforce_gate(verdict: Mapping[str, Any]) -> None:
+    if not verdict["passed"] and verdict["enforced"]:
+        raise GateMissedError(f"the policy missed the gate and was not registered: {'; '.join(verdict['reasons'])}")
+    if not verdict["passed"]:
+        say("register", "the policy missed the gate, which is not enforced")
+
+
+def _find(config: RegisterConfig, registry: Registry, digests: Mapping[str, str]) -> Registered | None:
+    """Return the version that has the policy's weights already, or None."""
+    version = registry.snapshot.find(config.name, digests["policy"])
+    return Registered(version, is_new=False) if version else None
+
+
 def _register(
     config: RegisterConfig,
     registry: Registry,
     report: Path,
-    made: Mapping[str, Path],
+    folders: Mapping[str, Path],
     digests: Mapping[str, str],
-    evidence: Mapping[str, Any],
+    results: Mapping[str, Any],
 ) -> Registered:
     """Register the policy as the next version, unless others register the same weights in the meantime."""
-    stored = registry.store({folder: made[name] for name, folder in _FOLDERS.items()})
+    stored = registry.store({folder: folders[name] for name, folder in _FOLDERS.items()})
     for name, folder in _FOLDERS.items():
         require_stored(name, folder, stored.digests, digests[name])
     files: dict[str, str | Path] = {file.name: file for file in sorted(report.iterdir()) if file.is_file()}
-    made_by = lineage.read(made["policy"])
+    made_by = lineage.read(folders["policy"])
     revision = (made_by and made_by.revision()) or Revision()
     for _ in range(_ATTEMPTS):
         version = _next_version(config, registry.snapshot, digests["policy"])
-        files[CARD] = model_card(version, evidence, config.licence)
+        files[CARD] = model_card(version, results, config.licence)
         message = f"Register {version['tag']}\n\nPolicy-Digest: {digests['policy']}\nPipeline-Commit: {revision}"
         version = registry.commit(version, files, stored, message)
-        alias = candidate(registry.snapshot, config.name, version["tag"], _reason(evidence["verdict"]))
-        tag = f"Register {version['tag']}\n\nBundle-Digest: {version['bundle_digest']}\n"
-        tags = {version["tag"]: tag, **dict([alias])}
+        alias, alias_message = candidate(registry.snapshot, config.name, version["tag"], _reason(results["verdict"]))
+        tag_message = f"Register {version['tag']}\n\nBundle-Digest: {version['bundle_digest']}\n"
+        tags = {version["tag"]: tag_message, alias: alias_message}
         try:
             if registry.publish(tags):
-                return Registered(version, True)
+                return Registered(version, is_new=True)
         except RefusedError as refused:
             has_tag = registry.propose(_branch(version), list(tags))
             if has_tag is None:
@@ -158,26 +166,26 @@ def _register(
             return Registered(version, True, _pull_request(version, str(refused), tags, has_tag), has_tag)
         say("register", f"{config.registry} has changed in the meantime; preparing {version['tag']} again on top of it")
         registry.catch_up()
-        known = registry.snapshot.find(config.name, digests["policy"])
-        if known:
-            return Registered(known, False)
+        if known := _find(config, registry, digests):
+            return known
     raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")
 
 
 def _entries(registry: Registry, catalogue: Catalogue | None, registered: Registered) -> list[Entry]:
-    """Return what to announce, with a served copy of each: versions that earlier runs did not announce, then this."""
+    """Serve and return what to announce: versions that earlier runs failed to announce, and this one at the end."""
     if catalogue is None or not registered.has_tag:
         return []
-    snapshot, version, entries = registry.snapshot, registered.version, []
-    missed = [each for each in unannounced(snapshot, version["name"], catalogue) if each.tag != version["tag"]]
-    for tag, earlier in zip((each.tag for each in missed), snapshot.registrations(missed), strict=True):
+    snapshot, version = registry.snapshot, registered.version
+    earlier = [each for each in unannounced(snapshot, version["name"], catalogue) if each.tag != version["tag"]]
+    entries = []
+    for each, registration in zip(earlier, snapshot.registrations(earlier), strict=True):
         try:
-            # Another run registered it, whose id is not known.
-            entries.append(replace(entry_of(snapshot, earlier, registry.serve(earlier)), source={}))
+            entry = entry_of(snapshot, registration, registry.serve(registration))
+            entries.append(replace(entry, source={}))  # the id of the run that registered it is unknown
         except RetryableError:
             raise
-        except (PipelineError, KeyError) as error:  # of an earlier form, or without its weights: no failure of this run
-            say("register", f"warning: {tag} is still not announced: {error}")
+        except (PipelineError, KeyError) as error:  # it has an older format, or has lost its weights
+            say("register", f"warning: {each.tag} is still not announced: {error}")
     return [*entries, entry_of(snapshot, version, registry.serve(version))]
 
 
@@ -188,13 +196,13 @@ def _announce(catalogue: Catalogue, entries: Sequence[Entry]) -> None:
 
 
 def _branch(version: Mapping[str, Any]) -> str:
-    """The branch on which a version is proposed."""
+    """Return the branch on which a version is proposed."""
     return f"register/{version['tag']}"
 
 
-def _pull_request(version: Mapping[str, Any], refused: str, tags: Mapping[str, str], has_tag: bool) -> str:
-    """Return title and text of the pull request for a version."""
-    text = f"Register {version['tag']}\n\nThe registry did not accept a push to its branch: {refused}.\n"
+def _pull_request(version: Mapping[str, Any], refusal: str, tags: Mapping[str, str], has_tag: bool) -> str:
+    """Return title and text of the pull request for a version; `tags` has the messages of its tags by name."""
+    text = f"Register {version['tag']}\n\nThe registry did not accept a push to its branch: {refusal}.\n"
     if has_tag:
         return f"{text}\nThe version is registered already: its tag is there. This brings the branch up to date.\n"
     commands = "\n".join(
@@ -210,7 +218,7 @@ def _pull_request(version: Mapping[str, Any], refused: str, tags: Mapping[str, s
 
 
 def _next_version(config: RegisterConfig, snapshot: Snapshot, policy_digest: str) -> dict[str, Any]:
-    """The version.json of a version that follows all others of its model, without the digest of the bundle."""
+    """Return the version.json of a model's next version, without the digest of its bundle."""
     versions = snapshot.versions(config.name, withdrawn=True)  # numbers of deprecated versions stay taken
     major, minor, patch = versions[-1].number if versions else (0, 0, 0)
     number = f"v{major}.{minor}.{patch + 1}"
@@ -231,7 +239,7 @@ def _next_version(config: RegisterConfig, snapshot: Snapshot, policy_digest: str
 
 
 def _ensure_candidate(registry: Registry, version: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
-    """Make a version the candidate that never was, because its registration was killed between the two tags."""
+    """Make a version the candidate unless it has been: its registration may have been killed between its two tags."""
     commit = registry.snapshot.version(version["tag"]).commit
     if all(each.commit != commit for each in registry.snapshot.assignments(version["name"], CANDIDATE)):
         tag, message = candidate(registry.snapshot, version["name"], version["tag"], _reason(verdict))

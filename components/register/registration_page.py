@@ -1,4 +1,4 @@
-"""The page on a registration, which Kubeflow shows: what was registered, where it is, what it cost, how to fetch it."""
+"""The page on a registration for Kubeflow: what was registered, where it is, what it cost, and how to fetch it."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,7 +14,7 @@ from components.shared.page import render
 
 
 def registration_page(config: Mapping[str, Any], registration: Path) -> str:
-    """Return the page on a finished registration as HTML; `config` is the register section of the params file."""
+    """Return the HTML page on a finished registration; `config` is the register section of the params file."""
     settings = validate(RegisterConfig, dict(config), name="register")
     version, addresses = (jsonl.read_json(registration / name) for name in (VERSION_FILE, ADDRESSES_FILE))
     made_by = lineage.read(registration)
@@ -29,25 +29,25 @@ def registration_page(config: Mapping[str, Any], registration: Path) -> str:
         "Weights to serve": addresses.get("served"),
         "Model registry": version["model_registry"],
         "Digest of the weights": version["policy_digest"],
-        **{f"Data: {name}": _place(material) for name, material in materials},
+        **{f"Data: {name}": _origin(material) for name, material in materials},
         "Code": str(revision) if revision else None,
     }
     stages = {work.stage: made_by.run(work.stage) for work in made_by.works}
     runs = {stage: run for stage, run in stages.items() if run}
-    total = max(run.finished for run in runs.values()) - min(run.started for run in runs.values())
+    elapsed = max(run.finished for run in runs.values()) - min(run.started for run in runs.values())
     return render(
         Path(__file__).with_name("registration.html.jinja"),
         version=version,
         facts={name: value for name, value in facts.items() if value},
         runs=dict(sorted(runs.items(), key=lambda each: each[1].started)),
         work_s=sum(run.seconds for run in runs.values()),
-        total_s=total.total_seconds(),
+        total_s=elapsed.total_seconds(),
         duration=lambda seconds: str(timedelta(seconds=round(seconds))),  # such as 0:04:07
     )
 
 
-def _place(material: lineage.Material) -> str:
-    """The repository and commit that data were read from, or the digest of a file."""
+def _origin(material: lineage.Material) -> str:
+    """Return the repository and commit that data were read from, or the digest of a file."""
     if material.repository and material.commit:
         return f"{material.repository} at {material.commit}"
     return f"SHA-256 {material.sha256}" if material.sha256 else "unknown"

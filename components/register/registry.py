@@ -39,13 +39,13 @@ from components.shared.versioning import Workspace, is_url
 POLICY = "policy"
 """Folder of a version's weights, relative to the registry."""
 _VIEW = "grpo-pipeline.view"
-"""Git setting of registries made here: their working tree only shows the newest version and may be reset."""
+"""Git setting that marks a registry created here, whose working tree may be reset: it only shows the newest version."""
 _REF_LOCKED = re.compile("cannot lock ref|failed to update ref|incorrect old value")
 """Git's message when two pushes collide on the server, and also when a lock there is stale."""
 _REFUSED = "[remote rejected]"
-"""In git's line on a ref that the server has declined."""
+"""Part of git's line on a ref that the server has declined."""
 _PUSH_PAUSES_S = (0.2, 1.0, 5.0)
-"""Pauses between pushes that collide with a lock on the server."""
+"""Pauses between pushes that collide with a lock on the server; after them the push fails."""
 _README = """# Model registry
 
 Every tag `<name>@v<version>` is a registered version, a closed bundle: its files are in git, and its `.dvc` files point
@@ -59,7 +59,7 @@ v<version>`.
 
 
 class RefusedError(PipelineError):
-    """The server of a registry does not accept a push to its branch: that is protected, or a hook has declined."""
+    """The registry's server does not accept a push to its branch: the branch is protected, or a hook declined it."""
 
 
 class Stored(NamedTuple):
@@ -80,9 +80,9 @@ class Registry:
     origin: str
     """Source of the clone: a URL, or the absolute path of a folder."""
     storage: str | None
-    """The configured storage; None for the one that the registry has."""
+    """The configured storage; None for that in the registry's config."""
     endpoint: str | None = None
-    """The configured address of the storage's S3 server; None for the one that the registry has."""
+    """The configured address of the storage's S3 server; None for that in the registry's config."""
 
     @property
     def snapshot(self) -> Snapshot:
@@ -90,7 +90,7 @@ class Registry:
         return Snapshot(self.location, self.clone, self.origin)
 
     def storage_url(self) -> str:
-        """Return the storage of the folders: a URL, or an absolute path on this machine."""
+        """Return the storage of the versions' folders: a URL, or an absolute path on this machine."""
         return storage_url((self.clone.folder / CONFIG).read_text("utf-8"), self.location, self.origin)
 
     def store(self, folders: Mapping[str, Path]) -> Stored:
@@ -110,7 +110,7 @@ class Registry:
 
         Model servers cannot read DVC's objects, which are named by their content.
         """
-        folder = serve_folder(version)
+        folder = f"serve/{version['name']}/{version['version']}"
         with error_prefix(f"{self.storage_url()}: cannot copy {version['tag']} to {folder}"):
             self.clone.dvc("unpack", md5_in(self.snapshot.read(version["tag"], f"{POLICY}.dvc")), folder)
         return f"{self.storage_url().rstrip('/')}/{folder}"
@@ -118,45 +118,46 @@ class Registry:
     def commit(
         self, version: Mapping[str, Any], files: Mapping[str, str | Path], stored: Stored, message: str
     ) -> dict[str, Any]:
-        """Commit a version in the clone, where nobody else sees it yet; return its version.json, with its digest."""
+        """Commit a version and its files (texts, or files to copy) in the clone; return its complete version.json."""
         artifact = {"path": POLICY, "type": "model", "desc": "policy trained with GRPO"}
-        texts = {
+        contents = {
             "dvc.yaml": yaml.safe_dump({"artifacts": {version["name"]: artifact}}),
             ".gitignore": "".join(f"/{name}\n" for name in stored.pointers),
+            **{f"{name}.dvc": pointer for name, pointer in stored.pointers.items()},
+            **files,
         }
         if not (self.clone.folder / "README.md").exists():  # otherwise it may have been edited
-            texts["README.md"] = _README
-        pointers = {f"{name}.dvc": pointer for name, pointer in stored.pointers.items()}
-        for stale in self.clone.folder.glob("?*.dvc"):  # of folders that the version before had
-            stale.unlink()
-        for path, content in {**texts, **pointers, **files}.items():
+            contents["README.md"] = _README
+        for pointer in self.clone.folder.glob("?*.dvc"):  # the previous version may have had other folders
+            pointer.unlink()
+        for path, content in contents.items():
             target = self.clone.folder / path
             if isinstance(content, Path):
                 shutil.copyfile(content, target)
             else:
                 target.write_text(content, encoding="utf-8")
         self.clone.git("add", "--all")
-        own = set(self.clone.git("ls-files", "-z").split("\0")[:-1]) - {VERSION_FILE, DIGESTS_FILE}
-        digests = {**{path: lineage.file_digest(self.clone.folder / path) for path in own}, **stored.digests}
+        in_git = set(self.clone.git("ls-files", "-z").split("\0")[:-1]) - {VERSION_FILE, DIGESTS_FILE}
+        digests = {**{path: lineage.file_digest(self.clone.folder / path) for path in in_git}, **stored.digests}
         digests_text = json.dumps(dict(sorted(digests.items())), indent=2) + "\n"
-        made = {**version, "bundle_digest": hashlib.sha256(digests_text.encode()).hexdigest()}
-        before = self.clone.folder / VERSION_FILE
-        known = json.loads(before.read_text("utf-8")) if before.is_file() else {}
-        if all(known.get(key) == made[key] for key in ("tag", "bundle_digest")):
+        complete = {**version, "bundle_digest": hashlib.sha256(digests_text.encode()).hexdigest()}
+        version_file = self.clone.folder / VERSION_FILE
+        previous = json.loads(version_file.read_text("utf-8")) if version_file.is_file() else {}
+        if all(previous.get(key) == complete[key] for key in ("tag", "bundle_digest")):
+            # A push was killed between the commit and its tag: the commit of this version is there already.
             self.clone.git("reset", "--quiet", "--hard")
-            return known  # a push was killed between the commit and its tag
+            return previous
         (self.clone.folder / DIGESTS_FILE).write_text(digests_text, encoding="utf-8")
-        before.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+        version_file.write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
         self.clone.git("add", "--all")
         self.clone.git("commit", "--quiet", "--message", message)
-        return made
+        return complete
 
     def publish(self, tags: Mapping[str, str], commit: str | None = None) -> bool:
-        """Push new tags on a commit, by their names with their messages: all of them or none.
+        """Push new tags, messages by name, on a commit of the registry: all of them or none.
 
-        Without a `commit` they are on the clone's, which is pushed with them and so registered. Returns False if the
-        registry has changed since it was read (see `catch_up`); RefusedError if it does not accept the clone's commit
-        (see `propose`).
+        Without a `commit` they are on the clone's newest one, which is pushed with them. Returns False if the registry
+        has changed since it was read; RefusedError if it does not accept the clone's commit (see `propose`).
         """
         for tag, message in tags.items():
             self.clone.git("tag", "--annotate", "--cleanup=verbatim", f"--message={message}", tag, commit or "HEAD")
@@ -170,10 +171,12 @@ class Registry:
             except PipelineError as error:
                 if self._has_changed(names, branch):
                     return False
-                is_locked, pause_s = _REF_LOCKED.search(str(error)), next(pauses, None)
+                is_locked = _REF_LOCKED.search(str(error)) is not None
+                pause_s = next(pauses, None)
                 if not is_locked or pause_s is None:
-                    is_refused = branch is not None and _REFUSED in str(error)
-                    kind = RetryableError if is_locked else RefusedError if is_refused else type(error)
+                    kind = RetryableError if is_locked else type(error)
+                    if branch and not is_locked and _REFUSED in str(error):
+                        kind = RefusedError
                     raise kind(f"{self.location}: does not accept {next(iter(tags))}: {error}") from None
                 time.sleep(pause_s)
             else:
@@ -183,24 +186,25 @@ class Registry:
         """Push the clone's commit to a new branch, for a pull request, with the tags of `publish` if accepted.
 
         Returns whether the tags were accepted, which registers the version; None if the server refuses the branch, or
-        has it already with another version.
+        has it already with other weights.
         """
         ref = f"refs/heads/{branch}"
-        for refs in ([f"refs/tags/{tag}" for tag in tags], []):
+        for tag_refs in ([f"refs/tags/{tag}" for tag in tags], []):  # second attempt: the branch alone
             try:
-                self.clone.git("push", "--quiet", "--atomic", "origin", f"HEAD:{ref}", *refs)
+                self.clone.git("push", "--quiet", "--atomic", "origin", f"HEAD:{ref}", *tag_refs)
             except RetryableError:
                 raise
             except PipelineError:
                 continue
-            return bool(refs)
+            return bool(tag_refs)
         if self.clone.try_git("fetch", "--quiet", "origin", ref) is None:
             return None
-        here, there = (json.loads(self.clone.git("show", f"{each}:{VERSION_FILE}")) for each in ("HEAD", "FETCH_HEAD"))
-        return False if here["policy_digest"] == there["policy_digest"] else None
+        # An earlier run may have proposed the same weights.
+        ours, theirs = (json.loads(self.clone.git("show", f"{each}:{VERSION_FILE}")) for each in ("HEAD", "FETCH_HEAD"))
+        return False if ours["policy_digest"] == theirs["policy_digest"] else None
 
     def catch_up(self) -> None:
-        """Reset the clone to the current state of the registry, without the commit and tag that were not pushed."""
+        """Reset the clone to the current state of the registry; drop the commit and tags that were not pushed."""
         refs = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
         self.clone.git("fetch", "--quiet", "--prune", "origin", *refs)
         if self._base_commit() is not None:
@@ -210,28 +214,28 @@ class Registry:
     def configure(self) -> None:
         """Write DVC's config into the clone if it is missing, and check the storage."""
         config = self.clone.folder / CONFIG
-        configured = self.storage if self.storage is None or is_url(self.storage) else str(Path(self.storage).resolve())
+        configured = self.storage
+        if configured is not None and not is_url(configured):
+            configured = str(Path(configured).resolve())
         if not config.is_file():
-            new = configured or ("" if is_url(self.origin) else f"{self.origin}-storage")
-            if not new:
+            if configured is None and is_url(self.origin):
                 raise PipelineError("register.storage: a registry at a URL needs the folder or URL of its storage")
+            new = configured or f"{self.origin}-storage"
             config.parent.mkdir(exist_ok=True)
             # Relative, so that both can be moved together; DVC resolves relative paths only from a working tree.
             if not is_url(new) and (Path(self.origin) / ".git").exists():
                 new = os.path.relpath(new, Path(self.origin) / ".dvc")
             config.write_text(new_config(new, self.endpoint), encoding="utf-8")
         url, endpoint = self.storage_url(), storage_endpoint(config.read_text("utf-8"))
-        for key, wanted, kept in (("storage", configured, url), ("storage_endpoint", self.endpoint, endpoint)):
-            if wanted not in {None, kept}:
-                there = kept or "Amazon S3"
-                raise PipelineError(
-                    f"register.{key}: the versions in {self.location} are stored in {there}, not in {wanted}"
-                )
+        for key, wanted, actual in (("storage", configured, url), ("storage_endpoint", self.endpoint, endpoint)):
+            if wanted is not None and wanted != actual:
+                versions = f"the versions in {self.location} are stored in {actual or 'Amazon S3'}"
+                raise PipelineError(f"register.{key}: {versions}, not in {wanted}")
         if not is_url(url):
-            self._check_storage_folder(Path(url))
+            self._ensure_storage_folder(Path(url))
         write_dvc_config(self.clone.folder, config.read_text("utf-8"), url)
 
-    def _check_storage_folder(self, folder: Path) -> None:
+    def _ensure_storage_folder(self, folder: Path) -> None:
         if not folder.is_dir() and self.clone.git("tag", "--list"):
             raise PipelineError(
                 f"{folder}: the storage with the weights of the registered versions is missing; restore it"
@@ -245,7 +249,7 @@ class Registry:
         return self.clone.git("symbolic-ref", "--short", "HEAD").strip()
 
     def _base_commit(self) -> str | None:
-        """The commit of the registry when it was last read; None if it was empty."""
+        """Return the registry's newest commit when it was last read; None if it was empty."""
         commit = self.clone.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{self._branch}")
         return commit and commit.strip()
 
@@ -257,23 +261,18 @@ class Registry:
         return has_tag or (branch is not None and commits.get(branch) != self._base_commit())
 
 
-def serve_folder(version: Mapping[str, Any]) -> str:
-    """Return the folder of the storage with the weights of a version as plain files."""
-    return f"serve/{version['name']}/{version['version']}"
-
-
 @contextmanager
 def open_registry(location: str, storage: str | None, endpoint: str | None = None) -> Iterator[Registry]:
     """Open a registry for new versions and create it on first use; a folder is locked meanwhile and left clean."""
-    with open_for_aliases(location) as opened:
+    with open_repository(location) as opened:
         registry = replace(opened, storage=storage, endpoint=endpoint)
         registry.configure()
         yield registry
 
 
 @contextmanager
-def open_for_aliases(location: str) -> Iterator[Registry]:
-    """Open a registry like `open_registry`, but for changes of its git repository alone."""
+def open_repository(location: str) -> Iterator[Registry]:
+    """Open a registry like `open_registry`, but without its storage: for tags and other branches."""
     if is_url(location):
         with tempfile.TemporaryDirectory() as scratch:
             yield _clone(location, location, Workspace(Path(scratch), Path(scratch)))
@@ -294,8 +293,9 @@ def open_for_aliases(location: str) -> Iterator[Registry]:
         workspace = Workspace(scratch_folder, scratch_folder, (lock.fileno(),))
         try:
             _ensure_repository(folder, workspace)
-            for stale in (folder / ".git").rglob("*.lock") if was_killed else ():
-                stale.unlink(missing_ok=True)  # nobody else writes while the registry is locked
+            if was_killed:  # git left its own locks; nobody else writes while the registry is locked
+                for stale in (folder / ".git").rglob("*.lock"):
+                    stale.unlink(missing_ok=True)
             yield _clone(location, str(folder), workspace)
             if (folder / ".git").exists() and workspace.try_git("-C", str(folder), "rev-parse", "--verify", "HEAD"):
                 workspace.git("-C", str(folder), "reset", "--quiet", "--hard")
@@ -304,9 +304,9 @@ def open_for_aliases(location: str) -> Iterator[Registry]:
 
 
 def fetch(registry: str, version: str, destination: Path, *, path: str = POLICY) -> Version:
-    """Fill the folder `destination` with the weights of a version (see `Snapshot.version`), or with another part of it.
+    """Fill the folder `destination` with the weights of a version, or with another path of it; `.` is the whole bundle.
 
-    With the path `.` it is the whole bundle. The folder appears once it is complete and as it was registered.
+    `version` is anything that `Snapshot.version` accepts. The folder appears once it is complete and verified.
     """
     with durable.new_folder(destination) as folder, read_registry(registry) as snapshot:
         wanted = snapshot.version(version)
@@ -321,18 +321,23 @@ def fetch(registry: str, version: str, destination: Path, *, path: str = POLICY)
 
 
 def _ensure_repository(folder: Path, workspace: Workspace) -> None:
-    """Create an empty repository aside and move it into place, unless there is one."""
+    """Create the repository of a registry in a new or empty folder; PipelineError if another folder is not one."""
     is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
-    is_working_tree = (folder / ".git").is_dir()
-    # Without asking git, which would answer for a repository around the folder.
-    if not is_new and not is_working_tree and not ((folder / "HEAD").is_file() and (folder / "objects").is_dir()):
+    if is_new:
+        written = folder if folder.exists() else folder.parent
+    elif (folder / ".git").is_dir():
+        written = folder / ".git" / "objects"
+        if workspace.try_git("-C", str(folder), "config", "--get", _VIEW) is None:
+            raise PipelineError(
+                f"{folder}: is the working tree of another git repository; "
+                "choose a new folder, a bare repository or a URL"
+            )
+    # A bare repository. Git is not asked: it would answer for a repository around the folder.
+    elif (folder / "HEAD").is_file() and (folder / "objects").is_dir():
+        written = folder / "objects"
+    else:
         raise PipelineError(f"{folder}: contains something other than a registry; choose a new or empty folder")
-    if is_working_tree and workspace.try_git("-C", str(folder), "config", "--get", _VIEW) is None:
-        raise PipelineError(
-            f"{folder}: is the working tree of another git repository; choose a new folder, a bare repository or a URL"
-        )
-    changed = (folder / ".git" if is_working_tree else folder) / "objects" if not is_new else folder
-    if not os.access(changed if changed.exists() else changed.parent, os.W_OK):
+    if not os.access(written, os.W_OK):
         raise PipelineError(f"{folder}: not writable; choose another folder for register.registry")
     if is_new:
         new = workspace.folder / "new"

@@ -2,7 +2,7 @@
 
 A version is a closed bundle: the files of git at its tag, and the folders in the storage that its `.dvc` files name.
 `digests.json` has the SHA-256 of each of these files; its own digest, the bundle's, is in `version.json` and in the
-message of the tag. A file that does not agree with them is never returned.
+message of the tag. `Snapshot.get` never copies a file that does not agree with them.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from components.shared.versioning import Workspace, is_url
 VERSION_FILE, DIGESTS_FILE = "version.json", "digests.json"
 """The only files of a version that `digests.json` does not list."""
 FORMAT = 2
-"""Format of version.json."""
+"""Format of version.json; versions of older releases have no format."""
 _VERSION = re.compile(r"([a-z0-9-]+)@v(\d+)\.(\d+)\.(\d+)")
 _ALIAS = re.compile(r"([a-z0-9-]+)#([a-z0-9-]+)(!?)#(\d+)")
 _BUNDLE_DIGEST = re.compile(r"^Bundle-Digest: (\w+)$", re.MULTILINE)
@@ -33,15 +33,15 @@ _BUNDLE_DIGEST = re.compile(r"^Bundle-Digest: (\w+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Tag:
-    """A version, `<name>@v<version>`, or an alias given to one, `<name>#<alias>#<count>`: annotated tags."""
+    """An annotated tag: a version, `<name>@v<version>`, or an alias given to one, `<name>#<alias>#<count>`."""
 
     tag: str
     commit: str
     message: str
     by: str
-    """Who made it, `Name <address>`."""
+    """Who created it, `Name <address>`."""
     at: str
-    """When, in ISO 8601."""
+    """When it was created, in ISO 8601."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,18 @@ class Version(Tag):
 
 @dataclass(frozen=True)
 class Assignment(Tag):
-    """An alias that was given to a version, or with `withdrawn` taken away."""
+    """An alias that was given to a version, or taken away."""
 
     name: str
     alias: str
     count: int
     """Number of this change of the alias; the highest is in force."""
     withdrawn: bool
+    """Whether the alias was taken away."""
 
 
 class Verification(NamedTuple):
-    """Result of reading every byte of some versions."""
+    """Result of reading every byte of versions."""
 
     faults: list[str]
     """A line for each file that is missing or damaged, with the object that holds it."""
@@ -83,15 +84,15 @@ class _Bundle(NamedTuple):
 
     tag: str
     files: dict[str, bytes]
-    """Content by path, `.dvc` files among them."""
+    """Content of each file in git by path, including `.dvc` files."""
     digests: dict[str, str]
-    """SHA-256 by path, of all files of the version but version.json and digests.json."""
+    """Registered SHA-256 of each file in git and storage by path, without version.json and digests.json."""
     faults: dict[str, str]
-    """A line for each file that git does not return as it was registered, by path."""
+    """A line for each file in git that is missing or not as it was registered, by path."""
 
     @property
     def pointers(self) -> dict[str, str]:
-        """The MD5 of each folder in the storage; those whose `.dvc` file is damaged are left out."""
+        """The MD5 of each folder in the storage, without those whose `.dvc` file is damaged."""
         return {
             path.removesuffix(".dvc"): md5_in(content)
             for path, content in self.files.items()
@@ -100,7 +101,7 @@ class _Bundle(NamedTuple):
 
     @property
     def stored(self) -> dict[str, str]:
-        """The SHA-256 of each file in these folders, by path."""
+        """The SHA-256 of each file in the folders of `pointers`, by path."""
         pointers = self.pointers
         return {path: digest for path, digest in self.digests.items() if path.partition("/")[0] in pointers}
 
@@ -117,32 +118,34 @@ class Snapshot:
 
     def tags(self) -> list[Tag]:
         """Return all tags, the oldest first."""
+        # An annotated tag is an object whose `*objectname` is the commit; a lightweight tag has the commit itself.
         fields = ("refname:short", "objectname", "*objectname", "creatordate:iso-strict", "taggername", "taggeremail")
-        form = "%00".join(f"%({field})" for field in (*fields, "contents")) + "%01"
+        line = "%00".join(f"%({field})" for field in (*fields, "contents")) + "%01"
         try:
-            listed = self.repository.git("for-each-ref", "--sort=creatordate", f"--format={form}", "refs/tags")
+            listed = self.repository.git("for-each-ref", "--sort=creatordate", f"--format={line}", "refs/tags")
         except PipelineError as error:
             raise type(error)(f"{self.location}: its tags cannot be read: {error}") from None
         tags = []
         for entry in listed.split("\1")[:-1]:
-            tag, itself, commit, at, name, address, message = entry.lstrip("\n").split("\0")
-            tags.append(Tag(tag, commit or itself, message.strip(), f"{name} {address}".strip(), at))
+            tag, target, commit, at, name, address, message = entry.lstrip("\n").split("\0")
+            tags.append(Tag(tag, commit or target, message.strip(), f"{name} {address}".strip(), at))
         return tags
 
     def versions(self, name: str | None = None, *, withdrawn: bool = False) -> list[Version]:
-        """Return the versions of a model, or of all, by their numbers, without those that GTO deprecated by default."""
+        """Return the versions of a model, or of all, sorted by number; `withdrawn` adds those that GTO deprecated."""
         tags = self.tags()
+        # GTO deprecates a version by a tag such as `<name>@v0.0.1!#1`.
         deprecated = {each.tag.partition("!")[0] for each in tags if "!" in each.tag}
-        versions = [
-            Version(**vars(tag), name=match[1], number=(int(match[2]), int(match[3]), int(match[4])))
-            for tag in tags
-            if (match := _VERSION.fullmatch(tag.tag)) and name in (None, match[1])
-        ]
-        kept = (each for each in versions if withdrawn or each.tag not in deprecated)
-        return sorted(kept, key=lambda version: (version.name, version.number))
+        versions = []
+        for tag in tags:
+            match = _VERSION.fullmatch(tag.tag)
+            if match and name in (None, match[1]) and (withdrawn or tag.tag not in deprecated):
+                number = (int(match[2]), int(match[3]), int(match[4]))
+                versions.append(Version(**vars(tag), name=match[1], number=number))
+        return sorted(versions, key=lambda version: (version.name, version.number))
 
     def names(self, name: str | None = None) -> list[str]:
-        """Return the names of all models with versions, or `name` alone; PipelineError if it is not one of them."""
+        """Return the names of all models with versions, or only `name`; PipelineError if it has no versions."""
         known = sorted({version.name for version in self.versions(withdrawn=True)})
         if name is None:
             return known
@@ -153,59 +156,62 @@ class Snapshot:
     def version(self, spec: str) -> Version:
         """Return the version that `v0.0.1`, `<name>@v0.0.1`, `latest`, an alias or `<name>@<alias>` names."""
         versions, aliases = self.versions(), self.aliases()
-        latest = {version.name: version.tag for version in versions}
+        # The versions are sorted, so the newest of each model stays.
+        targets = aliases | {f"{version.name}@latest": version.tag for version in versions}
         name, _, wanted = spec.rpartition("@")
         matching = [
             version
             for version in versions
             if name in ("", version.name)
-            and (
-                wanted == version.version
-                or aliases.get(f"{version.name}@{wanted}") == version.tag
-                or (wanted == "latest" and latest[version.name] == version.tag)
-            )
+            and (wanted == version.version or targets.get(f"{version.name}@{wanted}") == version.tag)
         ]
         if not matching:
-            known = ", ".join([*(version.tag for version in versions), *aliases]) or "none"
-            raise PipelineError(f"{self.location}: no version {spec}; available: {known}")
+            available = ", ".join([*(version.tag for version in versions), *aliases]) or "none"
+            raise PipelineError(f"{self.location}: no version {spec}; available: {available}")
         if len(matching) > 1:
             tags = " or ".join(version.tag for version in matching)
             raise PipelineError(f"{self.location}: {spec} is ambiguous: {tags}; give the full name")
         return matching[0]
 
     def aliases(self) -> dict[str, str]:
-        """Return the tag of the version that each alias, `<name>@<alias>`, was given to last."""
+        """Return the tag of the version that has each alias in force, by `<name>@<alias>`."""
         by_commit = {(version.name, version.commit): version.tag for version in self.versions()}
-        latest = {f"{each.name}@{each.alias}": each for each in self.assignments()}
+        in_force = {f"{each.name}@{each.alias}": each for each in self.assignments()}  # the highest count comes last
         return {
             alias: by_commit[each.name, each.commit]
-            for alias, each in latest.items()
+            for alias, each in in_force.items()
             if not each.withdrawn and (each.name, each.commit) in by_commit
         }
 
     def aliases_by_version(self) -> dict[str, list[str]]:
-        """Return the aliases, without the name of the model, of each version that has any, by its tag."""
+        """Return the aliases, without the model's name, of each version that has any, by the version's tag."""
         grouped: dict[str, list[str]] = {}
         for alias, tag in sorted(self.aliases().items()):
             grouped.setdefault(tag, []).append(alias.rpartition("@")[2])
         return grouped
 
     def assignments(self, name: str | None = None, alias: str | None = None) -> list[Assignment]:
-        """Return each time that an alias, or any, was given to a version of a model, or of any, by their counts."""
-        assignments = [
-            Assignment(**vars(tag), name=match[1], alias=match[2], count=int(match[4]), withdrawn=bool(match[3]))
-            for tag in self.tags()
-            if (match := _ALIAS.fullmatch(tag.tag)) and name in (None, match[1]) and alias in (None, match[2])
-        ]
+        """Return the assignments of an alias (None: of all) of a model (None: of all models), sorted by count."""
+        assignments = []
+        for tag in self.tags():
+            match = _ALIAS.fullmatch(tag.tag)
+            if match and name in (None, match[1]) and alias in (None, match[2]):
+                values: dict[str, Any] = {
+                    "name": match[1],
+                    "alias": match[2],
+                    "count": int(match[4]),
+                    "withdrawn": match[3] == "!",
+                }
+                assignments.append(Assignment(**vars(tag), **values))
         return sorted(assignments, key=lambda each: each.count)
 
     def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:
-        """Return version.json of the newest closed version with these weights, or None.
+        """Return version.json of the newest version with these weights, or None.
 
-        A version of an older release, with the weights alone, does not count: it is registered again as a closed one.
+        Versions of older releases do not count: they have the weights alone, so these are registered again.
         """
-        closed = (each for each in self.registrations(self.versions(name)) if each.get("format") == FORMAT)
-        return {each.get("policy_digest"): each for each in closed}.get(policy_digest)
+        closed = [each for each in self.registrations(self.versions(name)) if each.get("format") == FORMAT]
+        return next((each for each in reversed(closed) if each["policy_digest"] == policy_digest), None)
 
     def registrations(self, versions: Sequence[Version]) -> list[dict[str, Any]]:
         """Return version.json of each version, unverified; empty for a version without one."""
@@ -216,8 +222,9 @@ class Snapshot:
         return self.repository.git("show", f"refs/tags/{tag}:{path}")
 
     def read_each(self, versions: Sequence[Version], *paths: str) -> Iterator[list[bytes | None]]:
-        """Yield text files of each version from git, unverified, with one git process; None for a missing file."""
+        """Yield the contents of files of each version from git, unverified; None for a missing file."""
         names = "".join(f"refs/tags/{version.tag}:{path}\n" for version in versions for path in paths)
+        # One git process for all files.
         output = io.BytesIO(self.repository.git_bytes("cat-file", "--batch", data=names.encode()))
         for _ in versions:
             yield [_next_object(output) for _ in paths]
@@ -233,12 +240,13 @@ class Snapshot:
         may then have some of them.
         """
         bundle = self._bundle(self.version(tag))
-        every = {*bundle.digests, *bundle.files, *bundle.faults}
+        all_paths = {*bundle.digests, *bundle.files, *bundle.faults}
         for path in paths:
-            if not any(_is_below(each, [path]) for each in every):
+            if not any(_is_below(each, [path]) for each in all_paths):
                 raise PipelineError(f"{bundle.tag}: has no {path}")
         stored = {path: digest for path, digest in bundle.stored.items() if _is_below(path, paths)}
         folders = {path.partition("/")[0] for path in stored}
+        # A damaged `.dvc` file is a fault of every path in its folder.
         faults = [
             fault
             for path, fault in bundle.faults.items()
@@ -256,14 +264,14 @@ class Snapshot:
                 (destination / path).write_bytes(content)
 
     def read_storage(self, config: str, pointers: Mapping[str, str], *options: Any) -> Any:
-        """Return what `read` of dvc_process.py says of folders in the storage that DVC's config names."""
+        """Return the output of the command `read` of dvc_process.py, for the storage in a DVC config."""
         with tempfile.TemporaryDirectory(dir=self.repository.scratch) as scratch:
             workspace = Workspace(Path(scratch), self.repository.scratch, self.repository.locks)
             write_dvc_config(workspace.folder, config, storage_url(config, self.location, self.origin))
             return workspace.dvc_json("read", pointers, *options)
 
     def verify(self, versions: Sequence[Version]) -> Verification:
-        """Read every file of some versions, from git and the storage, and compare it with what was registered."""
+        """Read every file of versions, from git and the storage, and compare it with what was registered."""
         bundles, faults = [], []
         for version in versions:
             try:
@@ -274,13 +282,13 @@ class Snapshot:
                 faults.append(str(error))
         faults += [fault for bundle in bundles for fault in bundle.faults.values()]
         contents = [content for bundle in bundles for content in bundle.files.values()]
-        num_files, num_bytes = len(contents), sum(map(len, contents))
+        num_bytes = sum(len(content) for content in contents)
         pointers = {f"{bundle.tag}: {folder}": md5 for bundle in bundles for folder, md5 in bundle.pointers.items()}
-        if pointers and not any(CONFIG in bundle.faults for bundle in bundles):
-            expected = {f"{each.tag}: {path}": digest for each in bundles for path, digest in each.stored.items()}
-            read = self._read(bundles, pointers, expected)
-            faults, num_files, num_bytes = faults + read.faults, num_files + read.num_files, num_bytes + read.num_bytes
-        return Verification(faults, num_files, num_bytes)
+        if not pointers or any(CONFIG in bundle.faults for bundle in bundles):
+            return Verification(faults, len(contents), num_bytes)
+        expected = {f"{each.tag}: {path}": digest for each in bundles for path, digest in each.stored.items()}
+        stored = self._read(bundles, pointers, expected)
+        return Verification(faults + stored.faults, len(contents) + stored.num_files, num_bytes + stored.num_bytes)
 
     def verify_all(self) -> Verification:
         """Verify all versions, and look for damage and losses in the git repository itself."""
@@ -298,17 +306,18 @@ class Snapshot:
         tags = {version.tag for version in versions}
         if tags and self.repository.try_git("rev-parse", "--verify", "HEAD") is None:
             faults.append(f"{self.location}: the branch of its git repository is missing, although it has versions")
+        # The newest commit names its own version, and each version its parent: their tags may be lost.
         for name in ("HEAD", *sorted(tags)):
-            registered = json.loads(self.repository.try_git("show", f"{name}:{VERSION_FILE}") or "{}")
+            registration = json.loads(self.repository.try_git("show", f"{name}:{VERSION_FILE}") or "{}")
             for key in ("tag", "parent"):
-                tag = registered.get(key)
+                tag = registration.get(key)
                 if tag and tag not in tags:
                     faults.append(f"{tag}: its tag is missing, although {name} names it; register it again")
                     tags.add(tag)
         return verification._replace(faults=faults)
 
     def _bundle(self, version: Version) -> _Bundle:
-        """Read a version from git; PipelineError where it is not one of this format, or another than its tag says."""
+        """Read a version from git; PipelineError if an older release registered it, or it is not that of its tag."""
         tag, faults = version.tag, dict[str, str]()
         files = self._files(version, faults)
         if DIGESTS_FILE not in files and DIGESTS_FILE not in faults:
@@ -334,8 +343,9 @@ class Snapshot:
         except PipelineError as error:
             raise type(error)(f"{version.tag}: its commit {version.commit} cannot be read: {error}") from None
         files = {}
-        for entry, _, path in (each.partition("\t") for each in listed.split("\0")[:-1]):
-            name = entry.split()[2]
+        for line in listed.split("\0")[:-1]:
+            entry, _, path = line.partition("\t")
+            name = entry.split()[2]  # after its mode and type
             try:
                 files[path] = self.repository.git_bytes("cat-file", "blob", name)
             except PipelineError as error:
@@ -345,17 +355,17 @@ class Snapshot:
     def _read(
         self, bundles: Sequence[_Bundle], pointers: Mapping[str, str], expected: Mapping[str, str], *options: Any
     ) -> Verification:
-        """Read folders of some versions from the storage and compare their files with digests by path."""
-        # The storage may have moved since a version was registered.
-        texts = (bundle.files[CONFIG].decode() for bundle in bundles if CONFIG in bundle.files)
-        config = self.repository.try_git("show", f"HEAD:{CONFIG}") or next(texts, None)
+        """Read folders of versions from the storage and compare their files with the expected digests by path."""
+        # The newest config first: the storage may have moved since a version was registered.
+        configs = (bundle.files[CONFIG].decode() for bundle in bundles if CONFIG in bundle.files)
+        config = self.repository.try_git("show", f"HEAD:{CONFIG}") or next(configs, None)
         if config is None:
             raise PipelineError(f"{self.location}: no version has a {CONFIG} that says where the storage is")
         read = self.read_storage(config, pointers, *options)
         faults = list(read["faults"])
         for path in {**expected, **read["files"]}:
-            if any(_is_below(path, files) for files in read["faults"].values()):
-                continue
+            if any(_is_below(path, damaged) for damaged in read["faults"].values()):
+                continue  # reported already
             if path not in read["files"]:
                 faults.append(f"{path} is not in its folder in the storage")
             elif read["files"][path] != expected.get(path):
@@ -379,18 +389,18 @@ def read_registry(location: str) -> Iterator[Snapshot]:
 
 
 def _next_object(output: io.BytesIO) -> bytes | None:
-    """The next object that `git cat-file --batch` has printed; None for one that is missing."""
+    """Return the next object in the output of `git cat-file --batch`; None for a missing one."""
     *_, size = output.readline().split()
     return None if size == b"missing" else output.read(int(size) + 1)[:-1]
 
 
 def _check_digest(version: Version, registered: Mapping[str, Any], digests: bytes) -> None:
-    """Raise PipelineError unless version.json, digests.json and the message of the tag are of one bundle."""
-    said = _BUNDLE_DIGEST.search(version.message)
+    """Raise PipelineError unless version.json, digests.json and the message of the tag have the same bundle digest."""
+    in_message = _BUNDLE_DIGEST.search(version.message)
     bundle_digests = {
         f"the content of {DIGESTS_FILE}": hashlib.sha256(digests).hexdigest(),
         VERSION_FILE: registered.get("bundle_digest"),
-        "the message of the tag": said[1] if said else None,
+        "the message of the tag": in_message[1] if in_message else None,
     }
     if registered.get("tag") != version.tag or len(set(bundle_digests.values())) > 1:
         values = ", ".join(f"{str(digest)[:12]} in {name}" for name, digest in bundle_digests.items())
@@ -401,4 +411,5 @@ def _check_digest(version: Version, registered: Mapping[str, Any], digests: byte
 
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:
+    """Return whether a path is, or is in, one of the folders; all are in `.`."""
     return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)

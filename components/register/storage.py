@@ -1,6 +1,6 @@
 """The storage of a registry: a DVC remote, which `.dvc/config` of the registry's repository names.
 
-A new registry keeps where an S3 server is, so that whoever reads it needs credentials only.
+That config also has the address and region of an S3 server, so a reader of the registry needs credentials only.
 """
 
 import configparser
@@ -26,16 +26,17 @@ _SECTION = f"'remote \"{REMOTE}\"'"
 
 
 def new_config(url: str, endpoint: str | None) -> str:
-    """Return DVC's config for a storage; one at s3:// without an endpoint has that of the environment."""
+    """Return DVC's config for a storage; without an `endpoint`, s3:// takes the environment's."""
     remote: dict[str, str | None] = {"url": url}
     if url.startswith("s3://"):
-        remote |= {"endpointurl": endpoint or _first(S3_ENDPOINT_VARIABLES), "region": _first(S3_REGION_VARIABLES)}
+        remote["endpointurl"] = endpoint or _first_set(S3_ENDPOINT_VARIABLES)
+        remote["region"] = _first_set(S3_REGION_VARIABLES)
     lines = ["[core]", "    analytics = false", "    check_update = false", f"    remote = {REMOTE}", f"[{_SECTION}]"]
     return "\n".join([*lines, *(f"    {key} = {value}" for key, value in remote.items() if value), ""])
 
 
 def storage_url(config: str, location: str, origin: str) -> str:
-    """Return the storage that DVC's config of a registry names: a URL, or an absolute path on this machine."""
+    """Return the storage in a DVC config: a URL or an absolute path; a relative one is relative to `origin`/.dvc."""
     url = _parsed(config).get(_SECTION, "url", fallback=None)
     if url is None:
         raise PipelineError(f"{location}: its {CONFIG} has no remote named `{REMOTE}`")
@@ -43,12 +44,12 @@ def storage_url(config: str, location: str, origin: str) -> str:
 
 
 def storage_endpoint(config: str) -> str | None:
-    """Return the address of the S3 server in DVC's config of a registry; None where it is Amazon's."""
+    """Return the address of the S3 server in a registry's DVC config; None if it is Amazon's."""
     return _parsed(config).get(_SECTION, "endpointurl", fallback=None)
 
 
 def config_below(config: str, folder: str) -> str:
-    """Return DVC's config for a folder within the storage that a config names."""
+    """Return a copy of a DVC config whose storage is a folder within that of `config`."""
     parser = _parsed(config)
     remote = parser[_SECTION]
     remote["url"] = f"{remote['url'].rstrip('/')}/{folder}"
@@ -58,29 +59,30 @@ def config_below(config: str, folder: str) -> str:
 
 
 def write_dvc_config(folder: Path, config: str, url: str) -> None:
-    """Let DVC read and write the storage of a registry, at `url`, in a folder."""
-    (folder / CONFIG).parent.mkdir(exist_ok=True)
+    """Write a registry's DVC config into a working folder, so that DVC there uses the storage at `url`."""
+    dvc_folder = (folder / CONFIG).parent
+    dvc_folder.mkdir(exist_ok=True)
     (folder / CONFIG).write_text(config, encoding="utf-8")
-    if not (ignored := (folder / CONFIG).with_name(".gitignore")).exists():
-        ignored.write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
-    # DVC prefers config.local, and git ignores it.
-    (folder / ".dvc" / "config.local").write_text(f"[{_SECTION}]\n    url = {url}\n", encoding="utf-8")
+    gitignore = dvc_folder / ".gitignore"
+    if not gitignore.exists():
+        gitignore.write_text("/config.local\n/tmp\n/cache\n", encoding="utf-8")
+    # The URL in the config may be relative to another folder. DVC prefers config.local, and git ignores it.
+    (dvc_folder / "config.local").write_text(f"[{_SECTION}]\n    url = {url}\n", encoding="utf-8")
 
 
 def pointer_file(path: str, pointer: Mapping[str, Any]) -> str:
-    """Return the text of the `.dvc` file of a folder, next to it; `pointer` is what the command `store` printed."""
+    """Return the text of the `.dvc` file of a folder; `pointer` has its fields, as dvc_process.py prints them."""
     return yaml.safe_dump({"outs": [{**pointer, "path": path}]}, sort_keys=False)
 
 
 def md5_in(pointer_file: str | bytes) -> str:
-    """Return the MD5 by which the storage finds the folder of a `.dvc` file."""
-    md5: str = yaml.safe_load(pointer_file)["outs"][0]["md5"]
-    return md5
+    """Return the MD5 in a `.dvc` file, by which the storage finds its folder."""
+    return str(yaml.safe_load(pointer_file)["outs"][0]["md5"])
 
 
 @contextmanager
 def error_prefix(prefix: str) -> Iterator[None]:
-    """Put a prefix before an error of DVC in the block."""
+    """Put a prefix before the message of a PipelineError in the block, in place of the prefix `dvc: `."""
     try:
         yield
     except PipelineError as error:
@@ -88,12 +90,7 @@ def error_prefix(prefix: str) -> Iterator[None]:
 
 
 def check_storage(config: str) -> None:
-    """List a storage at a URL.
-
-    Raises:
-        PipelineError: There is no such storage, or it wants other credentials.
-        RetryableError: It does not answer.
-    """
+    """Raise PipelineError unless the storage of a DVC config can be listed; RetryableError if it does not answer."""
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-storage-") as scratch:
         workspace = Workspace(Path(scratch), Path(scratch))
         url = storage_url(config, "", "")
@@ -108,5 +105,6 @@ def _parsed(config: str) -> configparser.ConfigParser:
     return parser
 
 
-def _first(variables: tuple[str, ...]) -> str | None:
+def _first_set(variables: tuple[str, ...]) -> str | None:
+    """Return the value of the first of these environment variables that is not empty, or None."""
     return next(filter(None, map(os.environ.get, variables)), None)

@@ -1,7 +1,7 @@
 """Uses of a test set: each policy that a gate judged on it, recorded in the registry's git, whether it passed or not.
 
-A use is a file `<test set>/<policy>.json` on a separate branch, added by one push: a policy counts once, however often
-and by whomever it is judged, and a killed process has recorded it completely or not at all.
+A use is a file `<test set>/<policy>.json`, named by digests, on a separate branch. It is added by one push: a policy
+counts once, however often and by whomever it is judged, and a killed process has recorded it completely or not at all.
 """
 
 import json
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from components.register.registry import Registry, open_for_aliases
+from components.register.registry import Registry, open_repository
 from components.register.snapshot import Snapshot
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import say
@@ -22,6 +22,7 @@ _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 """Name that git gives to a tree without files."""
 _ATTEMPTS = 10
 _PAUSE_S = 0.2
+"""Added to the pause after each push that collides with another one."""
 
 
 def policies_seen(snapshot: Snapshot, test_set: str) -> set[str]:
@@ -33,40 +34,38 @@ def policies_seen(snapshot: Snapshot, test_set: str) -> set[str]:
 def count_test_set_use(location: str, name: str, policy_digest: str, verdict: Mapping[str, Any]) -> None:
     """Record in a registry, which is created on first use, that a policy was judged on test problems.
 
-    A registry that does not accept the record is only warned about. RetryableError if it cannot be reached.
+    If the registry does not accept the record, a warning is printed. RetryableError if it cannot be reached.
     """
-    if verdict["looks"] is None:  # it was judged on another split, which may be used any number of times
+    if verdict["looks"] is None:  # judged on another split, which may be used any number of times
         return
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    facts = {"test_set": verdict["looks"]["test_set"], "policy_digest": policy_digest}
-    facts |= {"name": name, "passed": verdict["passed"], "at": at}
+    use = {"test_set": verdict["looks"]["test_set"], "policy_digest": policy_digest}
+    use |= {"name": name, "passed": verdict["passed"], "at": at}
     try:
-        with open_for_aliases(location) as registry:
-            _record(registry, facts)
+        with open_repository(location) as registry:
+            _record(registry, use)
     except RetryableError:
         raise
     except PipelineError as error:
         say("register", f"warning: this use of the test problems is not counted: {error}")
 
 
-def _record(registry: Registry, facts: Mapping[str, Any]) -> None:
+def _record(registry: Registry, use: Mapping[str, Any]) -> None:
     """Record a use unless the policy was judged on this test set before.
 
-    Raises:
-        RetryableError: Others have pushed before each attempt, or the registry cannot be reached.
-        PipelineError: It does not accept the branch.
+    RetryableError if others have pushed before each attempt; PipelineError if the registry does not accept the branch.
     """
-    path = f"{facts['test_set']}/{facts['policy_digest']}.json"
+    path = f"{use['test_set']}/{use['policy_digest']}.json"
     for attempt in range(_ATTEMPTS):
         base = _newest(registry.clone)
         if base and registry.clone.try_git("cat-file", "-e", f"{base}:{path}") is not None:
             return
-        commit = _commit(registry.clone, base, path, json.dumps(facts, indent=2) + "\n")
+        commit = _commit(registry.clone, base, path, json.dumps(use, indent=2) + "\n")
         try:
             registry.clone.git("push", "--quiet", "origin", f"{commit}:refs/heads/{BRANCH}")
         except PipelineError as error:
             registry.clone.git("fetch", "--quiet", "origin")
-            if _newest(registry.clone) == base:
+            if _newest(registry.clone) == base:  # nobody else has pushed, so another attempt would fail as well
                 raise type(error)(f"{registry.location}: does not accept the branch `{BRANCH}`: {error}") from None
             time.sleep(_PAUSE_S * attempt)
         else:
@@ -75,13 +74,13 @@ def _record(registry: Registry, facts: Mapping[str, Any]) -> None:
 
 
 def _newest(clone: Workspace) -> str | None:
-    """The newest commit of the branch, as it was last fetched; None if it does not exist yet."""
+    """Return the branch's newest commit when it was last fetched; None if the branch does not exist yet."""
     commit = clone.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{BRANCH}")
     return commit and commit.strip()
 
 
 def _commit(clone: Workspace, base: str | None, path: str, content: str) -> str:
-    """Return a commit on `base`, or on nothing, that adds a file, and check it out."""
+    """Commit a file on `base`, without one on a new empty root commit, and return the commit; it is checked out."""
     start = base or clone.git("commit-tree", _EMPTY_TREE, "-m", "Count the looks at test sets").strip()
     clone.git("checkout", "--quiet", "--force", "--detach", start)
     file = clone.folder / path

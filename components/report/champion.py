@@ -14,29 +14,29 @@ from components.shared.versioning import is_url
 
 _ALIAS = "champion"
 _EVALUATION = "evaluation/grpo"
-_ASKED = (
+_PROTOCOL_KEYS = (
     *("name", "prompt", "prompts", "system_prompt", "thinking", "chat_template_digest", "examples_digest"),
     *("answer", "stop", "max_new_tokens", "tools"),
 )
-"""Facts of an evaluation; two evaluations are comparable if they agree in them."""
+"""Two evaluations are comparable if their protocols agree in these keys."""
 
 
 @dataclass(frozen=True)
 class Champion:
-    """The version of the alias `champion`."""
+    """The version that has the alias `champion`."""
 
     tag: str
     policy_digest: str
     records: list[dict[str, Any]]
-    """Its answers in its evaluation; empty if its version does not have them."""
+    """Rows of its evaluation's records.jsonl; empty if its version does not have them."""
     protocol: Mapping[str, Any]
-    """How it was asked."""
+    """Prompt, token limit and other settings of its evaluation."""
 
 
 def read_registry_facts(registry: str, name: str, test_set: str) -> tuple[Champion | None, set[str]]:
-    """Return the champion of a model, and the digests of the policies that were judged on a test set.
+    """Return a model's champion, and the digests of the policies that were judged on a test set, named by its digest.
 
-    The test set is named by its digest. PipelineError or RetryableError where there is a registry that cannot be read.
+    Both are empty if there is no registry yet. PipelineError or RetryableError if a registry cannot be read.
     """
     if not is_url(registry) and not Path(registry).is_dir():
         return None, set()
@@ -47,14 +47,15 @@ def read_registry_facts(registry: str, name: str, test_set: str) -> tuple[Champi
 
 
 def same_protocol(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two evaluations asked in the same way."""
-    return all(one.get(key) == other.get(key) for key in _ASKED)
+    """Return whether two evaluations prompted their models in the same way."""
+    return all(one.get(key) == other.get(key) for key in _PROTOCOL_KEYS)
 
 
 def _champion(snapshot: Snapshot, tag: str) -> Champion:
+    """Read a version's digest and evaluation from the registry; older versions have no digests.json and no answers."""
     digest = json.loads(snapshot.read(tag, "version.json"))["policy_digest"]
-    stored = json.loads(snapshot.repository.try_git("show", f"refs/tags/{tag}:digests.json") or "{}")
-    if f"{_EVALUATION}/records.jsonl" not in stored:
+    digests = json.loads(snapshot.repository.try_git("show", f"refs/tags/{tag}:digests.json") or "{}")
+    if f"{_EVALUATION}/records.jsonl" not in digests:
         return Champion(tag, digest, [], {})
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-champion-") as folder:
         snapshot.get(tag, [_EVALUATION], Path(folder))

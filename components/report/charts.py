@@ -1,6 +1,7 @@
 """Charts as inline SVG: small, the same bytes every time, legible on light and dark pages."""
 
 import io
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ MODEL_COLORS = {"base": "#8b93a1", "sft": "#4a8fd4", "grpo": "#e0803a"}
 _SERIES_COLORS = ("#e0803a", "#4a8fd4", "#4aa36c")
 _PHASE_COLORS = ("#e0803a", "#4a8fd4", "#b56bc4", "#8b93a1", "#4aa36c", "#c9b458", "#d9d9d9")
 _MAX_POINTS = 400
+"""Points of a curve; of more steps, means over neighbours are drawn."""
 _MAX_STRIPS = 50
 """Strips over a chart, each with values that are shown when the pointer is on it."""
 _POINTS_PER_INCH = 72
@@ -52,7 +54,7 @@ _STYLE = {
 
 
 class _Curve(NamedTuple):
-    """One quantity over the optimizer steps, thinned to what a page can carry."""
+    """One quantity over the optimizer steps, with at most `_MAX_POINTS` points."""
 
     name: str
     steps: list[float]
@@ -60,84 +62,88 @@ class _Curve(NamedTuple):
 
     @property
     def smoothed(self) -> list[float] | None:
-        """Centered running mean; None for a curve too short to need one."""
+        """Running mean over a tenth of the points, centered; None for a short curve."""
         if len(self.values) < _MIN_SMOOTHED:
             return None
-        reach = max(1, len(self.values) // 20)
+        reach = len(self.values) // 20
         return [fmean(self.values[max(0, at - reach) : at + reach + 1]) for at in range(len(self.values))]
 
 
 def curve_chart(
     steps: Sequence[Mapping[str, Any]], title: str, names: Mapping[str, str], *, fraction: bool = False
 ) -> tuple[Markup | None, list[tuple[str, str]]]:
-    """Draw columns of the steps, the running mean strong over the raw values; fractions from 0 % to 100 %.
+    """Draw columns of the steps: running means, and thin raw values of the first column; fractions from 0 % to 100 %.
 
     `names` has each column's name in the legend. Return the chart, None if no step has any of the columns, and the
     legend of names and colors, empty for one column.
     """
-    curves = [curve for key, name in names.items() if (curve := _curve(steps, key, name))]
+    curves = _curves(steps, names)
     if not curves:
         return None, []
     scale = 100 if fraction else 1
+    legend = [(curve.name, color) for curve, color in zip(curves, _SERIES_COLORS, strict=False)]
     with _figure() as (figure, axes):
-        for place, (curve, color) in enumerate(zip(curves, _SERIES_COLORS, strict=False)):
-            values = [scale * value for value in curve.smoothed or curve.values]
-            if curve.smoothed and not place:
+        # All but the first curve are dashed, so that curves that coincide are visible.
+        style: dict[str, Any] = {"linewidth": 1.6}
+        for curve, (_, color) in zip(curves, legend, strict=True):
+            if curve.smoothed and curve is curves[0]:
                 axes.plot(curve.steps, [scale * y for y in curve.values], color=color, linewidth=0.7, alpha=0.4)
-            # The second curve is dashed, so that both are visible if they coincide.
-            style = {"linestyle": (0, (3, 2)), "linewidth": 1.3} if place else {"linewidth": 1.6}
+            values = [scale * value for value in curve.smoothed or curve.values]
             marker = "o" if len(values) == 1 else None
             axes.plot(curve.steps, values, color=color, marker=marker, markersize=4, **style)
-        _fit(axes, *((-4, 104) if fraction else (0, 0)))
-        if fraction:
-            _label_percent(axes)
-        _label_steps(axes)
+            style = {"linestyle": (0, (3, 2)), "linewidth": 1.3}
+        low, high = (-4, 104) if fraction else (0, 0)
+        _fit(axes, low, high)
+        _label(axes, percent=fraction)
         axes.grid(axis="y")
-        legend = [(curve.name, color) for curve, color in zip(curves, _SERIES_COLORS, strict=False)]
         return _svg(figure, title, curves, percent=fraction), legend if len(names) > 1 else []
 
 
 def _fit(axes: Any, low: float, high: float) -> None:
-    """Let the y axis range from `low` to `high`, extended with a margin to data beyond."""
-    least, most = axes.dataLim.intervaly
-    margin = 0.05 * (max(most, high) - min(least, low)) or 1.0
-    axes.set_ylim(least - margin if least < low else low, most + margin if most >= high else high)
+    """Set the y axis to the range from `low` to `high`, extended with a margin if data are outside."""
+    smallest, largest = axes.dataLim.intervaly
+    margin = 0.05 * (max(largest, high) - min(smallest, low)) or 1.0  # 1 if all data are 0
+    bottom = smallest - margin if smallest < low else low
+    top = largest + margin if largest >= high else high
+    axes.set_ylim(bottom, top)
 
 
 def validation_chart(rows: Sequence[Mapping[str, Any]], title: str, policy_step: int) -> Markup:
     """Draw the accuracy of each validation with the band of its 95 % interval, and a dot at the step of the policy."""
     curve = _Curve("accuracy", [float(row["step"]) for row in rows], [row["accuracy"] for row in rows])
-    low, high = zip(*([100 * bound for bound in row["interval"]] for row in rows), strict=True)
+    low = [100 * row["interval"][0] for row in rows]
+    high = [100 * row["interval"][1] for row in rows]
     color = _SERIES_COLORS[0]
     with _figure() as (figure, axes):
         axes.fill_between(curve.steps, low, high, color=color, alpha=0.2, linewidth=0)
         axes.plot(curve.steps, [100 * value for value in curve.values], color=color, linewidth=1.6)
-        chosen = [(row["step"], 100 * row["accuracy"]) for row in rows if row["step"] == policy_step]
-        axes.plot(*zip(*chosen, strict=True), color=color, marker="o", markersize=6, markeredgecolor=_TEXT)
+        dot: dict[str, Any] = {"color": color, "marker": "o", "markersize": 6, "markeredgecolor": _TEXT}
+        for row in rows:
+            if row["step"] == policy_step:
+                axes.plot(policy_step, 100 * row["accuracy"], **dot)
         axes.set_ylim(-4, 104)
-        _label_percent(axes)
-        _label_steps(axes)
+        _label(axes, percent=True)
         axes.grid(axis="y")
         return _svg(figure, title, [curve], percent=True)
 
 
 def phase_chart(timings: Path) -> dict[str, Any]:
-    """Draw the seconds of each phase of the GRPO steps, stacked, from the timings of train_grpo.
+    """Draw the seconds of each phase of the GRPO steps, stacked, from the output `timings` of train_grpo.
 
     Returns:
-        The `chart`, each phase's color and share of the time, and the median time of a step.
+        The `chart`; each phase's color and share of the time by name; and the median time of a step in seconds.
     """
-    rows = [dict(row) for _, row in jsonl.read_rows(timings / "timings.jsonl")]
+    rows = [row for _, row in jsonl.read_rows(timings / "timings.jsonl")]
     for row in rows:
-        # Phases that overlap, as with prefetching, may leave nothing.
+        # Phases that overlap, as with prefetching, may add up to more than the step.
         row["other_s"] = max(0.0, row["step_s"] - sum(row.get(phase, 0.0) for phase in _PHASES))
-    curves = [curve for phase, name in _PHASES.items() if (curve := _curve(rows, phase, name))]
+    curves = _curves(rows, _PHASES)
     total = sum(sum(curve.values) for curve in curves)
     with _figure() as (figure, axes):
         values = [curve.smoothed or curve.values for curve in curves]
         axes.stackplot(curves[0].steps, values, colors=_PHASE_COLORS[: len(curves)], alpha=0.85, linewidth=0)
         _fit(axes, 0, 0)
-        _label_steps(axes)
+        _label(axes)
         axes.set_ylabel("seconds")
         axes.margins(x=0)
         chart = _svg(figure, "Seconds of each phase of a GRPO step", curves)
@@ -149,28 +155,29 @@ def phase_chart(timings: Path) -> dict[str, Any]:
     }
 
 
-def _curve(steps: Sequence[Mapping[str, Any]], key: str, name: str) -> _Curve | None:
-    """Return one column; None if no step has it (KL without a KL term, for one)."""
-    points = [(float(row["step"]), float(row[key])) for row in steps if row.get(key) is not None]
-    if not points:
-        return None
-    size = -(-len(points) // _MAX_POINTS)
-    bins = [points[start : start + size] for start in range(0, len(points), size)]
-    return _Curve(name, [fmean(x for x, _ in part) for part in bins], [fmean(y for _, y in part) for part in bins])
+def _curves(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[_Curve]:
+    """Return the curve of each column that any row has (KL is missing without a KL term); `names` by column."""
+    curves = []
+    for key, name in names.items():
+        points = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
+        if points:
+            size = math.ceil(len(points) / _MAX_POINTS)
+            bins = [points[start : start + size] for start in range(0, len(points), size)]
+            steps = [fmean(step for step, _ in each) for each in bins]
+            curves.append(_Curve(name, steps, [fmean(value for _, value in each) for each in bins]))
+    return curves
 
 
-def _label_percent(axes: "Axes") -> None:
-    axes.set_yticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
-
-
-def _label_steps(axes: "Axes") -> None:
+def _label(axes: "Axes", *, percent: bool = False) -> None:
     axes.locator_params(axis="x", integer=True, nbins=6)
     axes.set_xlabel("step")
+    if percent:
+        axes.set_yticks(range(0, 101, 25), [f"{tick} %" for tick in range(0, 101, 25)])
 
 
 @contextmanager
 def _figure() -> "Iterator[tuple[Figure, Axes]]":
-    """Yield a figure in the size of all charts: in the page's narrowest column its text is 12 pixels high."""
+    """Yield a figure and its axes, in a size that gives text of 12 pixels in the page's narrowest column."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -180,37 +187,37 @@ def _figure() -> "Iterator[tuple[Figure, Axes]]":
 
 
 def _values_on_hover(figure: "Figure", curves: Sequence[_Curve], *, percent: bool) -> str:
-    """Return a strip over the chart for each step, or each few of many, whose title has the values there."""
-    axes, (width, height) = figure.axes[0], (_POINTS_PER_INCH * figure.get_size_inches())
+    """Return a transparent rectangle over the chart for each step, or every few, whose tooltip has the values there."""
+    axes, (width, height) = figure.axes[0], _POINTS_PER_INCH * figure.get_size_inches()
     left, right = axes.get_xlim()
-    box = axes.get_position()
-    values: dict[float, dict[str, str]] = {
-        step: {} for step in sorted({step for curve in curves for step in curve.steps})
-    }
+    box = axes.get_position()  # in fractions of the figure, from its bottom left
+    by_step: dict[float, list[str]] = {}
     for curve in curves:
         for step, value in zip(curve.steps, curve.values, strict=True):
-            values[step][curve.name] = f"{100 * value:.1f} %" if percent else f"{value:.3g}"
-    steps = list(values)[:: -(-len(values) // _MAX_STRIPS)]
+            text = f"{100 * value:.1f} %" if percent else f"{value:.3g}"
+            by_step.setdefault(step, []).append(f"{curve.name} {text}")
+    steps = sorted(by_step)[:: math.ceil(len(by_step) / _MAX_STRIPS)]
     edges = [left, *((one + other) / 2 for one, other in pairwise(steps)), right]
+    points_per_step = width * box.width / (right - left)
     strips = []
     for step, (start, end) in zip(steps, pairwise(edges), strict=True):
-        x, wide = (width * box.width * share / (right - left) for share in (start - left, end - start))
-        place = f'x="{width * box.x0 + x:.1f}" y="{height * (1 - box.y1):.1f}"'
-        size = f'width="{wide:.1f}" height="{height * box.height:.1f}"'
-        told = ", ".join(f"{name} {value}" for name, value in values[step].items())
-        strips.append(f'<rect class="strip" {place} {size}><title>step {step:g}: {told}</title></rect>')
+        x = width * box.x0 + points_per_step * (start - left)
+        position = f'x="{x:.1f}" y="{height * (1 - box.y1):.1f}"'
+        size = f'width="{points_per_step * (end - start):.1f}" height="{height * box.height:.1f}"'
+        text = ", ".join(by_step[step])
+        strips.append(f'<rect class="strip" {position} {size}><title>step {step:g}: {text}</title></rect>')
     return "\n".join(strips)
 
 
 def _svg(figure: "Figure", title: str, curves: Sequence[_Curve], *, percent: bool = False) -> Markup:
-    """Return the figure as an element for HTML: no prolog, no namespaces, no fixed size, the page's own colors."""
-    figure.draw_without_rendering()  # the first layout may change the ticks, and with them the room that labels need
+    """Return the figure as an SVG element for HTML: without prolog, namespaces and fixed size, in the page's colors."""
+    figure.draw_without_rendering()  # the first layout may change the ticks, and with them the size of the labels
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<defs>\s*</defs>", "", text, flags=re.DOTALL)
-    text = re.sub(r' id="[a-z0-9.]+_\d+"', "", text)  # names of groups, the same in every figure of the page
+    text = re.sub(r' id="[a-z0-9.]+_\d+"', "", text)  # ids of groups, which would occur in every figure of the page
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
     view = re.search(r'viewBox="[^"]*"', text)
     assert view is not None

@@ -25,19 +25,19 @@ def report(  # noqa: PLR0917 - a task has as many parameters as inputs and outpu
 
     Args:
         config: The report section of the params file.
-        validation: What validate_data made.
+        validation: Output of validate_data.
         sft: Folder of train_sft.
         grpo: Folder of train_grpo.
         evaluation: Folder of evaluate.
         report: The page, the verdict and the summary.
-        report_page: The page, where Kubeflow shows it, with what the run took.
-        metrics: Accuracies, gain and verdict, where Kubeflow compares runs.
-        volume: Where the tasks of a run on a cluster have their shared volume; empty where they share everything.
-        run_id: Of the run, whose folders on the volume are its own.
+        report_page: The page for Kubeflow's UI, with the cost of the run.
+        metrics: Accuracies, gain and verdict, for Kubeflow's comparison of runs.
+        volume: Mount point of the volume that the tasks of a run on a cluster share; empty on one machine.
+        run_id: ID of the run, which names its folder on the volume.
         run_name: Name of the run on Kubeflow's page, for its log.
 
     Returns:
-        The folder with the outputs, as the tasks that follow read them.
+        The folder with the outputs, for the tasks that follow.
     """
     from pathlib import Path
 

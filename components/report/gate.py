@@ -1,7 +1,7 @@
 """The promotion gate: is GRPO better than the SFT model it started from, and worse nowhere?
 
-Both models answer the same problems greedily, so the comparison is paired, and counts of its four outcomes are all that
-the gate reads. All tests are one-sided at the level `max_p_value`:
+Both models answer the same problems greedily, so the comparison is paired: the gate reads only how many problems both,
+one or neither of them got right. All tests are one-sided at the level `max_p_value`:
 
 - Better on at least one target: the exact McNemar test, and a lower bound of the gain at `min_gain` or above. That is
   one claim out of several, so Holm's correction applies over the targets.
@@ -36,7 +36,7 @@ TRAINING_FIGURES = (
     ("kl", "kl", "KL from the reference", "max"),
     ("completion_tokens", "completion_length_tokens", "mean completion length in tokens", "max"),
 )
-"""Figures of training that the gate may limit: the key, the column of GRPO's steps, the name, and the kind of limit."""
+"""Figures of training that `gate.health` may limit: rest of its key, column of steps.jsonl, name, `max` or `min`."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Outcome:
 
     counts: PairedCounts
     answered: PairedCounts | None = None
-    """Problems that both answered with finished and scorable text; None if all are."""
+    """Problems that both answered with finished and scorable text; None for unknown."""
     flexible: PairedCounts | None = None
-    """All problems under flexible extraction; None where it was not recorded. Shown, and no condition."""
+    """All problems under flexible extraction, for the report only; None if it was not recorded."""
     truncated: tuple[int, int] = (0, 0)
     """Answers of each model that reached the token limit."""
     unscorable: tuple[int, int] = (0, 0)
@@ -56,11 +56,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Claim:
-    """Requirements on a model compared with another one on the same problems."""
+    """Requirements on a model compared with another one on the same problems; see `GateConfig`."""
 
     target: tuple[str, ...]
     min_gain: float | None
-    """None where it need not be better, only not worse."""
+    """None if it need not be better, only not worse."""
     margin: float
     level: float
     formatting_counts: bool = False
@@ -72,11 +72,11 @@ class ChampionOutcomes:
 
     tag: str
     outcomes: Mapping[str, Outcome]
-    """Nothing where it cannot be compared."""
+    """By source; empty if it cannot or need not be compared."""
     remark: str = ""
     """Why it cannot or need not be compared."""
     is_same: bool = False
-    """Whether it has the very weights that are judged."""
+    """Whether it has the weights that are judged."""
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,17 @@ class GateContext:
     """Input of the gate besides the answers of SFT and GRPO."""
 
     training: Mapping[str, float | None] = field(default_factory=dict)
-    """Figures of the end of training that `gate.health` may limit, None for what was not measured."""
+    """Figures of the end of training that `gate.health` may limit; None if not measured."""
     champion: ChampionOutcomes | None = None
     split: Split = Split.TEST
     test_set: str = ""
     """Digest of the problems."""
-    looks: int = 0
-    """Other policies that were judged on these problems before."""
+    num_earlier_policies: int = 0
+    """Number of other policies that were judged on these problems before."""
 
 
 def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateContext = GateContext()) -> Verdict:
-    """Return the verdict on the outcomes of SFT and GRPO by source."""
+    """Return the verdict on the outcomes of SFT and GRPO by source, as in verdict.json."""
     configured, gate = gate, with_targets(gate, outcomes)
     unknown = [source for source in gate.target if source not in outcomes]
     if unknown:
@@ -104,34 +104,35 @@ def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateConte
         )
     sources = compare(outcomes, claim_of(gate), first="sft")
     conditions = health(outcomes, gate.health, context.training)
-    looks = None
+    test_set_use = None
     if context.split == Split.TEST:
-        number = context.looks + 1
-        chance = 1 - (1 - gate.max_p_value) ** number
-        looks = {"test_set": context.test_set, "number": number, "false_promotion": chance}
-    else:  # problems that tuning may use any number of times decide nothing
+        number = context.num_earlier_policies + 1
+        chance = 1 - (1 - gate.max_p_value) ** number  # that one of them passes although none is better
+        test_set_use = {"test_set": context.test_set, "number": number, "false_promotion": chance}
+    else:  # tuning may have used these problems any number of times
         conditions.append(_condition("split of the problems", str(context.split), str(Split.TEST), False))
-    champion = against(context.champion, gate) if context.champion else None
-    parts = (*sources, *conditions, *([champion] if champion else []))
+    champion = compare_with_champion(context.champion, gate) if context.champion else None
+    parts = [*sources, *conditions, *([champion] if champion else [])]
     missed = [part["reason"] for part in parts if not part["passed"]]
-    pooled = PairedCounts(*map(sum, zip(*(astuple(outcomes[source].counts) for source in gate.target), strict=True)))
+    target_counts = [astuple(outcomes[source].counts) for source in gate.target]
+    pooled = PairedCounts(*(sum(numbers) for numbers in zip(*target_counts, strict=True)))
     return {
         "passed": not missed,
         "enforced": gate.enforce,
         "reasons": missed,
         "gate": configured.model_dump(mode="json"),
-        # The figures of all targets together, for headlines: nothing is decided on them.
+        # All targets together, for headlines; no condition.
         "target": {"source": " + ".join(gate.target), "sources": list(gate.target), **_figures(pooled, "sft")},
         "sources": sources,
         "health": conditions,
         "champion": champion,
-        "looks": looks,
+        "looks": test_set_use,
         "power": {"passable": _passable(outcomes, gate)},
     }
 
 
 def with_targets(gate: GateConfig, sources: Iterable[str]) -> GateConfig:
-    """Return a gate that names its targets: all sources where it names none."""
+    """Return the gate, with all sources as targets if it names none."""
     return gate if gate.target else gate.model_copy(update={"target": tuple(sources)})
 
 
@@ -141,19 +142,21 @@ def claim_of(gate: GateConfig) -> Claim:
 
 
 def compare(outcomes: Mapping[str, Outcome], claim: Claim, *, first: str) -> list[dict[str, Any]]:
-    """Return figures and decision for each source, the targets first; `first` names the model compared with."""
+    """Return figures and decision for each source, the targets first; `first` is the key of the other model."""
     targets = {source: outcomes[source] for source in claim.target if source in outcomes}
     p_values = {source: claim_p(outcome, claim) for source, outcome in targets.items()}
     levels = holm_levels(p_values, claim.level) if claim.min_gain is not None else {}
     ordered = {**targets, **outcomes}
-    parts = [_judge(source, ordered[source], claim, levels.get(source), first) for source in ordered]
-    # One target suffices; where none improved, all of them are at fault. `improved` is None where it is not asked for.
-    improved = any(part["improved"] for part in parts)
-    return [{**part, "passed": part["not_worse"] and (improved or part["improved"] is None)} for part in parts]
+    parts = [_judge(source, outcome, claim, levels.get(source), first) for source, outcome in ordered.items()]
+    # One improved target suffices; if there is none, all targets fail. `improved` is None for other sources.
+    any_improved = any(part["improved"] for part in parts)
+    for part in parts:
+        part["passed"] = part["not_worse"] and (any_improved or part["improved"] is None)
+    return parts
 
 
 def claim_p(outcome: Outcome, claim: Claim) -> float:
-    """Return the p-value of the claim to be better: the largest of the tests' p-values, which all must be small."""
+    """Return the p-value of the claim to be better: the largest of several tests, all of which must reject."""
     tests = [mcnemar_p(outcome.counts)]
     if claim.min_gain:
         tests.append(paired_gain_p(outcome.counts, claim.min_gain))
@@ -163,14 +166,13 @@ def claim_p(outcome: Outcome, claim: Claim) -> float:
 
 
 def is_not_worse(counts: PairedCounts, claim: Claim) -> bool:
-    """Whether a loss of the margin or more is excluded; a margin of 1 excludes nothing and is always met."""
+    """Return whether a loss of the margin or more is excluded; a margin of 1 means no requirement."""
     return claim.margin >= 1 or paired_gain_p(counts, -claim.margin) <= claim.level
 
 
 def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, first: str) -> dict[str, Any]:
-    """Decide one source; `level` is that of the claim to be better, None without such a claim."""
+    """Return figures and decision for one source; `level` of the claim to be better is None without this claim."""
     counts = outcome.counts
-    bound = paired_gain_bound(counts, claim.level)
     part = {
         "source": source,
         **_figures(counts, first),
@@ -178,18 +180,19 @@ def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, fir
         "min_gain": claim.min_gain if level is not None else None,
         "gain_bound": paired_gain_bound(counts, level) if level else None,
         "margin": claim.margin,
-        "lower_bound": bound,
+        "lower_bound": paired_gain_bound(counts, claim.level),
         "improved": None if level is None else claim_p(outcome, claim) <= level,
         "not_worse": is_not_worse(counts, claim),
         "truncated": {first: outcome.truncated[0], "grpo": outcome.truncated[1]},
         "unscorable": {first: outcome.unscorable[0], "grpo": outcome.unscorable[1]},
-        "answered": _in_short(outcome.answered),
-        "flexible": _in_short(outcome.flexible),
+        "answered": _gain(outcome.answered),
+        "flexible": _gain(outcome.flexible),
     }
     return {**part, "reason": _reason(part, claim)}
 
 
 def _figures(counts: PairedCounts, first: str) -> dict[str, Any]:
+    """Return scores, gain and p-value of GRPO and another model, whose key is `first`."""
     return {
         first: score(counts.both + counts.only_first, counts.total),
         "grpo": score(counts.both + counts.only_second, counts.total),
@@ -201,28 +204,27 @@ def _figures(counts: PairedCounts, first: str) -> dict[str, Any]:
     }
 
 
-def _in_short(counts: PairedCounts | None) -> dict[str, Any] | None:
+def _gain(counts: PairedCounts | None) -> dict[str, Any] | None:
+    """Return the gain and its p-value on a part of the problems; None without problems."""
     if counts is None or not counts.total:
         return None
     return {"total": counts.total, "gain": counts.gain, "p_value": mcnemar_p(counts)}
 
 
 def _reason(part: Mapping[str, Any], claim: Claim) -> str:
-    """One line with what was measured and what was required."""
-    source, changed = part["source"], points(part["gain"])
-    if part["level"] is None:
-        bound = _bound(part["lower_bound"], claim.level, -claim.margin)
-        return f"{source}: changed by {changed} points, {bound}"
-    verb = f"{'gained' if part['gain'] >= 0 else 'lost'} {abs(100 * part['gain']):.1f}"
-    if part["level"] == 0:
-        text = f"{source}: {verb} points, not tested, since another target failed with a smaller p-value"
+    """Return one line with what was measured and what was required."""
+    source, gain, level = part["source"], part["gain"], part["level"]
+    if level is None:
+        return f"{source}: changed by {points(gain)} points, {_bound(part['lower_bound'], claim.level, -claim.margin)}"
+    text = f"{source}: {'gained' if gain >= 0 else 'lost'} {abs(100 * gain):.1f} points, "
+    if level == 0:  # Holm's procedure stopped before
+        text += "not tested, since another target failed with a smaller p-value"
     else:
-        text = (
-            f"{source}: {verb} points, {_bound(part['gain_bound'], part['level'], part['min_gain'])}, "
-            f"p = {probability(part['p_value'])} (at most {part['level']:.2g} allowed)"
-        )
+        bound = _bound(part["gain_bound"], level, part["min_gain"])
+        text += f"{bound}, p = {probability(part['p_value'])} (at most {level:.2g} allowed)"
     answered = part["answered"]
-    if answered and not claim.formatting_counts and answered["p_value"] > part["level"] >= part["p_value"]:
+    # Improved on all problems, but not on those that both models answered.
+    if answered and not claim.formatting_counts and part["p_value"] <= level < answered["p_value"]:
         text += (
             f"; of the {answered['total']:,} problems that both models answered {points(answered['gain'])} points, "
             f"p = {probability(answered['p_value'])}"
@@ -234,14 +236,16 @@ def _bound(bound: float, level: float, required: float) -> str:
     return f"lower {100 * (1 - level):g} % bound {points(bound)} (at least {points(required)} required)"
 
 
-def against(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:
+def compare_with_champion(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:
     """Return figures and decision for a policy compared with the champion."""
     limits = gate.champion
     claim = Claim(gate.target, limits.min_gain, limits.margin, gate.max_p_value, gate.formatting_counts)
     sources = compare(champion.outcomes, claim, first="champion")
-    missed = [part["reason"] for part in sources if not part["passed"]]
-    passed = not missed and (bool(sources) or champion.is_same or limits.if_incomparable == "pass")
-    reason = "; ".join(missed or [champion.remark or part["reason"] for part in sources] or [champion.remark])
+    if sources:
+        missed = [part["reason"] for part in sources if not part["passed"]]
+        passed, reasons = not missed, missed or [part["reason"] for part in sources]
+    else:
+        passed, reasons = champion.is_same or limits.if_incomparable == "pass", [champion.remark]
     return {
         "tag": champion.tag,
         "comparable": bool(sources),
@@ -249,39 +253,42 @@ def against(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:
         "remark": champion.remark,
         "sources": sources,
         "passed": passed,
-        "reason": f"champion {champion.tag}: {reason}",
+        "reason": f"champion {champion.tag}: {'; '.join(reasons)}",
     }
 
 
 def _passable(outcomes: Mapping[str, Outcome], gate: GateConfig) -> bool:
-    """Whether a policy could have passed that solves all problems: not where SFT left too few unsolved."""
+    """Return whether a policy that solves all problems would pass: SFT may have left too few unsolved."""
     perfect = {}
     for source, outcome in outcomes.items():
-        solved = outcome.counts.both + outcome.counts.only_first
-        perfect[source] = Outcome(PairedCounts(solved, 0, outcome.counts.total - solved, 0))
+        solved_by_sft = outcome.counts.both + outcome.counts.only_first
+        perfect[source] = Outcome(PairedCounts(solved_by_sft, 0, outcome.counts.total - solved_by_sft, 0))
     return all(part["passed"] for part in compare(perfect, claim_of(gate), first="sft"))
 
 
 def health(
     outcomes: Mapping[str, Outcome], limits: HealthConfig, training: Mapping[str, float | None]
 ) -> list[dict[str, Any]]:
-    """Return each condition on the policy's answers to a source and on the end of its training."""
+    """Return the conditions on the policy's answers to each source and on the end of its training."""
     conditions = []
     for source, outcome in outcomes.items():
-        for name, number, limit in (
-            ("truncated", outcome.truncated[1], limits.max_truncated_fraction),
-            ("unscorable", outcome.unscorable[1], limits.max_unscorable_fraction),
+        for name, (_, number), limit in (
+            ("truncated", outcome.truncated, limits.max_truncated_fraction),
+            ("unscorable", outcome.unscorable, limits.max_unscorable_fraction),
         ):
-            value = number / outcome.counts.total
+            fraction = number / outcome.counts.total
             required = f"at most {percent(limit)}"
-            conditions.append(_condition(f"{source}: {name} answers", percent(value), required, value <= limit))
+            conditions.append(_condition(f"{source}: {name} answers", percent(fraction), required, fraction <= limit))
     for key, _, name, kind in TRAINING_FIGURES:
         limit, figure = getattr(limits, f"{kind}_{key}"), training.get(key)
         if limit is None:
             continue
-        passed = figure is not None and (figure <= limit if kind == "max" else figure >= limit)
-        measured = "not recorded" if figure is None else f"{figure:.3g}"
         required = f"{'at most' if kind == 'max' else 'at least'} {limit:g}"
+        if figure is None:
+            measured, passed = "not recorded", False
+        else:
+            measured = f"{figure:.3g}"
+            passed = figure <= limit if kind == "max" else figure >= limit
         conditions.append(_condition(f"{name} at the end of training", measured, required, passed))
     return conditions
 

@@ -1,10 +1,11 @@
-"""The power of the promotion gate: how likely a policy passes that is as good as expected, before anything is trained.
+"""The power of the promotion gate: the probability that a policy as good as expected passes, before it is trained.
 
-Exact: of n problems of a source the numbers that GRPO gains and loses are multinomial, and for each number of changed
-ones the gate passes above a number of gained ones. Sources are independent. Health and the champion are left out.
+Exact: the numbers of answers that GRPO gains and loses on a source are multinomial, and for each number of changed
+answers the gate passes from some number of gained ones on. Sources are independent. Health and champion are ignored.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -16,60 +17,62 @@ from components.shared.statistics import PairedCounts
 
 MIN_POWER = 0.8
 _STANDARD_DEVIATIONS = 6
-"""Range of the number of changed answers around its mean; less likely numbers are left out."""
+"""Numbers of changed answers farther from their mean than this are ignored."""
 _MAX_PROBLEMS = 200_000
+"""Largest number of problems of a source that is proposed."""
 
 
 def weakness(gate: GateConfig, sizes: Mapping[str, int]) -> str | None:
-    """Return what is wrong with a gate on so many problems of each source; None where its power suffices."""
+    """Return what is wrong with a gate for test sets of these sizes by source; None if its power suffices."""
     gate = with_targets(gate, sizes)
-    gained, lost, accuracy = gate.expected_gain, gate.expected_lost_fraction, gate.expected_sft_accuracy
-    if gained <= gate.min_gain:
+    gain, lost, accuracy = gate.expected_gain, gate.expected_lost_fraction, gate.expected_sft_accuracy
+    if gain <= gate.min_gain:
         return (
-            f"report.gate: cannot be passed: expected_gain is {points(gained)} points, and min_gain asks for a lower "
+            f"report.gate: cannot be passed: expected_gain is {points(gain)} points, and min_gain asks for a lower "
             f"bound of {points(gate.min_gain)}; lower min_gain, or expect more"
         )
-    if lost > accuracy or lost + gained > 1 - accuracy:
+    if lost > accuracy or lost + gain > 1 - accuracy:
         return (
             f"report.gate: cannot be passed: with expected_sft_accuracy {percent(accuracy)} a policy cannot lose "
-            f"{percent(lost)} of the answers (expected_lost_fraction) and gain {points(gained)} points "
+            f"{percent(lost)} of the answers (expected_lost_fraction) and gain {points(gain)} points "
             "(expected_gain); correct the assumptions, or take harder test problems"
         )
     probability = power(gate, sizes)
     if probability >= MIN_POWER:
         return None
-    needed = enough_problems(gate, sizes)
-    enough = " and ".join(f"{size:,} test problems in `{source}`" for source, size in needed.items())
+    needed = enough_problems(gate, sizes).items()
+    enough = " and ".join(f"{size:,} test problems in `{source}`" for source, size in needed)
     remedy = f"{enough} would be enough" if enough else "no number of test problems would do"
     return (
-        f"report.gate: a policy that gains {points(gained)} points (expected_gain) would pass with a probability of "
+        f"report.gate: a policy that gains {points(gain)} points (expected_gain) would pass with a probability of "
         f"{percent(probability, 0)} only, {percent(MIN_POWER, 0)} is required; {remedy}; or change margin, min_gain, "
         "max_p_value or the assumptions"
     )
 
 
 def power(gate: GateConfig, sizes: Mapping[str, int]) -> float:
-    """Return the probability that a policy passes which is as `gate.expected_*` say.
+    """Return the probability that a policy as described by `gate.expected_*` passes.
 
     It gains the expected points on every target, and on every other source as many answers as it loses.
     """
     claim = claim_of(gate)
     level = claim.level / len(claim.target)  # the best target has to pass Holm's first level
-    all_pass, none_better = 1.0, 1.0
+
+    def better(counts: PairedCounts) -> bool:
+        return is_not_worse(counts, claim) and claim_p(Outcome(counts), claim) <= level
+
+    # A policy passes if it is worse on no source, except if it is better on no target either.
+    none_worse, none_worse_or_better = 1.0, 1.0
     for source, size in sizes.items():
-        passed = _probability(size, gate, source, lambda each: is_not_worse(each, claim))
-        all_pass *= passed
-        if source not in claim.target:
-            none_better *= passed
-        else:
-            none_better *= passed - _probability(
-                size, gate, source, lambda each: is_not_worse(each, claim) and claim_p(Outcome(each), claim) <= level
-            )
-    return all_pass - none_better
+        p_not_worse = _probability(size, gate, source, partial(is_not_worse, claim=claim))
+        p_better = _probability(size, gate, source, better) if source in claim.target else 0.0
+        none_worse *= p_not_worse
+        none_worse_or_better *= p_not_worse - p_better
+    return none_worse - none_worse_or_better
 
 
 def enough_problems(gate: GateConfig, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the sizes times the smallest factor above 1, within 2 %, whose power suffices; nothing where none does."""
+    """Return the sizes times the smallest factor above 1, within 2 %, whose power suffices; empty if none does."""
 
     def scaled(factor: float) -> dict[str, int]:
         return {source: max(1, round(factor * size)) for source, size in sizes.items()}
@@ -81,13 +84,16 @@ def enough_problems(gate: GateConfig, sizes: Mapping[str, int]) -> dict[str, int
             return {}
     while high - low > 0.02 * low:
         middle = (low + high) / 2
-        low, high = (low, middle) if power(gate, scaled(middle)) >= MIN_POWER else (middle, high)
+        if power(gate, scaled(middle)) >= MIN_POWER:
+            high = middle
+        else:
+            low = middle
     return scaled(high)
 
 
 def _probability(size: int, gate: GateConfig, source: str, passes: Callable[[PairedCounts], bool]) -> float:
-    """The probability that the counts of a source pass a condition that more gained answers can only help."""
-    from scipy.special import bdtr, bdtrc
+    """Return the probability that the counts of a source meet a condition that more gained answers cannot break."""
+    from scipy.special import bdtrc  # bdtrc(k, n, p): probability of more than k successes in n trials
 
     lost = gate.expected_lost_fraction
     gained = lost + (gate.expected_gain if source in gate.target else 0.0)
@@ -95,14 +101,13 @@ def _probability(size: int, gate: GateConfig, source: str, passes: Callable[[Pai
     spread = _STANDARD_DEVIATIONS * (size * changed * (1 - changed)) ** 0.5
     numbers = np.arange(max(0, int(size * changed - spread)), min(size, int(size * changed + spread) + 1) + 1)
     required = np.array([_fewest_gained(int(number), size, passes) for number in numbers])
-    weights = bdtr(numbers, size, changed) - np.where(numbers > 0, bdtr(np.maximum(numbers - 1, 0), size, changed), 0)
     share = gained / changed if changed else 0.0
-    tails = np.where(required > 0, bdtrc(np.maximum(required - 1, 0), np.maximum(numbers, 1), share), 1.0)
-    return float((weights * np.where(required > numbers, 0.0, tails)).sum())
+    weights = bdtrc(numbers - 1, size, changed) - bdtrc(numbers, size, changed)
+    return float((weights * bdtrc(required - 1, numbers, share)).sum())
 
 
 def _fewest_gained(changed: int, size: int, passes: Callable[[PairedCounts], bool]) -> int:
-    """The fewest gained answers among so many changed ones that pass; one more than there are if none do."""
+    """Return the fewest gained answers among `changed` ones that pass, by bisection; `changed + 1` if none do."""
     low, high = 0, changed + 1
     while low < high:
         middle = (low + high) // 2

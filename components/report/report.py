@@ -1,8 +1,9 @@
 """The report stage: compares the models of a run, decides whether the policy may be registered, and writes the page.
 
-A separate stage because a missed gate must still leave a report: the verdict is decided here, `register` enforces it.
+The verdict is decided here and enforced by `register`: a separate stage, so that a missed gate still leaves a report.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from markupsafe import Markup
 
 from components.report import charts, formatting
 from components.report.config import ReportConfig
-from components.report.findings import MODELS, Findings, Pair, find
+from components.report.findings import MODELS, Findings, Pair, read_findings
 from components.shared import jsonl, lineage, page
 from components.shared.config import validate
 from components.shared.errors import PipelineError
@@ -50,11 +51,13 @@ _TOOL_CURVES: dict[str, dict[str, str]] = {
 _SFT_CURVES = {"SFT loss (nats per token)": {"loss": "loss"}}
 _FRACTIONS = {"worked_fraction", "groups_without_spread_fraction", "tool_use_fraction"}
 """First columns of the charts that are drawn from 0 % to 100 %."""
+_Panel = tuple[str, list[tuple[str, str]], Markup | None]
+"""Title, legend and chart, which is None if no step recorded its columns."""
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the page of one run has beside the report: it differs between equal runs."""
+    """Facts of one run on its page, which differ between equal runs."""
 
     version: Mapping[str, Any] | None = None
     """A registration's version.json."""
@@ -65,14 +68,14 @@ class RunFacts:
     made_by: Lineage | None = None
     """The lineage of the report."""
     command: str | None = None
-    """What makes the run again, in a shell."""
+    """Shell command that repeats the run."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Paths of other files of the run, relative to the page, by what they are."""
+    """Paths of other files of the run, relative to the page, by title."""
 
 
 def report(config: ReportConfig, *, report: Path, **folders: Path) -> dict[str, float]:
     """Compare base, SFT and GRPO on the same problems, decide the promotion gate and write the page."""
-    findings = find(config, folders)
+    findings = read_findings(config, folders)
     verdict = findings.verdict
     (report / "report.html").write_text(render_report(config, folders, findings=findings), encoding="utf-8")
     jsonl.write_json(report / "verdict.json", verdict)
@@ -81,8 +84,9 @@ def report(config: ReportConfig, *, report: Path, **folders: Path) -> dict[str, 
     jsonl.write_json(report / "metrics.json", findings.metrics())
     if not findings.learned:
         say("report", "warning: GRPO learned nothing, no step had a gradient: the policy is its reference")
-    if findings.training and (stopped := findings.training["stopped"]):
-        say("report", f"warning: training stopped after step {findings.training['num_steps']}: {stopped}")
+    training = findings.training
+    if training and training["stopped"]:
+        say("report", f"warning: training stopped after step {training['num_steps']}: {training['stopped']}")
     reasons = verdict["reasons"] or [part["reason"] for part in verdict["sources"]]
     say("report", f"gate {'passed' if verdict['passed'] else 'MISSED'}: {'; '.join(reasons)}")
     accuracies = {
@@ -117,20 +121,15 @@ def render_report(
     verdict: Mapping[str, Any] | None = None,
     run: RunFacts | None = None,
 ) -> str:
-    """Return the page over the report stage's input folders, by their names in the graph.
+    """Return the HTML page on the inputs of the report stage, which are in `folders` by their names in the graph.
 
-    Args:
-        config: The gate, and the size of the page.
-        folders: The inputs of the report stage.
-        findings: What `find` returns for them, if it has been called already.
-        verdict: The verdict, if it has been decided already.
-        run: What the page of one run has in addition.
+    `findings` and `verdict` are those of the inputs, if they are known already.
     """
     here = Path(__file__).parent
-    findings, run = findings or find(config, folders, verdict), run or RunFacts()
-    configs = findings.provenance.configs.items()
-    validated: list[tuple[str, Any, Markup | None]] = []
-    if training := findings.training:
+    findings, run = findings or read_findings(config, folders, verdict), run or RunFacts()
+    configs, training = findings.provenance.configs.items(), findings.training
+    validated: list[_Panel] = []
+    if training:
         title = "Validation accuracy, with the policy's step"
         validated = [(title, [], charts.validation_chart(training["validation"], title, training["policy_step"]))]
     values = {
@@ -161,13 +160,10 @@ def render_report(
 
 
 def page_of_run(config: Mapping[str, Any], folders: Mapping[str, str], report: Path, timings: Path) -> str:
-    """Return the page with what the lineage in the finished `report` tells of the run.
+    """Return the page with facts of the run, from the lineage of the finished `report`.
 
-    Args:
-        config: The report section of the params file.
-        folders: The inputs of the report stage.
-        report: Its output.
-        timings: The output `timings` of train_grpo; need not exist.
+    `config` is the report section of the params file, `folders` are the inputs of the report stage, `timings` is an
+    output of train_grpo, which need not exist.
     """
     made_by = lineage.read(report)
     assert made_by is not None
@@ -178,54 +174,56 @@ def page_of_run(config: Mapping[str, Any], folders: Mapping[str, str], report: P
 
 
 def costs(run: RunFacts, findings: Findings) -> list[tuple[str, str, str, str]]:
-    """Return the time, processor time and tokens of each stage of a run, in words; a total at the end."""
+    """Return a row for each stage of a run, and a total: name, time, processor time and sampled tokens, as text."""
     if not run.seconds:
         return []
-    places = {stage: run.made_by.environment(stage) if run.made_by else None for stage in run.seconds}
     tokens = {"evaluate": sum(evaluation.num_tokens for evaluation in findings.evaluations.values())}
     if run.timings:
-        rows = [row for _, row in jsonl.read_rows(run.timings / "timings.jsonl")]
-        tokens["train_grpo"] = round(sum(row.get("tokens_per_s", 0.0) * row["step_s"] for row in rows))
-    units: dict[str, float] = {}
-    lines = []
+        timings = [row for _, row in jsonl.read_rows(run.timings / "timings.jsonl")]
+        tokens["train_grpo"] = round(sum(row.get("tokens_per_s", 0.0) * row["step_s"] for row in timings))
+    total_hours: dict[str, float] = {}
+    rows = []
     for stage, seconds in run.seconds.items():
-        place, used = places[stage], ""
-        if place:
-            unit, number = ("GPU", len(place.gpus)) if place.gpus else ("core", place.num_cores)
-            units[unit] = units.get(unit, 0.0) + seconds * number / 3600
-            used = formatting.hours(seconds * number / 3600, unit)
+        environment = run.made_by.environment(stage) if run.made_by else None
+        used = ""
+        if environment:
+            unit, number = ("GPU", len(environment.gpus)) if environment.gpus else ("core", environment.num_cores)
+            hours = seconds * number / 3600
+            total_hours[unit] = total_hours.get(unit, 0.0) + hours
+            used = formatting.hours(hours, unit)
         sampled = page.count(tokens[stage]) if tokens.get(stage) else ""
-        lines.append((stage, formatting.duration(seconds), used, sampled))
-    total = ", ".join(formatting.hours(number, unit) for unit, number in units.items())
-    sampled = page.count(sum(tokens.values()))
-    return [*lines, ("Total", formatting.duration(sum(run.seconds.values())), total, sampled)]
+        rows.append((stage, formatting.duration(seconds), used, sampled))
+    total_used = ", ".join(formatting.hours(hours, unit) for unit, hours in total_hours.items())
+    total_time = formatting.duration(sum(run.seconds.values()))
+    return [*rows, ("Total", total_time, total_used, page.count(sum(tokens.values())))]
 
 
 def _choose_examples(pairs: Sequence[Pair], number: int) -> list[dict[str, Any]]:
-    """Return `number` examples: half newly right, a quarter newly wrong, the rest the same before and after.
+    """Return `number` examples in groups: half newly right, a quarter newly wrong, the rest the same before and after.
 
-    Where a group has fewer, others have more. Chosen by the digest of the problem's id: the same in every run, and not
-    hand-picked.
+    If a group has fewer problems, the others get more. The order is that of the digests of the problems' ids: the same
+    in every run, and not hand-picked.
     """
     shuffled = sorted(pairs, key=lambda pair: value_digest(pair.first.id))
-    newly_right, newly_wrong = -(-number // 2), number // 4
+    newly_right, newly_wrong = math.ceil(number / 2), number // 4
     same = number - newly_right - newly_wrong
-    shares = {
-        "SFT wrong, GRPO right": ((False, True), newly_right),
-        "SFT right, GRPO wrong": ((True, False), newly_wrong),
-        "Both right": ((True, True), same - same // 2),
-        "Both wrong": ((False, False), same // 2),
-    }
-    members = {title: [pair for pair in shuffled if pair.right == right] for title, (right, _) in shares.items()}
-    shown = {title: min(share, len(members[title])) for title, (_, share) in shares.items()}
+    groups = [
+        ("SFT wrong, GRPO right", (False, True), newly_right),
+        ("SFT right, GRPO wrong", (True, False), newly_wrong),
+        ("Both right", (True, True), math.ceil(same / 2)),
+        ("Both wrong", (False, False), same // 2),
+    ]
+    members = {title: [pair for pair in shuffled if pair.right == right] for title, right, _ in groups}
+    num_shown = {title: min(share, len(members[title])) for title, _, share in groups}
     for title, each in members.items():
-        shown[title] += min(number - sum(shown.values()), len(each) - shown[title])
-    return [{"title": title, "total": len(each), "pairs": each[: shown[title]]} for title, each in members.items()]
+        num_missing = number - sum(num_shown.values())
+        num_shown[title] = min(num_shown[title] + num_missing, len(each))
+    return [{"title": title, "total": len(each), "pairs": each[: num_shown[title]]} for title, each in members.items()]
 
 
-def _panels(training: Path, charted: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Any, Markup | None]]:
-    """Title, legend and chart of each figure; the chart is None if no step recorded its columns."""
+def _panels(training: Path, titles: Mapping[str, Mapping[str, str]]) -> Iterator[_Panel]:
+    """Yield the charts of a training: `titles` has the columns of each, with their names in the legend."""
     steps = [row for _, row in jsonl.read_rows(training / "steps.jsonl")]
-    for title, names in charted.items():
+    for title, names in titles.items():
         chart, legend = charts.curve_chart(steps, title, names, fraction=next(iter(names)) in _FRACTIONS)
         yield title, legend, chart

@@ -1,4 +1,4 @@
-"""Sampling completions from the policy: what training and evaluation see of it.
+"""Sampling completions from the policy: the interface that training and evaluation use.
 
 `TransformersSampler` (transformers_sampler.py) samples from the weights under training, `VllmSampler` (vllm/sampler.py)
 from a copy that `update_weights` brings up to date.
@@ -9,22 +9,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from components.environments.pool import Environments
-from components.grading.verifier import (
-    Grade,
-    Reason,
-    Submission,
-    Verdict,
-    Verifier,
-    final_answer,
-    has_reasoning,
-)
+from components.grading.verifier import Grade, Reason, Submission, Verdict, Verifier, final_answer, has_reasoning
 from components.policy.packing import TokenSequence
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem
 from components.shared.tools import NEXT_ANSWER
 
 if TYPE_CHECKING:
-    from components.policy.engine import Policy  # DeepSpeed, which talks as it is imported
+    from components.policy.engine import Policy  # imports DeepSpeed, which prints when it is imported
 
 _TRUNCATED = Grade(Verdict.WRONG, extracted=None, reason=Reason.TRUNCATED)
 
@@ -43,36 +35,35 @@ class Sampling:
     max_new_tokens: int
     seed: int
     stop: tuple[str, ...] = ()
-    """Texts that end a completion as an end token does: it has no more tokens, and its text ends before them."""
+    """Texts that end a completion as an end token does; a stop text is not part of the completion's text."""
     environments: Environments | None = None
-    """What the model acts in, turn by turn; None for completions of one turn. `max_new_tokens` are those that are
-    sampled, in all turns together."""
+    """Where the model acts, turn by turn; None for completions of one turn. `max_new_tokens` then limits the sampled
+    tokens of all turns together."""
     segment_tokens: int | None = None
-    """Tokens that are sampled of each completion in one call, after which it is paused; None for no bound."""
+    """Tokens to sample of each completion in one call, after which it is paused; None for no limit."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What the model wrote until an environment took over, and what the environment answered."""
+    """A message of the model to its environment, and the environment's answer."""
 
     end: int
     """Sampled tokens of the completion up to and including the last one of this turn."""
     text: str
     """What the model wrote, without its end token."""
     observation: str = ""
-    """The answer of the environment as the model read it: only the beginning of a long one, and nothing after the last
-    turn. `NEXT_ANSWER` separates the answers to several calls."""
+    """The environment's answer as the model read it: only the beginning of a long one, and empty after the last turn.
+    `NEXT_ANSWER` separates the answers to several calls."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """What the environment says of this turn, by the name of the part of the reward."""
+    """The environment's rewards for this turn, by the name of the part of the reward."""
     in_thought: bool = False
-    """Whether what the model read before it ends in `<think>`, so that the text begins inside a thought."""
-
+    """Whether the model's input before this turn ends in `<think>`, so that the text begins inside a thought."""
     is_call: bool = False
-    """Whether it asked the environment for something: it has a call, or the environment went on after it."""
+    """Whether the turn has a call, or the environment answered it and went on."""
 
     @property
     def response(self) -> str:
-        """The text with the beginning of the thought that it continues: what an environment or a grader reads."""
+        """The text as an environment or a grader reads it: `<think>` precedes a text that begins inside a thought."""
         return "<think>" + self.text if self.in_thought else self.text
 
 
@@ -81,41 +72,41 @@ class Completion:
     """One sampled continuation of a prompt; with an environment a trajectory of several turns."""
 
     tokens: TokenSequence
-    """The prompt, and the completion up to and including its last token; of an environment's tokens it says so."""
+    """The prompt, and the completion up to and including its last token, with the tokens of an environment marked."""
     logprobs: tuple[float, ...]
     """Natural log of the probability with which the sampler drew each sampled token."""
     text: str
-    """The completion as text, without its last end token or what stopped it, but with what an environment wrote."""
+    """The completion as text, without its last end token or stop text; an environment's answers are included."""
     finished: bool
-    """Whether it ended with an end token, was stopped, or was ended by its environment. Otherwise it was truncated, is
-    paused, or its environment has failed."""
+    """Whether an end token, a stop text or the environment ended it. Otherwise it was truncated, is paused, or its
+    environment has failed."""
     in_thought: bool = False
     """Whether the prompt ends in `<think>`, so that the text begins inside a thought."""
     turns: tuple[Turn, ...] = ()
-    """All turns, where there is an environment."""
+    """All turns; empty without an environment."""
     failure: str | None = None
     """Why the environment failed, which leaves the completion without a reward; None where it did not."""
     paused: bool = False
-    """Whether it only stops here because its segment does: a later call continues it. Its turns are then those that the
-    environment has answered."""
+    """Whether it stops here only because its segment is full: a later call continues it. Its turns are then those that
+    the environment has answered."""
     versions: tuple[int, ...] = ()
-    """For each sampled token the optimizer steps that its policy had taken; empty where nobody asks for them."""
+    """For each sampled token, the number of optimizer steps of the policy that sampled it; empty if not recorded."""
 
     @property
     def transcript(self) -> str:
-        """The whole text, with the beginning of the thought that it continues."""
+        """The text of all turns; `<think>` precedes a text that begins inside a thought."""
         return "<think>" + self.text if self.in_thought else self.text
 
     @property
     def response(self) -> str:
-        """What is graded: the text of the last turn, with the beginning of the thought that it continues."""
+        """The text to grade: that of the last turn, or all text where there is one turn."""
         if len(self.turns) > 1:
             return self.turns[-1].response
         return self.transcript
 
     @property
     def truncated(self) -> bool:
-        """Whether it was cut off at a limit, of tokens or of turns; a failed environment is none."""
+        """Whether a limit of tokens or turns cut it off; also true while it is paused, false after a failure."""
         return not self.finished and self.failure is None
 
     @property
@@ -129,13 +120,13 @@ class Completion:
         return len(self.tokens.completion_ids) - self.tokens.num_sampled
 
     def is_worked(self, policy: AnswerPolicy) -> bool:
-        """Tell whether it states an answer, and has anything before that: of several turns in any of them."""
+        """Return whether it states an answer after some reasoning, which may be in any of several turns."""
         if len(self.turns) < 2:
             return has_reasoning(self.response, policy)
         return final_answer(self.response, policy) is not None and has_reasoning(self.transcript, policy)
 
     def turn_records(self) -> list[dict[str, Any]]:
-        """Return the turns as a record shows them to people."""
+        """Return the turns as a record has them, in JSON."""
         return [
             {
                 "text": turn.text,
@@ -147,7 +138,7 @@ class Completion:
 
 
 PartialCompletions = Sequence[Sequence[Completion]]
-"""The completions of each problem that an earlier call has sampled, in part or to their ends; none for a new group."""
+"""The completions of each problem from an earlier call, paused or finished; an empty group for a new problem."""
 Generate = Callable[[Sequence[Problem], Sampling], list[list[Completion]]]
 """Returns the completions of each problem, in the order of the problems."""
 
@@ -171,77 +162,69 @@ class Sampler(Protocol):
         """
 
     def update_weights(self, version: int) -> float:
-        """Sample from the policy as it is after `version` optimizer steps; return the seconds this took.
+        """Take the current weights of the policy, which has made `version` optimizer steps; return the seconds it took.
 
-        Called by all processes together before they sample. StaleWeightsError where the sampler does not compute with
+        All processes call this together before they sample. StaleWeightsError if the sampler does not compute with
         these weights afterwards.
         """
 
     def sleep(self) -> None:
-        """Free the memory of the GPU until the sampler is next used."""
+        """Free the sampler's GPU memory until it is next used."""
 
     def close(self) -> None:
         """End the processes and close the connections that the sampler has opened."""
 
 
 class StopTexts:
-    """Finds where a completion is stopped: at the token with which its text first has one of some texts."""
+    """Stops a completion at the token that completes the first stop text in it."""
 
     def __init__(self, texts: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
         self.texts, self._decode = texts, decode
         self._longest = max(map(len, texts), default=0)
         self._may_end: dict[int, bool] = {}
-        """Whether a token may write the last character of one of the texts."""
+        """For each token seen so far, whether it may contain the last character of a stop text."""
 
     def ends(self, ids: Sequence[int], start: int = 0) -> bool:
-        """Return whether one of the texts ends with the last token of `ids[start:]`.
+        """Return whether the last token of `ids[start:]` completes a stop text, given that no earlier token does.
 
-        Only the end is decoded, so the cost does not grow with the length.
+        Only the last tokens are decoded, so the cost does not grow with the length.
         """
         if not self.texts or not self._can_end(ids[-1]):
             return False
-        # Characters of up to four tokens each, and the first token of some is decoded in another way.
+        # A character has up to four tokens, and one more since some tokenizers decode the first token differently.
         window = 4 * self._longest + 1
         end = self._decode(ids[max(start, len(ids) - window) :])
-        while len(end) <= self._longest and window < len(ids) - start:  # special tokens have no text
+        while len(end) <= self._longest and window < len(ids) - start:  # some tokens, such as special ones, are empty
             window *= 2
             end = self._decode(ids[max(start, len(ids) - window) :])
         return any(text in end for text in self.texts)
 
     def _can_end(self, token: int) -> bool:
         if token not in self._may_end:
-            text = self._decode((token, token))  # the first of a text is decoded in another way
+            text = self._decode((token, token))  # twice, as some tokenizers decode the first token differently
+            # A token without text, or with a part of a character, may complete any character.
             is_whole = bool(text) and "\N{REPLACEMENT CHARACTER}" not in text
             self._may_end[token] = not is_whole or any(each[-1] in text for each in self.texts)
         return self._may_end[token]
 
     def before(self, text: str) -> str:
-        """Return a completion's text up to the first of the texts in it."""
-        places = [place for each in self.texts if (place := text.find(each)) >= 0]
-        return text[: min(places, default=len(text))]
+        """Return the part of a text before the first stop text in it."""
+        return min((text.partition(each)[0] for each in self.texts), key=len, default=text)
 
 
 def grade_completions(
     verify: Verifier, problems: Sequence[Problem], completions: Sequence[Completion], policy: AnswerPolicy
 ) -> list[Grade]:
-    """Grade each completion of the problem at its place; a truncated one counts as wrong, whatever its text.
-
-    One whose environment failed is unscorable.
-    """
-    ended = [each.finished and each.failure is None for each in completions]
-    submissions = [
-        Submission(problem.answer, completion.response, policy, problem.question)
-        for problem, completion, has_ended in zip(problems, completions, ended, strict=True)
-        if has_ended
-    ]
-    grades = iter(verify(submissions))
-    return [
-        next(grades) if has_ended else _grade_without_end(each)
-        for each, has_ended in zip(completions, ended, strict=True)
-    ]
-
-
-def _grade_without_end(completion: Completion) -> Grade:
-    if completion.failure is None:
-        return _TRUNCATED
-    return Grade(Verdict.UNSCORABLE, extracted=None, reason=Reason.ENVIRONMENT, detail=completion.failure)
+    """Grade the answer to each problem; a truncated one is wrong, one whose environment failed is unscorable."""
+    grades: dict[int, Grade] = {}
+    submissions: dict[int, Submission] = {}
+    for index, (problem, completion) in enumerate(zip(problems, completions, strict=True)):
+        if completion.failure is not None:
+            reason = Reason.ENVIRONMENT
+            grades[index] = Grade(Verdict.UNSCORABLE, extracted=None, reason=reason, detail=completion.failure)
+        elif not completion.finished:
+            grades[index] = _TRUNCATED
+        else:
+            submissions[index] = Submission(problem.answer, completion.response, policy, problem.question)
+    grades |= zip(submissions, verify(list(submissions.values())), strict=True)
+    return [grades[index] for index in range(len(completions))]

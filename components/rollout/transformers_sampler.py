@@ -2,10 +2,9 @@
 
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,15 +18,16 @@ from components.policy.packed_weights import packed_weights
 from components.policy.packing import TokenSequence
 from components.rollout import decoding, padded_sampling
 from components.rollout.sampler import Completion, PartialCompletions, Sampling
-from components.rollout.trajectory import RolloutContext, Status, Trajectory
+from components.rollout.trajectory import RolloutContext, Status, Trajectory, completions_of
 from components.shared.problem import Problem
 
-_Key = TypeVar("_Key")
+_Key = tuple[int, int]
+"""The index of a problem, and the number of a completion in its group."""
 
 
 @dataclass
 class TransformersSampler:
-    """A `Sampler` that generates from the weights that `checkpoint` has at the moment of the call."""
+    """A `Sampler` that uses the weights of `checkpoint` at the time of each call."""
 
     checkpoint: Checkpoint
     max_batch_size: int
@@ -37,7 +37,7 @@ class TransformersSampler:
     def generate(
         self, problems: Sequence[Problem], sampling: Sampling, partial: PartialCompletions | None = None
     ) -> list[list[Completion]]:
-        """See `Sampler`; segments change nothing in what is sampled, where weights and seed stay the same."""
+        """See `Sampler`. With the same weights and seed, segments do not change what is sampled."""
         # A random number per completion and place, so that samples do not depend on how they are batched.
         generator = torch.Generator().manual_seed(sampling.seed)
         shape = (len(problems), sampling.num_samples, sampling.max_new_tokens)
@@ -49,10 +49,6 @@ class TransformersSampler:
             for number, each in enumerate(group)
             if isinstance(each, Trajectory)
         }
-
-        def sampled() -> dict[tuple[int, int], Trajectory]:
-            return {key: each for key, each in trajectories.items() if each.status is Status.SAMPLING}
-
         with ExitStack() as stack:
             for each in trajectories.values():
                 stack.callback(each.close)
@@ -60,42 +56,41 @@ class TransformersSampler:
                 use_packed_attention(self.checkpoint.model)
                 use_float32_logits(self.checkpoint.model.get_output_embeddings())
                 stack.enter_context(packed_weights(self.checkpoint.model))
-            prompts = {index: each.prompt_ids for (index, _), each in sampled().items() if not each.has_forked}
-            for batch in self._batches(prompts, sampling.num_samples):
-                every = [trajectories.get((index, number)) for index in batch for number in range(sampling.num_samples)]
-                rows = [None if each is None or each.has_forked else each for each in every]
-                uniform_RT = uniform_PGT[batch].flatten(0, 1)
-                self._decode([prompts[index] for index in batch], rows, sampling.temperature, uniform_RT)
-            while forked := sampled():
-                # As many prompts at once as before: each is now a whole conversation.
-                prompts_now = {key: each.prompt_ids for key, each in forked.items()}
-                for keys in self._batches(prompts_now, sampling.num_samples):
-                    own = [forked[key] for key in keys]
-                    uniform_RT = torch.stack([uniform_PGT[key] for key in keys])
-                    self._decode([each.prompt_ids for each in own], own, sampling.temperature, uniform_RT)
-        return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
+            self._run(trajectories, sampling, uniform_PGT)
+        return completions_of(groups)
+
+    def _run(self, trajectories: Mapping[_Key, Trajectory], sampling: Sampling, uniform_PGT: Tensor) -> None:
+        """Sample until all trajectories are done: first by groups, then each that has forked with its own prompt."""
+        unforked = {key: each for key, each in _still_sampling(trajectories).items() if not each.has_forked}
+        prompts = {index: each.prompt_ids for (index, _), each in unforked.items()}
+        numbers = range(sampling.num_samples)
+        groups = [(prompt, [(index, number) for number in numbers]) for index, prompt in prompts.items()]
+        self._decode(groups, unforked, sampling, uniform_PGT)
+        while forked := _still_sampling(trajectories):
+            self._decode([(each.prompt_ids, [key]) for key, each in forked.items()], forked, sampling, uniform_PGT)
 
     def _decode(
         self,
-        prompts: Sequence[tuple[int, ...]],
-        rows: Sequence[Trajectory | None],
-        temperature: float,
-        uniform_RT: Tensor,
+        groups: Sequence[tuple[tuple[int, ...], list[_Key]]],
+        trajectories: Mapping[_Key, Trajectory],
+        sampling: Sampling,
+        uniform_PGT: Tensor,
     ) -> None:
-        """Sample trajectories, as many of each prompt, until they are done or have forked."""
-        if self.checkpoint.is_padded:
-            padded_sampling.run_to_completion(self.checkpoint, rows, temperature, uniform_RT)
-        else:
-            batch = decoding.Decoding(self.checkpoint, prompts, len(rows) // len(prompts), temperature)
-            batch.run(rows, uniform_RT)
-
-    def _batches(self, prompts: Mapping[_Key, Sequence[int]], num_samples: int) -> Iterator[list[_Key]]:
-        """Yield the prompts, by their keys, whose completions are decoded together."""
-        # Prompts of similar length waste the least padding in their cache.
-        order = sorted(prompts, key=lambda index: len(prompts[index]))
-        size = max(1, self.max_batch_size // num_samples)
-        for start in range(0, len(order), size):
-            yield order[start : start + size]
+        """Sample until each trajectory is done or has forked; `groups` has the prompts with their completions' keys."""
+        # Similar lengths need the least padding. Each prompt that has forked is long, and counts as a group.
+        ordered = sorted(groups, key=lambda group: len(group[0]))
+        size = max(1, self.max_batch_size // sampling.num_samples)
+        for start in range(0, len(ordered), size):
+            batch = ordered[start : start + size]
+            prompts = [prompt for prompt, _ in batch]
+            keys = [key for _, keys in batch for key in keys]
+            rows = [trajectories.get(key) for key in keys]
+            uniform_RT = torch.stack([uniform_PGT[key] for key in keys])
+            if self.checkpoint.is_padded:
+                padded_sampling.run_to_completion(self.checkpoint, rows, sampling.temperature, uniform_RT)
+            else:
+                group_size = len(keys) // len(prompts)
+                decoding.Decoding(self.checkpoint, prompts, group_size, sampling.temperature).run(rows, uniform_RT)
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
         """Do nothing: the weights are those of the policy."""
@@ -105,21 +100,25 @@ class TransformersSampler:
         return 0.0
 
     def sleep(self) -> None:
-        """Do nothing: there is no memory beside the policy's."""
+        """Do nothing: all memory is the policy's."""
 
     def close(self) -> None:
         """Do nothing: nothing was opened."""
 
 
+def _still_sampling(trajectories: Mapping[_Key, Trajectory]) -> dict[_Key, Trajectory]:
+    return {key: each for key, each in trajectories.items() if each.status is Status.SAMPLING}
+
+
 class ShardedSampler(TransformersSampler):
     """Generates from a full copy of weights that training shards over processes (ZeRO 3).
 
-    Decoding takes hundreds of passes, and each process another number of them: gathering every layer for each pass
-    would be slow, and processes would wait for passes that never come.
+    Gathering every layer for each of hundreds of decoding passes would be slow. It would also hang: each process makes
+    a different number of passes, and a gather waits for all processes.
     """
 
     def __init__(self, checkpoint: Checkpoint, max_batch_size: int) -> None:
-        """Copy a model that is not sharded yet, and has no adapters."""
+        """Copy the model of `checkpoint`, which is not sharded yet and has no adapters."""
         super().__init__(replace(checkpoint, model=copy.deepcopy(checkpoint.model)), max_batch_size)
         self._sharded = checkpoint.model
 

@@ -32,21 +32,20 @@ _SPECIAL_TOKENS = "special_tokens_map.json"
 """File of older models."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ANY_QUESTION, _ANY_ANSWER = "Is it so?", "It is so."
+"""Messages with which a template is rendered to find the text around them."""
 CUT = "..."
 """End of a truncated observation."""
-_DEFAULT = "default"
-"""Name of the template to use if a tokenizer has several."""
 
 Message = dict[str, str]
 
 
 class AnsweredTurn(NamedTuple):
-    """What a model wrote, and what its environment answered."""
+    """A turn of a model, and the answer of its environment."""
 
     response: str
     observation: str
     ended: bool = True
-    """Whether the turn ended with an end token; otherwise the message goes on after a block of output."""
+    """Whether the turn ended with an end token; otherwise its message continues after a fenced block of output."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class ChatTemplate:
     """The chat template of a tokenizer."""
 
     model: str
-    """Its model, for messages."""
+    """Id or folder of the model, for error messages."""
     text: str
     """The template in Jinja."""
     special_tokens: Mapping[str, str]
@@ -70,25 +69,20 @@ class ChatTemplate:
     ) -> str:
         """Return a conversation as text; a prompt includes the beginning of the assistant's turn.
 
-        The tools, as JSON schemas, are shown to the model if the template supports them.
-
-        PipelineError if the template is invalid or refuses the conversation.
+        PipelineError if the template is invalid or refuses the conversation. It may ignore the JSON schemas of `tools`.
         """
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about missing torch, which no template needs
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        options = {} if thinking is None else {"enable_thinking": thinking}
+        values: dict[str, Any] = {**self.special_tokens, "tools": list(tools) or None}
+        if thinking is not None:
+            values["enable_thinking"] = thinking
         try:
-            rendered: list[str]
             rendered, _ = render_jinja_template(
-                [list(messages)],
-                tools=list(tools) or None,
-                chat_template=self.text,
-                add_generation_prompt=is_prompt,
-                **{**self.special_tokens, **options},
+                [list(messages)], chat_template=self.text, add_generation_prompt=is_prompt, **values
             )
-            return rendered[0]
-        # A template is foreign code.
+            return str(rendered[0])
+        # Templates of others can fail in any of these ways.
         except (TemplateError, TypeError, ValueError, LookupError, RecursionError, MemoryError) as error:
             reason = str(error).strip().split("\n", 1)[0] or type(error).__name__
             raise PipelineError(f"model {self.model}: its chat template cannot be used ({reason})") from None
@@ -96,20 +90,22 @@ class ChatTemplate:
 
 def read_template(base: str) -> ChatTemplate | None:
     """Return the chat template of a model in a folder or on the hub; None if it has none."""
-    files = (optional_model_file(base, name) for name in (_SPECIAL_TOKENS, _TOKENIZER_CONFIG))
+    files = [optional_model_file(base, name) for name in (_SPECIAL_TOKENS, _TOKENIZER_CONFIG)]
     tokens, config = (jsonl.read_json(file) if file else {} for file in files)
     path = optional_model_file(base, _TEMPLATE_FILE)
     text = path.read_text(encoding="utf-8") if path else config.get("chat_template")
-    if isinstance(text, list):
-        text = {each["name"]: each["template"] for each in text}.get(_DEFAULT)
-    named = {name: value for name in _TOKENS if (value := {**tokens, **config}.get(name)) is not None}
-    contents = {name: value["content"] if isinstance(value, dict) else value for name, value in named.items()}
-    return ChatTemplate(base, text, contents) if text else None
+    if isinstance(text, list):  # several templates with names
+        text = {each["name"]: each["template"] for each in text}.get("default")
+    special_tokens: dict[str, str] = {}
+    for name, value in {**tokens, **config}.items():
+        if name in _TOKENS and value is not None:
+            special_tokens[name] = value["content"] if isinstance(value, dict) else value
+    return ChatTemplate(base, text, special_tokens) if text else None
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """The prompts of a model, and the end of its answers."""
+    """How the prompts, turns and observations of a model are written as text."""
 
     config: ModelConfig
     template: ChatTemplate | None
@@ -122,10 +118,9 @@ class PromptFormat:
         earlier: Sequence[tuple[str, str]] = (),
         turns: Sequence[AnsweredTurn] = (),
     ) -> str:
-        """Return the prompt for a question from a source of problems, after earlier messages.
+        """Return the prompt for the first turn of an answer, or for the turn after `turns`.
 
-        With `turns`, it is the prompt for the turn after them. PipelineError if there are earlier messages and no chat
-        template.
+        `earlier` messages (role, content) precede the question; PipelineError if there are any, but no chat template.
         """
         text = self.config.ask(question, source)
         if self.template is not None:
@@ -142,38 +137,32 @@ class PromptFormat:
         """Return the messages that ask a question; empty without a template."""
         return [] if self.template is None else self._messages(self.config.ask(question))
 
-    def response(self, problem: Problem) -> str:
-        """Return the response with the solution of a problem, without the end of the turn.
-
-        It is the solution, with the text that the template puts around an answer (see `require_answers`).
-        """
-        if self.template is None:
-            return problem.solution
-        return self._turn(self._asked(problem), problem.solution)
-
     def response_parts(self, problem: Problem) -> list[tuple[str, bool]]:
-        """Return the response to learn from as parts of text, each with whether an environment wrote it.
+        """Return the response to learn from, without the end of its last turn, as pairs (text, is_observation).
 
         A solution has calls and their answers as fenced blocks, regardless of the call format; the answers become
         observations (see `observation`). PipelineError if it calls an unknown tool.
         """
         if self.call_format == "tool_call":
             return self._turns_with_calls(problem)
-        response = self.response(problem)
+        response = problem.solution
+        if self.template is not None:
+            response = self._turn(self._question_messages(problem), response)
         return split_outputs(response) if self.call_format == "fenced" else [(response, False)]
 
     def _turns_with_calls(self, problem: Problem) -> list[tuple[str, bool]]:
+        """Return the parts of a response as in `response_parts`, with the fenced calls of the solution in JSON."""
         assert self.config.tools is not None
-        messages = self._asked(problem)
+        messages = self._question_messages(problem)
         parts = split_outputs(problem.solution)
+        last_turn = ""
+        if parts and not parts[-1][1]:  # text after the last output: it calls nothing
+            last_turn, _ = parts.pop()
         turns: list[tuple[str, bool]] = []
-        for place, (text, is_output) in enumerate(parts, 1):
+        for text, is_output in parts:
             if is_output:
                 message = {"role": "tool", "content": output_text(text)}
                 turns.append((self.observation(message["content"], ended=True), True))
-            elif place == len(parts):
-                turns.append((self._turn(messages, text), False))
-                break
             else:
                 try:
                     call = as_tool_call(text, self.config.tools.known_functions)
@@ -182,13 +171,15 @@ class PromptFormat:
                 message = {"role": "assistant", "content": call}
                 turns.append((self._turn(messages, call) + self.end.strip(), False))
             messages.append(message)
+        if last_turn:
+            turns.append((self._turn(messages, last_turn), False))
         return turns
 
     @cached_property
     def call_format(self) -> CallFormat | None:
         """The call format of the model; None without an environment.
 
-        PipelineError if calls are to be in JSON and the chat template does not support tools.
+        PipelineError if the config requires calls in JSON and the chat template does not support tools.
         """
         tools = self.config.tools
         if tools is None:
@@ -199,8 +190,11 @@ class PromptFormat:
                 f"train_sft.model.tools.call_format: the chat template of {self.config.base} shows no tools with "
                 "`<tool_call>`; accepted for it: fenced, message, null"
             )
-        default: CallFormat = "tool_call" if knows_tools else "fenced"
-        return tools.call_format or ("message" if tools.environment == "feedback" else default)
+        if tools.call_format is not None:
+            return tools.call_format
+        if tools.environment == "feedback":
+            return "message"
+        return "tool_call" if knows_tools else "fenced"
 
     @cached_property
     def schemas(self) -> list[dict[str, Any]]:
@@ -211,28 +205,28 @@ class PromptFormat:
 
     @property
     def tools(self) -> ToolsConfig | None:
-        """The environment of the model, with the call format filled in."""
+        """The environment of the model, with the call format filled in; None without an environment."""
         tools = self.config.tools
-        return tools and tools.model_copy(update={"call_format": self.call_format})
+        return tools.model_copy(update={"call_format": self.call_format}) if tools else None
 
     @property
     def turn_stops(self) -> tuple[str, ...]:
-        """Texts that end a turn like an end token, and belong to it: the end of a fenced block."""
+        """Texts that end a turn, as an end token does, and are part of it: the end of a fenced block."""
         return (f"\n{FENCE}\n",) if self.call_format == "fenced" else ()
 
     def observation(self, text: str, *, ended: bool) -> str:
-        """Return the text between a turn and the model's next turn: the answer of its environment.
+        """Return the text between a turn and the model's next turn, given the answer of the environment.
 
-        After an end token, it is a tool message for each call or, without calls in JSON, a user message, as the chat
-        template writes it after that token; otherwise a block of output in the same message.
+        After an end token (`ended`), it is a tool message for each call or, without calls in JSON, a user message, as
+        the chat template writes it after that token; otherwise a fenced block of output in the same message.
         """
         replies = self.replies(text)
         if not ended and self.call_format == "fenced":
             return as_fenced_output(replies[0]["content"])
         if self.template is None:
-            return "\n{content}\n".format_map(replies[0])
+            return f"\n{replies[0]['content']}\n"
         answer = _ANY_ANSWER
-        while answer in text:
+        while answer in text:  # it must mark the end of the turn
             answer += answer
         messages = [*self._messages(_ANY_QUESTION), {"role": "assistant", "content": answer}, *replies]
         rendered = self._render(messages, is_prompt=True)
@@ -240,30 +234,30 @@ class PromptFormat:
         return after.removeprefix(self.end.strip()) if ended else after
 
     def replies(self, observation: str) -> list[Message]:
-        """Return the messages with which an environment answers a turn: one for each call, where calls are in JSON."""
-        is_call = self.call_format == "tool_call"
-        texts = observation.split(NEXT_ANSWER) if is_call else [observation.replace(NEXT_ANSWER, "\n")]
-        return [{"role": "tool" if is_call else "user", "content": each} for each in texts]
+        """Return the messages with which an environment answers a turn: one for each call if calls are in JSON."""
+        if self.call_format == "tool_call":
+            return [{"role": "tool", "content": each} for each in observation.split(NEXT_ANSWER)]
+        return [{"role": "user", "content": observation.replace(NEXT_ANSWER, "\n")}]
 
     @cached_property
     def rewrites_history(self) -> bool:
-        """Whether the template drops the thought from what a model wrote, and nothing else, once a reply follows it.
+        """Whether the template drops the thought, and nothing else, from a turn of the model once a reply follows.
 
-        A template that reads thoughts from other fields of a message, or marks them by special tokens, is not followed:
-        the text of a turn does not hold what it needs.
+        False for templates that read thoughts from other fields of a message, or mark them by special tokens.
         """
         if self.template is None or self.config.tools is None:
             return False
         prompt = self.prompt(_ANY_QUESTION)
-        if opens_thought(prompt):
+        if opens_thought(prompt):  # the `<think>` is part of a turn in the history
             prompt = prompt.rpartition("<think>")[0]
-        keeps_answer, keeps_thought = (
-            self.prompt(_ANY_QUESTION, turns=[AnsweredTurn(text, "No.")]).startswith(prompt + text)
-            for text in (_ANY_ANSWER, f"<think>\nIs it?\n</think>\n\n{_ANY_ANSWER}")
-        )
-        return keeps_answer and not keeps_thought
+
+        def is_kept(turn: str) -> bool:
+            return self.prompt(_ANY_QUESTION, turns=[AnsweredTurn(turn, "No.")]).startswith(prompt + turn)
+
+        return is_kept(_ANY_ANSWER) and not is_kept(f"<think>\nIs it?\n</think>\n\n{_ANY_ANSWER}")
 
     def _history(self, turns: Sequence[AnsweredTurn]) -> Iterator[Message]:
+        """Yield the messages of turns and replies; turns without an end token are parts of one message."""
         content = ""
         for turn in turns:
             content += turn.response
@@ -275,15 +269,12 @@ class PromptFormat:
                 content += as_fenced_output(turn.observation)
 
     def require_observations(self, num_tokens: Callable[[str], int]) -> None:
-        """Raise PipelineError if `max_observation_tokens` leaves no room for a character of a long observation.
-
-        `num_tokens` counts the tokens of a text.
-        """
+        """Raise PipelineError if `max_observation_tokens` (as `num_tokens` counts) has no room for one character."""
         tools = self.config.tools
         if tools is None:
             return
-        ends = (False, True) if self.call_format == "fenced" else (True,)
-        least = max(num_tokens(self.observation(f"0{CUT}", ended=ended)) for ended in ends)
+        possible_ends = (False, True) if self.call_format == "fenced" else (True,)
+        least = max(num_tokens(self.observation(f"0{CUT}", ended=ended)) for ended in possible_ends)
         if tools.max_observation_tokens < least:
             raise PipelineError(
                 f"train_sft.model.tools.max_observation_tokens: is {tools.max_observation_tokens}, and one character "
@@ -291,17 +282,14 @@ class PromptFormat:
             )
 
     def require_answers(self) -> None:
-        """Raise PipelineError if a template renders answers that do not begin as a prompt ends.
-
-        A model that learned from them would not learn to answer prompts.
-        """
+        """Raise PipelineError if the template's text of an answered question does not begin with the prompt."""
+        if self.template is None:
+            return
         messages = self._messages(_ANY_QUESTION)
-        if self.template and not self._answered(messages, _ANY_ANSWER).startswith(
-            self._render(messages, is_prompt=True)
-        ):
+        if not self._render_answered(messages, _ANY_ANSWER).startswith(self._render(messages, is_prompt=True)):
             raise PipelineError(
-                f"model {self.template.model}: its chat template shows no answer to learn from: the turn of an "
-                "assistant does not begin as its prompt does, as where thoughts are left out; set "
+                f"model {self.template.model}: its chat template shows no answer to learn from: the text of an "
+                "answered question does not begin with the prompt, for example because thoughts are left out; set "
                 "train_sft.num_steps: 0, or train_sft.model.thinking if the template knows enable_thinking"
             )
 
@@ -310,14 +298,15 @@ class PromptFormat:
         """The text with which the template ends an assistant's turn; empty without a template."""
         if self.template is None:
             return ""
-        return self._answered(self._messages(_ANY_QUESTION), _ANY_ANSWER).rpartition(_ANY_ANSWER)[2]
+        return self._render_answered(self._messages(_ANY_QUESTION), _ANY_ANSWER).rpartition(_ANY_ANSWER)[2]
 
     def _turn(self, messages: Sequence[Message], text: str) -> str:
-        """Return the template's text of an assistant's turn after the prompt, without its end."""
-        prompt, whole = self._render(messages, is_prompt=True), self._answered(messages, text)
-        return whole.removeprefix(prompt).removesuffix(self.end) if whole.startswith(prompt) else text
+        """Return the template's text of a turn without prompt and end: `text`, perhaps after an empty thought."""
+        prompt, answered = self._render(messages, is_prompt=True), self._render_answered(messages, text)
+        return answered.removeprefix(prompt).removesuffix(self.end) if answered.startswith(prompt) else text
 
-    def _asked(self, problem: Problem) -> list[Message]:
+    def _question_messages(self, problem: Problem) -> list[Message]:
+        """Return the messages up to the question of a problem."""
         return self._messages(self.config.ask(problem.question, problem.source), problem.earlier)
 
     def _messages(self, text: str, earlier: Sequence[tuple[str, str]] = ()) -> list[Message]:
@@ -327,7 +316,7 @@ class PromptFormat:
             earlier = [("system", system), *earlier]
         return [{"role": role, "content": content} for role, content in (*earlier, ("user", text.strip()))]
 
-    def _answered(self, messages: Sequence[Message], answer: str) -> str:
+    def _render_answered(self, messages: Sequence[Message], answer: str) -> str:
         return self._render([*messages, {"role": "assistant", "content": answer}], is_prompt=False)
 
     def _render(self, messages: Sequence[Message], *, is_prompt: bool) -> str:
@@ -347,7 +336,7 @@ def prompt_format(config: ModelConfig) -> PromptFormat:
 
 
 def opens_thought(prompt: str) -> bool:
-    """Tell whether a prompt ends in `<think>`, so that what follows begins inside a thought."""
+    """Return whether a prompt ends in `<think>`, so that the response begins inside a thought."""
     return prompt.rstrip().endswith("<think>")
 
 

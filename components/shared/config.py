@@ -1,14 +1,14 @@
 """Typed configuration: frozen models, unknown keys refused, errors that name file, line and key.
 
-A params file has a section per stage. `extends: FILE`, relative to its own folder, lays it over another one: mappings
-are merged key by key, lists and scalars are replaced, and `null` resets a key to its default. `extends: [FILE, FILE]`
-lays the second file over the first.
+A params file has a section per stage. With `extends: FILE`, a path relative to its folder, it overrides another file:
+mappings are merged key by key, lists and scalars are replaced, and `null` resets a key to its default. With `extends:
+[FILE, FILE]`, the second file overrides the first.
 """
 
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -30,6 +30,7 @@ _FIRST_KEYS = re.compile(r"\w+(\.\w+)*")
 HOLDS_SECRET = "contains a password or a token; revoke it, and set credentials in the environment or a secret"
 """Error message for a key of `keys_with_secrets`."""
 _SECRET_FIELD = re.compile("key$|credential|secret|signature|token|passw|^sig$", re.IGNORECASE)
+"""Names of query parameters of a URL that hold a secret."""
 _MAX_KEYS = 100_000
 _EXPECTED = "expected one mapping per stage, such as `train_grpo:` with its keys below it"
 
@@ -42,8 +43,8 @@ class Config(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _in_one_order(cls, value: Any) -> Any:
-        """Sort mappings: Kubeflow does not keep their order, and sums, columns and lineage must not depend on it."""
+    def _sort_mapping(cls, value: Any) -> Any:
+        """Sort a mapping: Kubeflow does not keep its order, and sums, columns and lineage must not depend on it."""
         return dict(sorted(value.items())) if isinstance(value, dict) else value
 
 
@@ -61,7 +62,7 @@ class SameAs:
 class Operational:
     """Marks a key that affects where, how fast or how long something is computed, but not its result.
 
-    As in `num_processes: Annotated[int, Operational]`: a run resumes from checkpoints with another value.
+    As in `num_processes: Annotated[int, Operational]`: a run with another value can resume from the same checkpoints.
     """
 
 
@@ -92,35 +93,33 @@ class _Layer:
         return f"{self.path}:{self.lines.get(keys[: self.depth(keys)], 1)}"
 
     def depth(self, keys: KeyPath) -> int:
-        """Return how many of the keys, each within the one before, are in the file."""
-        return max(depth for depth in range(len(keys) + 1) if depth == 0 or keys[:depth] in self.lines)
+        """Return how many of the keys, each inside the one before, are in the file."""
+        paths = [keys[:length] for length in range(1, len(keys) + 1)]
+        return len([path for path in paths if path in self.lines])
 
 
 def read_params(path: Path) -> Params:
-    """Return the sections of a params file and of those it extends, without keys that are null.
+    """Return the sections of a params file, merged with those of the files it extends, without keys that are null.
 
     PipelineError if a file is missing, is not valid YAML, has content outside of sections, or extends itself.
     """
     merged: dict[str, Any] = {}
     for layer in reversed(_layers(path)):
-        if secrets := [f"{layer.place(keys)}: {named(keys)}" for keys in keys_with_secrets(layer.sections)]:
-            raise PipelineError(f"{secrets[0]}: {HOLDS_SECRET}")
+        for keys in keys_with_secrets(layer.sections):
+            raise PipelineError(f"{layer.place(keys)}: {named(keys)}: {HOLDS_SECRET}")
         merged = _merge(merged, layer.sections)
     sections: Params = _without_nulls(merged)
     return sections
 
 
 def laid_over(base: Params, overlay: Params) -> Params:
-    """Return sections with an overlay, as by `extends`, without keys that are null."""
+    """Return sections with an overlay merged in, as for a file that extends another, without keys that are null."""
     merged: Params = _without_nulls(_merge(base, overlay))
     return merged
 
 
 def parse_sections(text: str, name: str) -> Params:
-    """Return the sections in a text, which messages call `name`; PipelineError unless it is a YAML mapping or empty.
-
-    The content of the sections is not checked.
-    """
+    """Return the sections in a text, unchecked; PipelineError, beginning with `name`, if it is not a YAML mapping."""
     content, _ = _parse(text, name)
     if not isinstance(content, dict | None):
         raise PipelineError(f"{name}: {_EXPECTED}")
@@ -133,28 +132,31 @@ def own_sections(path: Path) -> Params:
 
 
 def keys_with_secrets(value: Any, keys: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the keys of URLs with a password or a token: a run records and shows all of its params."""
+    """Yield the keys of URLs with a password or a token, which must not be in params: a run records and shows them."""
     if isinstance(value, dict | list):
-        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, each in items:
             yield from keys_with_secrets(each, (*keys, key))
     elif isinstance(value, str) and "://" in value:
         parts = urlsplit(value)
-        named_user = parts.username and parts.scheme.startswith("http")
-        if parts.password or named_user or any(map(_SECRET_FIELD.search, parse_qs(parts.query))):
+        is_token = parts.username and parts.scheme.startswith("http")  # https://TOKEN@host; in ssh:// it is a user
+        if parts.password or is_token or any(map(_SECRET_FIELD.search, parse_qs(parts.query))):
             yield keys
 
 
 def named(keys: KeyPath) -> str:
-    """Return a key as messages name it."""
+    """Return a key with those above it, as messages name it: `train_grpo.num_steps`."""
     return ".".join(map(str, keys))
 
 
-def _layers(path: Path, below: Sequence[Path] = ()) -> list[_Layer]:
-    """Return a params file and all files that it extends, each after those that override it; `below` extend it."""
+def _layers(path: Path, extended_by: Sequence[Path] = ()) -> list[_Layer]:
+    """Return a params file and all files that it extends, each after those that override it."""
     layer = _read_layer(path)
-    extended = layer.sections.pop(_EXTENDS, [])
-    names, where = extended if isinstance(extended, list) else [extended], f"{layer.place((_EXTENDS,))}: {_EXTENDS}"
-    layers, chain = [layer], [*below, path]
+    names = layer.sections.pop(_EXTENDS, [])
+    if not isinstance(names, list):
+        names = [names]
+    where = f"{layer.place((_EXTENDS,))}: {_EXTENDS}"
+    layers, chain = [layer], [*extended_by, path]
     for name in reversed(names):
         if not isinstance(name, str):
             raise PipelineError(f"{where}: expected the path of a params file, got {name!r}")
@@ -165,12 +167,13 @@ def _layers(path: Path, below: Sequence[Path] = ()) -> list[_Layer]:
         if not parent.is_file():
             raise PipelineError(f"{where}: {parent}: no such params file")
         added = _layers(parent, chain)
-        again = {each.path for each in added}  # a file that several files extend comes after all of them
-        layers = [*(each for each in layers if each.path not in again), *added]
+        added_paths = {each.path for each in added}  # a file that several files extend comes after all of them
+        layers = [each for each in layers if each.path not in added_paths] + added
     return layers
 
 
 def _read_layer(path: Path) -> _Layer:
+    """Read one params file; PipelineError with the file, and the line if known, unless it is a mapping of sections."""
     try:
         content, lines = _parse(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
@@ -192,6 +195,7 @@ def _read_layer(path: Path) -> _Layer:
 
 
 def _parse(text: str, name: str) -> tuple[Any, dict[KeyPath, int]]:
+    """Return the content of a YAML text, and the line of each key; errors call the text `name`."""
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
@@ -224,41 +228,47 @@ def _add_lines(lines: dict[KeyPath, int], node: yaml.Node | None, keys: KeyPath)
 
 
 def _merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` with `overlay` merged in: mappings key by key, other values replaced."""
     merged = dict(base)
     for key, value in overlay.items():
-        both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = _merge(base[key], value) if both else value
+        are_mappings = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merge(base[key], value) if are_mappings else value
     return merged
 
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    return value
 
 
 def load_section(path: Path, section: str, model: type[ConfigT]) -> ConfigT:
     """Return a validated section of a params file; a missing section has all defaults."""
     sections = read_params(path)
-    misspelt = [] if section in sections else difflib.get_close_matches(section, sections, n=1, cutoff=0.8)
-    if misspelt:
-        where = f"{_place(path, (misspelt[0],))}: {misspelt[0]}"
+    similar = difflib.get_close_matches(section, sections, n=1, cutoff=0.8)
+    if section not in sections and similar:
+        where = f"{_place(path, (similar[0],))}: {similar[0]}"
         raise PipelineError(f"{where}: unknown section; did you mean `{section}`?")
     values = with_shared_keys(model, sections.get(section, {}), sections)
     return validate(model, values, name=section, path=path)
 
 
 def with_shared_keys(model: type[BaseModel], section: Any, sections: Params) -> Any:
-    """Return a section with the keys that are the same as those of another section (see `SameAs`)."""
+    """Return a section with the keys that it takes from other sections (see `SameAs`), unless it sets them itself."""
     if not isinstance(section, dict):
         return section
-    others = {name: (sections.get(source.section), source.key) for name, source in shared_keys(model).items()}
-    shared = {name: other[key] for name, (other, key) in others.items() if isinstance(other, dict) and key in other}
+    shared = {}
+    for name, source in shared_keys(model).items():
+        other = sections.get(source.section)
+        if isinstance(other, dict) and source.key in other:
+            shared[name] = other[source.key]
     return _merge(shared, section)
 
 
 def shared_keys(model: type[BaseModel]) -> dict[str, SameAs]:
-    """Return the keys of a section that are the same as those of another one."""
+    """Return the source of each key that a section takes from another one, by the name of the key."""
     fields = model.model_fields.items()
     return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, SameAs)}
 
@@ -266,8 +276,7 @@ def shared_keys(model: type[BaseModel]) -> dict[str, SameAs]:
 def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None = None) -> ConfigT:
     """Return `values` as a `model`; PipelineError with the first problem otherwise.
 
-    `name` is the name of the values in messages (a section of the params file, or empty for the whole file); `path` is
-    the file that they come from, if any.
+    `name` is their section in messages, empty for a whole params file; `path` is the file that they come from, if any.
     """
     try:
         return model.model_validate(values)
@@ -276,10 +285,7 @@ def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None 
 
 
 def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | None = None) -> list[str]:
-    """Return a line for each error in `values` as a `model`, the most helpful first; empty if there is none.
-
-    `name` and `path` are as in `validate`.
-    """
+    """Return a line for each error in `values`, the most helpful first; `name` and `path` are as in `validate`."""
     try:
         model.model_validate(values)
     except ValidationError as error:
@@ -288,7 +294,7 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
         return []
     lines: list[str] = []
     misspelt: set[KeyPath] = set()
-    # A misspelt key is both unknown and missing: the misspelling is what helps.
+    # Unknown keys first: a misspelt key is unknown and missing, and only the first error shows the right spelling.
     for each in sorted(errors, key=lambda each: each["type"] != "extra_forbidden"):
         location, fields = _locate(model, each["loc"])
         if each["type"] == "extra_forbidden":
@@ -305,28 +311,28 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
         if each["type"] != "missing" or each["loc"] not in misspelt:
             keys = ((name,) if name else ()) + location
             at_fault = _keys_at_fault(model, each["loc"], message) if each["type"] == "value_error" else ()
-            where = [_place(path, keys + at_fault)] if path else []
-            lines.append(": ".join([*where, *([".".join(map(str, keys))] if keys else []), message]))
+            place = _place(path, keys + at_fault) if path else ""
+            lines.append(": ".join(filter(None, [place, named(keys), message])))
     return lines
 
 
 def _keys_at_fault(model: type[BaseModel], location: KeyPath, message: str) -> KeyPath:
-    """Return the keys at the beginning of a message about a mapping, which may be of another file than the mapping."""
+    """Return the keys, below `location`, with which a validator's message begins (`vllm.port: ...`); empty if none."""
     match = _FIRST_KEYS.match(message)
     keys = tuple(match[0].split(".")) if match else ()
     return keys if keys and keys[0] in _locate(model, (*location, keys[0]))[1] else ()
 
 
 def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[str]]:
-    """Return the location as in the file, and the field names of the mapping with its last key.
+    """Return a location of pydantic as in the file, and the field names of the mapping with its last key.
 
     Pydantic puts the tag of a tagged union into the location (`sources.0.gsm8k.train`); no such key is in the file.
     """
     keys: list[str | int] = []
-    models, fields = [model], list(model.model_fields)
+    models, fields = [model], list(model.model_fields)  # several models are the members of a union
     for part in location:
         tagged = [each for each in models if len(models) > 1 and part in _tags(each)]
-        if tagged:
+        if tagged:  # `part` is a tag
             models = tagged
             continue
         keys.append(part)
@@ -346,12 +352,12 @@ def _tags(model: type[BaseModel]) -> tuple[object, ...]:
 def models_of(field: FieldInfo) -> list[type[BaseModel]]:
     """Return the models in the type of a field: itself, in a list, or as members of a union."""
 
-    def inside(kind: Any) -> list[type[BaseModel]]:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            return [kind]
-        return [model for part in get_args(kind) for model in inside(part)]
+    def models_in(annotation: Any) -> list[type[BaseModel]]:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            return [annotation]
+        return [model for part in get_args(annotation) for model in models_in(part)]
 
-    return inside(field.annotation)
+    return models_in(field.annotation)
 
 
 def _place(path: Path, keys: KeyPath) -> str:
@@ -359,6 +365,6 @@ def _place(path: Path, keys: KeyPath) -> str:
 
     A list comes from one file as a whole. For a missing key it is the place of its parent.
     """
-    in_mappings = tuple(takewhile(lambda key: isinstance(key, str), keys))
-    # The first of the deepest: an overlay comes before the files that it extends.
-    return max(_layers(path), key=lambda layer: layer.depth(in_mappings)).place(keys)
+    above_lists = tuple(takewhile(lambda key: isinstance(key, str), keys))
+    # The file with most of the keys; on ties the first, as an overlay comes before the files that it extends.
+    return max(_layers(path), key=lambda layer: layer.depth(above_lists)).place(keys)

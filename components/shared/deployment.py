@@ -33,7 +33,7 @@ OPTIONAL_SECRET_KEYS = {
         "MLFLOW_TRACKING_PASSWORD",
     ),
 }
-"""Keys that a secret may have beside these."""
+"""Keys that a secret may have in addition."""
 
 
 class SecretsConfig(Config):

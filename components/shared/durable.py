@@ -1,4 +1,4 @@
-"""Files and folders that survive a kill at any moment: synced before they count, renamed before they go, locked."""
+"""Files and folders that are complete or absent after a kill at any moment, and locks that end with their process."""
 
 import math
 import os
@@ -16,7 +16,7 @@ from components.shared.errors import PipelineError, RetryableError
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
+    """Flush a file, or the list of names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -29,7 +29,7 @@ def sync_tree(folder: Path) -> None:
 
     Safetensors makes files that only the owner can read, regardless of the umask.
     """
-    mask = os.umask(0o077)
+    mask = os.umask(0o077)  # reading the mask means setting one
     os.umask(mask)
     for path in (*folder.rglob("*"), folder):
         if path.is_file() and stat.S_IMODE(path.stat().st_mode) != 0o666 & ~mask:
@@ -39,7 +39,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def replace(path: Path, new: Path) -> None:
-    """Put the synced folder `new` in the place of `path`; at any interruption `path` is complete or absent."""
+    """Move the synced folder `new` to `path`, in place of any folder there; a kill leaves `path` complete or absent."""
     old = path.with_name(f".{path.name}.old")
     remove(old)
     if path.exists():
@@ -69,7 +69,7 @@ def new_folder(destination: Path) -> Iterator[Path]:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder; at any interruption it is complete or absent, and `.<name>.removed` may be left."""
+    """Remove a folder; a kill leaves it complete or absent, possibly with a rest in `.<name>.removed`."""
     remove(set_aside(folder))
 
 
@@ -81,7 +81,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder or a file; what cannot be removed is left."""
+    """Remove a folder or a file, if it exists; files of a folder that cannot be removed are left."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -97,7 +97,7 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
 
 
 def walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield a folder or file and everything below it, with their status; skip files that vanish meanwhile."""
+    """Yield a folder or file and everything below it, each with its `lstat`; skip what others remove meanwhile."""
     below = (Path(base) / name for base, folders, files in os.walk(folder) for name in (*folders, *files))
     for path in chain([folder], below):
         with suppress(FileNotFoundError):
@@ -124,7 +124,7 @@ def touch(folder: Path) -> None:
 
 
 def last_change(folder: Path) -> float:
-    """Return the last modification time of a folder or file, or of anything below it but locks, in seconds."""
+    """Return the latest modification time of a folder and everything below it except locks, in seconds since 1970."""
     return max((status.st_mtime for path, status in walk(folder) if path.suffix != ".lock"), default=math.inf)
 
 
@@ -139,34 +139,27 @@ class InUseError(RetryableError):
 def lock_folder(path: Path, *, wait: bool = False, owner: str = "") -> FileLock:
     """Lock the folder of the lock file `path` until the lock is released or deleted, or this process ends.
 
-    If another process has the lock: InUseError with that process and its `owner`, or with `wait` block until it is
-    free. The file system notices the end of a process on another host; NFS some minutes after the host died.
+    If another process has the lock, raise InUseError with that process and its `owner`, or with `wait` block until the
+    lock is free. The end of a process on another host frees it too, on NFS some minutes after that host has died.
     """
     # A soft lock, the mere existence of a file, would outlive a killed process.
     lock = FileLock(path, timeout=-1 if wait else 0, thread_local=False, fallback_to_soft=False)
     while True:
         try:
             with suppress(FileNotFoundError):  # a finished owner removes the folder
-                _make(path.parent)
+                with suppress(FileExistsError):  # the owner removes the folder while mkdir runs
+                    path.parent.mkdir(parents=True, exist_ok=True)
                 lock.acquire()
         except Timeout:
             other = ""
             with suppress(FileNotFoundError):
                 other = path.read_text(encoding="utf-8").strip()
             raise InUseError(path.parent, other or "another process") from None
-        if lock.is_locked:
+        if lock.is_locked:  # otherwise the folder was removed meanwhile: try again
             process = f"process {os.getpid()} on {platform.node()}"
             path.write_text(f"{owner} ({process})\n" if owner else f"{process}\n", encoding="utf-8")
             return lock
         lock.release()
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        if folder.exists():  # as a file; otherwise it was removed in between
-            raise
 
 
 def is_locked(path: Path) -> bool:

@@ -1,10 +1,10 @@
-"""DVC in a separate process: `python dvc_process.py ARGUMENTS`, as for the command `dvc`.
+"""DVC in a separate process: `python dvc_process.py ARGUMENTS`, with the arguments of the command `dvc`.
 
 A failure of a network or a server ends with exit code 75, since a retry may succeed. There are five more commands,
-because DVC itself copies damaged objects out of a storage, and needs several processes where one suffices:
-`get-checked REPOSITORY PATH REVISION DESTINATION`, `list-storage`, `store FOLDERS`, `unpack POINTER FOLDER` and
-`read POINTERS [DESTINATION [PATHS]]`. All but the first work with the default remote of `.dvc/config` in the working
-folder; `store` and `read` take and print JSON.
+because DVC itself copies damaged objects out of a storage without notice, and needs several processes where one
+suffices: `get-checked REPOSITORY PATH REVISION DESTINATION`, `list-storage`, `store FOLDERS`, `unpack MD5 FOLDER` and
+`read MD5S [DESTINATION [PATHS]]`. All but the first use the default remote of `.dvc/config` in the working folder;
+`store` and `read` take and print JSON. In DVC's terms an `odb` is an object database: a cache or the storage.
 """
 
 import errno
@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path, PurePosixPath
@@ -29,7 +29,7 @@ from dvc_data.hashfile.hash import file_md5
 _TRANSIENT = 75
 """Exit code of RetryableError, which cannot be imported: the project is not on this process's path."""
 _DENIED = 77
-"""Exit code where a server wants other credentials."""
+"""Exit code if a server refuses the credentials."""
 _TRANSIENT_ERRNOS = {errno.EIO, errno.ESTALE, errno.EHOSTUNREACH, errno.ENETUNREACH, getattr(errno, "EREMOTEIO", 5)}
 _TRANSIENT_ERRORS = {
     "ConnectionError",  # Python's, botocore's
@@ -40,16 +40,16 @@ _TRANSIENT_ERRORS = {
     "ConnectionLost",  # asyncssh
 }
 _CREDENTIALS_ERRORS = {"NoCredentialsError", "PartialCredentialsError", "PermissionDenied", "HostKeyNotVerifiable"}
-"""Of botocore and asyncssh."""
-_SETTINGS = {"core": {"remote", "no_scm"}, "remote": {"url", "endpointurl", "region"}}
-"""What a repository's own config may say, by section. Others can run commands (`profile`), read files of this machine
-(`credentialpath`, `keyfile`) or write them (`cache.dir`), and whoever may push to the repository writes them."""
+"""Classes of botocore and asyncssh."""
+_TRUSTED_SETTINGS = {"core": {"remote", "no_scm"}, "remote": {"url", "endpointurl", "region"}}
+"""Settings that count in a repository's own config, by section. Whoever can push to the repository writes that config:
+others could run commands (`profile`), read local files (`credentialpath`, `keyfile`) or write them (`cache.dir`)."""
 _MAX_THREADS = 8
 _BLOCK_BYTES = 1 << 20
 
 
 class _Object(NamedTuple):
-    """The content of one file of the repository in the storage."""
+    """The object in the storage with the content of one file of a repository."""
 
     file: PurePosixPath
     md5: str
@@ -62,71 +62,70 @@ class _Object(NamedTuple):
 
 
 class _DamageError(DvcException):  # type: ignore[misc]
-    """An object that is missing, or has other content than its name says."""
+    """An object is missing, or its content does not have the MD5 in its name."""
 
 
-class _Failures(logging.Handler):
-    """Remembers the exit code for the errors that DVC has logged."""
+class _ExitCode(logging.Handler):
+    """Derives an exit code from the errors that DVC logs; 0 if they need no special one."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.code = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Look at the exception behind a message."""
+        """Take the exception of a log message into account."""
         if record.exc_info and record.exc_info[1]:
             self.add(record.exc_info[1])
 
     def add(self, error: BaseException) -> None:
-        """Look at an exception and its causes; a transient cause takes precedence over wrong credentials."""
+        """Take an exception and its causes into account; a transient cause takes precedence over wrong credentials."""
         causes = list(_causes(error))
         if any(map(_is_transient, causes)):
             self.code = _TRANSIENT
-        elif any(map(_is_denied, causes)):
-            self.code = self.code or _DENIED
+        elif not self.code and any(map(_is_denied, causes)):
+            self.code = _DENIED
 
 
-def _trusted(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the trusted part of a repository's config: the address of its storage."""
-    core = {key: value for key, value in config.get("core", {}).items() if key in _SETTINGS["core"]}
-    remotes = {
-        name: {key: value for key, value in settings.items() if key in _SETTINGS["remote"]}
-        for name, settings in config.get("remote", {}).items()
-    }
-    return {"core": core, "remote": remotes}
+def _trusted(settings: Mapping[str, Any], section: str) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key in _TRUSTED_SETTINGS[section]}
 
 
-def _load_config(config: Config, level: str) -> dict[str, Any]:
+def _load_trusted(config: Config, level: str) -> dict[str, Any]:
+    """Load one level of DVC's config; of a repository's own levels only the address of its storage."""
     loaded: dict[str, Any] = _load_all(config, level)
-    return _trusted(loaded) if level in ("repo", "local") else loaded
+    if level not in ("repo", "local"):
+        return loaded
+    remotes = {name: _trusted(remote, "remote") for name, remote in loaded.get("remote", {}).items()}
+    return {"core": _trusted(loaded.get("core", {}), "core"), "remote": remotes}
 
 
-_load_all, Config._load_config = Config._load_config, _load_config
+_load_all, Config._load_config = Config._load_config, _load_trusted
 
 
 def main(arguments: list[str]) -> int:
-    """Run DVC and return its exit code."""
-    failures = _Failures()
+    """Run a command of DVC or of this module and return its exit code."""
+    special_code = _ExitCode()
     for name in ("dvc", "dvc_data", "dvc_objects"):
-        logging.getLogger(name).addHandler(failures)
+        logging.getLogger(name).addHandler(special_code)
     code = 0
-    command = _COMMANDS.get(arguments[0])
+    command = {each.__name__.replace("_", "-"): each for each in _COMMANDS}.get(arguments[0])
     if command is None:
-        code = dvc(arguments) or 0
+        code = dvc(arguments)
     else:
         try:
             command(*arguments[1:])
         except Exception as error:  # as DVC does: any error is reported in one line
-            causes = list(_causes(error))
-            reasons = dict.fromkeys(" ".join(str(cause).split()) or type(cause).__name__ for cause in causes)
-            print(f"ERROR: {': '.join(reasons)}", file=sys.stderr)
-            failures.add(error)
+            reasons = [" ".join(str(cause).split()) or type(cause).__name__ for cause in _causes(error)]
+            print(f"ERROR: {': '.join(dict.fromkeys(reasons))}", file=sys.stderr)
+            special_code.add(error)
             code = 1
-    return failures.code or code if code else 0
+    if not code:
+        return 0
+    return special_code.code or code
 
 
 def get_checked(repository: str, path: str, revision: str, destination: str) -> None:
-    """Copy a file or folder of one revision of a repository; the content of each file is verified."""
+    """Copy a file or folder of a repository at one revision, and verify the MD5 of each file that DVC tracks."""
     from dvc.repo import Repo
 
     top = PurePosixPath(path)
@@ -151,10 +150,10 @@ def get_checked(repository: str, path: str, revision: str, destination: str) -> 
 
 
 def store(folders: str) -> None:
-    """Copy folders, by their names, into the storage, read everything back and print what `read` prints.
+    """Copy folders (JSON: path by name) into the storage and read everything back.
 
-    To that is added `pointers`, the fields of each folder's .dvc file. An object that is damaged in the storage is
-    replaced. A fault that remains means that the storage does not return what is written to it.
+    Prints what `read` prints, and `pointers`: the fields of each folder's .dvc file. Objects that are damaged in the
+    storage are replaced once. A fault that remains means that the storage does not return what is written to it.
     """
     odb, pointers = _storage(), {}
     objects: dict[str, Any] = {}
@@ -164,75 +163,68 @@ def store(folders: str) -> None:
         pointers[name] = {"md5": tree.oid, "size": meta.size, "nfiles": meta.nfiles, "hash": "md5"}
         objects |= {md5.value: staging.get(md5.value) for _, _, md5 in tree}
         objects[tree.oid] = staging.get(tree.oid)
-    missing: Collection[str] = objects.keys() - odb.oids_exist(list(objects))
-    content: dict[str, Any] = {}
-    for _ in range(2):
-        _upload(odb, [each for md5, each in objects.items() if md5 in missing])
-        content = _content(odb, {name: pointer["md5"] for name, pointer in pointers.items()})
-        missing = content.pop("damaged")
-        if not missing:
-            break
-    print(json.dumps({"pointers": pointers, **content}))
+    md5s = {name: pointer["md5"] for name, pointer in pointers.items()}
+    existing = set(odb.oids_exist(list(objects)))
+    _upload(odb, [each for md5, each in objects.items() if md5 not in existing])
+    report, damaged = _read_folders(odb, md5s)
+    if damaged:
+        _upload(odb, [objects[md5] for md5 in damaged])
+        report, _ = _read_folders(odb, md5s)
+    print(json.dumps({"pointers": pointers, **report}))
 
 
-def read(pointers: str, destination: str | None = None, paths: str = '["."]') -> None:
-    """Read folders from the storage, by the name and the MD5 of each, or what of them is below one of `paths`.
+def read(md5s: str, destination: str | None = None, paths: str = '["."]') -> None:
+    """Read the files below one of `paths` in folders of the storage (JSON: MD5 by name).
 
-    Every file is verified, and written below `destination` if there is one. Printed are `files`, the SHA-256 of each by
-    its path; `faults`, a line for each object that is missing or damaged, with the files or the folder that need it;
-    and `num_bytes`, what was read.
+    Verifies every file, and writes it below `destination` if there is one. Prints `files` (SHA-256 by path), `faults`
+    (files or folder without content, by a message about the missing or damaged object) and `num_bytes`, as read.
     """
-    content = _content(_storage(), json.loads(pointers), destination, json.loads(paths))
-    del content["damaged"]
-    print(json.dumps(content))
+    report, _ = _read_folders(_storage(), json.loads(md5s), destination, json.loads(paths))
+    print(json.dumps(report))
 
 
 def list_storage() -> None:
-    """List the storage; an empty storage is fine, a missing bucket is an error."""
+    """Check that the storage answers; an empty storage is fine, a missing bucket is an error."""
     odb = _storage()
     try:
         odb.fs.ls(odb.path, detail=False)
     except FileNotFoundError as error:
-        if error.__cause__:
+        if error.__cause__:  # the server's error about a missing bucket
             raise
 
 
-def unpack(pointer: str, folder: str) -> None:
-    """Copy a folder of the storage, by its MD5, to plain files in `folder` of the storage, for those without DVC.
+def unpack(folder_md5: str, folder: str) -> None:
+    """Copy a folder of the storage, given its MD5, to plain files in the storage's `folder`, for readers without DVC.
 
-    Every copy is read back. One that is complete already is left alone, so that an interrupted call can be repeated.
+    Every copy is read back. A complete one is left alone, so that an interrupted call can be repeated.
     """
     odb = _storage()
-    top = odb.fs.join(odb.fs.parent(odb.fs.parent(odb.path)), folder)
+    top = odb.fs.join(odb.fs.parent(odb.fs.parent(odb.path)), folder)  # DVC's objects are below files/md5
 
     def copy(entry: Mapping[str, str]) -> None:
         target = odb.fs.join(top, *PurePosixPath(entry["relpath"]).parts)
-        with suppress(OSError):  # it is not there, or cannot be read: either way it is copied again
+        with suppress(OSError):  # a target that is missing or cannot be read is copied again
             if _md5(odb, target) == entry["md5"]:
                 return
         odb.fs.copy(odb.oid_to_path(entry["md5"]), target)
         if _md5(odb, target) != entry["md5"]:
-            raise _DamageError(f"{target} does not have what was copied there")
+            raise _DamageError(f"{target} does not have the content that was copied there")
 
     with ThreadPoolExecutor(min(_MAX_THREADS, odb.fs.jobs)) as pool:
-        list(pool.map(copy, _entries([odb], pointer, PurePosixPath(folder))))
+        list(pool.map(copy, _entries([odb], folder_md5, PurePosixPath(folder))))
 
 
 def _md5(odb: Any, path: str) -> str:
+    """Return the MD5 of a file in the storage."""
     with odb.fs.open(path, "rb") as source:
         return _copy(source, None)[0]
 
 
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "get-checked": get_checked,
-    "list-storage": list_storage,
-    "read": read,
-    "store": store,
-    "unpack": unpack,
-}
+_COMMANDS: Sequence[Callable[..., None]] = (get_checked, list_storage, read, store, unpack)
 
 
 def _storage() -> Any:
+    """Return the object database of the default remote."""
     from dvc.data_cloud import Remote
 
     config = Config(".dvc")
@@ -244,27 +236,31 @@ def _storage() -> Any:
 
 
 def _upload(odb: Any, objects: Sequence[Any]) -> None:
-    """Write objects into the storage; the lists of folders' files come last."""
+    """Write objects into the storage; the lists of folders' files come last, so that a list's files are there."""
     failed: list[tuple[str, BaseException]] = []
+
+    def on_error(oid: str, error: BaseException) -> None:
+        failed.append((oid, error))
+
     for is_list in (False, True):
         batch = [each for each in objects if each.hash_info.isdir == is_list]
         if batch and not failed:
             paths, oids = [each.path for each in batch], [each.oid for each in batch]
-            fail: Callable[[str, BaseException], None] = lambda oid, error: failed.append((oid, error))  # noqa: E731
-            odb.add(paths, batch[0].fs, oids, check_exists=False, batch_size=odb.fs.jobs, on_error=fail)
+            odb.add(paths, batch[0].fs, oids, check_exists=False, batch_size=odb.fs.jobs, on_error=on_error)
     if failed:
-        raise DvcException(f"failed to transfer '{failed[0][0]}' to {_address(odb)}") from failed[0][1]
+        oid, error = failed[0]
+        raise DvcException(f"failed to transfer '{oid}' to {_address(odb)}") from error
 
 
-def _content(
-    odb: Any, pointers: Mapping[str, str], destination: str | None = None, paths: Sequence[str] = (".",)
-) -> dict[str, Any]:
-    """What `read` prints, and as `damaged` the names of the objects with a fault."""
-    by_object: dict[str, list[PurePosixPath]] = {}
+def _read_folders(
+    odb: Any, md5s: Mapping[str, str], destination: str | None = None, paths: Sequence[str] = (".",)
+) -> tuple[dict[str, Any], list[str]]:
+    """Read folders by name and MD5; return what `read` prints, and the MD5s of missing and damaged objects."""
+    files_of: dict[str, list[PurePosixPath]] = {}
     faults: dict[str, list[str]] = {}
     damaged: list[str] = []
     num_bytes = 0
-    for name, md5 in pointers.items():
+    for name, md5 in md5s.items():
         try:
             entries = _entries([odb], md5, PurePosixPath(name))
         except _DamageError as error:
@@ -277,27 +273,27 @@ def _content(
             if ".." in file.parts or not file.is_relative_to(name):
                 raise DvcException(f"{name}: its list of files has the path {file}, which is outside the folder")
             if any(file.is_relative_to(path) for path in paths):
-                by_object.setdefault(entry["md5"], []).append(file)
-    files: dict[str, str] = {}
+                files_of.setdefault(entry["md5"], []).append(file)
+    digests: dict[str, str] = {}
     folder = Path(destination) if destination else None
     with ThreadPoolExecutor(min(_MAX_THREADS, odb.fs.jobs)) as pool:
-        jobs = {md5: pool.submit(_read_object, odb, md5, copies, folder) for md5, copies in by_object.items()}
+        jobs = {md5: pool.submit(_read_object, odb, md5, files, folder) for md5, files in files_of.items()}
         for md5, job in jobs.items():
             try:
                 sha256, size = job.result()
             except _DamageError as error:
-                faults[str(error)] = [str(file) for file in by_object[md5]]
+                faults[str(error)] = [str(file) for file in files_of[md5]]
                 damaged.append(md5)
                 continue
             num_bytes += size
-            files |= {str(file): sha256 for file in by_object[md5]}
-    return {"files": files, "faults": faults, "num_bytes": num_bytes, "damaged": damaged}
+            digests |= {str(file): sha256 for file in files_of[md5]}
+    return {"files": digests, "faults": faults, "num_bytes": num_bytes}, damaged
 
 
 def _read_object(odb: Any, md5: str, files: Sequence[PurePosixPath], folder: Path | None) -> tuple[str, int]:
-    """Verify an object, write it to each of its files in a folder, and return its SHA-256 and size."""
+    """Verify an object, write it to each of the files with its content in a folder, and return its SHA-256 and size."""
     path = odb.oid_to_path(md5)
-    named = f"{files[0]} (and {len(files) - 1} others)" if len(files) > 1 else files[0]
+    shown = f"{files[0]} (and {len(files) - 1} others)" if len(files) > 1 else files[0]
     copies = [folder / file for file in files] if folder else []
     for copy in copies:
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -305,18 +301,18 @@ def _read_object(odb: Any, md5: str, files: Sequence[PurePosixPath], folder: Pat
         with odb.fs.open(path, "rb") as source, copies[0].open("wb") if copies else nullcontext() as target:
             actual, sha256, size = _copy(source, target)
     except FileNotFoundError:
-        raise _DamageError(f"{named}: its object {path} is missing from the storage") from None
+        raise _DamageError(f"{shown}: its object {path} is missing from the storage") from None
     except Exception as error:
-        raise DvcException(f"{named} cannot be read from {_address(odb)}") from error
+        raise DvcException(f"{shown} cannot be read from {_address(odb)}") from error
     if actual != md5:
-        raise _DamageError(f"{named} is damaged: its object {path} has other content")
+        raise _DamageError(f"{shown} is damaged: its object {path} has other content")
     for copy in copies[1:]:
         shutil.copyfile(copies[0], copy)
     return sha256, size
 
 
 def _copy(source: Any, target: Any) -> tuple[str, str, int]:
-    """Copy a stream, if there is a target, and return its MD5, SHA-256 and size."""
+    """Read a stream, copy it to the target, if any, and return its MD5, SHA-256 and size."""
     md5, sha256, size = hashlib.md5(usedforsecurity=False), hashlib.sha256(), 0
     while block := source.read(_BLOCK_BYTES):
         size += len(block)
@@ -328,37 +324,35 @@ def _copy(source: Any, target: Any) -> tuple[str, str, int]:
 
 
 def _objects(repo: Any, path: PurePosixPath) -> Iterator[_Object]:
-    """The objects of each tracked file or folder that `path` is, or is in."""
+    """Yield the objects of each file or folder that DVC tracks as `path` or as a parent of it."""
     for out in repo.index.outs:
         top = PurePosixPath(*repo.fs.relparts(out.fs_path, repo.root_dir))
         if not path.is_relative_to(top) or not out.hash_info:
             continue
-        name, value = out.hash_info.name, out.hash_info.value
+        hash_name, md5 = out.hash_info.name, out.hash_info.value
         odbs = [repo.cache.local if out.hash_name == "md5" else repo.cache.legacy]
         with suppress(NoRemoteError):
             odbs.append(repo.cloud.get_remote_odb(out.remote, hash_name=out.hash_name))
-        if not out.hash_info.isdir:
-            yield _Object(top, value, name, odbs[-1])
-            continue
-        for entry in _entries(odbs, value, top):
-            yield _Object(top / entry["relpath"], entry["md5"], name, odbs[-1])
+        entries = _entries(odbs, md5, top) if out.hash_info.isdir else [{"relpath": "", "md5": md5}]
+        for entry in entries:
+            yield _Object(top / entry["relpath"], entry["md5"], hash_name, odbs[-1])
 
 
-def _entries(odbs: list[Any], value: str, top: PurePosixPath) -> Any:
-    """The files of a folder, from the first undamaged listing in the cache or the storage."""
-    path = odbs[-1].oid_to_path(value)
+def _entries(odbs: list[Any], folder_md5: str, folder: PurePosixPath) -> Any:
+    """Return the `relpath` and `md5` of each file of a folder, from the first undamaged listing in `odbs`."""
+    path = odbs[-1].oid_to_path(folder_md5)
     fault = f"its list of files {path} is missing from the storage"
     for odb in odbs:
         try:
-            content = odb.fs.cat_file(odb.oid_to_path(value))
+            content = odb.fs.cat_file(odb.oid_to_path(folder_md5))
         except FileNotFoundError:
             continue
         except Exception as error:
-            raise DvcException(f"{top}: its list of files {path} cannot be read from {_address(odb)}") from error
-        if hashlib.md5(content, usedforsecurity=False).hexdigest() == value.removesuffix(".dir"):
+            raise DvcException(f"{folder}: its list of files {path} cannot be read from {_address(odb)}") from error
+        if hashlib.md5(content, usedforsecurity=False).hexdigest() == folder_md5.removesuffix(".dir"):
             return json.loads(content)
         fault = f"its list of files {path} is damaged"
-    raise _DamageError(f"{top}: {fault}")
+    raise _DamageError(f"{folder}: {fault}")
 
 
 def _address(odb: Any) -> str:
@@ -366,12 +360,14 @@ def _address(odb: Any) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes, as a traceback shows them."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _is_transient(error: BaseException) -> bool:
+    """Return whether a network or a server has failed, so that a retry may succeed."""
     if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS:
         return True
     status = _status(error)
@@ -386,9 +382,12 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    answer = getattr(error, "response", None)
-    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode") if isinstance(answer, dict) else None
-    status = status or getattr(error, "status", None)
+    """Return the HTTP status in an error of botocore or aiohttp, if any."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        status = getattr(error, "status", None)
     return status if isinstance(status, int) else None
 
 

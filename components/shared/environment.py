@@ -19,7 +19,7 @@ CA_VARIABLE = "GRPO_PIPELINE_CA_FILE"  # certificate authorities that the endpoi
 CATALOGUE_TOKEN_VARIABLE = "MODEL_REGISTRY_TOKEN"  # bearer token
 CATALOGUE_TOKEN_FILE_VARIABLES = ("MODEL_REGISTRY_TOKEN_FILE", "KF_PIPELINES_SA_TOKEN_PATH")  # read for each request
 CATALOGUE_CA_VARIABLE = "MODEL_REGISTRY_CA_FILE"  # certificate authorities that its certificate is verified against
-# Set by the user or from a secret, beside S3's keys: read by DVC, and by register for the config of a new registry.
+# Set by the user or from a secret, with S3's keys: read by DVC, and by register for the config of a new registry.
 S3_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")  # address of a server other than Amazon's
 S3_REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 # Set by `grpo-pipeline run`.
@@ -51,17 +51,16 @@ WEIGHTS_VARIABLE = "GRPO_PIPELINE_WEIGHTS"  # folder through which weights reach
 
 _LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": _LOOPBACK, "NCCL_SOCKET_IFNAME": _LOOPBACK}
-"""For processes of one machine, which would otherwise listen on the interface of the host's name."""
+"""Variables for processes of one machine, which would otherwise listen on the interface of the host's name."""
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-"""CPU time per period in a container with a limit, in microseconds; more threads than that only wait."""
+"""CPU time per period in microseconds, of a container with a limit: `200000 100000` are two cores."""
 
 
 def limit_spin() -> None:
-    """Make OpenMP threads spin only briefly for one another, unless the user has set it.
+    """Make OpenMP threads spin only briefly while they wait for one another, unless the user has set how long.
 
-    With libgomp's default of 300,000, a step beside one or two busy processes takes 2 to 20 times as long; with 1,000
-    hardly longer than necessary. On idle cores that costs 4 to 23 % of a step (benchmarks/busy.py). libgomp reads the
-    variable when torch loads it.
+    With libgomp's default of 300,000 iterations, a step next to one or two busy processes takes 2 to 20 times as long.
+    1,000 avoid that, but cost 4 to 23 % of a step on idle cores (benchmarks/busy.py). Torch's libgomp reads it once.
     """
     if os.environ.keys().isdisjoint(("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")):
         os.environ["GOMP_SPINCOUNT"] = "1000"
@@ -70,5 +69,6 @@ def limit_spin() -> None:
 def available_cores() -> int:
     """Return the cores that this process may use, within the limit of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limit, _, period = (_CPU_LIMIT.read_text("utf-8") if _CPU_LIMIT.is_file() else "max").partition(" ")
+    text = _CPU_LIMIT.read_text("utf-8") if _CPU_LIMIT.is_file() else "max"
+    limit, _, period = text.partition(" ")
     return cores if limit == "max" else max(1, min(cores, math.ceil(int(limit) / int(period))))

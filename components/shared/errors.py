@@ -24,7 +24,7 @@ _OUT_OF_MEMORY = re.compile(
     r"|No available memory for the cache|larger than the available KV cache|less than desired GPU memory utilization",
     re.IGNORECASE,
 )
-_RAISED = re.compile(rf"Error: [^\n]*?(?:{_OUT_OF_MEMORY.pattern})[^\n]*", re.IGNORECASE)
+_MEMORY_ERROR = re.compile(rf"Error: [^\n]*?(?:{_OUT_OF_MEMORY.pattern})[^\n]*", re.IGNORECASE)
 _BYTES = re.compile(r"tried to allocate (\d+) bytes")
 _AMOUNT = re.compile(r"(?:Tried|Unable) to allocate ([\d.]+ [KMGTPE]?i?B)|([\d.]+ GiB) KV cache is needed")
 _FREE = re.compile(r"GPU (\d+) has a total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
@@ -48,14 +48,6 @@ class GateMissedError(PipelineError):
     """The model did not pass the promotion gate; nothing was registered."""
 
     exit_code = 3
-
-
-class UnchangedRunError(PipelineError):
-    """The run would reproduce the newest registered version, and `skip_if_unchanged` is set; nothing was done."""
-
-    exit_code = 4
-    beginning = "code, data and config are those of"
-    """Beginning of its message, by which `grpo-pipeline status` distinguishes it from a failure."""
 
 
 class RetryableError(PipelineError):
@@ -84,18 +76,18 @@ class NotEnoughMemoryError(PipelineError):
 
 def raise_all(problems: Sequence[str], note: str = "") -> None:
     """Raise one PipelineError with a line for each problem, and the note; do nothing without a problem."""
-    heading = [f"{len(problems)} to correct before this run can start"] if len(problems) > 1 else []
+    heading = f"{len(problems)} to correct before this run can start" if len(problems) > 1 else ""
     if problems:
-        raise PipelineError("\n".join([*heading, *problems, *([note] if note else [])]))
+        raise PipelineError("\n".join(filter(None, [heading, *problems, note])))
 
 
 def explain(error: Exception) -> PipelineError | None:
     """Return `error` as an error for people if it is one or comes from the operating system; None for a bug."""
     if isinstance(error, PipelineError):
         return error
-    memory = out_of_memory(error)
-    if memory is not None:
-        return NotEnoughMemoryError(out_of_memory_message(memory, "this stage"))
+    amount = out_of_memory(error)
+    if amount is not None:
+        return NotEnoughMemoryError(out_of_memory_message(amount, "this stage"))
     number = _errno(error)
     if number is None:
         return None
@@ -111,14 +103,14 @@ def explain_out_of_memory(purpose: str, *remedies: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        refused = out_of_memory(error)
-        if refused is None or isinstance(error, PipelineError):
+        amount = out_of_memory(error)
+        if amount is None or isinstance(error, PipelineError):
             raise
-        raise NotEnoughMemoryError(out_of_memory_message(refused, purpose, *remedies)) from error
+        raise NotEnoughMemoryError(out_of_memory_message(amount, purpose, *remedies)) from error
 
 
 def out_of_memory(error: BaseException) -> str | None:
-    """Return the failed amount of memory, or "" if the error does not have it; None for any other error."""
+    """Return the amount of memory that could not be allocated, "" if it is unknown; None for any other error."""
     # An error may end with a log; only its first line is the message.
     first_line = str(error).strip().partition("\n")[0]
     is_known = (
@@ -131,26 +123,30 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def out_of_memory_in_log(text: str) -> str | None:
-    """Return the failed amount of memory from the output of a process; None if no error in it is about memory."""
-    line = _RAISED.search(text)
+    """Return the amount of memory that a process could not allocate, from its output, as in `out_of_memory`."""
+    line = _MEMORY_ERROR.search(text)
     return _amount(line[0]) if line else None
 
 
-def out_of_memory_message(refused: str, purpose: str, *remedies: str) -> str:
+def out_of_memory_message(amount: str, purpose: str, *remedies: str) -> str:
     """Return the message about a failed allocation."""
-    amount = f": {refused}" if refused else ""
-    return f"not enough memory for {purpose}{amount}" + (f"; {', or '.join(remedies)}" if remedies else "")
+    message = f"not enough memory for {purpose}: {amount}" if amount else f"not enough memory for {purpose}"
+    return f"{message}; {', or '.join(remedies)}" if remedies else message
 
 
 def _amount(text: str) -> str:
-    exact, amount, free = _BYTES.search(text), _AMOUNT.search(text), _FREE.search(text)
-    needed = f"{int(exact[1]) / 2**30:,.1f} GiB" if exact else (amount[1] or amount[2]) if amount else ""
-    tried = f"tried to allocate another {needed}" if needed else ""
-    return tried + (f", {free[3]} of {free[2]} are free on GPU {free[1]}" if free else "")
+    """Return the amount of memory in the message of a failed allocation, and what was free, as far as it has them."""
+    exact, rounded, free = _BYTES.search(text), _AMOUNT.search(text), _FREE.search(text)
+    amount = ""
+    if exact:
+        amount = f"tried to allocate another {int(exact[1]) / 2**30:,.1f} GiB"
+    elif rounded:
+        amount = f"tried to allocate another {rounded[1] or rounded[2]}"
+    return f"{amount}, {free[3]} of {free[2]} are free on GPU {free[1]}" if free else amount
 
 
 def raise_if_disk_is_full(error: Exception, path: Path, usage: str) -> None:
-    """Raise PipelineError, with the `usage` and the free space, if the disk was full at `path`."""
+    """Raise PipelineError, with the `usage` of the disk at `path` and its free space, if the error is a full disk."""
     number = _errno(error)
     if number in _FULL_ERRNOS:
         free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
@@ -164,8 +160,8 @@ def _path(error: BaseException, number: int) -> str | None:
         return str(error.args[0][0][1])
     if not isinstance(error, OSError):
         return None
-    place: str | None = (number in _FULL_ERRNOS and error.filename2) or error.filename
-    return place
+    path: str | None = error.filename2 if number in _FULL_ERRNOS and error.filename2 else error.filename
+    return path
 
 
 def _errno(error: BaseException) -> int | None:

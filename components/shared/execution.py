@@ -1,8 +1,7 @@
 """How a stage was run: by whom and when, from which commit with which changes, and in which environment.
 
-None of this should affect the result, but any of it may, and it explains a result that cannot be reproduced. Reading it
-takes milliseconds and imports nothing: versions come from the folder names of installed distributions, hardware from
-files of the kernel.
+None of this should affect the result, but any of it may, and it can explain why a result is not reproduced. Reading it
+takes milliseconds and imports no library: versions come from folder names, hardware from files of the kernel.
 """
 
 import getpass
@@ -34,17 +33,16 @@ _KEYS = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\."
 )
 """Keys of AWS, Hugging Face, GitHub, OpenAI and Slack, private keys, and JSON web tokens."""
-_NAMED_KEY = re.compile(r"""(?i)(?:key|token|secret|passw(?:or)?d)\w*["']?\s*[:=]\s*["']([^"'\s]{12,})["']""")
+_NAMED_SECRET = re.compile(r"""(?i)(?:key|token|secret|passw(?:or)?d)\w*["']?\s*[:=]\s*["']([^"'\s]{12,})["']""")
 _MIN_ENTROPY = 3.3
-"""Bits per character from which a value named like a secret counts as one: words have less."""
+"""Bits per character above which a value that is named like a secret counts as one: words have fewer."""
 _MAX_PATCH = 200_000
-"""Characters of uncommitted changes that are recorded; of longer ones only the digest is."""
+"""Characters of uncommitted changes that are recorded; for longer ones only the digest is."""
 _VARIABLE = re.compile(
     "(?!GOMP_SPINCOUNT$)(OMP|MKL|KMP|GOMP|OPENBLAS|BLIS|VECLIB|NUMEXPR|DNNL|ONEDNN|ATEN|TORCH|PYTORCH|CUDA|CUBLAS|CUDNN|NVIDIA|NCCL|VLLM)_.*"
     "|LD_PRELOAD|PYTHONHASHSEED"
 )
-"""Environment variables that change results or speed of numerical libraries, except the one that `limit_spin` sets, on
-which no result depends."""
+"""Variables that change results or speed of numerical libraries; that of `limit_spin` does not change results."""
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
 _PLACE_FILE = "place.json"
 _CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia")
@@ -129,21 +127,20 @@ class Run(_Record):
 
 
 class Place(_Record):
-    """Environment and threads of a process."""
+    """Where a process runs: its environment and its number of threads."""
 
     environment: Environment
     threads: int | None
     """Threads of torch; null if the process does not use torch."""
 
     def write(self, work: Path) -> None:
-        """Write it into a stage's work folder, in a process that does the work of the stage."""
+        """Write it into a stage's work folder; for the processes that a stage starts for its work."""
         (work / _PLACE_FILE).write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
 
 def current_place() -> Place:
     """Return environment and threads of this process."""
-    # Only where this process has imported torch: importing it takes seconds.
-    environment, torch = current_environment(), sys.modules.get("torch")
+    environment, torch = current_environment(), sys.modules.get("torch")  # not imported here: that takes seconds
     if torch and torch.cuda.is_available() and not environment.gpus:  # a driver without files in /proc
         names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
         environment = environment.model_copy(update={"gpus": names})
@@ -151,7 +148,7 @@ def current_place() -> Place:
 
 
 def place_of(work: Path | None) -> Place:
-    """Return the place that the processes of a stage wrote into its work folder, or this process's."""
+    """Return the place that a process of the stage wrote into its work folder, or else that of this process."""
     path = work / _PLACE_FILE if work else None
     return Place.model_validate_json(path.read_bytes()) if path and path.is_file() else current_place()
 
@@ -162,7 +159,7 @@ def forget_place(work: Path) -> None:
 
 
 def person() -> str:
-    """Return the user of this process and its host."""
+    """Return `user@host` of this process."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may run as a number without a name
@@ -172,15 +169,15 @@ def person() -> str:
 
 @cache
 def current_environment() -> Environment:
-    """Return the environment of this process at the first call.
+    """Return the environment of this process, as it was at the first call.
 
-    Call it before libraries are imported, which add environment variables and entries of the path.
+    Call it before importing libraries, which add environment variables and entries to sys.path.
     """
     lock = _ROOT / "requirements.lock"
     return Environment(
         python=platform.python_version(),
         packages=dict(sorted(_packages())),
-        lock=_digest(lock) if lock.is_file() else os.environ.get(LOCK_VARIABLE) or None,
+        lock=hashlib.sha256(lock.read_bytes()).hexdigest() if lock.is_file() else os.environ.get(LOCK_VARIABLE) or None,
         image=os.environ.get(IMAGE_VARIABLE) or None,
         system=platform.platform(),
         machine=platform.machine(),
@@ -201,13 +198,9 @@ def is_numerical(variable: str) -> bool:
     return _VARIABLE.fullmatch(variable) is not None and _SECRET.search(variable) is None
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def _packages() -> Iterator[tuple[str, str]]:
+    """Yield name and version of each installed package, from folder names: reading the metadata takes too long."""
     known = set[str]()
-    # From the names of folders: reading hundreds of files with metadata takes too long.
     for folder in filter(Path.is_dir, map(Path, sys.path)):
         for path in folder.iterdir():
             if path.suffix in {".dist-info", ".egg-info"} and "-" in path.stem:
@@ -219,9 +212,10 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _cpu() -> str:
+    """Return the model of the processor."""
     if _CPUINFO.is_file():
-        lines = dict(line.partition(":")[::2] for line in _CPUINFO.read_text("utf-8", "replace").splitlines())
-        values = {name.strip(): value.strip() for name, value in lines.items()}
+        lines = [line.partition(":") for line in _CPUINFO.read_text("utf-8", "replace").splitlines()]
+        values = {name.strip(): value.strip() for name, _, value in lines}
         return next((values[name] for name in _CPU_NAMES if values.get(name)), platform.machine())
     return platform.processor() or platform.machine()
 
@@ -232,40 +226,42 @@ def _gpus() -> Iterator[str]:
 
 
 def _gpu_driver() -> str | None:
+    """Return the version of NVIDIA's driver; None without one."""
     path = _NVIDIA / "version"
-    match = re.search(r"\b\d+\.\d+(\.\d+)?\b", path.read_text("utf-8", "replace")) if path.is_file() else None
+    text = path.read_text("utf-8", "replace") if path.is_file() else ""
+    match = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
     return match[0] if match else None
 
 
 def environment_differences(one: Environment, other: Environment) -> list[str]:
-    """Return each difference between two environments in words, such as "torch 2.13.0 -> 2.12.0"; empty for none."""
+    """Return each difference between two environments in words, such as "torch 2.13.0 -> 2.12.0"."""
     before, after = one.model_dump(), other.model_dump()
-    differences = [
-        f"{name} {before[kind].get(name, '(none)')} -> {after[kind].get(name, '(none)')}"
-        for kind in ("packages", "variables")
-        for name in sorted({**before[kind], **after[kind]})
-        if before[kind].get(name) != after[kind].get(name)
-    ]
-    return differences + [
-        f"{key.replace('_', ' ')}: {_words(value)} -> {_words(after[key])}"
-        for key, value in before.items()
-        if value != after[key] and not isinstance(value, dict)
-    ]
+    differences: list[str] = []
+    for mapping in ("packages", "variables"):
+        old, new = before.pop(mapping), after.pop(mapping)
+        names = [name for name in sorted({**old, **new}) if old.get(name) != new.get(name)]
+        differences += [f"{name} {old.get(name, '(none)')} -> {new.get(name, '(none)')}" for name in names]
+    for key, value in before.items():
+        if value != after[key]:
+            differences.append(f"{key.replace('_', ' ')}: {_words(value)} -> {_words(after[key])}")
+    return differences
 
 
 def _words(value: object) -> str:
-    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else "none" if value is None else str(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
 
 
 @cache
 def current_revision(root: Path = _ROOT) -> Revision:
-    """Return the state of the code in a repository; without one, as in an image, the commit of the image's code."""
+    """Return the state of the code in a repository; outside of one, the commit that the container image names."""
     if not (root / ".git").exists():
         return Revision(commit=os.environ.get(REVISION_VARIABLE) or None)
     workspace = Workspace(root, root)
     workspace.git("rev-parse", "--git-dir")  # fails if git itself does not work
     head = workspace.try_git("rev-parse", "--verify", "HEAD")
-    if head is None:
+    if head is None:  # a repository without a commit
         return Revision()
     paths = [name for name in _CODE if (root / name).exists()]
     diff = ("--no-optional-locks", *_DIFF, "HEAD")
@@ -287,23 +283,32 @@ def keys_in(patch: str) -> Iterator[str]:
     """Yield `file:line` for each added line of a patch that seems to contain a key or a password."""
     file, number = "", 0
     for line in patch.splitlines():
-        if line.startswith("+++ "):
+        hunk = re.match(r"@@ -\S+ \+(\d+)", line)
+        if hunk:
+            number = int(hunk[1]) - 1  # of the line before the hunk
+        elif line.startswith("+++ "):
             file = line.removeprefix("+++ b/")
-        elif line.startswith("@@"):
-            number = int(line.split("+")[1].split(",")[0].split()[0]) - 1
         elif line.startswith(("+", " ")):
             number += 1
-            named = _NAMED_KEY.search(line) if line[0] == "+" else None
-            if line[0] == "+" and (_KEYS.search(line) or (named and _entropy(named[1]) > _MIN_ENTROPY)):
+            if line.startswith("+") and _has_secret(line):
                 yield f"{file}:{number}"
 
 
+def _has_secret(line: str) -> bool:
+    """Return whether a line has a key of a known form, or a random value with a name like that of a secret."""
+    if _KEYS.search(line):
+        return True
+    secret = _NAMED_SECRET.search(line)
+    return secret is not None and _entropy(secret[1]) > _MIN_ENTROPY
+
+
 def _entropy(text: str) -> float:
-    """Return the entropy of the characters in bits."""
-    shares = [count / len(text) for count in Counter(text).values()]
-    return -sum(share * math.log2(share) for share in shares)
+    """Return the entropy of the characters of a text in bits per character."""
+    fractions = [count / len(text) for count in Counter(text).values()]
+    return -sum(fraction * math.log2(fraction) for fraction in fractions)
 
 
 def _new_file(root: Path, name: str) -> str:
+    """Return the patch that adds a file; git exits with 1 where there is a difference."""
     command = ["git", *_DIFF, "--no-index", "--", "/dev/null", name]
     return subprocess.run(command, cwd=root, capture_output=True, check=False).stdout.decode(errors="replace")

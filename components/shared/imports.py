@@ -9,8 +9,8 @@ from contextlib import contextmanager
 def without_packages(*names: str) -> Iterator[None]:
     """Make imports in the block find these packages missing, unless they have been imported before.
 
-    For libraries that import optional packages for features that are not used here, which costs every process time and
-    memory. After the block the packages can be imported. No other thread may import them meanwhile.
+    It saves the time and memory of optional packages that a library would import for features that are not used here.
+    After the block the packages can be imported. No other thread may import them meanwhile.
     """
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:

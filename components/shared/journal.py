@@ -15,11 +15,11 @@ from components.shared.environment import JOURNAL_VARIABLE
 
 
 def log_event(stage: str, event: str, **details: Any) -> None:
-    """Append a line to the run's journal, if there is one, in one write: several processes of a stage write to it."""
+    """Append a line to the run's journal, if any, in one write, as processes share it; ignore errors of the disk."""
     journal = os.environ.get(JOURNAL_VARIABLE)
     if journal:
         line = json.dumps({"stage": stage, "event": event, **details}, default=str) + "\n"
-        with suppress(OSError), Path(journal).open("ab", buffering=0) as file:  # its disk may be full
+        with suppress(OSError), Path(journal).open("ab", buffering=0) as file:
             file.write(line.encode())
 
 

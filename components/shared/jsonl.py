@@ -9,7 +9,7 @@ from components.shared.errors import PipelineError
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number from 1, object) for each non-empty line; a bad line is a PipelineError naming it."""
+    """Yield (line number from 1, object) for each non-empty line; PipelineError with file and line for a bad one."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -22,7 +22,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def parse_object(line: bytes, *, where: str) -> dict[str, Any]:
-    """Return the JSON object in one line; `where` names the line in the error."""
+    """Return the JSON object in one line; PipelineError, beginning with `where`, if there is none."""
     try:
         row = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -44,7 +44,7 @@ def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file."""
+    """Return the content of a JSON file; PipelineError if it is missing or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
-"""Lineage: what an artifact was made from, so that any version can be made again.
+"""Lineage: the inputs, config and code that an artifact was made from, so that any version can be made again.
 
-Digests depend on content only: equal bytes have equal digests in any place. A fingerprint is the part of a lineage that
-decides whether two runs do the same work. `components.shared.execution` records who ran a stage, when and where.
+Digests depend on content only, not on paths. A fingerprint is the part of a lineage that decides whether two runs do
+the same work. `components.shared.execution` records who ran a stage, when and where.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ def file_digest(path: Path) -> str:
 
 
 def file_digests(folder: Path, suffixes: tuple[str, ...] = ("",)) -> dict[str, str]:
-    """Return the SHA-256 of each file below a folder with one of the suffixes by its path, in the order of paths."""
+    """Return the SHA-256 of each file below a folder with one of the suffixes, by its relative path, sorted."""
     files = sorted(path for path in folder.rglob("*") if path.name.endswith(suffixes) and path.is_file())
     return {path.relative_to(folder).as_posix(): file_digest(path) for path in files}
 
@@ -64,7 +64,7 @@ def value_digest(value: Any) -> str:
 
 @cache
 def code_files() -> dict[str, str]:
-    """Return the digest of each file of code that makes artifacts: Python and templates in components/, by path."""
+    """Return the SHA-256 of each file of code that makes artifacts, by its path in components/."""
     return file_digests(Path(__file__).parents[1], suffixes=(".py", ".jinja", ".css"))
 
 
@@ -76,22 +76,23 @@ def code_digest() -> str:
 def stage_files(stage: str) -> dict[str, str]:
     """Return the digests of the files of code that a stage may run, by path."""
     packages = stage_packages(stage)
-    return {name: each for name, each in code_files().items() if name.partition("/")[0] in packages}
+    return {path: digest for path, digest in code_files().items() if path.partition("/")[0] in packages}
 
 
 @cache
 def stage_packages(stage: str) -> set[str]:
-    """Return the packages of components/ that a stage may run: its own, and those that their files import."""
-    packages, waiting = set[str](), {stage}
-    while waiting:
-        package = waiting.pop()
+    """Return the packages of components/ that a stage may run: its own, and all that these import, in turn."""
+    packages, pending = set[str](), {stage}
+    while pending:
+        package = pending.pop()
         packages.add(package)
         for path in (Path(__file__).parents[1] / package).rglob("*.py"):
-            waiting |= set(_IMPORT.findall(path.read_text(encoding="utf-8"))) - packages
+            pending |= set(_IMPORT.findall(path.read_text(encoding="utf-8"))) - packages
     return packages
 
 
 def _listing_digest(digests: Mapping[str, str]) -> str:
+    """Return the SHA-256 of a listing with a line `<path> <digest>` for each file, in the given order."""
     listing = "".join(f"{name} {digest}\n" for name, digest in digests.items())
     return hashlib.sha256(listing.encode()).hexdigest()
 
@@ -101,7 +102,7 @@ class _Record(BaseModel):
 
 
 class Material(_Record):
-    """A raw file or a model that a stage read from outside the graph."""
+    """A raw file or a model that a stage read from outside the graph of stages."""
 
     sha256: str | None = None
     """Digest of the file or folder; null for a model of the hub, which its commit identifies."""
@@ -119,11 +120,11 @@ class Input(_Record):
 
     digest: str
     made_by: str | None = None
-    """Key of the stage that made it; null if no stage did."""
+    """Key of the work that made it; null if no stage did."""
 
 
 class Work(_Record):
-    """The work of a stage: equal runs have equal records, on any machine and at any time."""
+    """What a stage ran on: its config, inputs and code. Equal for equal runs, on any machine and at any time."""
 
     stage: str
     config: dict[str, Any]
@@ -135,14 +136,14 @@ class Work(_Record):
 
 
 class Lineage(_Record):
-    """What an artifact was made from: the stage that made it and all stages before it, each once.
+    """What an artifact was made from: the work of the stage that made it and of all stages before it, each once.
 
-    Records refer to one another by keys, the digests of their content.
+    Records refer to one another by keys: a record's key is the digest of its content.
     """
 
     format: Literal[2] = 2
     made_by: str
-    """Key of the stage that made the artifact."""
+    """Key of the work that made the artifact."""
     stages: dict[str, Work]
     runs: tuple[Run, ...] = ()
     """Executions of the stages: what differs between equal runs."""
@@ -166,29 +167,31 @@ class Lineage(_Record):
 
     @property
     def works(self) -> list[Work]:
-        """All stages, each after those whose outputs it reads."""
+        """The work of all stages, each after those whose outputs it reads."""
         return in_order(self.stages)
 
     def stage(self, name: str) -> Work | None:
-        """The work of the stage of this name; None if it has no part in the artifact."""
+        """Return the work of the stage of this name; None if it has no part in the artifact."""
         return next((work for work in self.works if work.stage == name), None)
 
     def maker(self, artifact: Input) -> Work | None:
-        """The work of the stage that made an input; None if no stage did."""
+        """Return the work of the stage that made an input; None if no stage did."""
         return None if artifact.made_by is None else self.stages.get(artifact.made_by)
 
     def run(self, stage: str | None = None) -> Run | None:
-        """The execution of the stage that made the artifact, or of the one of this name."""
-        keys = [key for key, work in self.stages.items() if work.stage == stage] if stage else [self.made_by]
+        """Return the execution of the stage of this name, by default of the stage that made the artifact."""
+        keys = [self.made_by]
+        if stage:
+            keys = [key for key, work in self.stages.items() if work.stage == stage]
         return next((run for run in self.runs if run.of in keys), None)
 
     def environment(self, stage: str | None = None) -> Environment | None:
-        """The environment in which the artifact was made, or in which the stage of this name ran."""
+        """Return the environment of `run(stage)`; None if there is no such run."""
         run = self.run(stage)
         return None if run is None else self.environments[run.environment]
 
     def revision(self, stage: str | None = None) -> Revision | None:
-        """The state of the code with which the artifact was made, or with which the stage of this name ran."""
+        """Return the state of the code of `run(stage)`; None if there is no such run."""
         run = self.run(stage)
         return None if run is None else self.revisions[run.revision]
 
@@ -203,12 +206,12 @@ class Lineage(_Record):
 
 
 def in_order(stages: Mapping[str, Work]) -> list[Work]:
-    """Return records of stages in a deterministic order, each after those whose outputs it reads."""
+    """Return the work of stages in a deterministic order, each after the work whose outputs it reads."""
 
     @cache
     def depth(key: str) -> int:
-        behind = (each.made_by for each in stages[key].inputs.values() if each.made_by in stages)
-        return 1 + max((depth(each) for each in behind if each), default=-1)
+        makers = {each.made_by for each in stages[key].inputs.values()} & stages.keys()
+        return max((depth(maker) + 1 for maker in makers if maker), default=0)
 
     return [stages[key] for key in sorted(stages, key=lambda key: (depth(key), stages[key].stage, key))]
 
@@ -219,21 +222,24 @@ def _key(record: BaseModel) -> str:
 
 def describe(stage: str, config: dict[str, Any], inputs: Mapping[str, Path]) -> Lineage:
     """Return the lineage of the outputs that `stage` will make from `inputs` with `config`."""
-    behind = {name: read(path) for name, path in sorted(inputs.items())}
-    sources = {name: Input(digest=digest(inputs[name]), made_by=made and made.made_by) for name, made in behind.items()}
+    lineages = {name: read(path) for name, path in sorted(inputs.items())}
+    sources = {
+        name: Input(digest=digest(inputs[name]), made_by=each.made_by if each else None)
+        for name, each in lineages.items()
+    }
     work = Work(stage=stage, config=config, inputs=sources, code=code_digest())
-    return joined(work, [made for made in behind.values() if made])
+    return joined(work, filter(None, lineages.values()))
 
 
-def joined(work: Work, behind: Iterable[Lineage]) -> Lineage:
-    """Return the lineage of the outputs of a stage, with all records in the lineages of its inputs."""
+def joined(work: Work, of_inputs: Iterable[Lineage]) -> Lineage:
+    """Return the lineage of the outputs of `work`, with all records in the lineages of its inputs."""
     stages, environments, revisions = {_key(work): work}, dict[str, Environment](), dict[str, Revision]()
     runs = set[Run]()
-    for made in behind:
-        stages |= made.stages
-        runs.update(made.runs)
-        environments |= made.environments
-        revisions |= made.revisions
+    for each in of_inputs:
+        stages |= each.stages
+        runs.update(each.runs)
+        environments |= each.environments
+        revisions |= each.revisions
     return Lineage(
         made_by=_key(work),
         stages=dict(sorted(stages.items())),
@@ -246,7 +252,7 @@ def joined(work: Work, behind: Iterable[Lineage]) -> Lineage:
 def complete(
     described: Lineage, materials: Mapping[str, Material], started: datetime, work_folder: Path | None = None
 ) -> Lineage:
-    """Return a lineage from `describe` with the materials of the stage and its run: from `started` (UTC) until now."""
+    """Return a lineage from `describe` with the stage's materials and its run, from `started` (UTC) until now."""
     work = described.work.model_copy(update={"materials": dict(sorted(materials.items()))})
     place, revision = place_of(work_folder), current_revision()
     if revision.patch and any(keys_in(revision.patch)):  # `grpo-pipeline run` refuses it; other runners do not
@@ -262,22 +268,22 @@ def complete(
         environment=_key(place.environment),
         revision=_key(revision),
     )
-    return _by_run(described, work, run, place.environment, revision)
+    return _with_run(described, work, run, place.environment, revision)
 
 
-def taken(described: Lineage, earlier: Lineage) -> Lineage:
-    """Return the lineage of reused outputs: the work of another run on this run's inputs.
+def of_reused_outputs(earlier: Lineage, described: Lineage) -> Lineage:
+    """Return the lineage of outputs that another run made and this run reuses: that run's work on this run's inputs.
 
     Equal inputs can have different lineages, as the stages before them may have run again.
     """
     work = earlier.work.model_copy(update={"inputs": described.work.inputs})
     run = next(run for run in earlier.runs if run.of == earlier.made_by)
     environment, revision = earlier.environments[run.environment], earlier.revisions[run.revision]
-    return _by_run(described, work, run.model_copy(update={"of": _key(work)}), environment, revision)
+    return _with_run(described, work, run.model_copy(update={"of": _key(work)}), environment, revision)
 
 
-def _by_run(described: Lineage, work: Work, run: Run, environment: Environment, revision: Revision) -> Lineage:
-    """Return the lineage of a stage's outputs with its run, and the records of `described` but for the stage itself."""
+def _with_run(described: Lineage, work: Work, run: Run, environment: Environment, revision: Revision) -> Lineage:
+    """Return `described` with `work` in place of its stage's work, and with the run of that work."""
     stages = {key: each for key, each in described.stages.items() if key != described.made_by}
     environments = {**described.environments, run.environment: environment}
     revisions = {**described.revisions, run.revision: revision}
@@ -286,24 +292,22 @@ def _by_run(described: Lineage, work: Work, run: Run, environment: Environment, 
 
 
 def read(folder: Path) -> Lineage | None:
-    """Return the lineage in an artifact's folder, or None if no stage made it.
-
-    PipelineError if it is damaged or of another format.
-    """
+    """Return the lineage in an artifact's folder, or None if no stage made it; PipelineError as for `parse`."""
     path = folder / FILE_NAME
     return parse(jsonl.read_json(path), name=str(path)) if path.is_file() else None
 
 
 def parse(value: Any, *, name: str) -> Lineage:
-    """Return the lineage in a JSON value that was read from the file `name`; PipelineError as for `read`."""
+    """Return the lineage in the content of the file `name`; PipelineError if it is damaged or of an older format."""
     if isinstance(value, dict) and "stage" in value:
         raise PipelineError(f"{name}: was made by an older version; run the stage that made it again")
     try:
         return Lineage.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ": ".join([".".join(map(str, first["loc"])), first["msg"]]).removeprefix(": ")
-        raise PipelineError(f"{name}: is damaged ({where}); restore it, or run the stage that made it again") from None
+        key = ".".join(map(str, first["loc"]))
+        fault = f"{key}: {first['msg']}" if key else first["msg"]
+        raise PipelineError(f"{name}: is damaged ({fault}); restore it, or run the stage that made it again") from None
 
 
 def write(folder: Path, lineage: Lineage) -> None:
@@ -312,23 +316,21 @@ def write(folder: Path, lineage: Lineage) -> None:
 
 
 def fingerprint(stage: str, config: Config, inputs: Mapping[str, str], sources: Mapping[str, Material]) -> Fingerprint:
-    """Return the fingerprint of a stage's work on inputs with these digests.
-
-    Files from outside the graph (`sources`) count as inputs.
-    """
+    """Return the fingerprint of a stage's work on inputs with these digests; files in `sources` count as inputs."""
     inputs = {**inputs, **{name: each.sha256 for name, each in sources.items() if each.sha256}}
     files = stage_files(stage)
     return {"config": without_operational(config), "inputs": inputs, "code": _listing_digest(files), "files": files}
 
 
 def differences(stage: str, before: Fingerprint | None, now: Fingerprint) -> str:
-    """Return how two fingerprints differ, for people: keys with both values, inputs, files of code."""
+    """Return how two fingerprints differ, for people: config keys with both values, names of inputs, files of code."""
     if before is None:
         return "its fingerprint is unknown"
     old, new = dict(flat(stage, before["config"])), dict(flat(stage, now["config"]))
     keys = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     parts = [f"{name}: {old.get(name, '(none)')} -> {new.get(name, '(none)')}" for name in keys[:_NUM_LISTED]]
-    parts += [f"{len(keys) - _NUM_LISTED} more keys"] if len(keys) > _NUM_LISTED else []
+    if len(keys) > _NUM_LISTED:
+        parts.append(f"{len(keys) - _NUM_LISTED} more keys")
     parts += [f"the input `{name}`" for name in _unequal(before["inputs"], now["inputs"])]
     if before["code"] != now["code"]:
         files = [f"components/{name}" for name in _unequal(before.get("files", {}), now.get("files", {}))]
@@ -338,7 +340,7 @@ def differences(stage: str, before: Fingerprint | None, now: Fingerprint) -> str
 
 
 def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield each value of a config, as JSON, with its path; `name` is that of the config."""
+    """Yield the dotted key, which begins with `name`, and the JSON text of each value in a nested config."""
     if isinstance(value, dict) and value:
         for key, each in value.items():
             yield from flat(f"{name}.{key}", each)

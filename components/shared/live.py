@@ -4,8 +4,7 @@ run.json           name of the run, stage, number of steps; the task's MLflow ru
 steps.jsonl        a line per finished step with its metrics and timings, null if not measured
 completions.jsonl  logged completions of these steps, with their rewards
 
-Each step is written as soon as it is finished. A resumed training rewrites the files up to its checkpoint, so that each
-step is there once.
+A resumed training rewrites the files up to its checkpoint, so that each step is there once.
 """
 
 import json
@@ -28,35 +27,32 @@ from components.shared.journal import run_name
 LIVE = "live"
 RUN, STEPS, COMPLETIONS = "run.json", "steps.jsonl", "completions.jsonl"
 FIRST_ROLLOUT = "first_rollout.txt"
-"""File beside the curves of a training: what the first rollout says about whether the policy can learn."""
+"""File next to the metrics of a training: whether the policy can learn, judged by the first rollout."""
 
 Row = Mapping[str, float | None]
 
 
-def base_name(work: Path | None = None) -> str:
-    """Return the name, without its time, of the run that owns a folder of unfinished work, or of this run, if any."""
-    return re.sub(r"-?\d{8}T\d{6}Z-?", "", _name() if work is None else name_in(work))
+def base_name(run: str) -> str:
+    """Return the name of a run without its time of start."""
+    return re.sub(r"-?\d{8}T\d{6}Z-?", "", run)
 
 
 def name_in(work: Path) -> str:
-    """Return the name of the run that owns a folder of unfinished work; empty where nobody has named the run."""
+    """Return the name of the run that owns a folder of unfinished work; empty if the run has no name."""
     file = work / LIVE / RUN
-    written = str(jsonl.read_json(file)["name"]) if file.is_file() else ""
-    return "" if written.endswith(f"-{work.name}") else written
-
-
-def _name() -> str:
-    return run_name() or os.environ.get(RUN_NAME_VARIABLE, "")
+    name = str(jsonl.read_json(file)["name"]) if file.is_file() else ""
+    return "" if name.endswith(f"-{work.name}") else name  # `begin` writes such a name for a run without one
 
 
 def begin(work: Path, stage: str) -> None:
-    """Write the run and the stage of a folder of unfinished work, in the stage's launcher."""
-    name = _name()
+    """Write the run and the stage into the live files, from the environment variables of the stage's launcher."""
+    name = run_name() or os.environ.get(RUN_NAME_VARIABLE) or f"{stage}-{work.name}"
+    about: dict[str, Any] = {"name": name, "stage": stage}
     names = (MLFLOW_RUN_VARIABLE, MLFLOW_URI_VARIABLE, MLFLOW_WORKSPACE_VARIABLE)
     mlflow = {each: os.environ[each] for each in names if each in os.environ}
-    is_of_kubeflow = POD_VARIABLE in os.environ and {MLFLOW_RUN_VARIABLE, MLFLOW_URI_VARIABLE} <= mlflow.keys()
+    if POD_VARIABLE in os.environ and {MLFLOW_RUN_VARIABLE, MLFLOW_URI_VARIABLE} <= mlflow.keys():
+        about["mlflow"] = mlflow
     (work / LIVE).mkdir(exist_ok=True)
-    about = {"name": name or f"{stage}-{work.name}", "stage": stage, **({"mlflow": mlflow} if is_of_kubeflow else {})}
     jsonl.write_json(work / LIVE / RUN, about)
 
 
@@ -82,7 +78,7 @@ class LiveFiles:
             partial.replace(self._folder / name)
 
     def append(self, row: Row, completions: Iterable[Mapping[str, Any]]) -> None:
-        """Add a finished step; its completions are written first, so that they are there when the step is."""
+        """Add a finished step; its completions are written first, so that a reader of the step finds them."""
         for name, lines in ((COMPLETIONS, completions), (STEPS, [row])):
             text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
             if text:

@@ -20,13 +20,13 @@ from components.shared.lineage import Material
 from components.shared.tools import FeedbackArguments, ToolsConfig
 
 PIPELINE_FILE = "pipeline.json"
-"""File beside the weights with the prompt of the model (the keys of `asking`) and, if the weights are elsewhere, their
-folder or hub id ("weights") with their "digest" or "revision"."""
+"""File next to the weights with the prompt of the model (the keys of `asking`). In a folder that refers to a model, it
+also has the folder or hub id of the weights ("weights") and their "digest" or "revision"."""
 TOKENIZER_FILE = "tokenizer.json"
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-"""Names in transformers' configs (formerly "attention"); training refuses sequences longer than a sliding window."""
+"""Names in transformers' configs of layers that training supports, sliding ones within their window."""
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
 """Names of the context length in different model families."""
 
@@ -63,13 +63,13 @@ class ChatConfig(Config):
     """System message before the question; null for the chat template's default, if it has one."""
 
 
-def _asks_the_question(prompt: str) -> str:
+def _require_question(prompt: str) -> str:
     if "{question}" not in prompt:
         raise ValueError("must contain `{question}`")
     return prompt
 
 
-_Prompt = Annotated[str, AfterValidator(_asks_the_question)]
+_Prompt = Annotated[str, AfterValidator(_require_question)]
 
 
 class ModelConfig(Config):
@@ -94,28 +94,24 @@ class ModelConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _a_chat_ends_in_a_sentence(cls, values: Any) -> Any:
+    def _set_answer_of_chat(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("chat") is not None and values.get("tools") is None:
             return {"answer": AnswerPolicy.LAST_SENTENCE, **values}
         return values
 
     @field_validator("base")
     @classmethod
-    def _preset_exists(cls, base: str) -> str:
+    def _check_preset(cls, base: str) -> str:
         if base.startswith("scratch:") and base not in SCRATCH_MODELS:
             raise ValueError(f"no such preset; accepted: {', '.join(SCRATCH_MODELS)}")
         return base
 
     @model_validator(mode="after")
-    def _has_a_template(self) -> "ModelConfig":
+    def _check_chat_and_tools(self) -> "ModelConfig":
         if self.chat is not None and self.scratch:
             raise ValueError("chat: a model made from scratch has no chat template; leave chat out")
         if self.thinking is not None and self.chat is None:
             raise ValueError("thinking: is for chat templates; set chat, such as `chat: {}`")
-        return self
-
-    @model_validator(mode="after")
-    def _tools_fit(self) -> "ModelConfig":
         if self.tools is None:
             return self
         if self.tools.call_format == "tool_call" and self.chat is None:
@@ -137,9 +133,9 @@ class ModelConfig(Config):
         return self.tools.max_environment_tokens if self.tools else 0
 
     def asks_for_thoughts(self, source: str = "") -> bool:
-        """Return whether responses are to reason between `<think>` and `</think>` before they answer."""
-        system = (self.chat.system if self.chat else None) or ""
-        return self.thinking is True or "<think>" in self.prompts.get(source, self.prompt) + system
+        """Return whether the model is asked to reason between `<think>` and `</think>` before it answers."""
+        texts = [self.prompts.get(source, self.prompt), self.chat.system if self.chat else None]
+        return self.thinking is True or any("<think>" in text for text in texts if text)
 
     def ask(self, question: str, source: str = "") -> str:
         """Return the prompt for a question from a source of problems, before a chat template is applied."""
@@ -147,11 +143,11 @@ class ModelConfig(Config):
 
 
 _ASKING = ("prompt", "answer", "chat", "thinking", "prompts", "tools")
-"""Keys of `ModelConfig` that are saved beside the weights, if they are set."""
+"""Keys of `ModelConfig` that are saved next to the weights, if they are set."""
 
 
 def asking(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that determine the prompt, from a dumped `ModelConfig` or a pipeline.json."""
+    """Return the keys that determine how the model is asked, from a dumped `ModelConfig` or a pipeline.json."""
     return {key: values[key] for key in _ASKING if values.get(key) not in (None, {})}
 
 
@@ -176,13 +172,13 @@ def context_tokens(base: str) -> int | None:
         return SCRATCH_MODELS[base].max_tokens
     config = model_config(base)
     if Path(base).is_dir():
-        model_file(base, TOKENIZER_FILE)
+        model_file(base, TOKENIZER_FILE)  # an error if it is missing
     return context_tokens_of(config)
 
 
 def context_tokens_of(config: Mapping[str, Any]) -> int | None:
     """Return the context length in a config.json, or None."""
-    text = config.get("text_config") or config
+    text = config.get("text_config") or config  # the language model of a multimodal one
     rope_type = (text.get("rope_parameters") or {}).get("rope_type", "default")
     if text.get("rope_scaling") or rope_type != "default":  # each kind extends the context differently
         return None
@@ -209,12 +205,12 @@ def local_model(base: str) -> str:
     if not file.is_file():
         raise PipelineError(f"{base}: no such file")
     status = file.stat()
-    return _converted(file.resolve(), status.st_size, status.st_mtime_ns)
+    return _convert(file.resolve(), status.st_size, status.st_mtime_ns)
 
 
 @cache
-def _converted(file: Path, size: int, changed: int) -> str:
-    """Return the folder, in the hub's cache, of a GGUF file with this size and modification time."""
+def _convert(file: Path, size: int, changed: int) -> str:
+    """Convert a GGUF file to a folder in the hub's cache, again only if its size or its time of change differs."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HOME) / "gguf" / lineage.digest(file)
@@ -222,9 +218,9 @@ def _converted(file: Path, size: int, changed: int) -> str:
         return str(folder)
     with durable.new_folder(folder) as partial:
         command = [sys.executable, "-P", "-m", "components.policy.gguf", str(file), str(partial)]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-        if made.returncode:
-            reason = (made.stderr.strip().splitlines() or ["no reason"])[-1]
+        converter = subprocess.run(command, capture_output=True, text=True, check=False)
+        if converter.returncode:
+            reason = (converter.stderr.strip().splitlines() or ["no reason"])[-1]
             raise PipelineError(f"{file}: cannot be read as a model ({reason})")
     return str(folder)
 
@@ -236,17 +232,20 @@ def model_file(base: str, name: str) -> Path:
         if not (Path(base) / name).is_file():
             raise PipelineError(f"model {base}: holds no {name}; a Hugging Face model folder is expected")
         return Path(base) / name
-    fetched = _fetched(base, name)
+    fetched = _fetch(base, name)
     if isinstance(fetched, Path):
         return fetched
-    raise _not_fetched(base, fetched)
+    raise _fetch_error(base, fetched)
 
 
-def _not_fetched(base: str, error: Exception) -> PipelineError:
+def _fetch_error(base: str, error: Exception) -> PipelineError:
+    """Return the error for people about a model that is not on the hub, given the error of the hub's client."""
     from huggingface_hub import constants
 
-    if base.startswith(("/", "./", "../", "~")):
-        return PipelineError(f"{base}: no such folder{' (~ is not expanded)' if base.startswith('~') else ''}")
+    if base.startswith("~"):
+        return PipelineError(f"{base}: no such folder (~ is not expanded)")
+    if base.startswith(("/", "./", "../")):
+        return PipelineError(f"{base}: no such folder")
     if type(error).__name__ == "LocalEntryNotFoundError" and not constants.HF_HUB_OFFLINE:
         return PipelineError(f"{base}: no such folder, and the hub cannot be reached")
     remedy = "a gated model needs HF_TOKEN"
@@ -259,15 +258,16 @@ def optional_model_file(base: str, name: str) -> Path | None:
     """Return a file of a model in a folder or on the hub; None if the model lacks it."""
     base = local_model(base)
     if Path(base).is_dir():
-        return path if (path := Path(base) / name).is_file() else None
+        path = Path(base) / name
+        return path if path.is_file() else None
     from huggingface_hub.errors import EntryNotFoundError
 
-    fetched = _fetched(base, name)
-    return None if isinstance(fetched, EntryNotFoundError) else model_file(base, name)
+    is_missing = isinstance(_fetch(base, name), EntryNotFoundError)
+    return None if is_missing else model_file(base, name)  # raises any other error
 
 
-def _fetched(base: str, name: str) -> Path | Exception:
-    """Return a file of a model on the hub, or the error."""
+def _fetch(base: str, name: str) -> Path | Exception:
+    """Return a file of a model on the hub, or the error of the hub's client."""
     # Slow to import, and not needed for a model in a folder.
     from huggingface_hub import hf_hub_download
 
@@ -279,26 +279,28 @@ def _fetched(base: str, name: str) -> Path | Exception:
 
 
 def _pipeline_values(folder: Path) -> dict[str, Any]:
+    """Return the content of PIPELINE_FILE; empty if the folder has none."""
     path = folder / PIPELINE_FILE
     values: dict[str, Any] = jsonl.read_json(path) if path.is_file() else {}
     return values
 
 
 def holds_model(folder: Path) -> bool:
-    """Return whether a folder has a model of a stage, not a reference to one."""
+    """Return whether a folder has a model that a stage made, not a reference to one."""
     return (folder / PIPELINE_FILE).is_file() and "weights" not in _pipeline_values(folder)
 
 
 def weights_folder(folder: Path) -> Path:
-    """Return the folder with the weights of a stage's model, following a reference; the hub's are fetched."""
+    """Return the folder with the weights of a stage's model; follow a reference, and fetch weights from the hub."""
     values = _pipeline_values(folder)
-    base = values.get("weights", str(folder))
-    is_elsewhere = "weights" in values and not Path(base).is_dir()
-    return fetch_weights(base, values.get("revision")) if is_elsewhere else Path(base)
+    if "weights" not in values:
+        return folder
+    weights = values["weights"]
+    return Path(weights) if Path(weights).is_dir() else fetch_weights(weights, values.get("revision"))
 
 
 def has_tools(folder: Path) -> bool:
-    """Return whether the model of a stage uses an environment."""
+    """Return whether the model in a stage's folder answers with tools, in an environment."""
     return _pipeline_values(folder).get("tools") is not None
 
 
@@ -307,18 +309,18 @@ def fetch_weights(base: str, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces each of its retries
-    kinds = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin")
+    patterns = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin"]
     try:
-        return Path(snapshot_download(base, revision=revision, allow_patterns=list(kinds)))
-    except Exception as error:  # as in `_fetched`
-        raise _not_fetched(base, error) from None
+        return Path(snapshot_download(base, revision=revision, allow_patterns=patterns))
+    except Exception as error:  # as in `_fetch`
+        raise _fetch_error(base, error) from None
 
 
 def write_reference(folder: Path, model: Path) -> None:
-    """Fill a folder with a reference to a model of a stage, and with its lineage."""
-    place = {"weights": str(model.resolve()), "digest": lineage.digest(model)}
+    """Fill a folder with a reference to a model that a stage made, and with the model's lineage."""
+    reference = {"weights": str(model.resolve()), "digest": lineage.digest(model)}
     folder.mkdir(parents=True, exist_ok=True)
-    jsonl.write_json(folder / PIPELINE_FILE, {**jsonl.read_json(model / PIPELINE_FILE), **place})
+    jsonl.write_json(folder / PIPELINE_FILE, {**jsonl.read_json(model / PIPELINE_FILE), **reference})
     shutil.copy(model / lineage.FILE_NAME, folder / lineage.FILE_NAME)
 
 
@@ -327,11 +329,13 @@ def base_materials(base: str, folder: Path) -> dict[str, Material]:
     values = _pipeline_values(folder)
     if "digest" in values:
         return {base: Material(sha256=values["digest"])}
-    return {base: Material(repository=base, commit=values["revision"])} if "revision" in values else {}
+    if "revision" in values:
+        return {base: Material(repository=base, commit=values["revision"])}
+    return {}
 
 
 def resolve_reference(folder: Path) -> Path:
-    """Return the model that `folder` refers to if a stage made it with the same prompt, otherwise `folder`."""
+    """Return the model that `folder` refers to, if a stage made it and it has the same prompt; otherwise `folder`."""
     reference = _pipeline_values(folder)
     if "digest" not in reference:
         return folder
@@ -339,15 +343,15 @@ def resolve_reference(folder: Path) -> Path:
     if not model.is_dir():
         where = f"{folder / PIPELINE_FILE}: the model is in {model}"
         raise PipelineError(f"{where}, which is not there; is its volume mounted, and was its run not removed?")
-    own = _pipeline_values(model)
-    is_same = asking(own) == asking(reference)
-    return model if holds_model(model) and is_same and (model / lineage.FILE_NAME).is_file() else folder
+    is_made_by_stage = holds_model(model) and (model / lineage.FILE_NAME).is_file()
+    has_same_prompt = asking(_pipeline_values(model)) == asking(reference)
+    return model if is_made_by_stage and has_same_prompt else folder
 
 
 def require_unchanged(folder: Path, digest: str) -> None:
-    """Raise PipelineError if `folder` refers to a model whose digest has changed.
+    """Raise PipelineError if `folder` refers to a model whose present `digest` is not the one in the reference.
 
-    Otherwise update the model's modification time, so that it is not removed while a stage reads it.
+    Also update the model's modification time, so that the collector does not remove it while a stage reads it.
     """
     reference, model = _pipeline_values(folder), resolve_reference(folder)
     if model == folder:

@@ -1,4 +1,4 @@
-"""The shape of a decoder of the Llama and Qwen families: by its name or its config.json, without loading the model.
+"""The shape of a decoder of the Llama and Qwen families, from its name or its config.json, without loading the model.
 
 A folder, or a model in the local Hugging Face cache, is read from its config.json. For others there is a table of the
 published configs of well-known models; instruction-tuned and mathematical variants have the shape of their base.
@@ -17,7 +17,7 @@ from components.shared.model import ModelConfig, local_model
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers of a model's config.json that its memory and its arithmetic depend on."""
+    """The numbers in a model's config.json that determine its memory and its arithmetic."""
 
     hidden_size: int
     intermediate_size: int
@@ -27,15 +27,15 @@ class ModelShape:
     head_size: int
     vocabulary_size: int
     tied: bool
-    """Whether the output layer is the embedding."""
+    """Whether the output layer shares the weights of the embedding."""
     qkv_bias: bool = False
-    """Qwen2's biases of the projections of attention."""
+    """Whether query, key and value projections have biases, as in Qwen2."""
     qk_norm: bool = False
-    """Qwen3's norms of queries and keys."""
+    """Whether queries and keys are normalised, as in Qwen3."""
 
     @property
     def query_size(self) -> int:
-        """Elements of all queries of a token."""
+        """Elements of all queries of a token in a layer."""
         return self.num_heads * self.head_size
 
     @property
@@ -45,7 +45,7 @@ class ModelShape:
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of the matrices of a layer, by their names in the checkpoint."""
+        """Sizes of input and output of each matrix of a layer, by its name in the checkpoint."""
         hidden, wide = self.hidden_size, self.intermediate_size
         return {
             "q_proj": (hidden, self.query_size),
@@ -69,12 +69,12 @@ class ModelShape:
 
     @property
     def active_weights(self) -> int:
-        """Elements of them that compute a token."""
+        """Elements of `layer_weights` that compute a token: all, but not in a mixture of experts."""
         return self.layer_weights
 
     @cached_property
     def num_parameters(self) -> int:
-        """All elements, as they are trained."""
+        """Elements of all tensors."""
         return sum(self._sizes())
 
     def num_below(self, threshold: int) -> int:
@@ -82,11 +82,15 @@ class ModelShape:
         return sum(size for size in self._sizes() if size < threshold)
 
     def _sizes(self) -> Iterable[int]:
+        """Return the number of elements of each tensor."""
         layer = [inputs * outputs for inputs, outputs in self.projections.values()]
-        layer += [self.hidden_size] * 2
-        layer += [self.query_size, self.kv_size, self.kv_size] * self.qkv_bias
-        layer += [self.head_size] * 2 * self.qk_norm
-        return [*layer * self.num_layers, self.hidden_size, *[self.head_weights] * (1 if self.tied else 2)]
+        layer += [self.hidden_size, self.hidden_size]  # norms before attention and before the MLP
+        if self.qkv_bias:
+            layer += [self.query_size, self.kv_size, self.kv_size]
+        if self.qk_norm:
+            layer += [self.head_size, self.head_size]
+        vocabulary = [self.head_weights] if self.tied else [self.head_weights, self.head_weights]
+        return [*layer * self.num_layers, self.hidden_size, *vocabulary]
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Return the bytes of a token in the KV cache, in all layers."""
@@ -94,7 +98,7 @@ class ModelShape:
 
 
 _WORD_VOCABULARY = 234
-"""Size of the vocabulary of whole words that the problems of `params.yaml` give."""
+"""Size of the vocabulary of whole words in the problems of `params.yaml`."""
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _VARIANTS = {"base", "chat", "instruct", "math", "coder", "meta", "llm", "rl"}
 """Words in a name that do not change the shape."""
@@ -104,7 +108,7 @@ _qwen3 = partial(ModelShape, tied=False, qk_norm=True)
 _LLAMA_8B = _llama(4096, 14336, 32, 32, 8, 128, 128256)
 _LLAMA_70B = _llama(8192, 28672, 80, 64, 8, 128, 128256)
 KNOWN_MODELS = {
-    # hidden size, intermediate size, layers, heads, heads of keys, size of a head, vocabulary
+    # hidden size, intermediate size, layers, query heads, KV heads, size of a head, vocabulary
     "qwen2.5-0.5b": _qwen2(896, 4864, 24, 14, 2, 64, 151936, tied=True),
     "qwen2.5-1.5b": _qwen2(1536, 8960, 28, 12, 2, 128, 151936, tied=True),
     "qwen2.5-3b": _qwen2(2048, 11008, 36, 16, 2, 128, 151936, tied=True),
@@ -138,7 +142,8 @@ def shape_of(model: ModelConfig) -> ModelShape:
         vocabulary = size.vocabulary_size or _WORD_VOCABULARY
         # Four times as wide inside, every head with its own keys, and untied (components/policy/checkpoint.py).
         return _qwen3(size.hidden_size, 4 * size.hidden_size, size.num_layers, heads, heads, head_size, vocabulary)
-    if file := config_file(local_model(model.base)):
+    file = config_file(local_model(model.base))
+    if file:
         return _from_config(jsonl.read_json(file), file)
     words = model.base.lower().rsplit("/", 1)[-1].split("-")
     known = KNOWN_MODELS.get("-".join(word for word in words if word not in _VARIANTS))
@@ -165,6 +170,7 @@ def config_file(base: str) -> Path | None:
 
 
 def _from_config(config: dict[str, Any], file: Path) -> ModelShape:
+    """Return the shape in `config`, the content of a config.json; PipelineError for other families."""
     family = config.get("model_type")
     if family not in FAMILIES:
         raise PipelineError(f"{file}: model_type {family} cannot be planned; accepted: {', '.join(FAMILIES)}")

@@ -15,8 +15,8 @@ _SHARED = Path(__file__).parent
 def render(template: Path, **values: Any) -> str:
     """Return the page of a stage's template with `values`.
 
-    The template extends `page.html.jinja` and fills its blocks `title` and `content`; the classes it may use are those
-    of page.css. Every value is escaped unless it is a `Markup`; a missing one is an error, not an empty place.
+    The template extends `page.html.jinja`, fills its blocks `title` and `content`, and uses the classes of page.css.
+    Every value is escaped unless it is a `Markup`; a missing one is an error.
     """
     environment = Environment(
         loader=FileSystemLoader([template.parent, _SHARED]),
@@ -39,7 +39,7 @@ def percent(fraction: float, digits: int = 1) -> str:
     rounded = round(100 * fraction, digits)
     if rounded == 0:
         return f"< {step:.{digits}f}\u202f%"
-    return f"{100 - step if rounded == 100 else rounded:.{digits}f}\u202f%"
+    return f"{min(rounded, 100 - step):.{digits}f}\u202f%"
 
 
 def count(number: int) -> str:
@@ -49,4 +49,5 @@ def count(number: int) -> str:
 
 def plural(number: int, one: str, many: str = "") -> str:
     """Return a number with its noun: `1 row`, `2 rows`."""
-    return f"{count(number)} {one if number == 1 else many or one + 's'}"
+    noun = one if number == 1 else many
+    return f"{count(number)} {noun or f'{one}s'}"

@@ -1,4 +1,4 @@
-"""Problems, which all stages from data preparation to registration pass on."""
+"""Problems: the data that all stages from data preparation to registration read."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ class Problem(BaseModel):
     split: Split
     question: str = Field(min_length=1)
     solution: str
-    """Worked text that ends in the final answer, for supervised fine-tuning."""
+    """Worked solution that ends in the final answer, for supervised fine-tuning; empty if there is none."""
     answer: str = Field(min_length=1)
     """The final answer alone, for grading."""
     subject: str
@@ -45,14 +45,14 @@ class Problem(BaseModel):
 
     @property
     def conversation(self) -> str:
-        """The question after the messages before it, for people."""
+        """The question with the messages before it, for people."""
         return "\n".join([*(f"[{role}] {content}" for role, content in self.earlier), self.question])
 
     @property
     def num_steps(self) -> int | None:
         """Lines of the solution above its `####` line, as in GSM8K; None without such a line."""
         worked, marker, _ = f"\n{self.solution}".rpartition("\n####")
-        return sum(bool(line.strip()) for line in worked.splitlines()) if marker else None
+        return len([line for line in worked.splitlines() if line.strip()]) if marker else None
 
 
 def problems_file(folder: Path, split: Split) -> Path:
@@ -75,18 +75,16 @@ def read_problems(folder: Path, split: Split) -> list[Problem]:
 
 
 def write_problems(folder: Path, split: Split, problems: Iterable[Problem]) -> None:
-    """Write one split in the order given."""
-    jsonl.write_rows(
-        problems_file(folder, split), (problem.model_dump(mode="json", exclude_defaults=True) for problem in problems)
-    )
+    """Write the problems of one split, in their order."""
+    rows = (problem.model_dump(mode="json", exclude_defaults=True) for problem in problems)
+    jsonl.write_rows(problems_file(folder, split), rows)
 
 
 def draw(problems: Sequence[Problem], number: int | None, seed: int) -> list[Problem]:
     """Return a random selection of problems in their order; all if `number` is None.
 
-    The selection is by the hash of a problem's id, so that a smaller selection is part of a larger one, and a missing
-    problem changes only one place.
+    The hash of an id decides: a smaller selection is part of a larger one, and a removed problem changes one place.
     """
-    by_chance = sorted(problems, key=lambda each: hashlib.sha256(f"{seed} {each.id}".encode()).digest())
-    chosen = {each.id for each in by_chance[:number]}
+    shuffled = sorted(problems, key=lambda each: hashlib.sha256(f"{seed} {each.id}".encode()).digest())
+    chosen = {each.id for each in shuffled[:number]}
     return [each for each in problems if each.id in chosen]

@@ -17,13 +17,13 @@ from components.shared.environment import CLUSTER_VARIABLE
 from components.shared.journal import log_event
 
 _COLUMNS = 72
-_GOES_ON, _CUT = "  ", " "
-"""Indentation of continuation lines: of the next word, or of the rest of a long word."""
+_WORD_INDENT, _CUT_INDENT = "  ", " "
+"""Indentation of a continuation line that begins with a new word, or with the rest of a word that was cut."""
 _INTERVAL_S = 5.0
 
 
 class Progress:
-    """Counts steps of a stage and shows the latest figures beside them."""
+    """Counts steps of a stage and shows the latest metrics next to them."""
 
     def __init__(self, stage: str, total: int, terminal: TextIO | None) -> None:
         self._stage, self._total, self._done, self._skipped = stage, total, 0, 0
@@ -33,7 +33,7 @@ class Progress:
         )
 
     def skip(self, steps: int) -> None:
-        """Count `steps` as done by an earlier run, which take no time now."""
+        """Count `steps` as done by an earlier run: they do not count in the estimate of the time left."""
         self._done = self._skipped = steps
         self._bar.update(steps)
 
@@ -48,7 +48,7 @@ class Progress:
         if self._done == self._total:
             self._bar.close()  # the last line replaces the bar
             time_text = f"done in {tqdm.format_interval(elapsed)}"
-        # Where the bar is on standard output itself, lines in between would tear it.
+        # On a terminal, the bar is on standard output, and lines would tear it.
         elif now - self._last_line >= _INTERVAL_S and not sys.stdout.isatty():
             left = elapsed / (self._done - self._skipped) * (self._total - self._done)
             time_text = f"{tqdm.format_interval(left)} left"
@@ -84,7 +84,7 @@ def say(stage: str, message: str) -> None:
 
 
 def say_line(line: str, stream: TextIO | None = None) -> None:
-    """Print a line in one piece, as other threads print too; to standard output by default."""
+    """Print a line in one call, as other threads print too; to standard output by default."""
     print(f"{fitted(line)}\n", end="", flush=True, file=stream)
 
 
@@ -92,29 +92,31 @@ def say_error(stage: str, message: str) -> None:
     """Print the error of a stage to standard error; in a pod each sentence begins on a new line."""
     text = f"error: {stage}: {message}"
     if CLUSTER_VARIABLE in os.environ:
-        text = re.sub(r"(?<=[.;]) (?=\S)", f"\n{_GOES_ON}", text)
+        text = re.sub(r"(?<=[.;]) (?=\S)", f"\n{_WORD_INDENT}", text)
     say_line(text, sys.stderr)
 
 
 def fitted(text: str) -> str:
     """Return a text as this process prints it: in a pod with lines of at most 72 characters, otherwise unchanged."""
-    lines = text.split("\n")
-    return "\n".join(piece for line in lines for piece in _pieces(line)) if CLUSTER_VARIABLE in os.environ else text
+    if CLUSTER_VARIABLE not in os.environ:
+        return text
+    return "\n".join(piece for line in text.split("\n") for piece in _pieces(line))
 
 
 def unwrapped(text: str) -> str:
-    """Return the output of a pod without the wrapping."""
-    return re.sub(rf"\n{_CUT}(?=\S)", "", re.sub(rf"\n{_GOES_ON}(?=\S)", " ", text))
+    """Return the output of a pod with wrapped lines joined again."""
+    return re.sub(rf"\n{_CUT_INDENT}(?=\S)", "", re.sub(rf"\n{_WORD_INDENT}(?=\S)", " ", text))
 
 
 def _pieces(line: str) -> Iterator[str]:
+    """Yield the lines into which a line is wrapped: at spaces, or inside of words that are too long."""
     while len(line) > _COLUMNS:
         indent = len(line) - len(line.lstrip())
         space = line.rfind(" ", indent + 1, _COLUMNS + 1)
         is_cut = space < 0
         end = _COLUMNS if is_cut else space
         yield line[:end].rstrip()
-        line = _CUT + line[end:] if is_cut else _GOES_ON + line[end:].lstrip()
+        line = _CUT_INDENT + line[end:] if is_cut else _WORD_INDENT + line[end:].lstrip()
     yield line
 
 

@@ -2,8 +2,8 @@
 
 <root>/<stage>/<key>.json    a record of the work with this key: its fingerprint, and every copy of its outputs
 
-Work is the same if settings, inputs and code (which make the key), the lock of packages and all files from outside the
-graph are the same. Its outputs are reused, as hard links, if every byte is unchanged: reading them takes seconds.
+Two runs do the same work if settings, inputs and code (which determine the key), requirements.lock and all files from
+outside the graph are equal. Outputs are reused, as hard links, after every byte is verified: that takes seconds.
 """
 
 import os
@@ -31,9 +31,9 @@ class Result(BaseModel):
     run: str
     """Name of the run that computed it."""
     outputs: dict[str, Path]
-    """Folder of each output; in the record relative to its file, so that both can be moved together."""
+    """Folder of each output; in the record's file relative to that file, so that both can be moved together."""
     digests: dict[str, str]
-    """Digests of the outputs."""
+    """Digest of each output."""
     seconds: float
     metrics: dict[str, float]
 
@@ -45,7 +45,7 @@ class Result(BaseModel):
         return cls(run=run, outputs=paths, digests=digests, seconds=seconds, metrics=dict(metrics))
 
     def is_in(self, outputs: Mapping[str, Path]) -> bool:
-        """Return whether these are the folders of its outputs."""
+        """Return whether the outputs are in these folders."""
         return self.outputs == {name: path.resolve() for name, path in outputs.items()}
 
 
@@ -63,31 +63,33 @@ class Record:
     def find(
         self, outputs: Mapping[str, Path], *, in_place: bool = False, known: Collection[Result] | None = None
     ) -> Result | None:
-        """Return the newest result that can be reused, or None. A damaged one is named.
+        """Return the newest result that can be reused, or None. A damaged one is reported.
 
-        With `in_place` only a result in these very folders counts, and none of the `known` ones ever does. Files from
-        outside the graph are compared only without either: for results of earlier runs, not for one of an earlier
-        attempt of this run, or of a concurrent run.
+        With `in_place`, it is the result of an earlier attempt of this run, in the same folders; with `known`, of a
+        concurrent run, which is not among the `known` ones; otherwise of an earlier run, whose files from outside the
+        graph must be unchanged.
         """
         for each in self.results():
-            fits = each.is_in(outputs) if in_place else each.outputs.keys() == outputs.keys()
-            is_of_now = in_place or known is not None
-            if not fits or each in (known or ()) or (made_by_of(each) is None if is_of_now else changed(each)):
-                continue
-            damage = damaged(each)
-            if not damage:
-                return each
-            say(self.stage, f"{damage}; it is not used")
+            if in_place:
+                can_reuse = each.is_in(outputs) and _lineage_of(each) is not None
+            elif known is not None:
+                can_reuse = each not in known and _lineage_of(each) is not None
+            else:
+                can_reuse = not changed(each)
+            if can_reuse:
+                damage = damaged(each)
+                if not damage:
+                    return each
+                say(self.stage, f"{damage}; it is not used")
         return None
 
     def add(self, result: Result) -> None:
-        """Record a result; results whose outputs are gone are dropped."""
-        others = [each for each in self.results() if each.outputs != result.outputs and made_by_of(each)]
+        """Record a result; results whose outputs are gone or overwritten are dropped."""
+        others = [each for each in self.results() if each.outputs != result.outputs and _lineage_of(each)]
         values = [each.model_dump(mode="json") for each in (result, *others)]
+        folder = self._path.parent.resolve()
         for each in values:
-            each["outputs"] = {
-                name: os.path.relpath(path, self._path.parent.resolve()) for name, path in each["outputs"].items()
-            }
+            each["outputs"] = {name: os.path.relpath(path, folder) for name, path in each["outputs"].items()}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         partial = self._path.with_name(f".{self._path.name}.partial")
         jsonl.write_json(partial, {"fingerprint": self.fingerprint, "results": values})
@@ -95,7 +97,7 @@ class Record:
 
 
 def read_record(path: Path) -> tuple[Fingerprint, list[Result]]:
-    """Return fingerprint and results of a record; empty if it is missing, damaged or of another version."""
+    """Return fingerprint and results in a record's file; both empty if it is missing, damaged or of another version."""
     with suppress(PipelineError, ValidationError, KeyError, TypeError):
         content = jsonl.read_json(path)
         results = [Result.model_validate(each) for each in content["results"]]
@@ -108,12 +110,11 @@ def read_record(path: Path) -> tuple[Fingerprint, list[Result]]:
 
 
 def changed(result: Result) -> str:
-    """Return what has changed besides settings, inputs and code, for people; empty if the result can be reused.
+    """Return what has changed besides settings, inputs and code, for people; empty if nothing has.
 
-    Data from other repositories always count as changed: they are fetched again, and the outputs decide whether later
-    stages are reused.
+    Data from other repositories always count as changed, so that they are fetched again.
     """
-    made_by = made_by_of(result)
+    made_by = _lineage_of(result)
     if made_by is None:
         return f"the outputs of {result.run} are gone"
     environment = made_by.environment()
@@ -123,17 +124,17 @@ def changed(result: Result) -> str:
     return next((name for name, material in materials if not _is_unchanged(name, material)), "")
 
 
-def made_by_of(result: Result) -> Lineage | None:
-    """Return the lineage of a result; None if an output is gone."""
+def _lineage_of(result: Result) -> Lineage | None:
+    """Return the lineage that the outputs of a result share; None if an output is gone or damaged."""
     try:
-        every = [lineage.read(path) for path in result.outputs.values()]
+        lineages = [lineage.read(path) for path in result.outputs.values()]
     except PipelineError:
         return None
-    return every[0] if every and None not in every else None
+    return None if None in lineages else lineages[0]
 
 
 def damaged(result: Result) -> str:
-    """Return which output has changed, after reading every byte; empty if none has."""
+    """Return a message about the first output that has changed, after reading every byte; empty if none has."""
     for name, path in result.outputs.items():
         if lineage.digest(path) != result.digests[name]:
             return f"{path}: has changed since {result.run} made it"
@@ -143,11 +144,11 @@ def damaged(result: Result) -> str:
 def _is_unchanged(name: str, material: Material) -> bool:
     """Return whether a file or model from outside the graph is still the one that a stage read."""
     try:
-        if material.sha256 is None:
+        if material.sha256 is None:  # a model of the hub, whose cache has a folder for each commit
             return model_file(name, "config.json").parent.name == material.commit
         if material.repository is not None:
             return False
-        if ":" in name:  # a reward or an environment of the user's
+        if ":" in name:  # a custom reward or environment
             return own_code_materials([name]).get(name) == material
         return lineage.digest(Path(local_model(name))) == material.sha256
     except PipelineError:

@@ -1,12 +1,11 @@
 """The step contract: how every stage is declared and run, from the command line, by DVC and by Kubeflow.
 
 A stage is a function from folders to folders, `(config, *, <input>=..., <output>=..., work=...) -> metrics`, declared
-as a `Stage` beside it. Outputs are written to hidden folders and renamed when the stage is done, so a killed or failed
-stage leaves no incomplete result. A stage of hours also has a `work` folder for checkpoints, from which the next run of
-the same work resumes.
+as a `Stage` next to it. Outputs are written to hidden folders and renamed when the stage is done, so a killed or failed
+stage leaves no incomplete result. A stage that takes hours also has a `work` folder for checkpoints, from which the
+next run of the same work resumes.
 
-A task in a pod of Kubeflow Pipelines sets its umask, as Argo's is 0, and retries temporary failures: Kubeflow 2.16
-retries all failures, 2.17 only lost pods.
+A task in a pod of Kubeflow Pipelines retries temporary failures: Kubeflow 2.16 retries all, 2.17 only lost pods.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from components.shared.errors import PipelineError, RetryableError, explain, rai
 from components.shared.execution import current_environment
 from components.shared.images import LIGHT
 from components.shared.journal import log_event, run_name
-from components.shared.lineage import Lineage, Material, fingerprint
+from components.shared.lineage import Lineage, Material
 from components.shared.model import require_unchanged, resolve_reference
 from components.shared.progress import say, say_error, say_line
 from components.shared.results import Record, Result
@@ -46,16 +45,16 @@ _Result = TypeVar("_Result")
 
 
 class Reuse(StrEnum):
-    """Which results of the same work a run reuses, and whether its own result is recorded for reuse."""
+    """Which earlier results of the same work a run may reuse, and whether its own result is recorded for reuse."""
 
     NONE = "none"
-    """None; its result is recorded only for runs that wait for it, as there may be no folder for records."""
+    """No result; its own is recorded only with a work folder, for runs that wait for it."""
     FRESH = "fresh"
-    """None; its result is recorded."""
+    """No result; its own is recorded."""
     IN_PLACE = "in place"
-    """Those in its own output folders, from an earlier attempt; its result is recorded."""
+    """A result in its own output folders, from an earlier attempt; its own is recorded."""
     ANY = "any"
-    """All; its result is recorded."""
+    """Any result; its own is recorded."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Stage:
     name: str
     """Its section in the params file, and its package: `python -m components.<name>`."""
     function: Callable[..., dict[str, float]]
-    """Takes the config and each folder by its name, fills the outputs and returns the stage's metrics."""
+    """Takes the config and each folder as a keyword argument, fills the outputs and returns the stage's metrics."""
     config: type[Config]
     inputs: Mapping[str, str]
     """Folders that the function reads, and the stage and output that each comes from: `train_sft/reference`."""
@@ -80,7 +79,7 @@ class Stage:
     materials: Callable[[Any, Mapping[str, Path]], Mapping[str, Material]] = lambda config, outputs: {}
     """Takes the config and the filled outputs, and returns what the function read from outside the graph."""
     sources: Callable[[Any], Mapping[str, Material]] = lambda config: {}
-    """The same as far as the config alone determines it. Unfinished work is resumed only if these are unchanged."""
+    """Like `materials`, for those that the config alone determines; if one changes, unfinished work is not resumed."""
 
 
 def main(stage: Stage) -> None:
@@ -93,19 +92,21 @@ def main(stage: Stage) -> None:
         for name in names:
             parser.add_argument(f"--{name.replace('_', '-')}", type=Path, required=True, help=f"{kind} folder")
     options = vars(parser.parse_args())
-    params, reuse = options.pop("params"), Reuse.FRESH if options.pop("fresh") else Reuse.ANY
+    params = options.pop("params")
+    reuse = Reuse.FRESH if options.pop("fresh") else Reuse.ANY
     with exit_on_error(stage.name):
         run(stage, load_section(params, stage.name, stage.config), options, reuse=reuse)
 
 
 def keep_files_in_group() -> None:
-    """Make new files writable for the group, which is 0 in all pods of a run, and readable for others."""
+    """Make new files writable for the group, which is 0 in all pods of a run, but not for others: Argo's umask is 0."""
     os.umask(0o002)
 
 
 def with_retries(name: str, attempt: Callable[[], _Result], sleep: Callable[[float], None] = time.sleep) -> _Result:
     """Return the result of `attempt`; in a pod of Kubeflow, retry twice after a temporary failure."""
-    for pause_s in PAUSES_S if POD_VARIABLE in os.environ else ():
+    pauses_s = PAUSES_S if POD_VARIABLE in os.environ else ()
+    for pause_s in pauses_s:
         try:
             return attempt()
         except Exception as error:
@@ -131,56 +132,57 @@ def run(
 
     An input that is a reference to a model is replaced by that model. Unfinished work and records of finished work are
     below `work_root`, by default outputs/work. If another run is doing the same work, this one waits and takes its
-    result; `owner` names this run to others. If another run overtakes this one in a queue, this one starts again, with
-    the results that were `known` at its first start.
+    result; `owner` names this run to others. If another run overtakes this one in a queue, this one starts again;
+    `known` are then the results that were recorded before its first start.
     """
     limit_spin()
     outputs = {name: folders[name] for name in stage.outputs}
     inputs = _checked_inputs(stage, folders)
     started, started_at = time.monotonic(), datetime.now(UTC)
-    current_environment()
+    current_environment()  # cached: before the stage imports libraries, which change it
     log_event(stage.name, "started", outputs=outputs)
-    made_by = _described(stage, config, folders, inputs)
-    root = work_root or Path(os.environ.get(WORK_VARIABLE) or WORK)
+    described = _describe(stage, config, folders, inputs)
+    digests = {name: each.digest for name, each in described.work.inputs.items()}
     sources = stage.sources(config)
-    digests = {name: each.digest for name, each in made_by.work.inputs.items()}
-    same_work = fingerprint(stage.name, config, digests, sources)
-    record = Record(root, stage.name, same_work)
-    is_overtaken, known = known is not None, record.results() if known is None else known
+    fingerprint = lineage.fingerprint(stage.name, config, digests, sources)
+    root = work_root or Path(os.environ.get(WORK_VARIABLE) or WORK)
+    record = Record(root, stage.name, fingerprint)
+    was_overtaken = known is not None
+    known = record.results() if known is None else known
     if reuse in (Reuse.IN_PLACE, Reuse.ANY) and not stage.never_reused:
         earlier = record.find(outputs, in_place=reuse is Reuse.IN_PLACE)
         if earlier:
-            return _take(earlier, record, outputs, made_by)
-    verdict: PipelineError | None = None
-    lock = locked_work(root, stage.name, same_work, owner) if stage.has_work else nullcontext()
+            return _reuse(earlier, record, outputs, described)
+    lock = locked_work(root, stage.name, fingerprint, owner) if stage.has_work else nullcontext()
     try:
         with lock as work:
-            others = record.find(outputs, known=known) if work and (work.waited or is_overtaken) else None
-            if others:
-                return _take(others, record, outputs, made_by)
-            work_folder = {"work": _begin(work, made_by)} if work else {}
+            may_be_finished = work is not None and (work.has_waited or was_overtaken)
+            concurrent = record.find(outputs, known=known) if may_be_finished else None
+            if concurrent:
+                return _reuse(concurrent, record, outputs, described)
+            work_folder = {"work": _begin(work, described)} if work else {}
             with _partial_outputs(outputs, *work_folder.values()) as partial:
                 metrics, verdict = _call(stage, config, {**inputs, **partial, **work_folder})
                 materials = {**sources, **stage.materials(config, partial)}
-                made_by = lineage.complete(made_by, materials, started_at, work_folder.get("work"))
+                made_by = lineage.complete(described, materials, started_at, work_folder.get("work"))
                 for folder in partial.values():
                     lineage.write(folder, made_by)
             seconds = round(time.monotonic() - started, 3)
             is_recorded = stage.has_work or (reuse is not Reuse.NONE and not stage.never_reused)
             if is_recorded and not verdict:
-                by = owner or run_name() or os.path.relpath(next(iter(outputs.values())).parent)
-                record.add(Result.of(by, outputs, seconds=seconds, metrics=metrics))
+                name = owner or run_name() or os.path.relpath(next(iter(outputs.values())).parent)
+                record.add(Result.of(name, outputs, seconds=seconds, metrics=metrics))
     except OvertakenError:
         say(stage.name, "another run of the same work was admitted first: this one leaves the queue for its result")
         return run(stage, config, folders, work_root=work_root, owner=owner, reuse=reuse, known=known)
-    if verdict:
+    if verdict:  # the work is done: raised inside the block it would keep the folder of unfinished work
         raise verdict
     log_event(stage.name, "finished", seconds=seconds, metrics=metrics)
     return metrics
 
 
 def _call(stage: Stage, config: Config, folders: Mapping[str, Path]) -> tuple[dict[str, float], PipelineError | None]:
-    """Return the metrics of a stage's function, or its verdict, an error that keeps the outputs."""
+    """Return the metrics of a stage's function, and its verdict: an error that keeps the outputs, or None."""
     try:
         return stage.function(config, **folders), None
     except PipelineError as error:
@@ -189,11 +191,19 @@ def _call(stage: Stage, config: Config, folders: Mapping[str, Path]) -> tuple[di
         return {}, error
 
 
-def _begin(work: WorkFolder, made_by: Lineage) -> Path:
-    """Prepare a folder of unfinished work, and write its path into the journal, for those who watch the run."""
+def _describe(stage: Stage, config: Config, folders: Mapping[str, Path], inputs: Mapping[str, Path]) -> Lineage:
+    """Return the lineage of the outputs to be made; PipelineError if an input refers to a model that has changed."""
+    described = lineage.describe(stage.name, config.model_dump(mode="json"), inputs)
+    for name in stage.inputs:
+        require_unchanged(folders[name], described.work.inputs[name].digest)
+    return described
+
+
+def _begin(work: WorkFolder, described: Lineage) -> Path:
+    """Prepare and return a folder of unfinished work; log its path, so that `grpo-pipeline` can watch the run."""
 
     def begin() -> None:
-        lineage.write(work.folder, made_by)
+        lineage.write(work.folder, described)
         live.begin(work.folder, work.stage)
 
     begin()
@@ -202,27 +212,19 @@ def _begin(work: WorkFolder, made_by: Lineage) -> Path:
     return work.folder
 
 
-def _described(stage: Stage, config: Config, folders: Mapping[str, Path], inputs: Mapping[str, Path]) -> Lineage:
-    """Return the lineage of the outputs to be made; PipelineError if an input refers to a model that has changed."""
-    made_by = lineage.describe(stage.name, config.model_dump(mode="json"), inputs)
-    for name in stage.inputs:
-        require_unchanged(folders[name], made_by.work.inputs[name].digest)
-    return made_by
-
-
-def _take(earlier: Result, record: Record, outputs: Mapping[str, Path], made_by: Lineage) -> dict[str, float]:
+def _reuse(earlier: Result, record: Record, outputs: Mapping[str, Path], described: Lineage) -> dict[str, float]:
     """Publish the outputs of an earlier result as this run's, and return their metrics."""
     if not earlier.is_in(outputs):
         with _partial_outputs(outputs) as partial:
             for name, path in partial.items():
-                made = earlier.outputs[name]
-                shutil.copytree(made, path, copy_function=durable.link_or_copy, dirs_exist_ok=True)
+                source = earlier.outputs[name]
+                shutil.copytree(source, path, copy_function=durable.link_or_copy, dirs_exist_ok=True)
                 before = lineage.read(path)
                 assert before is not None
-                taken = lineage.taken(made_by, before)
-                if taken != before:
+                after = lineage.of_reused_outputs(before, described)
+                if after != before:
                     (path / lineage.FILE_NAME).unlink()  # a hard link to the original
-                    lineage.write(path, taken)
+                    lineage.write(path, after)
         record.add(earlier.model_copy(update={"outputs": {name: path.resolve() for name, path in outputs.items()}}))
     say_line(f"{record.stage}: unchanged: from {earlier.run}")
     finished = earlier.model_dump(include={"seconds", "metrics"})
@@ -231,7 +233,7 @@ def _take(earlier: Result, record: Record, outputs: Mapping[str, Path], made_by:
 
 
 def _checked_inputs(stage: Stage, folders: Mapping[str, Path]) -> dict[str, Path]:
-    """Return the inputs, with references to models resolved, once inputs and outputs can be used."""
+    """Return the inputs with references to models resolved; PipelineError if an input or an output cannot be used."""
     for key in stage.inputs:
         if not folders[key].is_dir():
             where = f"{stage.name}: input `{key}`: {folders[key]}"
@@ -253,7 +255,7 @@ def _checked_inputs(stage: Stage, folders: Mapping[str, Path]) -> dict[str, Path
 
 @contextmanager
 def _partial_outputs(outputs: Mapping[str, Path], *work: Path) -> Iterator[dict[str, Path]]:
-    """Yield empty folders next to the outputs, which replace the outputs on success and are removed on failure."""
+    """Yield an empty folder for each output, which replaces the output on success and is removed on failure."""
     partial = {name: path.with_name(f".{path.name}.partial") for name, path in outputs.items()}
     try:
         for folder in partial.values():
@@ -265,7 +267,7 @@ def _partial_outputs(outputs: Mapping[str, Path], *work: Path) -> Iterator[dict[
         for name, path in outputs.items():
             durable.replace(path, partial[name])
     except Exception as error:
-        folders = filter(Path.is_dir, [*partial.values(), *work, Path(gettempdir())])
+        folders = filter(Path.is_dir, [*partial.values(), *work, Path(gettempdir())])  # any of them may be full
         fullest = min(folders, key=lambda folder: shutil.disk_usage(folder).free)
         path = Path(getattr(error, "filename", None) or fullest)
         raise_if_disk_is_full(error, path, f"{durable.size(fullest):,} bytes are in {fullest} so far")
@@ -277,9 +279,9 @@ def _partial_outputs(outputs: Mapping[str, Path], *work: Path) -> Iterator[dict[
 
 @contextmanager
 def exit_on_error(name: str) -> Iterator[None]:
-    """Turn errors for people into a line on standard error and their exit code.
+    """Print an error for people as one line on standard error, and exit with its exit code.
 
-    In a pod, whose log is all that people see, other errors end with such a line as well.
+    In a pod, whose log is all that people see, other errors are printed like this after their traceback.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """Statistics of right and wrong answers: intervals, and the paired comparison of two models on the same problems.
 
-Score intervals (Wilson's of one model, Tango's of a pair) are used throughout instead of normal ones: they stay inside
-their range and keep their coverage near 0 and 1, where small test sets and good models are.
+Score intervals (Wilson's for one model, Tango's for a pair) are used throughout instead of normal ones: they stay
+inside their range and keep their coverage near 0 and 1, where small test sets and good models are.
 """
 
 import math
@@ -21,7 +21,7 @@ _BISECTIONS = 40
 def wilson_interval(correct: float, total: float) -> Interval:
     """Return the 95 % score interval of a proportion (Wilson 1927), without continuity correction.
 
-    scipy's takes whole numbers of problems; an effective number of them (see `mean_interval`) may be a fraction.
+    Unlike scipy's, it takes fractions: `mean_interval` passes an effective number of problems.
     """
     z_squared = NormalDist().inv_cdf(1 - _TAIL) ** 2
     proportion = correct / total
@@ -43,21 +43,22 @@ def score(correct: int, total: int) -> dict[str, Any]:
 def mean_interval(means: Sequence[float], num_answers: float = math.inf) -> Interval:
     """Return the 95 % interval of the mean over problems of per-problem means in [0, 1].
 
-    Samples of one problem are correlated, so problems are what counts: the variance between them gives the effective
-    number of independent answers, and Wilson's interval is taken with that number. One answer per problem gives
-    `wilson_interval` itself. `num_answers`, of all problems, is the most that this number can be: near 0 and 1, where
-    few problems differ from the others, their variance says too little.
+    Answers to one problem are correlated. So it is Wilson's interval for the effective number of independent answers,
+    which the variance between problems gives (one answer per problem: the number of problems). It is at most the number
+    of all answers, `num_answers`: near 0 and 1, where few problems differ from the others, the variance is unreliable.
     """
     mean = fmean(means)
     variance = pvariance(means, mean)
-    # Without variance each problem counts as one answer.
-    effective_total = min(len(means) * mean * (1 - mean) / variance, num_answers) if variance > 0 else len(means)
-    return wilson_interval(min(mean * effective_total, effective_total), effective_total)
+    effective_total: float = len(means)  # without variance each problem counts as one answer
+    if variance > 0:
+        effective_total = min(len(means) * mean * (1 - mean) / variance, num_answers)
+    correct = min(mean * effective_total, effective_total)  # a mean of 1 can be rounded up
+    return wilson_interval(correct, effective_total)
 
 
 @dataclass(frozen=True)
 class PairedCounts:
-    """Numbers of problems that both models, only the first, only the second and neither got right."""
+    """Numbers of problems that both models, only the first, only the second, and neither answered right."""
 
     both: int
     only_first: int
@@ -71,13 +72,8 @@ class PairedCounts:
 
     @property
     def gain(self) -> float:
-        """Accuracy of the second model minus that of the first; 0 without a problem."""
+        """Accuracy of the second model minus that of the first; 0 without problems."""
         return (self.only_second - self.only_first) / self.total if self.total else 0.0
-
-    @property
-    def swapped(self) -> "PairedCounts":
-        """The same problems with the models in the other order."""
-        return PairedCounts(self.both, self.only_second, self.only_first, self.neither)
 
     @staticmethod
     def of(pairs: Iterable[tuple[bool, bool]]) -> "PairedCounts":
@@ -87,9 +83,10 @@ class PairedCounts:
 
 
 def mcnemar_p(counts: PairedCounts) -> float:
-    """Return the one-sided p-value of the exact McNemar test that the second model is not right more often.
+    """Return the one-sided p-value of the exact McNemar test, whose hypothesis is that the second model is not better.
 
-    Only problems that exactly one of them gets right count; under the hypothesis each is a fair coin at best.
+    Only problems that exactly one model answers right count: by the hypothesis, each is the second one's with a
+    probability of at most 1/2.
     """
     return _binomial_tail(counts.only_second, counts.only_first + counts.only_second, 0.5)
 
@@ -98,18 +95,18 @@ def paired_gain_p(counts: PairedCounts, gain: float) -> float:
     """Return the one-sided p-value of the hypothesis that the true gain is at most `gain`, a number in (-1, 1).
 
     Tango's score test for paired proportions (Statistics in Medicine 17, 1998, p. 891), with a continuity correction
-    of one problem, which at a gain of 0 is that of McNemar's test. Without it the test rejects more often than it may
-    where few problems are discordant; and so it would where nearly all of them are gained, were the exact p-value for
-    the case that all are not a lower limit.
+    of one problem, which at a gain of 0 is that of McNemar's test. Without the correction, it would reject too often if
+    few problems are discordant. It would also do so if nearly all are gained: the exact p-value for the hypothesis that
+    no problem is lost is therefore a lower limit.
     """
     total, first, second = counts.total, counts.only_first, counts.only_second
     if not total:
         return 1.0
-    # The likeliest fraction of problems that only the first model gets right, if `gain` is true.
+    # The maximum-likelihood fraction of problems that only the first model answers right, given `gain`.
     linear = (2 * total - second + first) * gain - first - second
     root = math.sqrt(max(0.0, linear**2 + 8 * total * first * gain * (1 - gain)))
-    only_first = (root - linear) / (4 * total)
-    variance = total * (2 * only_first + gain * (1 - gain))
+    first_fraction = (root - linear) / (4 * total)
+    variance = total * (2 * first_fraction + gain * (1 - gain))
     excess = second - first - 1 - total * gain
     if variance <= 0:
         return 1.0
@@ -118,7 +115,7 @@ def paired_gain_p(counts: PairedCounts, gain: float) -> float:
 
 
 def _binomial_tail(successes: int, trials: int, probability: float) -> float:
-    """The probability of that many successes or more."""
+    """Return the probability of at least that many successes."""
     from scipy.special import bdtrc
 
     return float(bdtrc(successes - 1, trials, probability)) if successes > 0 else 1.0
@@ -129,24 +126,28 @@ def paired_gain_bound(counts: PairedCounts, level: float) -> float:
     low, high = -1.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        low, high = (middle, high) if paired_gain_p(counts, middle) <= level else (low, middle)
+        if paired_gain_p(counts, middle) <= level:
+            low = middle
+        else:
+            high = middle
     return low
 
 
 def paired_gain_interval(counts: PairedCounts) -> Interval:
-    """Return the 95 % interval of the gain between the lower bounds of either model over the other."""
-    return paired_gain_bound(counts, _TAIL), -paired_gain_bound(counts.swapped, _TAIL)
+    """Return the 95 % interval of the gain: from its lower bound to minus that with the models swapped."""
+    swapped = PairedCounts(counts.both, counts.only_second, counts.only_first, counts.neither)
+    return paired_gain_bound(counts, _TAIL), -paired_gain_bound(swapped, _TAIL)
 
 
 def holm_levels(p_values: Mapping[str, float], level: float) -> dict[str, float]:
-    """Return the level at which Holm's step-down procedure tests each of several hypotheses, 0 for what it leaves out.
+    """Return the level at which Holm's step-down procedure tests each of several hypotheses, 0 for untested ones.
 
-    The smallest p-value is compared with the level divided by their number, the next with the level divided by one
-    less, until one is above (Scandinavian Journal of Statistics 6, 1979, p. 65).
+    The smallest of n p-values is compared with level / n, the next with level / (n - 1) and so on, until one is above
+    its level: the others are not tested (Scandinavian Journal of Statistics 6, 1979, p. 65).
     """
-    levels: dict[str, float] = {}
-    is_open = True
-    for rank, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
-        levels[name] = level / (len(p_values) - rank) if is_open else 0.0
-        is_open = is_open and p_values[name] <= levels[name]
+    levels = dict.fromkeys(sorted(p_values, key=p_values.__getitem__), 0.0)
+    for rank, name in enumerate(levels):
+        levels[name] = level / (len(p_values) - rank)
+        if p_values[name] > levels[name]:
+            break
     return levels

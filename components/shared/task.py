@@ -63,7 +63,7 @@ def run_task(
 
 
 class StageFolders:
-    """The folders of a stage of a run on the volume."""
+    """The folders of one stage of one run on the volume."""
 
     def __init__(self, mount: Path, run_id: str, stage: Stage) -> None:
         if not mount.is_dir():
@@ -77,14 +77,15 @@ class StageFolders:
         """Run the stage, unless an earlier attempt of the run has finished it, and pass its outputs on."""
         paths = {name: self.input(Path(path)) for name, path in inputs.items()}
         on_volume = {**paths, **{name: self.own / name for name in self._stage.outputs}}
-        work, owner = self._mount / "grpo-pipeline" / "work", f"run {os.environ.get(RUN_NAME_VARIABLE) or self._run_id}"
+        work = self._mount / "grpo-pipeline" / "work"
+        owner = f"run {os.environ.get(RUN_NAME_VARIABLE) or self._run_id}"
         metrics = run(self._stage, config, on_volume, work_root=work, owner=owner, reuse=Reuse.IN_PLACE)
         passed_on = self.pass_on()
         shutil.copytree(passed_on, artifact, dirs_exist_ok=True)
         return TaskResult(metrics, str(passed_on), {name: str(path) for name, path in paths.items()})
 
     def input(self, path: Path) -> Path:
-        """Return an input that is on the volume, or refers to a model there; otherwise a copy of it there."""
+        """Return `path` if it is on the volume or refers to a model there, otherwise a copy of it on the volume."""
         if resolve_reference(path).resolve().is_relative_to(self._mount.resolve()):
             return path
         copy = self._run / "inputs" / lineage.digest(path)[:16]
@@ -100,7 +101,7 @@ class StageFolders:
         return copy
 
     def pass_on(self) -> Path:
-        """Return the folder that other tasks read, with each output: a model by reference, anything else as a copy."""
+        """Fill and return the folder that other tasks read: references to models, copies of all other outputs."""
         folder = self.own / "passed_on"
         durable.remove(folder)
         with durable.new_folder(folder) as partial:

@@ -12,9 +12,9 @@ from components.shared.problem import Problem, Split
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 _PRINTABLE_ASCII = [chr(code) for code in range(32, 127)]
 _NUMBERS = Regex(r"\d+| ?[A-Za-z]+[.,?]?|[\s\S]")
-"""Whole words and whole numbers: half the tokens of characters, and sums become a table a tiny model can learn."""
+"""Whole words and whole numbers: half as many tokens as characters, and a tiny model can learn sums as a table."""
 _DIGITS = Regex(r"\d|`{3}[a-z]*|#{4} | ?[A-Za-z]+[.,?]?|[\s\S]")
-"""Whole words, single digits, and the marks around calls and answers: numbers of any length can be copied."""
+"""Whole words, single digits, and the marks around calls and answers: the model can copy numbers of any length."""
 
 
 def tokenizer_for(model: ModelConfig, problems: Iterable[Problem]) -> Tokenizer:
@@ -28,22 +28,22 @@ def tokenizer_for(model: ModelConfig, problems: Iterable[Problem]) -> Tokenizer:
 
 
 def token_lengths(model: ModelConfig, problems: Sequence[Problem]) -> tuple[list[int], list[int]]:
-    """Return the tokens of each problem's prompt, and of its solution as a response, without the end token."""
+    """Return the number of tokens of each problem's prompt, and of its solution as a response without the end token."""
     if not problems:
         return [], []
     train = [problem for problem in problems if problem.split == Split.TRAIN]
     tokenizer, form = tokenizer_for(model, train or problems), prompt_format(model)
     prompts = [form.prompt(problem.question, problem.source, problem.earlier) for problem in problems]
-    responses = [
-        "".join(text for text, _ in form.response_parts(problem)) if problem.solution else "" for problem in problems
-    ]
-    # Prompts begin with the tokenizer's first special token, if it has one, unless a chat template adds it.
+    parts = [form.response_parts(problem) if problem.solution else [] for problem in problems]
+    responses = ["".join(text for text, _ in each) for each in parts]
+    # Plain prompts begin with the tokenizer's first special token, if it has one; a chat template writes it itself.
     encoded = tokenizer.encode_batch(prompts, add_special_tokens=form.template is None)
     answered = tokenizer.encode_batch(responses, add_special_tokens=False)
     return [len(each.ids) for each in encoded], [len(each.ids) for each in answered]
 
 
 def _read(base: str) -> Tokenizer:
+    """Return the tokenizer of a model in a folder or on the hub."""
     path = model_file(base, TOKENIZER_FILE)
     try:
         return Tokenizer.from_file(str(path))
@@ -52,29 +52,30 @@ def _read(base: str) -> Tokenizer:
 
 
 def _words(texts: list[str], pattern: Regex) -> Tokenizer:
-    pieces = pre_tokenizers.Split(pattern, "isolated")
-    numbers = {str(number) for number in range(100)} if pattern is _NUMBERS else set()
-    in_texts = {piece for text in texts for piece, _ in pieces.pre_tokenize_str(text)}
-    known = sorted(in_texts | set(_PRINTABLE_ASCII) | {"\n"} | numbers)
-    vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNKNOWN, *known])}
+    """Return a tokenizer whose vocabulary is every match of the pattern in the texts, and all characters of ASCII."""
+    splitter = pre_tokenizers.Split(pattern, "isolated")
+    words = {word for text in texts for word, _ in splitter.pre_tokenize_str(text)}
+    words |= {*_PRINTABLE_ASCII, "\n"}
+    if pattern is _NUMBERS:
+        words |= {str(number) for number in range(100)}
+    vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNKNOWN, *sorted(words)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pieces
+    tokenizer.pre_tokenizer = splitter
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
 
 
 def _byte_pairs(texts: list[str], vocabulary_size: int) -> Tokenizer:
+    """Return a byte-level BPE tokenizer trained on the texts."""
     tokenizer = Tokenizer(models.BPE())
-    # Digits one by one: a small model cannot learn arithmetic on tokens that glue digits together.
+    # Digits one by one: a small model cannot learn arithmetic on tokens of several digits.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    special_tokens, alphabet = [PAD, EOS, UNKNOWN], pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        special_tokens=[PAD, EOS, UNKNOWN],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=vocabulary_size, special_tokens=special_tokens, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

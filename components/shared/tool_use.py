@@ -1,7 +1,7 @@
-"""Whether a model can use its tools, as its files show: its chat template, its tokenizer, the room for observations."""
+"""Whether a model can use its tools, as far as its chat template and its tokenizer show."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from components.shared.chat import PromptFormat, prompt_format
 from components.shared.errors import PipelineError
@@ -9,19 +9,19 @@ from components.shared.model import ModelConfig
 from components.shared.tokenizer import tokenizer_for
 from components.shared.tools import FUNCTIONS
 
-_T = TypeVar("_T")
-
 
 def wrong_tools(model: ModelConfig, key: str, coding: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each thing that is wrong with a model's tools, by their `key` in the params.
+    """Yield a line for each problem with a model's tools, which are set under `key` in the params.
 
-    A base model whose files cannot be read is reported elsewhere, and what they would show is left out. `coding` are
-    the sources whose problems are answered with code.
+    If the files of the base model cannot be read, which is reported elsewhere, checks that need them are left out.
+    `coding` are the sources whose problems are answered with code.
     """
     tools = model.tools
     if tools is None:
         return
-    form, call_format = _read(prompt_format, model), tools.call_format
+    form, call_format = None, tools.call_format
+    with suppress(PipelineError):
+        form = prompt_format(model)
     try:
         if form is not None:
             call_format = form.call_format
@@ -36,7 +36,8 @@ def wrong_tools(model: ModelConfig, key: str, coding: Sequence[str]) -> Iterator
             f"{key}.functions: are shown to a model that calls tools with tool_call, and the format is {call_format}; "
             f"leave them out, or set {key}.call_format: tool_call"
         )
-    for source in coding if call_format == "fenced" and tools.environment in FUNCTIONS else ():
+    calls_are_code = call_format == "fenced" and tools.environment in FUNCTIONS
+    for source in coding if calls_are_code else ():
         yield (
             f"{key}.call_format: is fenced, so that the code that answers a problem from {source} would call "
             f"{tools.environment}; set it to tool_call, for a model whose chat template shows tools"
@@ -44,18 +45,12 @@ def wrong_tools(model: ModelConfig, key: str, coding: Sequence[str]) -> Iterator
 
 
 def _require_observations(form: PromptFormat) -> None:
-    """Raise PipelineError where observations have no room, as far as the tokenizer is known."""
+    """Raise PipelineError if observations have no room; do nothing if the tokenizer is not known yet."""
     model = form.config
-    if model.scratch and model.scratch.vocabulary_size:  # it learns its vocabulary from the problems
+    if model.scratch and model.scratch.vocabulary_size:  # the tokenizer learns its vocabulary from the problems
         return
-    tokenizer = _read(lambda model: tokenizer_for(model, []), model)
-    if tokenizer is not None:
-        form.require_observations(lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))
-
-
-def _read(read: Callable[[ModelConfig], _T], model: ModelConfig) -> _T | None:
-    """What is read from the files of a base model; None where they cannot be read."""
     try:
-        return read(model)
+        tokenizer = tokenizer_for(model, [])
     except PipelineError:
-        return None
+        return
+    form.require_observations(lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))

@@ -28,10 +28,10 @@ _ACCEPTED = f'Write {{"name": NAME, "arguments": {{...}}}} between {_OPEN} and {
 _LABEL_IS_MISSING = "A block that calls a tool begins with three backticks and the name of the tool."
 _OUTPUT = re.compile(rf"(?<=\n{FENCE}\n)({FENCE}`*){OUTPUT}\n(?:.*?\n)??\1(?:\n|\Z)", re.DOTALL)
 _FENCES = re.compile(rf"^{FENCE}`*", re.MULTILINE)
-_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
+_CUSTOM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
 _MAX_SHOWN_CHARACTERS = 200
 _MAX_EXACT = 2**53
-"""Beyond it, not every whole number is a float."""
+"""Largest float below which floats represent every whole number exactly."""
 
 
 class CalculatorArguments(Config):
@@ -84,7 +84,7 @@ ARGUMENTS: Mapping[str, type[Config]] = {
     "search": SearchArguments,
     "feedback": FeedbackArguments,
 }
-"""The built-in environments."""
+"""The built-in environments, with the models of their arguments."""
 
 
 class FunctionArgument(Config):
@@ -110,11 +110,12 @@ class Function(Config):
 
     @property
     def json_schema(self) -> dict[str, Any]:
-        """The function as chat templates take it: a JSON schema in the form of OpenAI."""
-        properties = {
-            name: {"type": each.type, **({"description": each.description} if each.description else {})}
-            for name, each in self.arguments.items()
-        }
+        """The function as a JSON schema in OpenAI's form, which chat templates take."""
+        properties: dict[str, dict[str, str]] = {}
+        for name, each in self.arguments.items():
+            properties[name] = {"type": each.type}
+            if each.description:
+                properties[name]["description"] = each.description
         required = [name for name, each in self.arguments.items() if each.required]
         parameters = {"type": "object", "properties": properties, "required": required}
         function = {"name": self.name, "description": self.description, "parameters": parameters}
@@ -164,28 +165,30 @@ class ToolsConfig(Config):
 
     @field_validator("environment")
     @classmethod
-    def _is_known(cls, environment: str) -> str:
+    def _check_environment(cls, environment: str) -> str:
         if environment not in ARGUMENTS and not is_own(environment):
             raise ValueError(f"no such environment; accepted: {', '.join(ARGUMENTS)}, package.module:Class")
         return environment
 
     @field_validator("arguments")
     @classmethod
-    def _arguments_are_accepted(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    def _check_arguments(cls, arguments: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Validate the arguments of a built-in environment; for a custom one only make whole numbers ints."""
         accepted = ARGUMENTS.get(info.data.get("environment", ""))
         if accepted is None:
             return {name: _with_ints(value) for name, value in arguments.items()}
         names = list(accepted.model_fields)
-        if unknown := [name for name in arguments if name not in names]:
-            message = f"no such argument of {info.data['environment']}; accepted: {', '.join(names)}"
-            error = PydanticCustomError("value_error", message)
-            details = InitErrorDetails(type=error, loc=(unknown[0],), input={})
-            raise ValidationError.from_exception_data("arguments", [details])
+        for name in arguments:
+            if name not in names:  # a ValueError would not have the name of the argument in its location
+                message = f"no such argument of {info.data['environment']}; accepted: {', '.join(names)}"
+                error = PydanticCustomError("value_error", message)
+                details = InitErrorDetails(type=error, loc=(name,), input={})
+                raise ValidationError.from_exception_data("arguments", [details])
         # Kubeflow passes whole numbers as 3.0.
         return accepted.model_validate(arguments).model_dump(mode="json", exclude_unset=True)
 
     @model_validator(mode="after")
-    def _fits_the_environment(self) -> "ToolsConfig":
+    def _check_call_format(self) -> "ToolsConfig":
         if self.functions and self.environment in ARGUMENTS:
             raise ValueError(f"functions: {self.environment} has its own; leave them out")
         if self.environment == "feedback":
@@ -200,7 +203,7 @@ class ToolsConfig(Config):
 
     @property
     def max_environment_tokens(self) -> int:
-        """Maximum tokens of all answers of the environment in one trajectory."""
+        """Maximum tokens of all answers of the environment in one trajectory: none follows the last turn."""
         return (self.max_turns - 1) * self.max_observation_tokens
 
     @property
@@ -212,19 +215,19 @@ class ToolsConfig(Config):
 
 
 def is_own(environment: str) -> bool:
-    """Return whether an environment is a user's class, `package.module:Class`."""
-    return _OWN.fullmatch(environment) is not None
+    """Return whether an environment is a custom class, `package.module:Class`."""
+    return _CUSTOM.fullmatch(environment) is not None
 
 
 def environment_materials(tools: ToolsConfig | None) -> dict[str, Material]:
     """Return the files that an environment's answers depend on: its code or its documents."""
-    if tools is None:
-        return {}
-    if is_own(tools.environment):
+    if tools is not None and is_own(tools.environment):
         return own_code_materials([tools.environment])
-    if tools.environment != "search" or not (path := Path(tools.arguments["file"])).is_file():
-        return {}
-    return {str(path): Material(sha256=file_digest(path), size_bytes=path.stat().st_size)}
+    if tools is not None and tools.environment == "search":
+        path = Path(tools.arguments["file"])
+        if path.is_file():
+            return {str(path): Material(sha256=file_digest(path), size_bytes=path.stat().st_size)}
+    return {}
 
 
 def _with_ints(value: Any) -> Any:
@@ -233,11 +236,13 @@ def _with_ints(value: Any) -> Any:
         return {name: _with_ints(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_with_ints(each) for each in value]
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT else value
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _MAX_EXACT:
+        return int(value)
+    return value
 
 
 class CallError(ValueError):
-    """An invalid call; the message is for the model."""
+    """An invalid call of a tool; the message is for the model."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +264,7 @@ class Call:
     """Syntax error, for the model; empty if the call can be read."""
 
     def text(self, argument: str) -> str:
-        """Return the fenced block, or the argument of that name; CallError if there is no such text."""
+        """Return the fenced block, or the argument of that name; CallError if the argument is not a text."""
         if self.block is not None:
             return self.block
         value = self.arguments.get(argument)
@@ -272,20 +277,22 @@ def find_calls(text: str, call_format: CallFormat | None) -> list[Call]:
     """Return the calls of a turn, in order. Calls inside <think> are ignored.
 
     A fenced block is a call if nothing follows it: a turn has at most one. A call that cannot be read has an `error`.
-    Without a format both kinds are found, JSON first.
+    Without a format, fenced blocks count if there is no call in JSON.
     """
     answer = text.rpartition(_END_OF_THOUGHT)[2]
-    if _THOUGHT in answer:
+    if _THOUGHT in answer:  # the thought has not ended
         return []
-    calls = answer.split(_OPEN)[1:] if call_format in ("tool_call", None) else []
-    if calls or call_format not in ("fenced", None):
-        return [_read_json_call(each) for each in calls]
-    fenced = _fenced_call(answer)
+    if call_format in ("tool_call", None):
+        calls = [_json_call(each) for each in answer.split(_OPEN)[1:]]
+        if calls or call_format == "tool_call":
+            return calls
+    fenced = _fenced_call(answer) if call_format in ("fenced", None) else None
     return [fenced] if fenced else []
 
 
-def _read_json_call(rest: str) -> Call:
-    content, is_closed, _ = rest.partition(_CLOSE)
+def _json_call(text: str) -> Call:
+    """Return the call in the text after a `<tool_call>`."""
+    content, is_closed, _ = text.partition(_CLOSE)
     if not is_closed:
         return Call("", error=f"The call does not end with {_CLOSE}. {_ACCEPTED}")
     try:
@@ -300,39 +307,39 @@ def _read_json_call(rest: str) -> Call:
 
 
 def _fenced_call(answer: str) -> Call | None:
+    """Return the fenced block at the end of an answer as a call; None if the answer does not end in one."""
     lines = answer.rstrip().split("\n")
-    opening, blocks = None, []
+    last = len(lines) - 1
+    start: int | None = None
     for number, line in enumerate(lines):
-        if opening is None and line.startswith(FENCE):
-            opening = number
-        elif opening is not None and line.rstrip() == FENCE:
-            blocks.append((opening, number))
-            opening = None
-    if opening == len(lines) - 1 and lines[opening].rstrip() == FENCE:
+        if start is None and line.startswith(FENCE):
+            start = number
+        elif start is not None and line.rstrip() == FENCE:
+            if number == last:
+                label = lines[start].removeprefix(FENCE).strip()
+                block = "\n".join(lines[start + 1 : number])
+                return Call(label, block=block, error="" if label else _LABEL_IS_MISSING)
+            start = None
+    if start == last and lines[last].rstrip() == FENCE:  # a bare fence at the end, which closes no block
         return Call("", error=_LABEL_IS_MISSING)
-    if not blocks or blocks[-1][1] != len(lines) - 1:
-        return None
-    start, stop = blocks[-1]
-    label = lines[start].removeprefix(FENCE).strip()
-    return Call(label, block="\n".join(lines[start + 1 : stop]), error="" if label else _LABEL_IS_MISSING)
+    return None
 
 
 def as_fenced_output(text: str) -> str:
-    """Return the fenced block with which an environment answers a fenced call.
-
-    Its fence is longer than any fence in the text.
-    """
-    fence = max((f"{inner}`" for inner in _FENCES.findall(text)), key=len, default=FENCE)
+    """Return the block with which an environment answers a fenced call, with a fence longer than any in the text."""
+    inner = _FENCES.findall(text)
+    fence = max(inner, key=len) + "`" if inner else FENCE
     return f"{fence}{OUTPUT}\n{text}\n{fence}\n"
 
 
 def split_outputs(text: str) -> list[tuple[str, bool]]:
-    """Return a worked solution as parts, each with whether an environment wrote it: the output after a fenced call."""
+    """Return the non-empty parts of a solution as (part, is_output); an output is the block after a fenced call."""
     parts, start = [], 0
     for output in _OUTPUT.finditer(text):
         parts += [(text[start : output.start()], False), (output[0], True)]
         start = output.end()
-    return [(part, is_output) for part, is_output in (*parts, (text[start:], False)) if part]
+    parts.append((text[start:], False))
+    return [(part, is_output) for part, is_output in parts if part]
 
 
 def output_text(block: str) -> str:
@@ -342,17 +349,17 @@ def output_text(block: str) -> str:
 
 
 def as_tool_call(turn: str, functions: Mapping[str, Function]) -> str:
-    """Return a turn that ends in a fenced call with the call in JSON, the block as the first argument.
+    """Return a turn that ends in a fenced call with a call in JSON instead, the block as the first argument.
 
-    CallError if it calls none of the functions.
+    CallError if it does not call one of the functions.
     """
     call = next(iter(find_calls(turn, "fenced")), None)
     function = functions.get(call.name) if call else None
     if call is None or function is None or not function.arguments:
-        what = f'"{call.name}"' if call else "nothing"
-        raise CallError(f"calls {what}; functions that take a block: {', '.join(functions) or 'none'}")
+        callee = f'"{call.name}"' if call else "nothing"
+        raise CallError(f"calls {callee}; functions that take a block: {', '.join(functions) or 'none'}")
     before = turn[: turn.rindex(f"{FENCE}{call.name}")].rstrip("\n")
-    made = json.dumps(
-        {"name": call.name, "arguments": {next(iter(function.arguments)): call.block}}, ensure_ascii=False
-    )
-    return "\n".join([*([before] if before else []), _OPEN, made, _CLOSE])
+    argument = next(iter(function.arguments))
+    json_call = json.dumps({"name": call.name, "arguments": {argument: call.block}}, ensure_ascii=False)
+    tagged = f"{_OPEN}\n{json_call}\n{_CLOSE}"
+    return f"{before}\n{tagged}" if before else tagged

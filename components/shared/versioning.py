@@ -20,7 +20,7 @@ _GIT_OPTIONS = (
 _REPOSITORY_VARIABLES = re.compile(
     "GIT_(DIR|WORK_TREE|INDEX_FILE|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES|COMMON_DIR|NAMESPACE|PREFIX)"
 )
-"""Variables that git sets for hooks; they would direct every command to that repository."""
+"""Variables that git sets for hooks; they would direct every command to the repository of the hook."""
 _ERROR = re.compile(r"(?:fatal: |error: |ERROR: (?:unexpected error - )?)(.*)")
 REGISTRY, MODEL_NAME = "registry", "grpo-policy"
 """Default registry and name of registered versions."""
@@ -54,7 +54,7 @@ class Workspace:
         """Run git and return its output."""
         return self.git_bytes(*arguments).decode(errors="replace")
 
-    def git_bytes(self, *arguments: str, data: bytes | None = None) -> bytes:
+    def git_bytes(self, *arguments: str, data: bytes = b"") -> bytes:
         """Run git with `data` as its input and return its output."""
         return self._run("git", ["git", *_GIT_OPTIONS, *arguments], data)
 
@@ -67,7 +67,7 @@ class Workspace:
 
     def dvc(self, *arguments: str) -> str:
         """Run DVC and return its output."""
-        # -P keeps the modules beside the script out of DVC's imports.
+        # -P keeps the modules next to the script out of DVC's imports.
         return self._run("dvc", [sys.executable, "-P", str(_DVC), *arguments]).decode(errors="replace")
 
     def dvc_get(self, repository: str, path: str, revision: str, destination: Path) -> None:
@@ -79,36 +79,34 @@ class Workspace:
 
     def dvc_json(self, command: str, *arguments: Any) -> Any:
         """Run one of the commands of dvc_process.py and return its output."""
-        words = (each if isinstance(each, str) else json.dumps(each) for each in arguments)
+        words = [each if isinstance(each, str) else json.dumps(each) for each in arguments]
         return json.loads(self.dvc(command, *words))
 
-    def _run(self, tool: str, command: Sequence[str], data: bytes | None = None) -> bytes:
+    def _run(self, tool: str, command: Sequence[str], data: bytes = b"") -> bytes:
+        """Run a command of git or DVC and return its output; RetryableError if a network or a server has failed."""
+        env = environment(self.scratch)
         try:
-            done = subprocess.run(
-                command,
-                cwd=self.folder,
-                env=environment(self.scratch),
-                pass_fds=self.locks,
-                input=data or b"",
-                capture_output=True,
-                check=False,
+            process = subprocess.run(
+                command, cwd=self.folder, env=env, pass_fds=self.locks, input=data, capture_output=True, check=False
             )
         except FileNotFoundError:
             raise PipelineError(f"{tool}: no such program; install it to work with versions") from None
-        if done.returncode != 0:
-            errors = (done.stderr or done.stdout).decode(errors="replace")
-            # A server that rejects a push hangs up as well.
-            is_lost = _TRANSIENT.search(errors) is not None and _REFUSED not in errors
-            is_transient = is_lost if tool == "git" else done.returncode == RetryableError.exit_code
+        if process.returncode != 0:
+            errors = (process.stderr or process.stdout).decode(errors="replace")
+            if tool == "git":
+                # A server that rejects a push hangs up as well.
+                is_transient = _TRANSIENT.search(errors) is not None and _REFUSED not in errors
+            else:
+                is_transient = process.returncode == RetryableError.exit_code
             kind = RetryableError if is_transient else PipelineError
-            is_denied = tool == "dvc" and done.returncode == _DENIED
+            is_denied = tool == "dvc" and process.returncode == _DENIED
             hint = "; set the credentials of the storage" if is_denied else ""
             raise kind(f"{tool}: {_reason(errors)}{hint}")
-        return done.stdout
+        return process.stdout
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """Return the tools' environment, without variables of another repository, with a home and an identity."""
+    """Return the environment variables for git and DVC: with a home and an identity, without another repository."""
     variables = {name: value for name, value in os.environ.items() if not _REPOSITORY_VARIABLES.fullmatch(name)}
     variables.setdefault("HOME", str(scratch))
     variables.setdefault("DVC_SITE_CACHE_DIR", str(scratch / "dvc"))
@@ -118,44 +116,42 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def _reason(output: str) -> str:
-    """Return the first error line in a tool's output, preferably one that names a git object.
-
-    For a rejected push, the reasons of the server.
-    """
+    """Return the first error line in a tool's output, preferably one with a git object; reasons of a rejected push."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     refused = [" ".join(line.removeprefix("! ").split()) for line in lines if line.startswith(_REFUSED)]
     if refused:
         reasons = [line.removeprefix("remote:").strip() for line in lines if line.startswith("remote:")]
         return "; ".join([refused[0], *filter(None, reasons)])
-    marked = [match[1] for line in lines if (match := _ERROR.match(line))]
-    about_object = (line for line in marked if _OBJECT.search(line))
-    return next(about_object, next(iter(marked), lines[-1] if lines else "failed without any output"))
+    errors = [match[1] for match in map(_ERROR.match, lines) if match]
+    about_objects = [line for line in errors if _OBJECT.search(line)]
+    return [*about_objects, *errors, *lines[-1:], "failed without any output"][0]
 
 
 def is_url(location: str) -> bool:
-    """Return whether a location is a URL, in any form that git and DVC accept, not a folder."""
+    """Return whether a location is a URL, such as `user@host:path`, not a folder."""
     return "://" in location or re.match(r"[\w.-]+@[\w.-]+:", location) is not None
 
 
 def references(url: str) -> dict[str, str]:
-    """Return the commit behind each name in a repository; PipelineError if it does not answer."""
+    """Return the commit of each ref in a repository, by its name; PipelineError if the repository does not answer."""
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-git-") as scratch:
-        listed = Workspace(Path(scratch), Path(scratch)).git("ls-remote", "--", url)
-    return {name: commit for commit, name in (line.split("\t") for line in listed.splitlines())}
+        listing = Workspace(Path(scratch), Path(scratch)).git("ls-remote", "--", url)
+    return {name: commit for commit, name in (line.split("\t") for line in listing.splitlines())}
 
 
 def commit_of(url: str, revision: str) -> str:
-    """Return the commit of a branch, tag or commit in a repository; tags go before branches, as in git.
+    """Return the commit of a branch, tag or commit in a repository; a tag takes precedence over a branch, as in git.
 
     PipelineError if the repository does not answer, or has no such branch or tag.
     """
     if not revision:
         raise PipelineError("is empty; accepted: a branch, a tag or a commit")
     refs = references(url)
+    # `^{}` has the commit of an annotated tag, which is an object itself.
     for name in (f"refs/tags/{revision}^{{}}", f"refs/tags/{revision}", f"refs/heads/{revision}", revision):
         if name in refs:
             return refs[name]
-    if _COMMIT.fullmatch(revision):  # a server lists no commits but those that have names
+    if _COMMIT.fullmatch(revision):  # a server lists only commits with refs
         return revision
     known = [name.split("/", 2)[2] for name in refs if name.startswith(("refs/heads/", "refs/tags/"))]
     names = [name for name in known if not name.endswith("^{}")][:_NUM_REFERENCES_SHOWN]

@@ -3,14 +3,14 @@
 <root>/<stage>/<key>/      folder of an unfinished run, with `fingerprint.json` and its lineage so far
 <root>/<stage>/<key>.json  outputs of finished runs (components/shared/results.py)
 
-The folder has numbered checkpoints: even after a kill, each one found is complete. One process writes, any number
-reads. A checkpoint is written to a hidden folder, sealed by a manifest of its files and their digests, synced and
-renamed; one that is no longer needed is renamed before it is removed.
+The folder has numbered checkpoints, written by one process and read by any number. A checkpoint is written to a hidden
+folder, sealed by a manifest of its files and their digests, synced and renamed; one that is no longer needed is renamed
+before it is removed. So every checkpoint with its final name is complete, even after a kill.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ NOT_RESUMED = f"{LIVE}/not_resumed.txt"
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, in the folder of unfinished work."""
 EXPORT, MODEL = "export", "model"
-"""Folder in a checkpoint for readers other than the run itself, and the model in it; it also has `metrics.json`."""
+"""Folder of a checkpoint for readers other than the run, with `metrics.json`, and the folder of the model in it."""
 _MANIFEST, _WRITER_LOCK = "manifest.json", "writer.lock"
 _ADMINISTRATIVE = {_LOCK, _WRITER_LOCK, _RECORD, lineage.FILE_NAME}
-"""Files that do not count as work to resume."""
+"""Files that do not count as work to resume: a folder with no others can be removed."""
 
 
 class OvertakenError(Exception):
-    """Another run is doing the work, or did it, while this one had not locked the folder."""
+    """While this run had not locked the folder, another run began or finished the same work."""
 
 
 class WorkFolder:
@@ -45,17 +45,17 @@ class WorkFolder:
 
     def __init__(self, stage: str, folder: Path, owner: str) -> None:
         self.stage, self.folder, self._owner = stage, folder, owner
-        self.waited = False
-        """Whether another run of the same work had it before."""
+        self.has_waited = False
+        """Whether this run had to wait for another run of the same work."""
         try:
             self._lock = durable.lock_folder(folder / _LOCK, owner=owner)
         except durable.InUseError as error:
             say(stage, f"waiting for the result of {error.owner}, which does the same work in {folder}")
-            self._lock, self.waited = durable.lock_folder(folder / _LOCK, wait=True, owner=owner), True
+            self._lock = durable.lock_folder(folder / _LOCK, wait=True, owner=owner)
+            self.has_waited = True
         self._state = self._current_state()
         self.begin: Callable[[], None] = lambda: None
-        """Writes the run's name into the folder; called again after each lock, as another run may have written its
-        own in between."""
+        """Writes the run's name into the folder; called after each lock, as another run may have written its name."""
 
     @property
     def is_locked(self) -> bool:
@@ -83,7 +83,7 @@ class WorkFolder:
             raise OvertakenError
 
     def _current_state(self) -> tuple[int, bytes]:
-        """Return what changes when another run removes the folder, and when one records a result."""
+        """Return a value that changes if another run removes the folder (inode) or records a result (its file)."""
         record = self.folder.with_suffix(".json")
         with suppress(FileNotFoundError):
             return self.folder.stat().st_ino, record.read_bytes() if record.exists() else b""
@@ -98,30 +98,29 @@ def work_folder(root: Path, stage: str, fingerprint: Fingerprint) -> Path:
 
 @contextmanager
 def locked_work(root: Path, stage: str, fingerprint: Fingerprint, owner: str = "") -> Iterator[WorkFolder]:
-    """Lock the folder of unfinished work, after waiting for other runs; remove it if there is nothing to resume."""
+    """Lock the folder of unfinished work, after waiting for other runs; remove it unless there is work to resume."""
     for leftover in (root / stage).glob(".*.removed"):
         durable.remove(leftover)
     folder = work_folder(root, stage, fingerprint)
     work = WorkFolder(stage, folder, owner)
-    if not work.waited and last_step(folder) is None:
+    if not work.has_waited and last_step(folder) is None:
         _describe_others(stage, folder, fingerprint)
     jsonl.write_json(folder / _RECORD, fingerprint)
-    before = _current.set(work)
+    token = _current.set(work)
     try:
         yield work
     except BaseException:
-        if not work.is_locked:
-            raise
-        files = [path for path in folder.rglob("*") if path.is_file() and folder / LIVE not in path.parents]
-        if {path.name for path in files} <= _ADMINISTRATIVE:
-            durable.discard(folder)
+        if work.is_locked:
+            files = [path for path in folder.rglob("*") if path.is_file() and folder / LIVE not in path.parents]
+            if {path.name for path in files} <= _ADMINISTRATIVE:
+                durable.discard(folder)
         raise
     else:
         durable.discard(folder)
     finally:
-        _current.reset(before)
+        _current.reset(token)
         work.unlock()
-        with suppress(OSError):  # where something is in it
+        with suppress(OSError):  # it is not empty
             folder.parent.rmdir()
 
 
@@ -129,7 +128,7 @@ _current: ContextVar[WorkFolder | None] = ContextVar("work", default=None)
 
 
 def current_work() -> WorkFolder | None:
-    """Return the folder of unfinished work that this run has locked, or None."""
+    """Return the folder of unfinished work inside a `locked_work` block, otherwise None."""
     return _current.get()
 
 
@@ -140,12 +139,13 @@ def is_in_use(folder: Path) -> bool:
 
 @contextmanager
 def reserved(folder: Path) -> Iterator[bool]:
-    """Lock a folder of unfinished work as a run and its ranks do; yield False if one of them has locked it."""
+    """Take all locks of a folder of unfinished work during the block; yield False if a run or a rank has one."""
     with ExitStack() as locks:
         is_free = True
         try:
             locks.callback(durable.lock_folder(folder / _LOCK).release)
-            for path in [path for path, _ in durable.walk(folder) if path.suffix == ".lock" and path.name != _LOCK]:
+            others = [path for path, _ in durable.walk(folder) if path.suffix == ".lock" and path.name != _LOCK]
+            for path in others:
                 locks.callback(durable.lock_folder(path).release)
         except durable.InUseError:
             is_free = False
@@ -161,19 +161,18 @@ def fingerprint_in(folder: Path) -> Fingerprint | None:
 
 
 def _describe_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None:
-    """Write which unfinished work of the same name and data is not resumed, and how it differs.
+    """Write into NOT_RESUMED which unfinished work of the same name and data is not resumed, and how it differs.
 
-    Work that is in use, or of local runs with other names, does not concern this run. Kubeflow gives each run its own
-    name, also a clone of the same work.
+    Work that is in use does not count. On Kubeflow names are not compared: each run has its own, even a clone.
     """
-    is_local, lines = bool(run_name()), list[str]()
+    this_name, lines = run_name(), list[str]()
     for other in sorted(folder.parent.glob("[!.]*/")):
         with suppress(PipelineError):  # a file of another run may be half written
-            step, known = last_step(other), fingerprint_in(other)
-            is_like = known is not None and known["inputs"] == fingerprint["inputs"]
-            is_like &= not is_local or base_name(other) == base_name()
-            if step is not None and is_like and not is_in_use(other):
-                run = f" (run {name})" if (name := name_in(other)) else ""
+            step, known, name = last_step(other), fingerprint_in(other), name_in(other)
+            has_same_data = known is not None and known["inputs"] == fingerprint["inputs"]
+            has_same_name = not this_name or base_name(name) == base_name(this_name)
+            if step is not None and has_same_data and has_same_name and not is_in_use(other):
+                run = f" (run {name})" if name else ""
                 lines.append(f"{other}{run}: step {step}: {lineage.differences(stage, known, fingerprint)}")
     if lines:
         advice = "To resume unfinished work, undo the difference and run again; to discard it, delete its folder."
@@ -185,7 +184,7 @@ def _describe_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that was complete when it was read."""
+    """A checkpoint whose files had the digests in its manifest when it was read."""
 
     step: int
     folder: Path
@@ -193,53 +192,51 @@ class Checkpoint:
 
 
 def latest_checkpoint(folder: Path, *, stage: str, fingerprint: Fingerprint | None = None) -> Checkpoint | None:
-    """Return the newest complete checkpoint, or None if there is no checkpoint.
+    """Return the newest undamaged checkpoint, or None if there is no checkpoint.
 
-    A damaged one is skipped, with a message. PipelineError if all are damaged, or if it is of a run with another
-    `fingerprint`.
+    PipelineError if all are damaged, or if it is of a run with another `fingerprint`.
     """
-    stored = _stored(folder)
-    for step in sorted(stored, reverse=True):
-        try:
-            manifest = _verified(stored[step])
-        except PipelineError as error:
-            say(stage, f"{error}; this checkpoint is skipped")
-            continue
-        if fingerprint is not None and manifest["fingerprint"] != fingerprint:
-            differences = lineage.differences(stage, manifest["fingerprint"], fingerprint)
-            raise PipelineError(
-                f"{stored[step]}: is a checkpoint of another run ({differences}); move it out of this folder"
-            )
-        return Checkpoint(step, stored[step], manifest["score"])
-    if stored:
+    folders = _step_folders(folder)
+    manifest = _first_undamaged([folders[step] for step in sorted(folders, reverse=True)], stage)
+    if manifest is None and folders:
         raise PipelineError(
             f"{folder}: every checkpoint is damaged (see above); restore one from a copy, "
             "or remove them all to start again from the first step"
         )
-    return None
+    if manifest is None:
+        return None
+    path = folders[manifest["step"]]
+    if fingerprint is not None and manifest["fingerprint"] != fingerprint:
+        differences = lineage.differences(stage, manifest["fingerprint"], fingerprint)
+        raise PipelineError(f"{path}: is a checkpoint of another run ({differences}); move it out of this folder")
+    return Checkpoint(manifest["step"], path, manifest["score"])
 
 
 def best_checkpoint(folder: Path, *, stage: str) -> Checkpoint | None:
-    """Return the complete checkpoint with the highest score, on ties the first; None if none has a score.
+    """Return the undamaged checkpoint with the highest score, on ties the earliest; None if none has a score."""
+    folders = _step_folders(folder)
+    manifest = _first_undamaged([folders[step] for step in _best_first(folders)], stage)
+    return Checkpoint(manifest["step"], folders[manifest["step"]], manifest["score"]) if manifest else None
 
-    A damaged one is skipped, with a message.
-    """
-    stored = _stored(folder)
-    for step in _ranked(stored):
+
+def _first_undamaged(folders: Iterable[Path], stage: str) -> dict[str, Any] | None:
+    """Return the manifest of the first undamaged checkpoint, or None; report each damaged one before it."""
+    for folder in folders:
         try:
-            return Checkpoint(step, stored[step], _verified(stored[step])["score"])
+            return _verified_manifest(folder)
         except PipelineError as error:
             say(stage, f"{error}; this checkpoint is skipped")
     return None
 
 
-def _ranked(stored: Mapping[int, Path]) -> list[int]:
+def _best_first(folders: Mapping[int, Path]) -> list[int]:
     """Return the steps of the checkpoints with a readable score, the best first, on ties the earliest."""
     scores: dict[int, float] = {}
-    for step, folder in stored.items():
-        with suppress(PipelineError):  # a damaged manifest has no score
+    for step, folder in folders.items():
+        with suppress(PipelineError):  # its manifest is damaged
             score = _manifest(folder)["score"]
-            scores |= {} if score is None else {step: score}
+            if score is not None:
+                scores[step] = score
     return sorted(scores, key=lambda step: (-scores[step], step))
 
 
@@ -252,32 +249,32 @@ class Export:
     """Folder of the model, which the run may remove at any time."""
     metrics: dict[str, Any]
     digests: dict[str, str]
-    """SHA-256 of each of its files, by path."""
+    """SHA-256 of each file of the model, by its path in the folder."""
 
 
 def newest_export(work: Path, *, after: int = 0) -> Export | None:
     """Return the newest exported model of a step above `after` in a folder of unfinished work, or None."""
-    stored = _stored(work / CHECKPOINTS)
-    for step in sorted((step for step in stored if step > after), reverse=True):
-        folder = stored[step] / EXPORT
+    folders = _step_folders(work / CHECKPOINTS)
+    prefix = f"{EXPORT}/{MODEL}/"
+    for step in sorted((step for step in folders if step > after), reverse=True):
+        folder = folders[step] / EXPORT
         with suppress(PipelineError):  # damaged, or removed meanwhile
-            written, prefix = _manifest(stored[step])["files"], f"{EXPORT}/{MODEL}/"
-            digests = {path.removeprefix(prefix): each for path, each in written.items() if path.startswith(prefix)}
+            files = _manifest(folders[step])["files"]
+            digests = {path.removeprefix(prefix): files[path] for path in files if path.startswith(prefix)}
             if digests:
                 return Export(step, folder / MODEL, jsonl.read_json(folder / "metrics.json"), digests)
     return None
 
 
 def last_step(work: Path) -> int | None:
-    """Return the step of the newest checkpoint, complete or not, in a folder of unfinished work; None without one."""
-    return max((step for folder in work.glob("*/") for step in _stored(folder)), default=None)
+    """Return the step of the newest checkpoint, damaged or not, in a folder of unfinished work; None without one."""
+    return max((step for folder in work.glob("*/") for step in _step_folders(folder)), default=None)
 
 
 class CheckpointWriter:
-    """The one process that writes checkpoints into a folder; InUseError for a second one.
+    """Writes checkpoints, each with the run's `fingerprint`, into a folder; InUseError for a second writer.
 
     Keeps the last `keep_last` checkpoints and, with `keep_best`, the one with the highest score (on ties the first).
-    Each records the run's `fingerprint`.
     """
 
     def __init__(
@@ -292,13 +289,13 @@ class CheckpointWriter:
     def save(self, step: int, write: Callable[[Path], None], *, score: float | None) -> None:
         """Store the files that `write` puts into a folder as the checkpoint of `step`.
 
-        Earlier checkpoints stay until this one is complete. A complete checkpoint of the same step is not written
+        Earlier checkpoints stay until this one is complete. An undamaged checkpoint of the same step is not written
         again: equal runs have equal states. Checkpoints of later steps, which the run did not resume from, are removed.
         """
         assert score is None or math.isfinite(score)
         target = self._folder / f"step-{step:06d}"
         try:
-            _verified(target)
+            _verified_manifest(target)
         except PipelineError:
             if target.exists():
                 durable.discard(target)
@@ -306,6 +303,7 @@ class CheckpointWriter:
         self._prune(step)
 
     def _write(self, target: Path, write: Callable[[Path], None], manifest: dict[str, Any]) -> None:
+        """Write a checkpoint to the folder `target`, all or nothing."""
         partial = target.with_name(f".{target.name}.partial")
         try:
             partial.mkdir()
@@ -315,8 +313,8 @@ class CheckpointWriter:
             durable.sync_tree(partial)
             durable.replace(target, partial)
         except Exception as error:
-            needed = max(map(durable.size, (partial, *_stored(self._folder).values())))
-            durable.remove(partial)
+            needed = max(map(durable.size, (partial, *_step_folders(self._folder).values())))
+            durable.remove(partial)  # before the free space for the message is measured
             usage = f"the earlier checkpoints are complete, this one takes {needed:,} bytes or more"
             raise_if_disk_is_full(error, target, usage)
             raise
@@ -325,32 +323,35 @@ class CheckpointWriter:
 
     def _prune(self, newest: int) -> None:
         """Remove all checkpoints but those to keep, now that the one of step `newest` is complete."""
-        stored = _stored(self._folder)
-        past = sorted(step for step in stored if step <= newest)
-        keep = past[-self._keep_last :]
+        folders = _step_folders(self._folder)
+        past = {step: folders[step] for step in sorted(folders) if step <= newest}
+        keep = list(past)[-self._keep_last :]
         if self._keep_best:
-            keep += _ranked({step: stored[step] for step in past})[:1]
-        for step in sorted(stored.keys() - keep):
-            durable.discard(stored[step])
+            keep += _best_first(past)[:1]
+        for step in sorted(folders.keys() - keep):
+            durable.discard(folders[step])
 
 
-def _stored(folder: Path) -> dict[int, Path]:
-    """Return the checkpoint folders by step, complete or not."""
+def _step_folders(folder: Path) -> dict[int, Path]:
+    """Return the checkpoint folders by step, damaged or not."""
     named = ((path, re.fullmatch(r"step-(\d{6,})", path.name)) for path in folder.glob("step-*"))
     return {int(match[1]): path for path, match in named if match}
 
 
-def _verified(folder: Path) -> dict[str, Any]:
+def _verified_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint; PipelineError if a file has changed."""
     manifest = _manifest(folder)
     if int(folder.name.removeprefix("step-")) != manifest["step"]:
         raise PipelineError(f"{folder}: is the checkpoint of step {manifest['step']} under another name")
-    written, stored = manifest["files"], lineage.file_digests(folder)
-    del stored[_MANIFEST]
-    for name in sorted({**written, **stored}):
-        if stored.get(name) != written.get(name):
-            fault = "differs from its SHA-256 in the manifest" if name in stored else "is missing"
-            raise PipelineError(f"{folder / name}: {fault if name in written else 'is no file of this checkpoint'}")
+    expected, actual = manifest["files"], lineage.file_digests(folder)
+    del actual[_MANIFEST]
+    for name in sorted({**expected, **actual}):
+        if name not in expected:
+            raise PipelineError(f"{folder / name}: is no file of this checkpoint")
+        if name not in actual:
+            raise PipelineError(f"{folder / name}: is missing")
+        if actual[name] != expected[name]:
+            raise PipelineError(f"{folder / name}: differs from its SHA-256 in the manifest")
     return manifest
 
 

@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-compatible server: the judge's, and a teacher's."""
+"""Requests to an OpenAI-compatible server, for the judge and for a teacher."""
 
 import os
 from typing import Any
@@ -19,14 +19,14 @@ _SHOWN_CHARACTERS = 300
 
 
 class Api:
-    """One address of a server."""
+    """A URL of a server, to which JSON is posted."""
 
     def __init__(
         self, url: str, key: str, key_variable: str | None, *, retries: urllib3.Retry, timeout_s: float, maxsize: int
     ) -> None:
-        """At most `maxsize` connections are kept. Errors name `key`, a section of the params.
+        """Keep at most `maxsize` connections open. Errors name `key`, a section of the params.
 
-        PipelineError where the environment has no `key_variable`.
+        PipelineError if the environment variable `key_variable` is not set.
         """
         headers = {}
         if key_variable:
@@ -40,8 +40,8 @@ class Api:
         """Return the answer to a request as JSON.
 
         Raises:
-            RetryableError: The server is overloaded, does not answer, or not in time.
-            PipelineError: It refuses the request, or answers with something else.
+            RetryableError: The server is overloaded, cannot be reached, or does not answer in time.
+            PipelineError: It refuses the request, or does not answer with JSON.
         """
         try:
             answer = self._pool.request("POST", self._url, json=body)

@@ -31,7 +31,7 @@ def _require(holds: bool, rule: str) -> None:
 
 
 def reward_column(reward: str) -> str:
-    """Return the name of the column of the curves that has the mean of a reward."""
+    """Return the name of a reward's column in the curves, which has its means."""
     return "reward_" + re.sub(r"[.:]", "_", reward)
 
 
@@ -55,8 +55,8 @@ class PromptsConfig(Config):
     source_weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Share of each data source among the prompts; empty for shares by size."""
     max_pass_rate: float | None = Field(default=None, gt=0, lt=1)
-    """Share of a group's completions that are right from which its problem is left out of later passes (ScaleRL, with
-    0.9); all are back once fewer are left than a step needs. Null leaves out none."""
+    """Share of right completions in a group from which its problem is left out of later passes (0.9 in ScaleRL). All
+    problems return once fewer are left than a step needs. Null leaves out none."""
     max_resampling_rounds: int = Field(0, ge=0)
     """Times that zero-variance groups are replaced by groups of further prompts (DAPO; 0 keeps them)."""
 
@@ -78,22 +78,22 @@ class RewardModelConfig(Config):
 
     @model_validator(mode="after")
     def _head_is_trained(self) -> "RewardModelConfig":
-        trained = self.base != "reference" or self.initial_rollouts > 0
-        _require(trained, "base: reference has a new head, which needs initial_rollouts to learn from")
+        is_trained = self.base != "reference" or self.initial_rollouts > 0
+        _require(is_trained, "base: reference has a new head, which needs initial_rollouts to learn from")
         return self
 
 
 class RewardConfig(Config):
-    """What a completion is worth."""
+    """The rewards of a completion, and their weights."""
 
     weights: dict[str, FiniteFloat] = Field({"accuracy": 1.0}, min_length=1)
     """Weight of each reward: the name of a built-in one (rewards.py), or `package.module:function` for a custom one."""
     by_source: dict[str, dict[str, FiniteFloat]] = Field(default_factory=dict)
-    """Weights of the rewards for problems of single sources, each in the place of `weights`."""
+    """Weights of the rewards for the problems of a source, which replace `weights` for that source."""
     supervision: Literal["outcome", "process", "turn"] = "outcome"
     """What is rewarded: the completion (section 4.1.2 of the paper) or each of its steps (section 4.1.3). The steps of
     `process` are its lines, those of `turn` the turns of the model in an environment. `reward_model`, `environment` and
-    custom rewards decorated with `step_reward` have a value for each; all others are added to the last."""
+    custom rewards decorated with `step_reward` have a value for each step; all others count for the last step."""
     max_unscorable_fraction: Annotated[float, Operational] = Field(0.1, ge=0, le=1)
     """Share of a rollout's completions without a verdict, or with a reward or environment that failed, above which the
     run stops. Such a completion has no reward; where its environment failed, it is not in the loss either."""
@@ -131,18 +131,20 @@ class RewardConfig(Config):
         for source, weights in self.by_source.items():
             _require(bool(weights), f"by_source.{source}: names no reward; leave it out for `weights`")
         for name in self.names:
-            known = name in BUILT_IN or is_custom(name)
-            _require(known, f"there is no reward `{name}`; built in: {built_in}; custom: package.module:function")
+            is_known = name in BUILT_IN or is_custom(name)
+            _require(is_known, f"there is no reward `{name}`; built in: {built_in}; custom: package.module:function")
         column, count = Counter(map(reward_column, self.names)).most_common(1)[0]
         _require(count == 1, f"{count} rewards would share the column `{column}` of the curves; rename a custom one")
         for name, reward in BUILT_IN.items():
-            both_or_neither = not reward.key or (name in self.names) == bool(getattr(self, reward.key))
-            _require(both_or_neither, f"weights.{name} and {reward.key} go together: set both or neither")
-        of_steps = {"process": {"reward_model"}, "turn": {"reward_model", "environment"}}.get(self.supervision, set())
+            has_both_or_neither = not reward.key or (name in self.names) == bool(getattr(self, reward.key))
+            _require(has_both_or_neither, f"weights.{name} and {reward.key} go together: set both or neither")
+        if self.supervision == "outcome":
+            return self
+        step_rewards = {"process": {"reward_model"}, "turn": {"reward_model", "environment"}}[self.supervision]
+        needed = " or ".join(f"weights.{name}" for name in sorted(step_rewards))
         for weights in (self.weights, *self.by_source.values()):
-            has_steps = not of_steps or of_steps & weights.keys() or any(map(is_custom, weights))
-            needed = " or ".join(f"weights.{name}" for name in sorted(of_steps))
-            _require(bool(has_steps), f"supervision: {self.supervision} needs {needed}, or a custom reward of steps")
+            has_step_reward = any(name in step_rewards or is_custom(name) for name in weights)
+            _require(has_step_reward, f"supervision: {self.supervision} needs {needed}, or a custom reward of steps")
         return self
 
 
@@ -153,8 +155,8 @@ class TeacherConfig(Config):
     """Folder of a model that a stage has saved, or any model as in `train_sft.model.base`; its tokenizer has to be that
     of the policy."""
     coefficient: float = Field(1.0, gt=0)
-    """Weight of the divergence KL(pi || pi_teacher) of each token, in nats, beside the policy loss. Alone it teaches
-    where all rewards have the weight 0."""
+    """Weight of the divergence KL(pi || pi_teacher) of each token, in nats, which is added to the policy loss. If all
+    rewards have the weight 0, the policy learns from the teacher alone."""
     placement: Annotated[Literal["replicated", "offloaded"], Operational] = "replicated"
     """Where its weights are, as for `reference`; of no effect with `server`."""
     server: str | None = Field(None, pattern=r"^https?://")
@@ -244,10 +246,10 @@ class ImportanceMaskConfig(Config):
     """Bounds of pi_old / pi_sampler outside which nothing is learned from a token or completion."""
 
     level: Literal["token", "sequence", "geometric"] = "token"
-    """What is masked by which ratio. `token`: each token by its own, its policy loss is zero then (IcePop); `sequence`:
-    each completion by the product over its tokens, `geometric`: by their geometric mean, which does not grow with the
-    length. A masked completion has no part in the loss, or in what the loss is divided by (MIS); both cost a forward
-    pass."""
+    """What is masked, and by which ratio. `token`: each token by its own ratio; its policy loss is then zero (IcePop).
+    `sequence`: each completion by the product over its tokens. `geometric`: each completion by their geometric mean,
+    which does not grow with the length. A masked completion is neither in the loss nor in its divisor (MIS); `sequence`
+    and `geometric` cost a forward pass."""
     low: float = Field(0.5, ge=0, lt=1)
     """Smallest ratio that is not masked; 0 for no lower bound."""
     high: float = Field(5.0, gt=1)
@@ -273,13 +275,13 @@ class CorrectionConfig(Config):
 
     @model_validator(mode="after")
     def _weights_are_bounded(self) -> "CorrectionConfig":
-        bounded = self.weight is None or self.weight.max is not None or self.mask is not None
-        _require(bounded, "weight needs max, such as 2.0, or mask, which bounds the weights in its place")
+        is_bounded = self.weight is None or self.weight.max is not None or self.mask is not None
+        _require(is_bounded, "weight needs max, such as 2.0, or mask, which bounds the weights in its place")
         return self
 
 
 class SamplerConfig(Config):
-    """What samples, how old the weights may be that it samples from, and how the loss corrects for it."""
+    """The engine that samples, the maximum age of its weights, and the correction of the loss for both."""
 
     vllm: Annotated[VllmConfig | None, Operational] = None
     """A vLLM server beside each process of the training, on its GPU; null for none."""
@@ -290,13 +292,13 @@ class SamplerConfig(Config):
     """Type of vLLM's weights and activations, to which what comes from the trainer is rounded; null for that of
     `engine.precision`."""
     max_staleness: int = Field(0, ge=0)
-    """Updates of the policy at most between sampling and learning. 0: each rollout is sampled from the weights that
-    learn from it. From 1, that many rollouts are sampled ahead from the same weights, which are sent to the sampler
-    every so many steps; servers sample while the policy learns, any other sampler in turn."""
+    """Maximum number of policy updates between sampling and learning. With 0, each rollout is sampled from the weights
+    that learn from it. With 1 or more, the sampler gets new weights every so many steps, and samples as many rollouts
+    ahead from them; servers sample while the policy learns, other samplers in turn with it."""
     segment_tokens: int | None = Field(default=None, gt=0)
-    """Tokens of a completion that are sampled per step at most (partial rollouts): what is unfinished goes on in the
-    next step, from newer weights, and a group is learned from once all its completions are finished. One that would
-    become more than `max_staleness` updates old is truncated. Null samples completions in one go."""
+    """Maximum number of tokens of a completion sampled per step (partial rollouts). Unfinished completions continue in
+    the next step, from newer weights, and a group is learned from once all its completions are finished. A completion
+    that would become more than `max_staleness` updates old is truncated. Null samples completions in one go."""
     correction: CorrectionConfig = CorrectionConfig()
     max_mismatch: Annotated[float, Operational] = Field(0.05, gt=0)
     """Nats per token; mean absolute difference between the log-probabilities of sampler and trainer above which the run
@@ -309,30 +311,29 @@ class SamplerConfig(Config):
 
     @property
     def max_segments(self) -> int:
-        """Steps in which a completion is sampled at most, so that it is learned from within `max_staleness`."""
-        return self.max_staleness - self.samples_ahead + 1
+        """Steps in which a completion is sampled at most; one less if it is sampled ahead, and learned from later."""
+        return self.max_staleness if self.samples_ahead else self.max_staleness + 1
 
     @model_validator(mode="after")
     def _engines_fit(self) -> "SamplerConfig":
-        vllm, mask = self.vllm, self.correction.mask
+        vllm = self.vllm
         _require(not (vllm and self.servers), "vllm and servers exclude one another: set one of them to null")
         shares_gpu = "this engine is on the trainer's; accepted: folder, ipc"
         _require(not vllm or vllm.weights_by != "nccl", f"vllm.weights_by: nccl joins GPUs, and {shares_gpu}")
         uses_vllm = vllm is not None or self.servers is not None
         _require(self.dtype is None or uses_vllm, "dtype is that of vLLM, which needs vllm or servers")
-        differs = uses_vllm or self.max_staleness > 0 or mask is None
-        same = "transformers samples from pi_old itself"
-        _require(differs, f"correction.mask needs vllm, servers or max_staleness above 0: {same}")
+        allows_mask = uses_vllm or self.max_staleness > 0 or self.correction.mask is None
+        reason = "transformers samples from pi_old itself"
+        _require(allows_mask, f"correction.mask needs vllm, servers or max_staleness above 0: {reason}")
         return self
 
     @model_validator(mode="after")
     def _staleness_fits(self) -> "SamplerConfig":
-        corrected = self.max_staleness == 0 or self.correction.weight is not None
-        _require(corrected, "max_staleness above 0 needs correction.weight: what is sampled is from an older policy")
+        is_corrected = self.max_staleness == 0 or self.correction.weight is not None
+        _require(is_corrected, "max_staleness above 0 needs correction.weight: what is sampled is from an older policy")
         if self.segment_tokens is not None:
-            least = 1 + (self.servers is not None)
-            ahead = ": servers sample a step ahead" if self.servers else ""
-            _require(self.max_staleness >= least, f"segment_tokens needs max_staleness of {least} or more{ahead}")
+            least, reason = (2, ": servers sample a step ahead") if self.servers else (1, "")
+            _require(self.max_staleness >= least, f"segment_tokens needs max_staleness of {least} or more{reason}")
         return self
 
 
@@ -340,9 +341,9 @@ class GRPOCheckpointConfig(CheckpointConfig):
     """Checkpoints of an unfinished run, some of them in the registry as well."""
 
     keep_in_registry: Annotated[int, Operational] = Field(3, ge=0)
-    """Newest checkpoints of a run that are in the registry, with `keep_best` also the best in validation: models that
-    can be fetched, pushed while training goes on; 0 for none, and there are none where `every_steps` is not smaller
-    than `num_steps`. That of the last step is not among them: `register` decides on the result."""
+    """Number of newest checkpoints of a run in the registry, with `keep_best` also the best in validation: models that
+    can be fetched, pushed during training. 0 pushes none, as does an `every_steps` that is not smaller than
+    `num_steps`. The checkpoint of the last step is not pushed: `register` decides on the result."""
 
 
 class ValidationConfig(Config):
@@ -364,7 +365,7 @@ class LimitsConfig(Config):
     """
 
     over_steps: int = Field(10, gt=0)
-    """Steps over which figures are averaged; no limit counts before there are as many."""
+    """Steps over which the metrics are averaged; no limit applies before that many steps."""
     max_kl: float | None = Field(None, gt=0)
     """Nats per token; maximum KL divergence from the reference; null for none."""
     min_entropy: float | None = Field(None, ge=0)
@@ -433,9 +434,9 @@ class TrainGRPOConfig(Config):
 
     @property
     def reference_placement(self) -> ReferencePlacement:
-        """Where the weights of the reference are, once chosen."""
-        adapters = self.engine.lora is not None and self.num_iterations == 1
-        return self.reference or ("adapters" if adapters else "replicated")
+        """Where the weights of the reference are: `reference`, or the default if it is null."""
+        can_use_adapters = self.engine.lora is not None and self.num_iterations == 1
+        return self.reference or ("adapters" if can_use_adapters else "replicated")
 
     @property
     def publishes_checkpoints(self) -> bool:
@@ -444,7 +445,7 @@ class TrainGRPOConfig(Config):
 
     @property
     def max_sampled_tokens(self) -> int:
-        """Tokens after which a completion is truncated, or as many as can be sampled within the bound on staleness."""
+        """Tokens after which a completion is truncated; fewer than `max_new_tokens` if staleness limits them."""
         limit, segment = self.sampling.max_new_tokens, self.sampler.segment_tokens
         return limit if segment is None else min(limit, segment * self.sampler.max_segments)
 
@@ -455,10 +456,11 @@ class TrainGRPOConfig(Config):
 
     @model_validator(mode="after")
     def _adapters_fit(self) -> "TrainGRPOConfig":
-        lora, adapters = self.engine.lora, self.reference == "adapters"
-        _require(not adapters or lora is not None, "reference: adapters needs engine.lora")
-        moves = "the reference of a new iteration is no longer the policy without adapters"
-        _require(not adapters or self.num_iterations == 1, f"reference: adapters needs num_iterations: 1; {moves}")
+        lora = self.engine.lora
+        if self.reference == "adapters":
+            _require(lora is not None, "reference: adapters needs engine.lora")
+            reason = "the reference of a new iteration is no longer the policy without adapters"
+            _require(self.num_iterations == 1, f"reference: adapters needs num_iterations: 1; {reason}")
         for key, sampler in (("vllm", self.sampler.vllm), ("servers", self.sampler.servers)):
             if sampler is not None and sampler.synchronise == "adapters":
                 name = f"sampler.{key}.synchronise: adapters"
@@ -466,9 +468,10 @@ class TrainGRPOConfig(Config):
                 _require(fits, f"{name} needs engine.lora, with a rank of at most {MAX_LORA_RANK}, the largest of vLLM")
                 remedy = "vLLM has the base weights in full; set synchronise: weights"
                 _require(not self.engine.quantise, f"{name} does not go with engine.quantise: {remedy}")
-        # There is no copy of weights in 4 bits: their reference can only be the policy with its adapters disabled.
-        copied = self.engine.quantise and self.loss.kl.coefficient > 0 and self.reference_placement != "adapters"
-        _require(not copied, "engine.quantise needs reference: adapters, or a loss.kl.coefficient of 0")
+        # Weights in 4 bits cannot be copied: their reference can only be the policy with its adapters disabled.
+        has_copy = self.loss.kl.coefficient > 0 and self.reference_placement != "adapters"
+        rule = "engine.quantise needs reference: adapters, or a loss.kl.coefficient of 0"
+        _require(not (self.engine.quantise and has_copy), rule)
         return self
 
     @model_validator(mode="after")
@@ -476,24 +479,23 @@ class TrainGRPOConfig(Config):
         _require(self.warmup_steps < self.num_steps, "warmup_steps must be smaller than num_steps")
         _require(max(self.profile_steps, default=0) <= self.num_steps, "profile_steps has steps above num_steps")
         _require(self.sampler.max_staleness < self.num_steps, "sampler.max_staleness must be smaller than num_steps")
-        for key, of in (("num_steps", "num_iterations"), ("prompts_per_step", "minibatches_per_rollout")):
-            _require(getattr(self, key) % getattr(self, of) == 0, f"{key} must be a multiple of {of}")
-        enough = self.prompts_per_step >= self.engine.num_processes
-        _require(enough, "prompts_per_step must be engine.num_processes or more: each process samples whole groups")
-        shorter, limit = self.reward.overlong_buffer_tokens < self.max_sampled_tokens, self.max_sampled_tokens
-        _require(shorter, f"reward.overlong_buffer_tokens must be smaller than the {limit} tokens of a completion")
+        for key, divisor in (("num_steps", "num_iterations"), ("prompts_per_step", "minibatches_per_rollout")):
+            _require(getattr(self, key) % getattr(self, divisor) == 0, f"{key} must be a multiple of {divisor}")
+        has_groups = self.prompts_per_step >= self.engine.num_processes
+        _require(has_groups, "prompts_per_step must be engine.num_processes or more: each process samples whole groups")
+        buffer, limit = self.reward.overlong_buffer_tokens, f"the {self.max_sampled_tokens} tokens of a completion"
+        _require(buffer < self.max_sampled_tokens, f"reward.overlong_buffer_tokens must be smaller than {limit}")
         holds_group = self.sampling.max_batch_size >= self.group_size
         _require(holds_group, "sampling.max_batch_size must hold a group: group_size or more")
-        renews = self.num_iterations == 1 or self.loss.kl.coefficient > 0 or self.reward.model is not None
-        _require(renews, "num_iterations above 1 needs a KL term or a reward model, which a new iteration renews")
-        in_turn = self.sampler.max_staleness == 0 or not (self.prompts.max_resampling_rounds or self.reward.model)
-        _require(in_turn, "sampler.max_staleness above 0 needs prompts.max_resampling_rounds: 0 and reward.model: null")
-        whole = not self.reward.min_mixed_at_start or self.sampler.segment_tokens is None
-        _require(
-            whole, "reward.min_mixed_at_start needs sampler.segment_tokens: null: the first groups have to be whole"
-        )
-        scored = self.teacher is None or self.teacher.server is None or self.sampling.temperature == 1
-        _require(scored, "teacher.server needs sampling.temperature: 1, at which a server scores prompts")
-        measured = self.limits.max_kl is None or self.loss.kl.coefficient > 0
-        _require(measured, "limits.max_kl needs a KL term: set loss.kl.coefficient above 0, or the limit to null")
+        has_use = self.num_iterations == 1 or self.loss.kl.coefficient > 0 or self.reward.model is not None
+        _require(has_use, "num_iterations above 1 needs a KL term or a reward model, which a new iteration renews")
+        allowed = self.sampler.max_staleness == 0 or not (self.prompts.max_resampling_rounds or self.reward.model)
+        _require(allowed, "sampler.max_staleness above 0 needs prompts.max_resampling_rounds: 0 and reward.model: null")
+        has_whole_groups = not self.reward.min_mixed_at_start or self.sampler.segment_tokens is None
+        rule = "reward.min_mixed_at_start needs sampler.segment_tokens: null: the first groups have to be whole"
+        _require(has_whole_groups, rule)
+        can_score = self.teacher is None or self.teacher.server is None or self.sampling.temperature == 1
+        _require(can_score, "teacher.server needs sampling.temperature: 1, at which a server scores prompts")
+        is_measured = self.limits.max_kl is None or self.loss.kl.coefficient > 0
+        _require(is_measured, "limits.max_kl needs a KL term: set loss.kl.coefficient above 0, or the limit to null")
         return self

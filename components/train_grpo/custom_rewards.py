@@ -1,4 +1,4 @@
-"""Calling custom rewards: they are found by name, tried in advance, and may fail in any way.
+"""Custom rewards: loading them by name, trying them before a run, and calling them, as they may fail in any way.
 
 A custom reward is a function in any module, named in the params as `package.module:function`. Python finds the module
 in the folder in which the command is run, in PYTHONPATH or among installed packages.
@@ -29,22 +29,27 @@ from components.shared.tools import is_own
 
 RewardFunction = Callable[..., Any]
 
-_DEADLINE_S = 120.0
+_TRIAL_DEADLINE_S = 120.0
 _SLOW_S = 20.0
-"""After which a reward that has not returned is named."""
+"""Time after which a warning names a reward that has not returned."""
 MARK = "rewards that cannot be used: "
-"""Begins the line with the answer: modules may print what they like."""
+"""Beginning of the line with the result of a trial: custom modules may print other lines."""
 MAX_REWARD = 1e15
-"""Magnitude of a reward whose square still fits, in float32, into sums over a rollout."""
+"""Largest magnitude of a reward: in float32, sums of its square over a rollout do not overflow."""
 
 
 def is_custom(name: str) -> bool:
-    """Return whether the name of a reward is that of a user's function, `package.module:function`."""
+    """Return whether the name of a reward is that of a custom one, `package.module:function`."""
     return is_own(name)
 
 
+def is_slow(function: RewardFunction) -> bool:
+    """Return whether a reward waits, such as for a server, and is called concurrently (slow_rewards.py)."""
+    return inspect.iscoroutinefunction(function) or getattr(function, "runs_in_thread", False)
+
+
 def load_reward(name: str) -> RewardFunction:
-    """Return the function that `name` stands for; PipelineError if there is none."""
+    """Return the function that `name` names; PipelineError if it cannot be imported, or not be called as a reward."""
     module_name, _, function_name = name.partition(":")
     where = f"train_grpo.reward.weights.{name}"
     try:
@@ -67,8 +72,7 @@ def load_reward(name: str) -> RewardFunction:
     except TypeError as error:
         takes = "a reward takes a problem, a completion (or a list, or steps) and a grade"
         raise PipelineError(f"{where}: {function_name} ({module.__file__}): {error}; {takes}") from None
-    waits = inspect.iscoroutinefunction(function) or getattr(function, "runs_in_thread", False)
-    if waits and getattr(function, "judges_steps", False):
+    if is_slow(function) and getattr(function, "judges_steps", False):
         raise PipelineError(
             f"{where}: {function_name} ({module.__file__}) rewards steps: it can be neither an `async def` nor threaded"
         )
@@ -80,70 +84,73 @@ class Failure:
     """Why a completion has no reward."""
 
     kind: str
-    """What failed, and how: failures of one kind are counted together."""
+    """What failed, and how; failures of the same kind are counted together."""
     message: str
-    """What exactly happened this time, in one line."""
+    """The details of this failure, in one line."""
 
 
-def ask(
+def call_reward(
     name: str,
     function: RewardFunction,
     problem: Problem,
-    asked_G: Sequence[Any],
+    inputs_G: Sequence[Any],
     grades_G: Sequence[Grade],
     *,
     deadline_s: float,
 ) -> list[Any] | Failure:
     """Return what a reward returns for each completion, or how it failed.
 
-    It is asked about completions or, where it rewards steps, about their texts. One that would end the process, as by
-    sys.exit, ends the run with a PipelineError, and so does one that has not returned after `deadline_s`.
+    `inputs_G` are the completions or, for a reward of steps, the texts of the steps of each. A reward that would end
+    the process, as by sys.exit, raises a PipelineError instead; one that takes longer than `deadline_s` ends the run.
     """
-    here = Path.cwd()
+    folder = Path.cwd()
     try:
         with _watched(name, problem, deadline_s):
             if getattr(function, "compares_group", False):
-                values: list[Any] | Failure = _attempt(name, function, problem, asked_G, grades_G)
+                values: list[Any] | Failure = _attempt(name, function, problem, inputs_G, grades_G)
                 return values
-            return [_attempt(name, function, problem, *pair) for pair in zip(asked_G, grades_G, strict=True)]
+            return [_attempt(name, function, problem, *pair) for pair in zip(inputs_G, grades_G, strict=True)]
     finally:
-        os.chdir(here)  # a reward may change it, and paths of a run may be relative
+        os.chdir(folder)  # a reward may change it, and paths of a run may be relative
 
 
-def worth(
+def to_rewards(
     name: str, values: Any, grades_G: Sequence[Grade], num_steps_G: Sequence[int] | None = None
 ) -> list[tuple[float, ...] | Failure]:
-    """Return what each completion is worth, or each of its steps, from what a reward has returned for a group.
+    """Return the rewards of each completion of a group from what a reward function returned, or a Failure.
 
-    Each value has to be a finite number; NaN is allowed for what has no verdict.
+    There must be one value for each completion or, with `num_steps_G`, for each of its steps: a finite number, or NaN
+    for an unscorable completion.
     """
-    values_G = _as_many(name, values, len(grades_G), "completions")
+    values_G = _check_count(name, values, len(grades_G), "completions")
     if isinstance(values_G, Failure):
         return [values_G] * len(grades_G)
     if num_steps_G is None:
         values_G = [each if isinstance(each, Failure) else [each] for each in values_G]
     else:
-        values_G = [_as_many(name, *pair, "steps") for pair in zip(values_G, num_steps_G, strict=True)]
+        values_G = [_check_count(name, *pair, "steps") for pair in zip(values_G, num_steps_G, strict=True)]
     return [_numbers(name, each, grade) for each, grade in zip(values_G, grades_G, strict=True)]
 
 
-def _as_many(name: str, values: Any, count: int, things: str) -> Any:
+def _check_count(name: str, values: Any, count: int, of_what: str) -> Any:
+    """Return `values` if it is a Failure or a list of `count` values, else a Failure."""
     if isinstance(values, Failure) or (isinstance(values, list) and len(values) == count):
         return values
     num_values = len(values) if isinstance(values, list) else 1
-    what = f"reward {name} returned a wrong number of values"
-    return Failure(what, f"{what}: {num_values} for {count} {things}")
+    kind = f"reward {name} returned a wrong number of values"
+    return Failure(kind, f"{kind}: {num_values} for {count} {of_what}")
 
 
 @contextmanager
 def _watched(name: str, problem: Problem, deadline_s: float) -> Iterator[None]:
-    """Name a reward that does not return, and end the process after the deadline: nothing interrupts what it does."""
+    """Warn of a reward that does not return, and end the process after the deadline: no call can be interrupted."""
     done = threading.Event()
 
     def watch() -> None:
         if done.wait(min(_SLOW_S, deadline_s)):
             return
         say("train_grpo", f"warning: reward {name} has been computing for {_SLOW_S:g} s, for problem {problem.id}")
+        # With several processes, a barrier has the same deadline and names the process that is missing.
         if not done.wait(deadline_s - _SLOW_S) and "RANK" not in os.environ:
             what = f"train_grpo.reward.weights.{name} did not return within engine.deadline_s ({deadline_s:g} s)"
             say_line(f"error: {what}, for problem {problem.id}", sys.stderr)
@@ -156,11 +163,11 @@ def _watched(name: str, problem: Problem, deadline_s: float) -> Iterator[None]:
         done.set()
 
 
-def _attempt(name: str, function: RewardFunction, problem: Problem, *asked: Any) -> Any:
-    """Return what a reward returns, or the Failure that describes what it raised."""
+def _attempt(name: str, function: RewardFunction, problem: Problem, *arguments: Any) -> Any:
+    """Return what a reward returns, or a Failure if it raises an Exception."""
     returns_list = getattr(function, "compares_group", False) or getattr(function, "judges_steps", False)
     try:
-        value = function(problem, *asked)
+        value = function(problem, *arguments)
         return list(value) if returns_list else value
     except KeyboardInterrupt:
         raise
@@ -174,7 +181,7 @@ def _attempt(name: str, function: RewardFunction, problem: Problem, *asked: Any)
 
 
 def failure_of(name: str, error: BaseException) -> Failure:
-    """Return why there is no value of a reward that raised an error."""
+    """Return the Failure of a reward that raised `error`, with the file and line that raised it."""
     where = ""
     if error.__traceback__ is not None:
         innermost = traceback.extract_tb(error.__traceback__)[-1]
@@ -184,16 +191,20 @@ def failure_of(name: str, error: BaseException) -> Failure:
 
 
 def _numbers(name: str, values: Any, grade: Grade) -> tuple[float, ...] | Failure:
-    """Return the values of a completion as floats, or its first failure."""
+    """Return the values of a completion as floats, or its first Failure."""
     if isinstance(values, Failure):
         return values
-    numbers = [_number(name, value, grade) for value in values]
-    failure = next((number for number in numbers if isinstance(number, Failure)), None)
-    return failure or tuple(number for number in numbers if not isinstance(number, Failure))
+    numbers = []
+    for value in values:
+        number = _number(name, value, grade)
+        if isinstance(number, Failure):
+            return number
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def _number(name: str, value: Any, grade: Grade) -> float | Failure:
-    """Return a reward as a float; one that is not finite, or NaN without need, has failed."""
+    """Return a value as a float; a Failure if it is infinite, too large, or NaN for a completion with a verdict."""
     if getattr(value, "shape", None) == ():  # a scalar of NumPy or PyTorch
         value = value.item()
     number = math.inf
@@ -201,11 +212,11 @@ def _number(name: str, value: Any, grade: Grade) -> float | Failure:
         with suppress(OverflowError):
             number = float(value)
     if math.isinf(number) or (math.isnan(number) and grade.verdict is not Verdict.UNSCORABLE):
-        what = f"reward {name} returned"
-        return Failure(f"{what} no finite number", f"{what} {value!r:.100}, where a finite number is expected")
+        begin = f"reward {name} returned"
+        return Failure(f"{begin} no finite number", f"{begin} {value!r:.100}, where a finite number is expected")
     if abs(number) > MAX_REWARD:
-        what = f"reward {name} is too large"
-        return Failure(what, f"{what}: {number:g}; the statistics of a group overflow above {MAX_REWARD:g}")
+        kind = f"reward {name} is too large"
+        return Failure(kind, f"{kind}: {number:g}; the statistics of a group overflow above {MAX_REWARD:g}")
     return number
 
 
@@ -216,27 +227,27 @@ def reward_errors(
     judge: Mapping[str, Any] | None = None,
     problem: Problem | None = None,
 ) -> list[str]:
-    """Return a line for each reward that cannot be used, tried in a process of its own: importing a module runs it.
+    """Return a line for each reward that cannot be used, tried in a separate process: importing a module runs its code.
 
-    Where training runs in this very environment, each is called once, about a problem, and so is a judge
-    (reward_trial.py). Elsewhere a missing package that a module imports is no error: the image that trains may have it.
+    If training runs in this environment (`trained_here`), each reward is called once, about a problem, and so is a
+    judge (reward_trial.py). Otherwise a missing package is no error: the training image may have it.
     """
     if not names and not (judge and trained_here):
         return []
     values = problem.model_dump(mode="json") if problem else None
-    asked = json.dumps({"names": list(names), "trained_here": trained_here, "judge": judge, "problem": values})
+    request = json.dumps({"names": list(names), "trained_here": trained_here, "judge": judge, "problem": values})
     where = f"train_grpo.reward.weights: trying {', '.join([*names, *(['judge'] if judge else [])])}"
     try:
         process = subprocess.run(
-            [sys.executable, "-m", "components.train_grpo.reward_trial", asked],
+            [sys.executable, "-m", "components.train_grpo.reward_trial", request],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
-            timeout=_DEADLINE_S,
+            timeout=_TRIAL_DEADLINE_S,
         )
     except subprocess.TimeoutExpired:
-        return [f"{where} takes longer than {_DEADLINE_S:g} s"]
+        return [f"{where} takes longer than {_TRIAL_DEADLINE_S:g} s"]
     answers = [line for line in process.stdout.splitlines() if line.startswith(MARK)]
     if not answers:
         ending = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]

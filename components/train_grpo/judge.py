@@ -1,4 +1,4 @@
-"""A model as a judge: each response is rated by an OpenAI-compatible server, item by item of a rubric.
+"""A model as a judge: an OpenAI-compatible server rates each response by the items of a rubric.
 
 The request is that of `POST /chat/completions` with a JSON schema as response format, as OpenAI and vLLM serve it.
 """
@@ -17,7 +17,7 @@ from components.shared.problem import Problem
 from components.train_grpo.api import Api
 from components.train_grpo.slow_rewards import Priced
 
-_PLACE = re.compile(r"\{(question|answer|response|rubric)\}")
+_FIELD = re.compile(r"\{(question|answer|response|rubric)\}")
 _MAX_SCORE = 10
 _SHOWN_CHARACTERS = 200
 
@@ -61,16 +61,17 @@ class JudgeConfig(Config):
 def judge(problem: Problem, response: str, settings: JudgeConfig, timeout_s: float) -> Priced:
     """Return the mean rating of a response, from 0 to 1, with the tokens that the server says it took.
 
-    After `timeout_s` without an answer the connection is closed, by which vLLM knows that nobody waits any more.
-    PipelineError where its answer has no rating for each item; see `Api.post`.
+    After `timeout_s` without an answer the connection is closed; vLLM then stops its work on the request. PipelineError
+    if an item has no rating in the answer; for other errors see `Api.post`.
     """
-    filled = {
+    fields = {
         "question": problem.conversation,
         "answer": problem.answer,
         "response": response,
         "rubric": "\n".join(f"- {name}: {meaning}" for name, meaning in settings.rubric.items()),
     }
-    text = _PLACE.sub(lambda match: filled[match[1]], settings.prompt)
+    # str.format would fail on other braces in the prompt.
+    text = _FIELD.sub(lambda match: fields[match[1]], settings.prompt)
     score = {"type": "integer", "minimum": 0, "maximum": _MAX_SCORE}
     schema = {
         "type": "object",
@@ -90,19 +91,20 @@ def judge(problem: Problem, response: str, settings: JudgeConfig, timeout_s: flo
     }
     url = f"{settings.base_url.rstrip('/')}/chat/completions"
     answer = _api(url, settings.key_variable, timeout_s).post(body)
-    usage = (answer.get("usage") if isinstance(answer, dict) else None) or {}  # not every server counts
-    tokens = (int(usage.get(key) or 0) for key in ("prompt_tokens", "completion_tokens"))
-    return Priced(_mean_rating(answer, settings), *tokens)
+    rating = _mean_rating(answer, settings)
+    usage = answer.get("usage") or {}  # not every server counts tokens
+    return Priced(rating, int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
 
 
 @lru_cache
 def _api(url: str, key_variable: str | None, timeout_s: float) -> Api:
-    # A call that fails is made again within the limits of `reward.calls`.
+    # No retries but redirects: slow_rewards.py repeats failed calls within the limits of `reward.calls`.
     retries = Retry(None, connect=0, read=0, status=0, other=0, redirect=5)
     return Api(url, "train_grpo.reward.judge", key_variable, retries=retries, timeout_s=timeout_s, maxsize=64)
 
 
 def _mean_rating(answer: Any, settings: JudgeConfig) -> float:
+    """Return the mean rating of the items of the rubric, from 0 to 1; PipelineError if one has no valid rating."""
     try:
         content = answer["choices"][0]["message"]["content"]
         ratings = json.loads(content)

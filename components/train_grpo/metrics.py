@@ -9,36 +9,35 @@ from torch import Tensor
 from components.grading.verifier import Reason, Verdict
 from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.config import LossConfig, TrainGRPOConfig, reward_column
-from components.train_grpo.objective import TokenObjective, Tokens, clipped
-from components.train_grpo.rollouts import Rollout, differs
-from components.train_grpo.scoring import Group, Scored
+from components.train_grpo.objective import TokenObjective, Tokens, beyond_clip
+from components.train_grpo.rollouts import Rollout, rewards_differ
+from components.train_grpo.scoring import Group, ScoredCompletion
 
 _TOKEN_MEANS = (
     *("kl", "entropy", "clip_high_fraction", "clip_low_fraction"),
     *("importance_weight", "masked_token_fraction", "sampler_mismatch"),
 )
+"""Metrics that are means over tokens, in the order of `UpdateMetrics.add`."""
 
 
 # The rollout ----------------------------------------------------------------------------------------------------------
 
 
-def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPolicy) -> dict[str, float]:
+def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, answer_policy: AnswerPolicy) -> dict[str, float]:
     """Return the metrics of all sampled completions, also of those that are not trained on.
 
-    Rewards and accuracy are means over what could be scored, a reward's over the problems whose source has it;
-    `policy` says where an answer counts.
+    Rewards and accuracy are means over the completions that could be scored, for each reward over those of the problems
+    whose source has it. `answer_policy` says where in a completion an answer counts.
     """
     scored = [scored for group in rollout.sampled for scored in group.scored_G]
-    weights_P = [config.reward.weights_of(group.problem.source) for group in rollout.sampled]
-    rewards = [
-        sum(each.combined(weights))
-        for group, weights in zip(rollout.sampled, weights_P, strict=True)
-        for each in group.scored_G
-    ]
+    rewards: list[float] = []
+    for group in rollout.sampled:
+        weights = config.reward.weights_of(group.problem.source)
+        rewards += [sum(each.combined(weights)) for each in group.scored_G]
     lengths = [each.completion.num_tokens for each in scored]
     num_scorable = sum(group.num_scorable for group in rollout.sampled)
-    num_groups = len(rollout.sampled) or math.nan
-    zero_variance = [group for group in rollout.sampled if not differs(config, group)]
+    num_groups = len(rollout.sampled) or math.nan  # NaN makes fractions of no groups NaN
+    zero_variance = [group for group in rollout.sampled if not rewards_differ(config, group)]
     all_right = sum(group.num_right == len(group.scored_G) for group in zero_variance)
     all_wrong = sum(group.num_right == 0 and group.num_scorable == len(group.scored_G) for group in zero_variance)
     return {
@@ -48,12 +47,12 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPol
             for name in config.reward.names
         },
         "accuracy": sum(group.num_right for group in rollout.sampled) / num_scorable if num_scorable else math.nan,
-        "worked_fraction": mean([each.completion.is_worked(policy) for each in scored]),
+        "worked_fraction": mean([each.completion.is_worked(answer_policy) for each in scored]),
         "completion_length_tokens": mean(lengths),
         "completion_length_max_tokens": max(lengths, default=math.nan),
         "truncated_fraction": mean([each.completion.truncated for each in scored]),
         "unanswered_fraction": mean([is_unanswered(each) for each in scored]),
-        "unscorable_fraction": mean([each.unscorable is not None for each in scored]),
+        "unscorable_fraction": mean([each.why_unscorable is not None for each in scored]),
         "reward_failures": sum(each.failure is not None for each in scored),
         "distinct_answers": mean([_distinct_answers(group) for group in rollout.sampled]),
         "groups_sampled": len(rollout.sampled),
@@ -64,13 +63,13 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, policy: AnswerPol
     }
 
 
-def is_unanswered(scored: Scored) -> bool:
-    """Tell whether a completion came to its end without an answer where the model's config looks for it."""
+def is_unanswered(scored: ScoredCompletion) -> bool:
+    """Return whether a completion finished without an answer in the place where the model's config expects one."""
     return scored.completion.finished and scored.grade.reason is Reason.NO_ANSWER
 
 
 def staleness_metrics(config: TrainGRPOConfig, rollout: Rollout, step: int) -> dict[str, float]:
-    """Return how many updates old the tokens of a rollout are that a step learns from; nothing without staleness."""
+    """Return the ages, in updates, of the tokens that a step learns from, and related metrics; {} without staleness."""
     if not config.sampler.max_staleness:
         return {}
     completions = [scored.completion for group in rollout.trained for scored in group.scored_G]
@@ -78,28 +77,29 @@ def staleness_metrics(config: TrainGRPOConfig, rollout: Rollout, step: int) -> d
     figures = {"staleness_mean": mean(ages), "staleness_max": max(ages, default=math.nan)}
     if config.sampler.segment_tokens is None:
         return figures
-    limit, is_earlier = config.max_sampled_tokens, config.max_sampled_tokens < config.sampling.max_new_tokens
-    truncated = [is_earlier and each.truncated and each.num_tokens >= limit for each in completions]
+    limit = config.max_sampled_tokens
+    limited_by_staleness = limit < config.sampling.max_new_tokens
+    truncated = [limited_by_staleness and each.truncated and each.num_tokens >= limit for each in completions]
     return {**figures, "stale_truncated_fraction": mean(truncated), "groups_in_flight": rollout.groups_in_flight}
 
 
 def _distinct_answers(group: Group) -> float:
-    """Return the number of different final answers of a group, over its size.
+    """Return the number of different final answers of a group divided by its size.
 
-    Right answers are the same one. Others are compared as text without spaces and case: parsing what a model wrote has
-    no limit on time in this process.
+    All right answers count as one. Others are compared as text without spaces and case: to parse them as mathematics
+    could take any time, which this process does not limit.
     """
-    grades = [scored.grade for scored in group.scored_G]
-    wrong = {
-        "".join(grade.extracted.split()).casefold()
-        for grade in grades
-        if grade.extracted is not None and grade.verdict is not Verdict.RIGHT
-    }
-    return (len(wrong) + any(grade.verdict is Verdict.RIGHT for grade in grades)) / len(grades)
+    answers: set[str | None] = set()
+    for scored in group.scored_G:
+        if scored.grade.verdict is Verdict.RIGHT:
+            answers.add(None)  # stands for the right answer
+        elif scored.grade.extracted is not None:
+            answers.add("".join(scored.grade.extracted.split()).casefold())
+    return len(answers) / len(group.scored_G)
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean of the values that are numbers; NaN where there is none."""
+    """Return the mean of the values that are not NaN; NaN without such values."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
 
@@ -112,15 +112,15 @@ class UpdateMetrics:
 
     def __init__(self) -> None:
         self._sums = torch.zeros(1 + len(_TOKEN_MEANS), dtype=torch.float64)
-        """The number of tokens, then the sums of what is averaged over them."""
+        """The number of tokens, then the sums over them of each of `_TOKEN_MEANS`."""
         self._teacher_kl: list[float] = []
-        """Sums of the divergences from the teacher, of each micro-batch."""
+        """KL divergence from the teacher, summed over the tokens of each micro-batch."""
         self._maxima = torch.full((3,), torch.nan, dtype=torch.float64)
-        """Maxima of the sampler's mismatch, the ratio, and minus the ratio."""
+        """Maxima of the sampler's mismatch, of the ratio, and of minus the ratio; NaN before the first token."""
 
     @property
     def mean_mismatch(self) -> float:
-        """Mean absolute difference of the sampler's log-probabilities from the trainer's so far, in nats."""
+        """Mean absolute difference between the log-probabilities of sampler and trainer, in nats per token."""
         return float(self._sums[-1] / self._sums[0])
 
     @torch.no_grad()
@@ -129,16 +129,17 @@ class UpdateMetrics:
         ratio_N = terms.ratio_N
         unknown_N = torch.full_like(ratio_N, torch.nan)
         kl_N = unknown_N if terms.kl_N is None else terms.kl_N
-        weight_N, masked_N = (unknown_N,) * 2 if terms.weight_N is None else (terms.weight_N, terms.weight_N == 0)
-        high_N, low_N = clipped(loss, tokens, ratio_N)
+        weight_N = unknown_N if terms.weight_N is None else terms.weight_N
+        masked_N = unknown_N if terms.weight_N is None else terms.weight_N == 0
+        high_N, low_N = beyond_clip(loss, tokens, ratio_N)
         mismatch_N = (tokens.old_logprobs_N - tokens.sampler_logprobs_N).abs()
-        summed = (torch.ones_like(ratio_N), kl_N, tokens.entropy_N, high_N, low_N, weight_N, masked_N, mismatch_N)
-        self._sums += torch.stack([values_N.double() for values_N in summed]).sum(1).cpu()
+        columns = (torch.ones_like(ratio_N), kl_N, tokens.entropy_N, high_N, low_N, weight_N, masked_N, mismatch_N)
+        self._sums += torch.stack([values_N.double() for values_N in columns]).sum(1).cpu()
         largest = torch.stack([mismatch_N, ratio_N, -ratio_N]).amax(1)
-        self._maxima = torch.fmax(self._maxima, largest.double().cpu())
+        self._maxima = torch.fmax(self._maxima, largest.double().cpu())  # fmax ignores the initial NaN
 
     def add_teacher_kl(self, kl_N: Tensor) -> None:
-        """Add the divergences of the tokens of a micro-batch from the teacher."""
+        """Add the KL divergence from the teacher of each token of a micro-batch."""
         self._teacher_kl.append(float(kl_N.double().sum()))
 
     @staticmethod
@@ -152,7 +153,7 @@ class UpdateMetrics:
         return merged
 
     def figures(self, steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """Return means over tokens, extremes, and the means of what the optimizer steps returned."""
+        """Return means and extremes over tokens, and the means over `steps` of what the optimizer steps returned."""
         means = (self._sums[1:] / self._sums[0]).tolist()
         mismatch_max, ratio_max, minus_ratio_min = self._maxima.tolist()
         return {
@@ -165,6 +166,6 @@ class UpdateMetrics:
         }
 
 
-def figures_without_update(learning_rate: float) -> dict[str, float]:
-    """Return the figures of a rollout that had nothing to learn from: nothing was changed, and NaN was measured."""
+def metrics_without_update(learning_rate: float) -> dict[str, float]:
+    """Return the metrics of a step without an update: a loss and gradient norm of 0, and NaN for all others."""
     return UpdateMetrics().figures([{"loss": 0.0, "gradient_norm": 0.0, "learning_rate": learning_rate}])

@@ -25,20 +25,20 @@ from components.shared.model import context_tokens_of
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import is_unanswered
-from components.train_grpo.records import Row
-from components.train_grpo.rollouts import Rollout, differs
-from components.train_grpo.scoring import Group, Scored
+from components.train_grpo.records import Row, column_mean
+from components.train_grpo.rollouts import Rollout, rewards_differ
+from components.train_grpo.scoring import Group, ScoredCompletion
 
 _REASONS_SHOWN = 3
 _WARN_AFTER_STEPS = 5
 _OUTCOMES = ("right", "wrong", "truncated", "without an answer", "unscorable")
-_FEW = 0.25
-"""Share of groups whose rewards differ below which the first rollout prints advice."""
-_MOST = 0.5
-"""Share of completions from which one cause is the only one named."""
-_HARDLY = 0.1
-"""Share of right answers among the completions that end, below which a higher limit of tokens does not help."""
-_SHOWN = {
+_MIN_MIXED = 0.25
+"""Share of groups whose rewards differ, below which the first rollout prints advice."""
+_MAIN_CAUSE = 0.5
+"""Share of completions from which the advice is about this cause alone."""
+_RARELY_RIGHT = 0.1
+"""Share of right answers among the completions that end, below which a higher token limit would not help."""
+_COLUMNS_SHOWN = {
     "mean reward": "reward",
     "accuracy": "accuracy",
     "truncated": "truncated_fraction",
@@ -48,18 +48,17 @@ _SIGNAL_KEY = "train_grpo.reward.max_steps_without_signal"
 
 
 def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
-    """Raise PipelineError where more completions cannot be scored than the config allows.
+    """Raise PipelineError if more completions are unscorable than the config allows.
 
-    That is a defect of grader, data, reward or environment, not of the policy. A truncated completion has a verdict,
-    masked or not: it can be scored.
+    The policy is not the cause, but grader, data, a reward or the environment: truncated completions are scorable.
     """
-    scored = [(group.problem.id, each.unscorable) for group in groups for each in group.scored_G]
-    failed = [(problem, failure) for problem, failure in scored if failure is not None]
-    fraction, limit = len(failed) / max(1, len(scored)), config.reward.max_unscorable_fraction
+    failures = [(group.problem.id, each.why_unscorable) for group in groups for each in group.scored_G]
+    failed = [(problem_id, failure) for problem_id, failure in failures if failure is not None]
+    fraction, limit = len(failed) / max(1, len(failures)), config.reward.max_unscorable_fraction
     if fraction <= limit:
         return
-    # Reversed, so that the first failure of each kind is the one that stays.
-    first = {failure.kind: (problem, failure.message) for problem, failure in reversed(failed)}
+    # Reversed, as a dict keeps the last value of a key: here the first failure of each kind.
+    first = {failure.kind: (problem_id, failure.message) for problem_id, failure in reversed(failed)}
     counts = Counter(failure.kind for _, failure in failed)
     advice = []
     if Reason.ENVIRONMENT in counts:
@@ -71,66 +70,67 @@ def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
         for kind, count in counts.most_common(_REASONS_SHOWN)
     ]
     raise PipelineError(
-        f"{fraction:.0%} of the {len(scored)} completions of a rollout are unscorable, and "
+        f"{fraction:.0%} of the {len(failures)} completions of a rollout are unscorable, and "
         f"train_grpo.reward.max_unscorable_fraction is {limit:g}. {'; '.join(reasons)}. {' '.join(advice)}"
     )
 
 
 def try_largest_pass(config: TrainGRPOConfig, policy: Policy, checkpoint: Checkpoint, rollout: Rollout) -> None:
-    """Go forward and back through the largest micro-batch that the limits allow, for a loss of zero.
+    """Run a forward and backward pass, with a loss of zero, of the largest micro-batch that the limits allow.
 
-    So memory that is too small for it is found before the first update, and not by the first rollout that is as long.
+    If memory is too small for it, the run thus fails before its first update, not in the first rollout that is as long.
     """
     prompt_ids = rollout.sampled[0].scored_G[0].completion.tokens.prompt_ids
     context, max_tokens = context_tokens_of(checkpoint.model.config.to_dict()), config.engine.micro_batch_tokens
     length = config.sampling.max_new_tokens
-    length = length if context is None else min(length, context - len(prompt_ids))
+    if context is not None:
+        length = min(length, context - len(prompt_ids))
     if length < 1:
         return
     longest = TokenSequence(prompt_ids, prompt_ids[:1] * length)
-    padded = checkpoint.is_padded
-    count = max(1, max_tokens // len(longest) if padded else (max_tokens - len(prompt_ids)) // length)
-    (batch,) = pack(
-        [longest] * count, max_tokens=max(max_tokens, len(longest)), device=checkpoint.device, padded=padded
-    )
+    padded, max_tokens = checkpoint.is_padded, max(max_tokens, len(longest))
+    # In a padded batch each sequence has its own prompt; otherwise all share one.
+    count = max_tokens // len(longest) if padded else (max_tokens - len(prompt_ids)) // length
+    (batch,) = pack([longest] * count, max_tokens=max_tokens, device=checkpoint.device, padded=padded)
     with memory_for_update("train_grpo", config.engine):
         policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
 
 
 # The learning signal --------------------------------------------------------------------------------------------------
 #
-# Where the rewards of each group are all equal, a step teaches nothing. All of it is derived from the rows of the
-# curves, which are in the checkpoint: a resumed run continues the count.
+# A step teaches nothing if the rewards of each group are all equal. Such steps are counted in the rows of the curves,
+# which are in the checkpoint: a resumed run continues the count.
 
 
 def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str]:
-    """Yield whether the policy can learn, judging by the first rollout, and what to change where it cannot."""
+    """Yield lines that say whether the policy can learn from the first rollout, and what to change if not."""
     scored = [each for group in groups for each in group.scored_G]
     if not scored:
         return
     counts = Counter(map(_outcome, scored))
-    shares = {what: counts[what] / len(scored) for what in _OUTCOMES if counts[what]}
-    mixed = sum(differs(config, group) for group in groups)
-    shown = ", ".join(f"{share:.0%} {what}" for what, share in shares.items())
-    yield f"the first {len(scored)} completions: {shown}; rewards differ in {mixed} of {len(groups)} groups"
-    if mixed < _FEW * len(groups) and shares.get("right", 0.0) < 1 and not config.teacher:
+    shares = {outcome: counts[outcome] / len(scored) for outcome in _OUTCOMES if counts[outcome]}
+    num_mixed = sum(rewards_differ(config, group) for group in groups)
+    shown = ", ".join(f"{share:.0%} {outcome}" for outcome, share in shares.items())
+    yield f"the first {len(scored)} completions: {shown}; rewards differ in {num_mixed} of {len(groups)} groups"
+    if num_mixed < _MIN_MIXED * len(groups) and shares.get("right", 0.0) < 1 and not config.teacher:
         yield f"warning: only groups whose rewards differ are learned from. {_what_to_change(config, shares)}"
 
 
 def check_first(config: TrainGRPOConfig, groups: Sequence[Group], *, is_main: bool) -> list[str]:
-    """Print and return what `first_look` says; PipelineError where rewards differ in too few groups."""
+    """Print and return the lines of `first_look`; PipelineError if rewards differ in too few groups."""
     lines = list(first_look(config, groups))
     for line in lines if is_main else ():
         say("train_grpo", line)
-    needed, mixed = config.reward.min_mixed_at_start, sum(differs(config, group) for group in groups)
-    if mixed < needed * len(groups):
-        what = f"rewards differ in {mixed} of the first {len(groups)} groups"
-        raise PipelineError(f"{what}; train_grpo.reward.min_mixed_at_start asks for {needed:.0%} of them")
+    needed, num_mixed = config.reward.min_mixed_at_start, sum(rewards_differ(config, group) for group in groups)
+    if num_mixed < needed * len(groups):
+        found = f"rewards differ in {num_mixed} of the first {len(groups)} groups"
+        raise PipelineError(f"{found}; train_grpo.reward.min_mixed_at_start asks for {needed:.0%} of them")
     return lines
 
 
-def _outcome(scored: Scored) -> str:
-    if scored.unscorable is not None:
+def _outcome(scored: ScoredCompletion) -> str:
+    """Return which of `_OUTCOMES` a completion has."""
+    if scored.why_unscorable is not None:
         return "unscorable"
     if scored.completion.truncated:
         return "truncated"
@@ -140,18 +140,18 @@ def _outcome(scored: Scored) -> str:
 
 
 def _what_to_change(config: TrainGRPOConfig, shares: Mapping[str, float]) -> str:
-    """Return what may give a run a learning signal, from the shares of its completions."""
-    right, truncated, unanswered = (shares.get(what, 0.0) for what in ("right", "truncated", "without an answer"))
-    if truncated >= _MOST:
+    """Return advice that may give a run a learning signal, by the shares of `_OUTCOMES` among its completions."""
+    truncated = shares.get("truncated", 0.0)
+    if truncated >= _MAIN_CAUSE:
         limit, ended = config.sampling.max_new_tokens, 1 - truncated
         cause = f"Most completions are truncated at {limit} tokens"
-        if ended >= _HARDLY and right < _HARDLY * ended:
+        if ended >= _RARELY_RIGHT and shares.get("right", 0.0) < _RARELY_RIGHT * ended:
             return (
                 f"{cause}, and those that end are hardly ever right: fine-tune the model first (train_sft.num_steps), "
                 "on solutions that end as its prompt asks; a higher limit alone would not help"
             )
         return f"{cause}: raise train_grpo.sampling.max_new_tokens to {2 * limit}"
-    if unanswered >= _MOST:
+    if shares.get("without an answer", 0.0) >= _MAIN_CAUSE:
         return (
             "Most completions have no answer where train_sft.model.answer looks for it: ask for that form in the "
             "prompt or system message, fine-tune on solutions that have it, or set answer: last_sentence"
@@ -167,27 +167,24 @@ def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None
 
     Steps in which partial rollouts had finished no group do not count. With a teacher every step has a signal.
     """
-    if config.teacher or (curves and not _with_groups(curves[-1:])):
+    if config.teacher or (curves and not _has_groups(curves[-1])):
         return None
-    rows = list(takewhile(_teaches_nothing, reversed(_with_groups(curves))))
-    means = {
-        name: statistics.fmean(values)
-        for name, column in _SHOWN.items()
-        if (values := [value for row in rows if (value := row.get(column)) is not None])
-    }
-    figures = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
+    rows = list(takewhile(_teaches_nothing, filter(_has_groups, reversed(curves))))
+    pairs = [(name, column_mean(rows, column)) for name, column in _COLUMNS_SHOWN.items()]
+    means = {name: mean for name, mean in pairs if mean is not None}
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
     advice = _what_to_change(config, {**means, "right": means.get("accuracy", 0.0)})
-    what = f"no learning signal in the last {len(rows)} steps: the rewards of each group were all equal ({figures})"
+    problem = f"no learning signal in the last {len(rows)} steps: the rewards of each group were all equal ({shown})"
     if 0 < config.reward.max_steps_without_signal <= len(rows):
-        return f"{what}. {advice}. To continue anyway, set {_SIGNAL_KEY}: 0"
+        return f"{problem}. {advice}. To continue anyway, set {_SIGNAL_KEY}: 0"
     if len(rows) == _WARN_AFTER_STEPS:
-        say("train_grpo", f"warning: {what}. {advice}")
+        say("train_grpo", f"warning: {problem}. {advice}")
     return None
 
 
 def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
-    """Raise PipelineError where no step of a whole run had a learning signal: the policy would be its reference."""
-    curves = _with_groups(curves)
+    """Raise PipelineError if no step of the run had a learning signal: the policy would equal its reference."""
+    curves = list(filter(_has_groups, curves))
     if all(row["groups_all_right_fraction"] == 1 for row in curves):
         say("train_grpo", "warning: every answer was right in every step: there was nothing left to learn")
     elif (
@@ -201,12 +198,13 @@ def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
         )
 
 
-def _with_groups(curves: Sequence[Row]) -> list[Row]:
-    """Return the rows of steps that had groups to learn from."""
-    return [row for row in curves if row["groups_without_spread_fraction"] is not None]
+def _has_groups(row: Row) -> bool:
+    """Return whether a step had groups to learn from."""
+    return row["groups_without_spread_fraction"] is not None
 
 
 def _teaches_nothing(row: Row) -> bool:
+    """Return whether no group of a step had a spread of rewards, although not all answers were right."""
     return row["groups_without_spread_fraction"] == 1 and row["groups_all_right_fraction"] != 1
 
 
@@ -214,14 +212,14 @@ def _teaches_nothing(row: Row) -> bool:
 
 
 class StepTimer:
-    """Measures the phases of each step, and how much of the speed of matrix products an update reaches."""
+    """Measures the phases of each step, and the share of the speed of plain matrix products that an update reaches."""
 
     def __init__(self, config: TrainGRPOConfig, checkpoint: Checkpoint) -> None:
-        """Count the operations of a model; its weights must not be sharded yet."""
+        """Count the operations of a model, whose weights must not be sharded yet, and measure matrix products."""
         self._flops = FlopCounter(checkpoint.model)
         self._matmul_flops = measure_matmul_flops(checkpoint.device, checkpoint.model.dtype)
-        # A backward pass is two products for each one of the forward pass; frozen weights have no gradient.
-        self._products = (2 if config.engine.lora else 3) * config.updates_per_rollout
+        # A backward pass has two products for each of the forward pass; only one for frozen weights, without gradient.
+        self._passes = (2 if config.engine.lora else 3) * config.updates_per_rollout
 
     def start(self) -> None:
         """Begin a step."""
@@ -230,18 +228,18 @@ class StepTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure the time of the block, which is a range in a profile."""
+        """Measure the time of the block, and mark it as a range in a profile."""
         started = time.monotonic()
         with record_function(name.removesuffix("_s")):
             yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started
 
     def row(self, step: int, rollout: Rollout, batches: Sequence[MicroBatch], ranks: Ranks) -> dict[str, float]:
-        """Return what is recorded of the timing of a step, updated on `batches`; all processes call it together."""
+        """Return the timing of a step whose update was on `batches`; all processes call it together."""
         step_s, update_s = time.monotonic() - self._started, self._seconds["update_s"]
-        num_flops = self._products * self._flops.forward_flops(batches)
+        num_flops = self._passes * self._flops.forward_flops(batches)
         num_tokens = sum(scored.completion.num_tokens for group in rollout.sampled for scored in group.scored_G)
-        figures = {
+        timing = {
             "sampling_s": rollout.sampling_s,
             "scoring_s": rollout.scoring_s,
             "sync_s": rollout.sync_s,
@@ -249,18 +247,18 @@ class StepTimer:
             "update_flop_utilisation": num_flops / update_s / self._matmul_flops if update_s else 0.0,
             "step_s": step_s,
         }
-        row = {"step": step, **{name: round(value, 4) for name, value in figures.items()}}
-        if ranks.world_size > 1:  # which process the others waited for at the end of sampling and scoring
-            waited_s = ranks.all_gather(rollout.sampling_s + rollout.scoring_s, "the timing of a rollout")
-            row["slowest_rank"] = waited_s.index(max(waited_s))
-            row["slowest_rank_behind_median_s"] = round(max(waited_s) - statistics.median_low(waited_s), 4)
+        row = {"step": step, **{name: round(value, 4) for name, value in timing.items()}}
+        if ranks.world_size > 1:  # the others wait for the slowest process after sampling and scoring
+            rollouts_s = ranks.all_gather(rollout.sampling_s + rollout.scoring_s, "the timing of a rollout")
+            row["slowest_rank"] = rollouts_s.index(max(rollouts_s))
+            row["slowest_rank_behind_median_s"] = round(max(rollouts_s) - statistics.median_low(rollouts_s), 4)
         return {**row, "tokens_per_s": round(num_tokens / step_s, 1)}
 
 
 class Profiler:
-    """Writes a trace of each step that the config names, or that a file requests during the run.
+    """Writes a trace of each step in `profile_steps`, and of the next step when the file live/profile appears.
 
-    The traces are in the folder of unfinished work until the end: a resumed run has those of the steps before.
+    The traces are in the work folder until the end: a resumed run has those of its earlier steps.
     """
 
     def __init__(self, config: TrainGRPOConfig, work: Path) -> None:
@@ -269,7 +267,7 @@ class Profiler:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Write a trace of the block, gzipped JSON that Perfetto and chrome://tracing read, if one is due."""
+        """If a trace of the block is due, write it: gzipped JSON for Perfetto or chrome://tracing."""
         is_requested = self._request.is_file()
         if step not in self._steps and not is_requested:
             yield

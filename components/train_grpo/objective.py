@@ -1,7 +1,7 @@
 """Equation 3 of GRPO (arXiv 2402.03300) and its variants: from rewards to advantages, from tokens to the objective.
 
-Pure functions of tensors. Each variant is a case of one function, named by a Literal of config.py; mypy finds a missing
-case, as the function would then return None.
+Pure functions of tensors. The variants of a formula are the cases of one `match` on a Literal of config.py; mypy finds
+a missing case, because the function would then return None.
 
 Shape suffixes, the same in all of train_grpo:
     P  prompts              G  completions per prompt            B = P * G, prompt after prompt
@@ -9,7 +9,7 @@ Shape suffixes, the same in all of train_grpo:
        supervision, padded with NaN
     T  tokens of one sequence
     M  completion tokens of all B completions, end to end        N  completion tokens of a micro-batch
-A reward of NaN is no reward: it counts in no statistic, and its advantage is zero.
+NaN means that there is no reward: statistics leave it out, and its advantage is zero.
 """
 
 from collections.abc import Sequence
@@ -19,15 +19,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from components.train_grpo.config import (
-    AdvantageEstimator,
-    Aggregation,
-    KLEstimator,
-    LossConfig,
-)
+from components.train_grpo.config import AdvantageEstimator, Aggregation, KLEstimator, LossConfig
 
 _SPREAD_TOLERANCE = 1e-6
-"""Rewards that differ by less are equal: their standard deviation is rounding error, and dividing by it makes noise."""
+"""Rewards that differ by less count as equal: their standard deviation is rounding error, and no divisor."""
 MAX_LOG_RATIO = 20.0
 """Bound on a log-ratio before it is exponentiated: one outlier must not overflow."""
 
@@ -50,7 +45,7 @@ class Tokens:
     entropy_N: Tensor
     advantages_N: Tensor
     sequence_N: Tensor
-    """The completion of each token, whole in this micro-batch."""
+    """Index in the rollout of each token's completion. All tokens of a completion are here, unless `loss_is_sum`."""
     num_tokens_B: Tensor
     """Completion tokens of each completion of the rollout."""
 
@@ -63,14 +58,11 @@ class TokenObjective:
     ratio_N: Tensor
     kl_N: Tensor | None
     weight_N: Tensor | None
-    """What the correction multiplies the policy loss by, 0 where it is masked; None without a correction."""
+    """Factor of the policy loss by `corrections.importance_weights`, 0 for masked tokens; None without a correction."""
 
 
 def token_objective(loss: LossConfig, tokens: Tokens, weight_N: Tensor | None) -> TokenObjective:
-    """Return policy loss and KL penalty of each token: the bracket of equation 3, before its means.
-
-    `weight_N` are the weights of corrections.py, where there are any.
-    """
+    """Return the weighted policy objective minus the KL penalty of each token: the bracket of equation 3."""
     ratio_N = policy_ratio(tokens, loss.ratio)
     objective_N = policy_objective(tokens, ratio_N, loss)
     if weight_N is not None:
@@ -89,7 +81,6 @@ def token_objective(loss: LossConfig, tokens: Tokens, weight_N: Tensor | None) -
 def advantages(rewards_PK: Tensor, estimator: AdvantageEstimator) -> Tensor:
     """Return the advantage of each reward over its group, (P, K): zero in a group whose rewards are all equal."""
     centered_PK, num_scored_P1 = _centered(rewards_PK)  # r - mean(r)
-    mean_P1 = rewards_PK.nansum(1, keepdim=True) / num_scored_P1
     num_others_P1 = (num_scored_P1 - 1).clamp(min=1)
     match estimator:
         case "z_score":  # over the biased standard deviation: the paper does not say which
@@ -99,12 +90,14 @@ def advantages(rewards_PK: Tensor, estimator: AdvantageEstimator) -> Tensor:
         case "mean_only":  # no preference for groups whose rewards hardly differ (Dr. GRPO, arXiv 2503.20783)
             return centered_PK
         case "leave_one_out":
-            # r_i less the mean of the others, which is K / (K - 1) times r_i - mean(r) (RLOO, arXiv 2402.14740). Never
-            # divided by a standard deviation without r_i: that of a nearly constant rest is a rounding error.
+            # r_i minus the mean of the others, which is K / (K - 1) times r_i - mean(r) (RLOO, arXiv 2402.14740). Not
+            # divided by the standard deviation of the others: if these are nearly equal, it is a rounding error.
             return centered_PK * num_scored_P1 / num_others_P1
         case "batch_std":  # over the biased standard deviation of all rewards of the rollout (arXiv 2508.08221)
-            return centered_PK / _or_one(_std(*_centered(rewards_PK.reshape(1, -1))))
+            all_centered, num_scored = _centered(rewards_PK.reshape(1, -1))  # the rollout as a single group
+            return centered_PK / _or_one(_std(all_centered, num_scored))
         case "mean_scaled":  # over mean(r), zero where that is not positive (MaxRL, arXiv 2602.02710)
+            mean_P1 = rewards_PK.nansum(1, keepdim=True) / num_scored_P1
             return torch.where(mean_P1 > 0, centered_PK / _or_one(mean_P1), 0.0)
 
 
@@ -113,24 +106,23 @@ def token_advantages(
 ) -> Tensor:
     """Return for each token the sum of the advantages of the steps that end at it or later, (M,) (section 4.1.3).
 
-    A step's end is the number of completion tokens up to and including its last. Outcome supervision is the case of
-    one step, which ends with the completion. Tokens after the last step's end get zero. A completion with more steps
-    sums more of them: a bias of the paper's own. A completion without tokens adds none.
+    A step's end is the number of completion tokens up to and including its last one; tokens after the last step get
+    zero. With outcome supervision, the completion is one step. As in the paper, more steps mean larger sums.
     """
-    tokens = []
+    sums = []
     for advantages_K, step_ends_G, num_tokens_G in zip(advantages_PK, step_ends_PG, num_tokens_PG, strict=True):
         first = 0
         for step_ends, num_tokens in zip(step_ends_G, num_tokens_G, strict=True):
-            at_end_T = torch.zeros(num_tokens, dtype=advantages_PK.dtype)
+            at_step_ends_T = torch.zeros(num_tokens, dtype=advantages_PK.dtype)
             if num_tokens:
-                at_end_T.index_add_(0, torch.tensor(step_ends) - 1, advantages_K[first : first + len(step_ends)])
-            tokens.append(at_end_T.flip(0).cumsum(0).flip(0))
+                at_step_ends_T.index_add_(0, torch.tensor(step_ends) - 1, advantages_K[first : first + len(step_ends)])
+            sums.append(at_step_ends_T.flip(0).cumsum(0).flip(0))  # from the last token back to each
             first += len(step_ends)
-    return torch.cat(tokens)
+    return torch.cat(sums)
 
 
 def has_spread(rewards_PK: Tensor) -> Tensor:
-    """Return whether each group's rewards differ at all, shape (P,): without it there is nothing to learn from."""
+    """Return whether the rewards of each group differ, (P,)."""
     unscored_PK = rewards_PK.isnan()
     highest_P = rewards_PK.masked_fill(unscored_PK, -torch.inf).amax(dim=1)
     lowest_P = rewards_PK.masked_fill(unscored_PK, torch.inf).amin(dim=1)
@@ -138,7 +130,7 @@ def has_spread(rewards_PK: Tensor) -> Tensor:
 
 
 def _centered(rewards_PK: Tensor) -> tuple[Tensor, Tensor]:
-    """Return r - mean(r), exactly zero where there is no reward or no spread, and the number of rewards (P, 1)."""
+    """Return r - mean(r), zero where there is no reward or no spread, and the number of rewards, at least 1, (P, 1)."""
     scored_PK = ~rewards_PK.isnan()
     num_scored_P1 = scored_PK.sum(dim=1, keepdim=True).clamp(min=1)
     mean_P1 = rewards_PK.nansum(dim=1, keepdim=True) / num_scored_P1
@@ -150,27 +142,27 @@ def _std(centered_PK: Tensor, divisor_P1: Tensor) -> Tensor:
     return (centered_PK.square().sum(1, keepdim=True) / divisor_P1).sqrt()
 
 
-def _or_one(std: Tensor) -> Tensor:
-    """Replace a standard deviation of zero, under which everything centered is zero already."""
-    return torch.where(std > 0, std, 1.0)
+def _or_one(divisor: Tensor) -> Tensor:
+    """Return the divisor, or 1 where it is not positive; the dividend is zero there, or its quotient is not used."""
+    return torch.where(divisor > 0, divisor, 1.0)
 
 
 # The ratio to the policy before the update, and the policy loss -------------------------------------------------------
 
 
 def policy_ratio(tokens: Tokens, level: Literal["token", "sequence"]) -> Tensor:
-    """Return the factor of each token's advantage: pi / pi_old of the token (equation 3) or of its completion o.
+    """Return pi / pi_old of each token (equation 3), or of its completion o.
 
-    The latter is (pi(o) / pi_old(o))^(1/|o|) (GSPO, arXiv 2507.18071, equation 7).
+    That of a completion is (pi(o) / pi_old(o))^(1/|o|) (GSPO, arXiv 2507.18071, equation 7).
     """
     log_ratio_N = tokens.logprobs_N - tokens.old_logprobs_N
     if level == "sequence":
-        mean_B = summed(log_ratio_N, tokens) / tokens.num_tokens_B.clamp(min=1)
+        mean_B = completion_sums(log_ratio_N, tokens) / tokens.num_tokens_B.clamp(min=1)
         log_ratio_N = mean_B[tokens.sequence_N]
     return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def summed(values_N: Tensor, tokens: Tokens) -> Tensor:
+def completion_sums(values_N: Tensor, tokens: Tokens) -> Tensor:
     """Return the sum over each completion, (B,)."""
     zero_B = torch.zeros_like(tokens.num_tokens_B, dtype=values_N.dtype)
     return zero_B.index_add(0, tokens.sequence_N, values_N)
@@ -188,30 +180,30 @@ def policy_objective(tokens: Tokens, ratio_N: Tensor, loss: LossConfig) -> Tenso
             return torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
         case "cispo":
             # clip(ratio) * A * log pi, the first factor without gradient (CISPO, arXiv 2506.13585): the clip bounds the
-            # weight of a token, and never stops its gradient.
+            # weight of a token, but every token has a gradient.
             return clipped_N.detach() * advantages_N * tokens.logprobs_N
         case "sapo":
-            # 4/tau sigmoid(tau (ratio - 1)) * A, tau by the sign of A (SAPO, arXiv 2511.20347): its slope is 1 at a
-            # ratio of 1, and fades with the distance from there.
+            # 4/tau sigmoid(tau (ratio - 1)) * A, with a tau for each sign of A (SAPO, arXiv 2511.20347): the slope is A
+            # at a ratio of 1, and falls towards 0 with the distance from it.
             tau_N = torch.full_like(ratio_N, loss.soft_clip.negative)
             tau_N.masked_fill_(advantages_N > 0, loss.soft_clip.positive)
             return 4 / tau_N * torch.sigmoid(tau_N * (ratio_N - 1)) * advantages_N
         case "gmpo":
-            # The geometric mean over the completion of min(ratio, 1 + high), or max(ratio, 1 - low) where A is not
-            # positive, times A (GMPO, arXiv 2507.20673).
+            # A times the geometric mean over the completion of the clipped ratio, which is min(ratio, 1 + high) if A is
+            # positive, else max(ratio, 1 - low) (GMPO, arXiv 2507.20673).
             below_N, above_N = ratio_N.clamp(max=1 + clip.high), ratio_N.clamp(min=1 - clip.low)
             bounded_N = torch.where(advantages_N > 0, below_N, above_N)
-            mean_B = summed(bounded_N.log(), tokens) / tokens.num_tokens_B.clamp(min=1)
+            mean_B = completion_sums(bounded_N.log(), tokens) / tokens.num_tokens_B.clamp(min=1)
             return mean_B.exp()[tokens.sequence_N] * advantages_N
         case "dppo":  # ratio * A, without a gradient where the probability has changed too much (arXiv 2602.04879)
-            high_N, low_N = clipped(loss, tokens, ratio_N)
+            high_N, low_N = beyond_clip(loss, tokens, ratio_N)
             return torch.where(high_N | low_N, 0.0, ratio_N * advantages_N)
 
 
-def clipped(loss: LossConfig, tokens: Tokens, ratio_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which tokens are beyond the upper and the lower bound; SAPO has none.
+def beyond_clip(loss: LossConfig, tokens: Tokens, ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which tokens are beyond the upper bound, and which beyond the lower one; SAPO has no bounds.
 
-    DPPO bounds what the ratio leaves open: pi - pi_sampler, the binary approximation of their total variation.
+    DPPO bounds the difference pi - pi_sampler instead of the ratio: the binary approximation of their total variation.
     """
     clip, advantages_N = loss.clip, tokens.advantages_N
     match loss.policy_loss:
@@ -233,12 +225,12 @@ def kl_to_reference(
 ) -> Tensor:
     """Return an estimate of KL(pi || pi_ref) for each token, from samples of pi (equation 4).
 
-    With x = log(pi_ref / pi), exp(x) - x - 1 is never negative and has the divergence as its mean. As a term of a loss
-    its mean gradient is that of the *other* divergence, KL(pi_ref || pi); times the ratio pi / pi_old, `ratio_N`, it is
-    that of KL(pi || pi_ref) (names: http://joschu.net/blog/kl-approx.html).
+    With x = log(pi_ref / pi), k3 = exp(x) - x - 1 is never negative, and its mean is the divergence. Its gradient,
+    however, has as its mean that of the *other* divergence, KL(pi_ref || pi); multiplied by the ratio pi / pi_old,
+    `ratio_N`, it has that of KL(pi || pi_ref) (names: http://joschu.net/blog/kl-approx.html).
     """
     x_N = reference_logprobs_N - logprobs_N
-    bounded_N = x_N.clamp(max=MAX_LOG_RATIO)  # in both places, or the gradient above it has the wrong sign
+    bounded_N = x_N.clamp(max=MAX_LOG_RATIO)  # in both terms, else the gradient above the bound has the wrong sign
     k3_N = torch.expm1(bounded_N) - bounded_N
     match estimator:
         case "k3":
@@ -248,11 +240,11 @@ def kl_to_reference(
 
 
 def token_weights(num_tokens_B: Tensor, aggregation: Aggregation, *, group_size: int, max_new_tokens: int) -> Tensor:
-    """Return the weight in the loss of each token of each completion of an optimizer step, (B,).
+    """Return the weight in the loss of a token of each completion of an optimizer step, (B,).
 
-    They are counted over the whole step, all its micro-batches and processes, before the first of them runs: the sum
-    of weighted token objectives is then the same however the step is split. A completion that is not in the loss, such
-    as a masked one, comes with no tokens and counts in no mean; one whose advantage is zero counts like any other.
+    `num_tokens_B` has the completions of all micro-batches and processes of the step: the weighted sum of objectives is
+    then the same however the step is split. Completions that are not in the loss, such as masked ones, have 0 tokens
+    here and count in no mean; those whose advantage is zero do count.
     """
     in_loss_B = (num_tokens_B > 0).to(num_tokens_B.dtype)
     num_completions = in_loss_B.sum().clamp(min=1)

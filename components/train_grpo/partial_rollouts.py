@@ -4,16 +4,17 @@ A step samples at most `sampler.segment_tokens` tokens of each completion. Long 
 are continued in the next one (Kimi k1.5, arXiv 2501.12599, section 2.6.2). Every step begins groups for
 `prompts_per_step` problems, and learns from as many whose completions are all finished, the oldest first.
 
-No token is learned from more than `max_staleness` updates after it was sampled, since
-- a completion has `max_segments` segments at most: one that is not finished then is truncated;
-- so all groups that began in one step are finished in the step of their last segment, and they are no more than a step
-  learns from: with the older ones gone, as those were in the step before, all of them are learned from in that step.
+No token is learned from more than `max_staleness` updates after it was sampled:
+- A completion has at most `max_segments` segments, and is truncated if it is not finished then. So all groups that
+  began in the same step are finished when they have had their last segment.
+- They are `prompts_per_step` groups, as many as a step learns from. All older groups were learned from in the steps
+  before, for the same reason, so that step learns from all of these.
 
 Shape suffixes as in objective.py: P prompts, G completions per prompt.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,7 +25,7 @@ from torch.profiler import record_function
 
 from components.rollout.sampler import Completion
 from components.shared.problem import Problem
-from components.train_grpo.prefetched_rollouts import begin, known
+from components.train_grpo.prefetched_rollouts import begin, completed_future
 from components.train_grpo.rollouts import Rollout, Rollouts, with_version
 from components.train_grpo.scoring import Group
 
@@ -34,21 +35,21 @@ class PartialGroup:
     """A problem whose completions are in flight, or finished and not learned from yet."""
 
     number: int
-    """The place of the problem among all of the run, which is the order of age."""
+    """Number of the problem in the run, by which the oldest groups are found."""
     problem: Problem
     completions_G: tuple[Completion, ...] = ()
-    """What is sampled so far; empty before the first segment, and again when they are finished and scored."""
+    """What is sampled so far; empty before the first segment, and again once they are in `scored`."""
     scored: Group | None = None
     """All completions with their rewards, once the last is finished."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether no completion goes on in another segment."""
+        """Whether all completions are sampled to their ends, and not scored yet."""
         return bool(self.completions_G) and not any(each.paused for each in self.completions_G)
 
 
 Segment = tuple[list[PartialGroup], float, float]
-"""Groups in flight of this process, each with what it has sampled in a step, and the time for sampling and scoring."""
+"""This process's unscored groups after another segment, and the seconds that sampling and scoring took."""
 _PARTIAL_GROUPS = TypeAdapter(list[PartialGroup])
 """Turns groups into numbers, text, lists and dicts for a checkpoint, and back."""
 
@@ -58,13 +59,13 @@ class PartialRollouts(Rollouts):
     """Rollouts of completions that are sampled over several steps."""
 
     _groups: list[PartialGroup] = field(default_factory=list, init=False)
-    """Groups of this process that nothing is sampled for now: finished ones, and all between two segments."""
+    """All groups of this process that are not learned from yet, except those in `_segment`."""
     _segment: "Future[Segment] | None" = field(default=None, init=False)
-    """The segment that is sampled ahead."""
+    """The segment of the next step, if it is sampled ahead."""
 
     def of_step(self, step: int) -> Rollout:
-        """Return the rollout to learn from: fewer groups than `prompts_per_step` until the first long ones finish."""
-        with self.memory():
+        """Return the rollout that a step learns from: fewer groups than `prompts_per_step` in the first steps."""
+        with self.memory_for_rollout():
             segment, sync_s = self._segment, 0.0
             if segment is None:
                 sync_s = self.sampler.update_weights(step - 1)
@@ -73,7 +74,7 @@ class PartialRollouts(Rollouts):
             self._groups, self._segment = self._groups + groups, None
             rollout = self._take_finished()
             if self.config.sampler.samples_ahead and step < self.config.num_steps:
-                # The gathering above has waited for all processes: nothing is sampled while the weights change.
+                # `_take_finished` has waited for all processes, so none samples while the weights change.
                 sync_s += self.sampler.update_weights(step - 1)
                 self._segment = self._begin_segment(step + 1, version=step - 1)
             self.sampler.sleep()
@@ -86,67 +87,65 @@ class PartialRollouts(Rollouts):
             self.ranks.barrier("the end of prefetching")
 
     def state(self) -> dict[str, Any]:
-        """Return the place in the order of prompts and all groups that are not learned from yet, as plain values."""
+        """Return the position in the order of prompts and all groups not learned from yet, as plain values."""
         groups = self._groups + (self._segment.result()[0] if self._segment else [])
         own = _PARTIAL_GROUPS.dump_python(groups, mode="json")
         of_ranks = self.ranks.all_gather(own, "the end of prefetching")
         return {**super().state(), "groups_of_ranks": of_ranks, "is_ahead": self._segment is not None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned; with as many processes as then, each has the groups it had."""
+        """Continue from what `state` returned; if the number of processes is the same, each keeps its own groups."""
         super().restore(state)
         of_ranks = state["groups_of_ranks"]
-        same = len(of_ranks) == self.ranks.world_size
-        every = [group for groups in of_ranks for group in groups]
-        groups = _PARTIAL_GROUPS.validate_python(of_ranks[self.ranks.rank] if same else self.ranks.shard(every))
+        if len(of_ranks) == self.ranks.world_size:
+            own = of_ranks[self.ranks.rank]
+        else:
+            own = self.ranks.shard([group for groups in of_ranks for group in groups])
+        groups = _PARTIAL_GROUPS.validate_python(own)
         if state["is_ahead"]:
-            self._segment = known((groups, 0.0, 0.0))
+            self._segment = completed_future((groups, 0.0, 0.0))
         else:
             self._groups = groups
 
     def _begin_segment(self, step: int, *, version: int) -> "Future[Segment]":
-        """Begin another segment of the groups in flight in this process, and of the new groups of a step."""
+        """Begin another segment of this process's unscored groups, and of its shard of a step's new groups."""
         count = self.config.prompts_per_step
         numbered = list(enumerate(self.prompts.next_batch(count), start=count * (step - 1)))
-        in_flight = [group for group in self._groups if group.scored is None]
-        in_flight += [PartialGroup(number, problem) for number, problem in self.ranks.shard(numbered)]
+        unscored = [group for group in self._groups if group.scored is None]
+        unscored += [PartialGroup(number, problem) for number, problem in self.ranks.shard(numbered)]
         self._groups = [group for group in self._groups if group.scored is not None]
-        sample = partial(self._sample_segment, in_flight, self._seed(f"step {step}", 0), version)
+        sample = partial(self._sample_segment, unscored, self._seed(f"step {step}", 0), version)
         return begin(sample, ahead=self.config.sampler.samples_ahead)
 
-    def _sample_segment(self, groups: Sequence[PartialGroup], seed: int, version: int) -> Segment:
+    def _sample_segment(self, groups: list[PartialGroup], seed: int, version: int) -> Segment:
         """Return groups after another segment, from the weights after `version` updates; score those that finish."""
-        started = time.monotonic()
+        sampling_began = time.monotonic()
         sampling = replace(self.sampling(seed), segment_tokens=self.config.sampler.segment_tokens)
         partial_PG = [group.completions_G for group in groups]
         with record_function("sampling"):
             completions_PG = self.sampler.generate([group.problem for group in groups], sampling, partial_PG)
         completions_PG = with_version(completions_PG, version, partial_PG)
-        sampled = time.monotonic()
-        after = [
-            replace(group, completions_G=tuple(completions_G))
-            for group, completions_G in zip(groups, completions_PG, strict=True)
-        ]
-        finished = [group for group in after if group.is_finished]
-        with record_function("scoring"), self._scoring:
-            scored = self.score([each.problem for each in finished], [each.completions_G for each in finished])
-        numbered = {each.number: group for each, group in zip(finished, scored, strict=True)}
-        after = [
-            replace(each, completions_G=(), scored=numbered[each.number]) if each.number in numbered else each
-            for each in after
-        ]
-        return after, sampled - started, time.monotonic() - sampled
+        scoring_began = time.monotonic()
+        pairs = zip(groups, completions_PG, strict=True)
+        groups = [replace(group, completions_G=tuple(completions_G)) for group, completions_G in pairs]
+        finished = [group for group in groups if group.is_finished]
+        with record_function("scoring"), self._scoring_lock:
+            scored = iter(self.score([each.problem for each in finished], [each.completions_G for each in finished]))
+        groups = [replace(each, completions_G=(), scored=next(scored)) if each.is_finished else each for each in groups]
+        return groups, scoring_began - sampling_began, time.monotonic() - scoring_began
 
     def _take_finished(self) -> Rollout:
-        """Return the oldest groups of all processes that are finished, and keep the others."""
-        finished = {group.number: group.scored for group in self._groups if group.scored is not None}
-        of_ranks = self.ranks.all_gather((list(finished), len(self._groups)), "the end of sampling")
+        """Return the oldest scored groups of all processes, up to `prompts_per_step`, and keep the others."""
+        scored = {group.number: group.scored for group in self._groups if group.scored is not None}
+        # Groups are large: the processes exchange numbers first, then only the groups that the step learns from.
+        of_ranks = self.ranks.all_gather((list(scored), len(self._groups)), "the end of sampling")
         chosen = sorted(number for numbers, _ in of_ranks for number in numbers)[: self.config.prompts_per_step]
-        own = {number: group for number, group in finished.items() if number in chosen}
+        own = {number: group for number, group in scored.items() if number in chosen}
         taken: dict[int, Group] = {}
         for of_rank in self.ranks.all_gather(own, "the end of scoring"):
             taken |= of_rank
         self._groups = [group for group in self._groups if group.number not in taken]
-        groups = self._recorded([taken[number] for number in chosen])
+        groups = [taken[number] for number in chosen]
+        self._record_pass_rates(groups)
         in_flight = sum(count for _, count in of_ranks) - len(chosen)
         return Rollout(groups, groups, 0.0, 0.0, groups_in_flight=in_flight)

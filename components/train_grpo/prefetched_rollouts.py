@@ -1,4 +1,4 @@
-"""Rollouts that are sampled ahead of the updates before them, for `sampler.max_staleness`."""
+"""Rollouts that are sampled before the preceding updates are done (`sampler.max_staleness`)."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -23,24 +23,24 @@ class PrefetchedRollouts(Rollouts):
     """Samples rollouts from weights that are up to `max_staleness` updates old when they are learned from."""
 
     _ahead: "deque[Future[Rollout]]" = field(default_factory=deque, init=False)
-    """This process's part of the rollouts of the next steps, in their order."""
+    """This process's shards of the rollouts of the next steps, in order."""
 
     def of_step(self, step: int) -> Rollout:
-        """Take the rollout of a step from those that are sampled ahead, and begin the next where they are due.
+        """Return the rollout that a step learns from; every `max_staleness` steps, begin the next rollouts.
 
-        Every `max_staleness` steps the sampler gets the newest weights and begins as many rollouts from them, those of
-        the next steps: the last of them is learned from that many updates later. Servers sample them all together while
-        the policy learns, so that the longest completions of one hold up nothing else.
+        The sampler then gets the newest weights and begins the rollouts of the next `max_staleness` steps; the last of
+        them is that many updates old when it is learned from. Servers sample all of them at once while the policy
+        learns, so that the longest completions of one rollout do not delay the others.
         """
-        with self.memory():
+        with self.memory_for_rollout():
             staleness, sync_s = self.config.sampler.max_staleness, 0.0
             last = min(step + staleness, self.config.num_steps)
-            due = range(step + len(self._ahead), last + 1)  # in the first step, its own as well
+            due = range(step + len(self._ahead), last + 1)  # in the first step, nothing is ahead: its own as well
             if due and (step - 1) % staleness == 0:
-                # Weights that are sent to servers change for all: one process must not send them while another samples.
+                # All processes share the servers: none may send weights while another still samples.
                 self.finish_prefetch()
                 sync_s = self.sampler.update_weights(step - 1)
-                self._ahead += [self._begin(later, version=step - 1) for later in due]
+                self._ahead += [self._begin(due_step, version=step - 1) for due_step in due]
                 self.sampler.sleep()
             shard = self._ahead.popleft().result()
             groups = self._gather(shard.sampled)
@@ -54,11 +54,11 @@ class PrefetchedRollouts(Rollouts):
             self.ranks.barrier("the end of prefetching")
 
     def state(self) -> dict[str, Any]:
-        """Return the place in the order of prompts and the rollouts that are sampled ahead, those of all processes."""
+        """Return the position in the order of prompts and all processes' rollouts that are sampled ahead."""
         own = [_GROUPS.dump_python(rollout.result().sampled, mode="json") for rollout in self._ahead]
         of_ranks = self.ranks.all_gather(own, "the end of prefetching")
-        # Of each rollout the groups of all processes, in the order of their prompts.
-        ahead = [[group for part in parts for group in part] for parts in zip(*of_ranks, strict=True)]
+        # From a list of rollouts per process to one list of rollouts, each with the groups of all processes.
+        ahead = [[group for shard in shards for group in shard] for shards in zip(*of_ranks, strict=True)]
         return {**super().state(), "ahead": ahead}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -66,26 +66,24 @@ class PrefetchedRollouts(Rollouts):
         super().restore(state)
         for groups_P in state["ahead"]:
             groups = _GROUPS.validate_python(self.ranks.shard(groups_P))
-            self._ahead.append(known(Rollout(groups, groups, 0.0, 0.0)))
+            self._ahead.append(completed_future(Rollout(groups, groups, 0.0, 0.0)))
 
     def _begin(self, step: int, *, version: int) -> "Future[Rollout]":
-        """Begin this process's part of the rollout of a step: in a thread if servers sample, else sample it now."""
+        """Begin this process's shard of the rollout of a step: in a thread if servers sample, else sample it now."""
         problems_P = self.ranks.shard(self.prompts.next_batch(self.config.prompts_per_step))
-        return begin(
-            partial(self._sample_shard, problems_P, self._seed(f"step {step}", 0), version),
-            ahead=self.config.sampler.samples_ahead,
-        )
+        sample = partial(self._sample_shard, problems_P, self._seed(f"step {step}", 0), version)
+        return begin(sample, ahead=self.config.sampler.samples_ahead)
 
 
 def begin(sample: Callable[[], _T], *, ahead: bool) -> "Future[_T]":
-    """Return the future result of sampling ahead in a thread, or the result of sampling now."""
+    """Return the future result of `sample`: called in a thread if `ahead`, else called now."""
     if ahead:
         return in_thread(sample)
-    return known(sample())
+    return completed_future(sample())
 
 
-def known(result: _T) -> "Future[_T]":
-    """Return a future that has its result."""
+def completed_future(result: _T) -> "Future[_T]":
+    """Return a future that already has its result."""
     future: Future[_T] = Future()
     future.set_result(result)
     return future

@@ -1,7 +1,7 @@
 """The problems of each rollout: shares of sources, passes within each, resumable exactly.
 
-Every shuffle has its own stream of random numbers, made from the seed and a number. The place in the sequence is
-therefore a few counters, and the problems that are left out.
+Every shuffle has its own random generator, seeded by the config's seed and the number of the pass. The position in the
+sequence is therefore a few counters and the problems that are left out or deferred.
 """
 
 import random
@@ -17,15 +17,15 @@ from components.shared.problem import Problem
 from components.train_grpo.config import PromptsConfig
 
 _ALL = "all"
-"""The one pool of problems where sources have no weights."""
+"""Name of the only pool of problems if sources have no weights."""
 
 
 class Prompts:
     """The batches of problems, in an order that can be resumed exactly.
 
-    Without source weights all problems are one pool; with them each source is a pool, and has exactly its share of the
-    problems over time. Within a pool there are passes, every problem once in each, in a new order. With a maximum pass
-    rate, later passes leave out what a group has solved: ScaleRL's no-positive resampling (arXiv 2510.13786).
+    Without source weights all problems are one pool. With them each source is a pool, and over time has exactly its
+    share of the problems. A pass over a pool has every problem once, in a new random order. With a maximum pass rate,
+    later passes leave out the solved problems: ScaleRL's no-positive resampling (arXiv 2510.13786).
     """
 
     def __init__(self, problems: Sequence[Problem], config: PromptsConfig, *, seed: int) -> None:
@@ -53,67 +53,68 @@ class Prompts:
                     f"train_grpo.prompts.source_weights: {float(share * count):g} of prompts_per_step = {count} have "
                     f"to come from `{name}`, which has only {sizes[name]} problems"
                 )
-        pools = self._apportion(count)
-        ids = {name: iter(pool.next_ids(pools.count(name))) for name, pool in self._pools.items()}
-        return [self._problems[next(ids[name])] for name in pools]
+        names = self._next_pools(count)
+        ids = {name: iter(pool.next_ids(names.count(name))) for name, pool in self._pools.items()}
+        return [self._problems[next(ids[name])] for name in names]
 
     def record(self, problem_id: str, *, num_right: int, num_scored: int) -> None:
-        """Record how many of a problem's scored completions are right: one that is solved may be left out."""
+        """Record how many of a problem's scored completions are right; later passes leave out solved problems."""
         if num_scored and self._max_pass_rate is not None:
             is_solved = num_right >= self._max_pass_rate * num_scored
             self._pools[self._pool_of[problem_id]].record(problem_id, is_solved=is_solved)
 
     def state(self) -> dict[str, Any]:
-        """Return everything that the next batches depend on beside problems, config and seed, as plain JSON values."""
+        """Return everything that the next batches depend on besides problems, config and seed, as plain JSON values."""
         pools = {name: {key: copy(vars(pool)[key]) for key in pool.saved} for name, pool in self._pools.items()}
         return {"num_sampled": dict(self._num_sampled), "pools": pools}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, with the same problems, config and seed."""
+        """Continue from what `state` returned, with the same problems, config and seed."""
         self._num_sampled = Counter(state["num_sampled"])
         for name, pool in self._pools.items():
             self._pools[name] = replace(pool, **{key: copy(state["pools"][name][key]) for key in pool.saved})
 
-    def _apportion(self, count: int) -> list[str]:
-        """Return the pool of each problem of a batch: always the one that is furthest behind its share."""
-        most = {name: self._num_sampled[name] + len(pool.ids) for name, pool in self._pools.items()}
+    def _next_pools(self, count: int) -> list[str]:
+        """Return the pool of each problem of a batch: each time the one that is furthest behind its share."""
+        # A batch has different problems: from a pool, at most as many as it has.
+        limits = {name: self._num_sampled[name] + len(pool.ids) for name, pool in self._pools.items()}
         first = self._num_sampled.total() + 1
-        pools: list[str] = []
+        names: list[str] = []
         for total in range(first, first + count):
-            behind = {
+            deficits = {
                 name: share * total - self._num_sampled[name]
                 for name, share in self._shares.items()
-                if self._num_sampled[name] < most[name]
+                if self._num_sampled[name] < limits[name]
             }
-            pools.append(max(behind, key=behind.__getitem__))
-            self._num_sampled[pools[-1]] += 1
-        return pools
+            names.append(max(deficits, key=deficits.__getitem__))
+            self._num_sampled[names[-1]] += 1
+        return names
 
 
 @dataclass
 class _Passes:
-    """Passes over a pool: each takes every problem once, except those that were solved before it began."""
+    """Passes over a pool: each has every problem once, except those that were solved before it began."""
 
     ids: Sequence[str]
-    stream: str
+    seed: str
     number: int = 0
     """Number of the current pass."""
     place: int = 0
-    """Problems of the current pass that are done."""
+    """Problems of the current pass that have been returned or deferred."""
     left_out: list[str] = field(default_factory=list)
     """Problems that the current pass leaves out."""
     solved: list[str] = field(default_factory=list)
     """Problems that the next pass leaves out."""
     deferred: list[str] = field(default_factory=list)
+    """Problems that the next batch begins with, see `next_ids`."""
     order: list[str] = field(default_factory=list, init=False)
-    """Order of the current pass; empty until it is made."""
+    """Order of the current pass; empty until it is needed, as after `Prompts.restore`."""
     saved: ClassVar = ("number", "place", "left_out", "solved", "deferred")
 
     def next_ids(self, count: int) -> list[str]:
         """Return the next ids, all different.
 
-        Where a pass ends within the batch, the next pass may repeat an id of the batch: that one is deferred to the
-        beginning of the next batch.
+        If a pass ends within the batch, the next pass may repeat an id: then the next batch begins with it.
         """
         batch = dict.fromkeys(self.deferred[:count])
         deferred = self.deferred[count:]
@@ -122,13 +123,13 @@ class _Passes:
                 self._begin_pass(count)
             if not self.order:
                 left_out = set(self.left_out)
-                kept = [each for each in self.ids if each not in left_out]
-                self.order = random.Random(f"{self.stream}/{self.number}").sample(kept, len(kept))
-            each = self.order[self.place]
+                included = [id_ for id_ in self.ids if id_ not in left_out]
+                self.order = random.Random(f"{self.seed}/{self.number}").sample(included, len(included))
+            id_ = self.order[self.place]
             self.place += 1
-            if each in batch:
-                deferred.append(each)
-            batch[each] = None
+            if id_ in batch:
+                deferred.append(id_)
+            batch[id_] = None
         self.deferred = deferred
         return list(batch)
 
@@ -136,21 +137,24 @@ class _Passes:
         """Begin a pass over the unsolved problems, or over all of them if too few are left for a batch."""
         if len(self.ids) - len(self.solved) < count:
             self.solved = []
-        self.number, self.place, self.left_out, self.order = self.number + 1, 0, list(self.solved), []
+        self.number += 1
+        self.place, self.left_out, self.order = 0, list(self.solved), []
 
     def record(self, problem_id: str, *, is_solved: bool) -> None:
-        """Leave a problem out of later passes, unless it is no longer solved."""
-        if is_solved != (problem_id in self.solved):
-            (self.solved.append if is_solved else self.solved.remove)(problem_id)
+        """Leave a problem out of later passes if it is solved; take it back if it no longer is."""
+        if is_solved and problem_id not in self.solved:
+            self.solved.append(problem_id)
+        elif not is_solved and problem_id in self.solved:
+            self.solved.remove(problem_id)
 
 
 def _shares(weights: Mapping[str, float], sources: Iterable[str]) -> dict[str, Fraction]:
-    """Return the exact shares of the sources with a weight, in an order that does not depend on the params file."""
-    present = set(sources)
-    if set(weights) != present:
+    """Return the exact shares of the sources whose weight is above 0, sorted: the params file's order has no effect."""
+    sources = set(sources)
+    if set(weights) != sources:
         raise PipelineError(
             f"train_grpo.prompts.source_weights: there are weights for {', '.join(sorted(weights))}, but problems from "
-            f"{', '.join(sorted(present))}; give each of these sources a weight (0 leaves it out), and no other"
+            f"{', '.join(sorted(sources))}; give each of these sources a weight (0 leaves it out), and no other"
         )
     if not any(weights.values()):
         raise PipelineError(f"train_grpo.prompts.source_weights: {dict(weights)}: at least one must be above 0")

@@ -1,4 +1,4 @@
-"""The process that pushes checkpoints into the registry while this one trains: started here, and ended here."""
+"""Start and end the process that pushes checkpoints into the registry while this one trains."""
 
 import secrets
 import subprocess
@@ -14,23 +14,23 @@ from components.train_grpo.config import TrainGRPOConfig
 
 _MODULE = "components.register.checkpoints"
 _STAGING, _LOCK = "publishing-", "run.lock"
-"""Prefix of the staging folder of a run in its work folder, and the file by which the run locks it."""
+"""Prefix of a run's staging folder in its work folder, and the file by which the run locks it."""
 _LAST_PUSH_S, _LAST_PUSH_OF_FAILED_S = 600.0, 20.0
-"""Time for the last checkpoint after training has ended, and after it has failed or was asked to stop."""
+"""Time to push the last checkpoint after the end of training, and after a failure or a request to stop."""
 
 
 @contextmanager
 def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]:
-    """Push the checkpoints that are written into `work` in the background; the last push is awaited at the end.
+    """Push the checkpoints written into `work` in the background while the block runs, then wait for the last push.
 
-    Its failures do not fail the training, and it ends with this process, however that ends.
+    Failed pushes do not fail the training. The pushing process ends with this one, even if this one is killed.
     """
     settings = config.checkpoint
     if not config.publishes_checkpoints:
         yield
         return
     _remove_abandoned(work)
-    # Another run of the same work may have one there: it does the work while this one waits in a queue.
+    # A random name: another run of the same work, for which this one waits in a queue, may have its own folder there.
     staging = work / f"{_STAGING}{secrets.token_hex(4)}"
     lock = durable.lock_folder(staging / _LOCK, wait=True)
     command = [sys.executable, "-m", _MODULE, "--work", str(work), "--staging", str(staging)]
@@ -39,7 +39,7 @@ def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]
     command += ["--storage-endpoint", config.storage_endpoint] if config.storage_endpoint else []
     command += ["--keep-best"] if settings.keep_best else []
     limit_s = _LAST_PUSH_OF_FAILED_S
-    # In a session of its own: Ctrl-C is for the training. The watchdog ends it when this end of the pipe is closed.
+    # A new session, because Ctrl-C is for the training. The watchdog ends it when this end of the pipe is closed.
     with subprocess.Popen(watched(staging, command), stdin=subprocess.PIPE, start_new_session=True) as publisher:
         try:
             yield
@@ -47,7 +47,7 @@ def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]
         finally:
             try:
                 (staging / "end").touch()
-            except FileNotFoundError:  # the run that has done the work has removed its folder
+            except FileNotFoundError:  # another run has finished the work and removed the work folder
                 publisher.kill()
             try:
                 publisher.wait(limit_s)
@@ -58,9 +58,9 @@ def checkpoints_published(config: TrainGRPOConfig, work: Path) -> Iterator[None]
 
 
 def _remove_abandoned(work: Path) -> None:
-    """Remove the staging folders of runs that ended together with their watchdog, as when a pod is killed."""
+    """Remove the staging folders of runs that were killed together with their watchdog, as with their pod."""
     for staging in work.glob(f"{_STAGING}*"):
-        with suppress(durable.InUseError, OSError):  # in use, or of another user
+        with suppress(durable.InUseError, OSError):  # it is in use, or belongs to another user
             lock = durable.lock_folder(staging / _LOCK)
             durable.remove(staging)
             lock.release()

@@ -1,10 +1,10 @@
-"""The records of a run: the rows of its steps, and completions to be read by people."""
+"""The records of a run: metrics of its steps, and sampled completions for people to read."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +16,7 @@ from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.scoring import Group
 
 Row = Mapping[str, float | None]
-"""The metrics of a step, None for what could not be measured, as JSON has no NaN."""
+"""The metrics of a step; None instead of NaN, which JSON does not have."""
 
 
 @dataclass
@@ -29,22 +29,17 @@ class History:
     reward_model: list[dict[str, float | None]] = field(default_factory=list)
     validation: list[dict[str, Any]] = field(default_factory=list)
     first_rollout: list[str] = field(default_factory=list)
-    """Whether the policy can learn, judging by the first rollout."""
+    """Lines that say whether the policy can learn, see `monitoring.first_look`."""
 
     @property
     def rows(self) -> list[dict[str, float | None]]:
         """The metrics of each step with its timings."""
         return [{**curve, **timing} for curve, timing in zip(self.curves, self.timings, strict=True)]
 
-    @property
-    def columns(self) -> list[str]:
-        """The columns of the last step, which has all that the steps before had."""
-        return list(self.curves[-1]) if self.curves else []
-
     def of_step(self, step: int) -> tuple[dict[str, float | None], list[dict[str, Any]]]:
-        """Return the metrics and timings of the last step, and its completions."""
-        completions = takewhile(lambda each: each["step"] == step, reversed(self.completions))
-        return {**self.curves[-1], **self.timings[-1]}, list(completions)[::-1]
+        """Return the metrics and timings of the last step, `step`, and its completions."""
+        completions = [each for each in self.completions if each["step"] == step]
+        return {**self.curves[-1], **self.timings[-1]}, completions
 
     def write(self, training: Path, timings: Path) -> None:
         """Write all records as JSON lines, and the curves as CSV too."""
@@ -63,11 +58,17 @@ def row_of(metrics: Mapping[str, float]) -> dict[str, float | None]:
     return {name: _or_none(value) for name, value in metrics.items()}
 
 
+def column_mean(rows: Sequence[Row], column: str) -> float | None:
+    """Return the mean of a column over the rows that have a value; None if no row has one."""
+    values = [value for value in (row.get(column) for row in rows) if value is not None]
+    return fmean(values) if values else None
+
+
 def completion_records(
     config: TrainGRPOConfig, groups: Sequence[Group], advantages_M: Tensor, *, step: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the first completions of a rollout with their rewards, to be read by people."""
-    first = 0
+    """Yield the first `logged_completions_per_step` completions of a rollout with their rewards."""
+    first_token = 0
     samples = [(group.problem, number, scored) for group in groups for number, scored in enumerate(group.scored_G)]
     for problem, number, scored in samples[: config.logged_completions_per_step]:
         completion, grade = scored.completion, scored.grade
@@ -89,10 +90,10 @@ def completion_records(
             "rewards": {name: [_or_none(value) for value in values] for name, values in scored.rewards.items()},
             "reward_failure": scored.failure.message if scored.failure else None,
             **({"environment_failure": completion.failure} if completion.turns else {}),
-            # That of the first token, which every step of the completion adds to.
-            "advantage": float(advantages_M[first]) if completion.num_tokens else 0.0,
+            # That of the first token is the sum over all steps of the completion.
+            "advantage": float(advantages_M[first_token]) if completion.num_tokens else 0.0,
         }
-        first += completion.num_tokens
+        first_token += completion.num_tokens
 
 
 def _or_none(value: float) -> float | None:

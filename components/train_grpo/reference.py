@@ -1,4 +1,4 @@
-"""The reference that the policy is kept close to, and the placement of its weights."""
+"""The reference of the KL penalty, and the placement of its weights."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -18,12 +18,12 @@ from components.train_grpo.config import ReferencePlacement
 
 
 class Reference:
-    """A copy of a model without gradients. If its weights are sharded, all processes make each call together."""
+    """A frozen copy of a model. If its weights are sharded, all processes make each call together."""
 
     def __init__(self, model: PreTrainedModel, placement: ReferencePlacement, *, temperature: float) -> None:
-        """Copy a model whose weights are not sharded; the process group exists already."""
+        """Copy a model whose weights are not sharded, after the process group was initialised."""
         self._placement = placement
-        self._replaced = False
+        self._is_replaced = False
         self._device = model.device
         scorer = LogprobModel(copy.deepcopy(model), temperature=temperature, with_entropy=False)
         self.scorer = scorer.requires_grad_(False)
@@ -39,43 +39,43 @@ class Reference:
 
     @contextmanager
     def onloaded(self) -> Iterator["Reference"]:
-        """Hold offloaded weights on the device of the model while the block runs."""
-        offloaded = self._placement == "offloaded"
-        if offloaded:
-            self.scorer.to(self._device)
+        """Move offloaded weights to the device of the model while the block runs."""
+        if self._placement != "offloaded":
+            yield self
+            return
+        self.scorer.to(self._device)
         try:
             yield self
         finally:
-            if offloaded:
-                self.scorer.to("cpu")
+            self.scorer.to("cpu")
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace the weights by others, which are not sharded."""
-        with self._gathered(written=True):
+        """Replace the weights by `weights`, which are not sharded."""
+        with self._gathered(keep_changes=True):
             self.scorer.model.load_state_dict(weights)
-        self._replaced = True
+        self._is_replaced = True
 
     def state(self, *, main: bool) -> dict[str, Tensor] | None:
-        """Return the weights on the CPU for a checkpoint; None if they are those of the start, {} if not `main`."""
-        if not self._replaced:
+        """Return the weights on the CPU for a checkpoint, {} if not `main`; None if `load` never replaced them."""
+        if not self._is_replaced:
             return None
-        with self._gathered(written=False):
+        with self._gathered(keep_changes=False):
             weights = self.scorer.model.state_dict() if main else {}
             return {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
 
-    def _gathered(self, *, written: bool) -> AbstractContextManager[None]:
-        """Gather sharded weights in every process while the block runs; keep changes to them if `written`."""
+    def _gathered(self, *, keep_changes: bool) -> AbstractContextManager[None]:
+        """Gather sharded weights in every process while the block runs, and shard them again with any changes."""
         from deepspeed.runtime.zero import GatheredParameters
 
         parameters, enabled = list(self.scorer.parameters()), self._placement == "sharded"
         gathered: AbstractContextManager[None] = GatheredParameters(
-            parameters, modifier_rank=0 if written else None, enabled=enabled
+            parameters, modifier_rank=0 if keep_changes else None, enabled=enabled
         )
         return gathered
 
 
 class AdapterReference:
-    """The policy with its adapters disabled, where only they are trained: a `Reference` that takes no memory."""
+    """The policy with its adapters disabled: a `Reference` without extra memory, if only adapters are trained."""
 
     def __init__(self, policy: Policy, model: PreTrainedModel) -> None:
         """Take the model that `policy` trains."""
@@ -87,15 +87,15 @@ class AdapterReference:
             return self._policy(batch)
 
     def onloaded(self) -> AbstractContextManager["AdapterReference"]:
-        """See `Reference`; there is nothing to move."""
+        """Do nothing; see `Reference`."""
         return nullcontext(self)
 
     def state(self, *, main: bool) -> None:
-        """Return None: these are always the weights of the start."""
+        """Return None: the base weights never change."""
 
 
 def _sharded(scorer: LogprobModel) -> Any:
-    """Return DeepSpeed's engine around a frozen module, whose weights it shards over the processes."""
+    """Return DeepSpeed's engine around a frozen module; it shards the weights over the processes."""
     is_bf16 = scorer.model.dtype == torch.bfloat16
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": {"enabled": is_bf16}}
     engine, *_ = import_deepspeed().initialize(model=scorer, config=config)

@@ -1,14 +1,14 @@
-"""The learned reward model: what a completion is worth, learned from the verifier's verdicts.
+"""The learned reward model: the probability that a completion is right, learned from the verifier's verdicts.
 
-One head serves both kinds of supervision. Read at the last token of a completion it is the outcome reward model, read
-at the last token of each step the process reward model (DeepSeekMath, arXiv 2402.03300, sections 4.1.2 and 4.1.3).
+One head serves both kinds of supervision. Its output at the last token of a completion is the outcome reward, that at
+the last token of each step the process reward (DeepSeekMath, arXiv 2402.03300, sections 4.1.2 and 4.1.3).
 
-It is trained by the engine of the policy, with the same keys: sharding, offloading, precision, adapters, micro-batches,
-clipping and weight decay. Every process calls each public method here together with the others, and holds all examples.
+It is trained by the same engine as the policy, with the same config keys: sharding, offloading, precision, adapters,
+micro-batches, clipping and weight decay. All processes call each public method together, and each holds all examples.
 
 Shape suffixes, beside those of objective.py:
     R  sequences of a micro-batch, one in each row     T  tokens of the longest of them, padded on the right
-    E  step ends of a micro-batch, where the head is read, row after row     D  hidden size
+    E  step ends of a micro-batch, at which the head is applied, row after row     D  hidden size
 """
 
 import math
@@ -36,20 +36,20 @@ from components.shared.progress import say
 from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
 from components.train_grpo.reward_examples import (
     LabeledExample,
+    PackedExample,
     Replay,
-    Row,
     examples_of,
-    joined,
-    separated,
-    unpacked,
+    from_tensors,
+    to_tensors,
+    unpack,
 )
 from components.train_grpo.scoring import Group
 
 _STAGE = "train_grpo"
 _EXAMPLES_PER_STEP = 64
-"""At most so many examples share an optimizer step: enough for a steady gradient, few enough for several steps."""
+"""Largest number of examples in an optimizer step: enough for a steady gradient, few enough for several steps."""
 _EXAMPLES_READ = 1024
-"""Examples that are unpacked and scored at once."""
+"""Number of examples that are unpacked and scored at once."""
 _EXPECTED_BASE = "expected the folder or hub id of a sequence classifier, or `reference` to make one"
 _WEIGHTS, _EXAMPLES = "reward_model", "reward_examples"
 """Names of the tensors in a checkpoint."""
@@ -65,9 +65,9 @@ class RewardModel:
         reference: Checkpoint,
         saved: TrainingCheckpoint | None = None,
     ) -> None:
-        """Load the model that `settings.base` names, reading the tokens of `reference`, or the one that was `saved`.
+        """Load the model that `settings.base` names, with the weights that were `saved`, if any.
 
-        PipelineError where it cannot be loaded.
+        PipelineError if it cannot be loaded, or does not have the tokenizer of `reference`.
         """
         self.config = config
         self.settings = settings
@@ -75,36 +75,39 @@ class RewardModel:
         self.model = load_classifier(settings.base, reference, dtype=torch_dtype(config.engine)).eval()
         self._device = self.model.device
         add_adapters(self.model, config.engine.lora, seed=config.seed)
-        self.model.score.requires_grad_(True)  # trained whole beside adapters, too: a new head is zero
+        self.model.score.requires_grad_(True)  # which add_adapters freezes: but a new head is zero
         weights = saved.tensors(_WEIGHTS) if saved else None
         self.engine: Engine[PaddedBatch, Tensor] = Engine(ScoreModel(self.model), config.engine, weights)
         self._ranks = self.engine.ranks
-        self.collected: list[Row] = []
+        self.collected: list[PackedExample] = []
         self._replay = Replay()
         if saved:
             examples = load_file(saved.tensors(_EXAMPLES))
-            self.collected = separated(examples, "collected")
+            self.collected = from_tensors(examples, "collected")
             self._replay.restore(examples)
 
     def collect(self, groups: Sequence[Group]) -> None:
-        """Add what a rollout teaches by the verifier's verdicts."""
-        self.collected += [each.packed() for group in groups for each in examples_of(self.config, group)]
+        """Add the examples of a rollout, labeled by the verifier."""
+        self.collected += [each.pack() for group in groups for each in examples_of(self.config, group)]
 
     def retrain(self, iteration: int) -> dict[str, float]:
-        """Train on what was collected since the last time; return the metrics."""
+        """Train on the examples collected since the last call, and on replayed ones; return the metrics."""
         new, self.collected = self.collected, []
         seed = self.config.seed + iteration
         examples = self._replay.mix(new, seed=seed)
         figures = self.fit(examples, num_new=len(new), seed=seed)
         self._replay.add(new)
-        self._say("reward model trained" if new else "reward model not trained: no verdict to learn from", figures)
+        if self._ranks.is_main:
+            outcome = "reward model trained" if new else "reward model not trained: no verdict to learn from"
+            known = [f"{name} {value:.4g}" for name, value in figures.items() if not math.isnan(value)]
+            say(_STAGE, f"{outcome}: {', '.join(known)}")
         return {"iteration": iteration, **figures}
 
     @torch.no_grad()
     def score(self, tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """Return for each sequence of this process the probability that it is right, as read at each of its step ends.
+        """Return the probabilities that each sequence of this process is right, one at each of its step ends.
 
-        Raises NonFiniteError where one is not a number, which as a reward would mean an unscorable completion.
+        Raises NonFiniteError if one is NaN, which as a reward would make the completion unscorable.
         """
         examples = [LabeledExample(*fields, labels=()) for fields in zip(tokens, step_ends, strict=True)]
         scores: list[list[float]] = [[] for _ in tokens]
@@ -117,27 +120,26 @@ class RewardModel:
                 scores[index] = list(islice(scores_of_batch, len(step_ends[index])))
         return scores
 
-    def fit(self, rows: Sequence[Row], *, num_new: int, seed: int) -> dict[str, float]:
-        """Train on rows, equal in all processes, in an order given by `seed`; return the metrics.
+    def fit(self, examples: Sequence[PackedExample], *, num_new: int, seed: int) -> dict[str, float]:
+        """Train on examples, equal in all processes, in an order given by `seed`; return the metrics.
 
-        The first `num_new` examples are new, the rest replayed. `reward_model_accuracy` is the share of new labels on
-        whose side the score was before any of this training (exactly between is on neither side), and
-        `reward_model_loss` the loss per label in the last pass, each label before its step. Both are NaN where there
-        are no examples. Raises NonFiniteError before a step whose loss is not finite.
+        The first `num_new` examples are new, the rest replayed. `reward_model_accuracy` is the accuracy for the new
+        labels before this training, `reward_model_loss` the loss per label in the last pass, for each label before its
+        optimizer step. Both are NaN without examples. Raises NonFiniteError before a step whose loss is not finite.
         """
-        accuracy = self._accuracy(rows[:num_new])
-        num_steps = math.ceil(len(rows) / _EXAMPLES_PER_STEP)
-        order, loss = random.Random(seed), math.nan
-        for _ in range(self.settings.epochs if rows else 0):
-            shuffled = order.sample(rows, len(rows))
+        accuracy = self._accuracy(examples[:num_new])
+        num_steps = math.ceil(len(examples) / _EXAMPLES_PER_STEP)
+        generator, loss = random.Random(seed), math.nan
+        for _ in range(self.settings.epochs if examples else 0):
+            shuffled = generator.sample(examples, len(examples))
             with memory_for_update(_STAGE, self.config.engine):
-                # Every num_steps-th example: steps of equal size, not a last one of whatever is left.
+                # Every num_steps-th example: the steps have equal sizes, up to one example.
                 losses = [self._step(shuffled[step::num_steps]) for step in range(num_steps)]
             loss = sum(total for total, _ in losses) / sum(num_labels for _, num_labels in losses)
         return {
             "reward_model_loss": loss,
             "reward_model_accuracy": accuracy,
-            "reward_model_examples": float(len(rows)),
+            "reward_model_examples": float(len(examples)),
         }
 
     def save(self, folder: Path) -> None:
@@ -148,36 +150,38 @@ class RewardModel:
                 save_tokenizer(self.reference.tokenizer, folder)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return all that further training and scoring depend on, by name, for a checkpoint of the main process."""
+        """Return the tensors that further training and scoring depend on, for a checkpoint of the main process."""
         return {
             _WEIGHTS: self.engine.state(),
-            _EXAMPLES: {**joined(self.collected, "collected"), **self._replay.state()},
+            _EXAMPLES: {**to_tensors(self.collected, "collected"), **self._replay.state()},
         }
 
     @torch.no_grad()
-    def _accuracy(self, rows: Sequence[Row]) -> float:
-        """Return the share of the labels of rows on whose side the score is; NaN without any."""
-        right = total = 0
-        for start in range(0, len(rows), _EXAMPLES_READ):
-            examples = self._own(rows[start : start + _EXAMPLES_READ])
+    def _accuracy(self, packed: Sequence[PackedExample]) -> float:
+        """Return the share of labels with whose sign the score agrees (0 agrees with none); NaN without labels."""
+        num_right = num_labels = 0
+        for start in range(0, len(packed), _EXAMPLES_READ):
+            examples = self._shard(packed[start : start + _EXAMPLES_READ])
             for batch in self._batches(examples):
                 labels_E = _labels(batch, examples)
-                right += int((self.engine(batch) * (2 * labels_E - 1) > 0).sum())
-                total += len(labels_E)
-        sums = [sum(each) for each in zip(*self._ranks.all_gather((right, total), "an accuracy"), strict=True)]
-        return sums[0] / sums[1] if sums[1] else math.nan
+                signs_E = 2 * labels_E - 1  # 1 for right, -1 for wrong
+                num_right += int((self.engine(batch) * signs_E > 0).sum())
+                num_labels += len(labels_E)
+        counts = self._ranks.all_gather((num_right, num_labels), "an accuracy")
+        num_right, num_labels = (sum(each) for each in zip(*counts, strict=True))
+        return num_right / num_labels if num_labels else math.nan
 
-    def _step(self, rows: Sequence[Row]) -> tuple[float, int]:
-        """Take an optimizer step on the mean loss per label; return the sum from before it, and the number of labels.
+    def _step(self, packed: Sequence[PackedExample]) -> tuple[float, int]:
+        """Take an optimizer step on the mean loss per label; return the summed loss before it and the number of labels.
 
-        A label has the loss -log p(label) with p(right) = sigmoid(score).
+        The loss of a label is its binary cross-entropy, with p(right) = sigmoid(score).
         """
-        num_labels = sum(len(unpacked(row).labels) for row in rows)
-        examples = self._own(rows)
+        num_labels = sum(len(unpack(each).labels) for each in packed)
+        examples = self._shard(packed)
         for batch in self._batches(examples):
             labels_E = _labels(batch, examples)
             loss = functional.binary_cross_entropy_with_logits(self.engine(batch), labels_E, reduction="sum")
-            # Divided by the labels of the whole step: the gradient is the same however it is split.
+            # Divided by the labels of all processes: the gradient is the same however the step is split.
             self.engine.backward(loss / num_labels)
         try:
             return self.engine.step(self.settings.learning_rate)["loss"] * num_labels, num_labels
@@ -185,7 +189,7 @@ class RewardModel:
             raise NonFiniteError(f"the reward model: {error}") from None
 
     def _batches(self, examples: Sequence[LabeledExample]) -> list["PaddedBatch"]:
-        """Return micro-batches of this process's examples, then empty ones: as many as any other process has.
+        """Return micro-batches of this process's examples, and empty ones up to the largest number in any process.
 
         Under ZeRO 2 and 3 each pass waits for a pass of every other process.
         """
@@ -193,19 +197,14 @@ class RewardModel:
         most = max(self._ranks.all_gather(len(batches), "the micro-batches of the reward model"))
         return batches + [_empty_batch(self._device)] * (most - len(batches))
 
-    def _own(self, rows: Sequence[Row]) -> list[LabeledExample]:
-        """Return this process's part, of about as many tokens as any other's."""
-        by_length = sorted(map(unpacked, rows), key=lambda example: -len(example.tokens))
+    def _shard(self, packed: Sequence[PackedExample]) -> list[LabeledExample]:
+        """Return this process's shard; all shards have about as many tokens."""
+        by_length = sorted(map(unpack, packed), key=lambda example: -len(example.tokens))
         return by_length[self._ranks.rank :: self._ranks.world_size]
-
-    def _say(self, what: str, figures: dict[str, float]) -> None:
-        if self._ranks.is_main:
-            known = [f"{name} {value:.4g}" for name, value in figures.items() if not math.isnan(value)]
-            say(_STAGE, f"{what}: {', '.join(known)}")
 
 
 class ScoreModel(nn.Module):
-    """A classifier with its `ScoreHead`: the module that is trained, so that sharding sees one forward."""
+    """A classifier with its `ScoreHead`, in one module for the engine: sharding needs a single forward method."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -213,7 +212,7 @@ class ScoreModel(nn.Module):
         self.head = ScoreHead(model.score)
 
     def forward(self, batch: "PaddedBatch") -> Tensor:
-        """Return the output of the head at the E step ends, and nowhere else."""
+        """Return the scores at the E step ends."""
         hidden_RTD = self.model.base_model(
             input_ids=batch.input_ids_RT, attention_mask=batch.attention_mask_RT, use_cache=False
         ).last_hidden_state
@@ -222,7 +221,7 @@ class ScoreModel(nn.Module):
 
 
 class ScoreHead(nn.Module):
-    """The head of a classifier, computed in float32 at least: in bfloat16 close scores would be equal.
+    """The head of a classifier, computed in float32 or more: in bfloat16, scores that are close would be equal.
 
     The layer's weight is a parameter of this module too, so that ZeRO 3 gathers it when this module runs.
     """
@@ -243,7 +242,7 @@ class ScoreHead(nn.Module):
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Sequences padded on the right, and where the head is read."""
+    """Sequences padded on the right, and row and position of the last token of each step."""
 
     examples: list[int]
     """The index of the example in each row."""
@@ -254,10 +253,9 @@ class PaddedBatch:
 
 
 def padded_batches(examples: Sequence[LabeledExample], max_tokens: int, device: torch.device) -> list[PaddedBatch]:
-    """Split examples into micro-batches of at most `max_tokens` tokens with padding, like lengths together.
+    """Split examples into micro-batches of at most `max_tokens` tokens with padding, similar lengths together.
 
-    Step ends count completion tokens: the head is read at the last token counted. An example that alone is longer gets
-    a micro-batch of its own.
+    An example that is longer gets a separate micro-batch.
     """
     groups: list[list[int]] = []
     for index in sorted(range(len(examples)), key=lambda index: len(examples[index].tokens)):
@@ -269,28 +267,28 @@ def padded_batches(examples: Sequence[LabeledExample], max_tokens: int, device: 
 
 
 def _padded_batch(examples: Sequence[LabeledExample], group: list[int], device: torch.device) -> PaddedBatch:
-    sequences, ends_R = zip(*((examples[index].tokens, examples[index].step_ends) for index in group), strict=True)
-    rows = [torch.tensor([*sequence.prompt_ids, *sequence.completion_ids]) for sequence in sequences]
-    # Token 0 pads, whatever it is: places are counted, never found by comparing with it.
+    """Return the micro-batch of the examples at the indices `group`."""
+    rows, row_indices, positions = [], [], []
+    for row_index, index in enumerate(group):
+        tokens, step_ends = examples[index].tokens, examples[index].step_ends
+        rows.append(torch.tensor([*tokens.prompt_ids, *tokens.completion_ids]))
+        row_indices += [row_index] * len(step_ends)
+        positions += [len(tokens.prompt_ids) + end - 1 for end in step_ends]
+    # The padding token 0 may also be a real token: only the mask tells them apart.
     ids_RT = pad_sequence(rows, batch_first=True)
     mask_RT = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    places = [
-        (row, len(sequence.prompt_ids) + end - 1)
-        for row, (sequence, ends) in enumerate(zip(sequences, ends_R, strict=True))
-        for end in ends
-    ]
-    row_E, position_E = torch.tensor(places, dtype=torch.long).reshape(-1, 2).T
-    return PaddedBatch(group, *(each.to(device) for each in (ids_RT, mask_RT, row_E, position_E)))
+    row_E, position_E = torch.tensor(row_indices, dtype=torch.long), torch.tensor(positions, dtype=torch.long)
+    return PaddedBatch(group, ids_RT.to(device), mask_RT.to(device), row_E.to(device), position_E.to(device))
 
 
 def _empty_batch(device: torch.device) -> PaddedBatch:
-    """Return a micro-batch of one token, which is read nowhere."""
+    """Return a micro-batch of one token, without tokens to score."""
     zero = torch.zeros(1, dtype=torch.long, device=device)
     return PaddedBatch([], zero[None], torch.ones_like(zero)[None], zero[:0], zero[:0])
 
 
 def _labels(batch: PaddedBatch, examples: Sequence[LabeledExample]) -> Tensor:
-    """Return the label of each place at which the head is read."""
+    """Return the label of each step end of a micro-batch, (E,)."""
     labels = [label for index in batch.examples for label in examples[index].labels]
     return torch.tensor(labels, dtype=torch.float32, device=batch.row_E.device)
 
@@ -299,10 +297,10 @@ def _labels(batch: PaddedBatch, examples: Sequence[LabeledExample]) -> Tensor:
 
 
 def load_classifier(base: str, reference: Checkpoint, *, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the classifier that `base` names, in a type and on the device of `reference`.
+    """Return the classifier that `base` names, with weights of type `dtype` on the device of `reference`.
 
-    The base `reference` makes one of the reference's layers and a head of zeros: every score is one half at first. Any
-    other base is a checkpoint; PipelineError where it cannot be loaded, has more than one score or other tokens.
+    The base `reference` is a copy of the reference with a head of zeros: at first, every probability is one half. Any
+    other base is a checkpoint; PipelineError if it cannot be loaded, has more than one label or another vocabulary.
     """
     classifier = _copy(reference, dtype) if base == "reference" else _load(base, reference, dtype)
     placed: PreTrainedModel = classifier.to(reference.device)
@@ -310,11 +308,12 @@ def load_classifier(base: str, reference: Checkpoint, *, dtype: torch.dtype) -> 
 
 
 def _copy(reference: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a classifier with the layers of the reference and a head of zeros."""
     model = reference.model
-    # Through a dictionary, which leaves behind how the reference computes its attention.
+    # The dictionary lacks the attention implementation of the reference, which takes packed rows.
     config = type(model.config).from_dict({**model.config.to_diff_dict(), "num_labels": 1})
     try:
-        # All the random weights are replaced: what is drawn after this must not depend on them.
+        # from_config draws random weights, which are replaced below: they must not change later random numbers.
         with torch.random.fork_rng(devices=[]):
             copy = AutoModelForSequenceClassification.from_config(config, dtype=dtype, trust_remote_code=False)
     except ValueError:
@@ -326,6 +325,7 @@ def _copy(reference: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _load(base: str, reference: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the classifier of a checkpoint, see `load_classifier`."""
     try:
         classifier, loading = AutoModelForSequenceClassification.from_pretrained(
             base, dtype=dtype, output_loading_info=True, trust_remote_code=False

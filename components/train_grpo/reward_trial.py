@@ -1,4 +1,4 @@
-"""Loading each custom reward before the first stage, and calling it and the judge about made-up completions.
+"""Load each custom reward before the first stage, and call it and the judge for made-up completions.
 
 `custom_rewards.reward_errors` runs this module in a separate process, because custom code may hang or crash.
 """
@@ -13,14 +13,14 @@ from components.grading.verdicts import Reason
 from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
-from components.train_grpo.custom_rewards import MARK, Failure, RewardFunction, load_reward
+from components.train_grpo.custom_rewards import MARK, Failure, RewardFunction, is_slow, load_reward
 from components.train_grpo.judge import JudgeConfig
 from components.train_grpo.process_supervision import Step, outcome
 from components.train_grpo.rewards import judged
-from components.train_grpo.slow_rewards import Answers, RewardCallsConfig, calls_about, is_slow, values_of
+from components.train_grpo.slow_rewards import Answers, RewardCallsConfig, calls_about, values_of
 
 _LIMITS = RewardCallsConfig(max_tries=1)
-# Where the run's own problems cannot be read beforehand.
+# For a run whose problems cannot be read yet.
 _PROBLEM = Problem(
     id="trial/1",
     source="trial",
@@ -34,10 +34,10 @@ _PROBLEM = Problem(
 
 
 def _failure(name: str, function: RewardFunction, problem: Problem) -> str | None:
-    """Return how a reward fails for a right completion or a wrong one."""
+    """Return how a reward fails for a right and a wrong completion, the first failure; None if it scores both."""
     from components.policy.packing import TokenSequence  # torch, which takes seconds
     from components.rollout.sampler import Completion
-    from components.train_grpo.scoring import Scored
+    from components.train_grpo.scoring import ScoredCompletion
 
     scored_G = []
     for text, verdict, reason in (
@@ -46,8 +46,9 @@ def _failure(name: str, function: RewardFunction, problem: Problem) -> str | Non
     ):
         completion = Completion(TokenSequence((0,), (0,)), logprobs=(0.0,), text=text, finished=True)
         grade = Grade(verdict, problem.answer if verdict is Verdict.RIGHT else "no idea", reason)
-        scored_G.append(Scored(completion, grade, (Step(1, outcome(grade), text),), {}))
-    answers = iter(Answers().get(calls_about(name, function, problem, scored_G) if is_slow(function) else [], _LIMITS))
+        scored_G.append(ScoredCompletion(completion, grade, (Step(1, outcome(grade), text),), {}))
+    calls = calls_about(name, function, problem, scored_G) if is_slow(function) else []
+    answers = iter(Answers().get(calls, _LIMITS))
     values_G = values_of(name, function, problem, scored_G, answers, deadline_s=_LIMITS.deadline_s)
     return next((value.message for value in values_G if isinstance(value, Failure)), None)
 
@@ -55,19 +56,16 @@ def _failure(name: str, function: RewardFunction, problem: Problem) -> str | Non
 def _trial_errors(
     functions: Mapping[str, RewardFunction], judge: dict[str, Any] | None, problem: dict[str, Any] | None
 ) -> Iterator[str]:
-    """Yield a line for each reward that fails, asked about a problem, or about a made-up one."""
-    asked = Problem.model_validate(problem) if problem else _PROBLEM
+    """Yield a line for each reward, and for the judge, that fails for a problem (a made-up one for None)."""
+    trial_problem = Problem.model_validate(problem) if problem else _PROBLEM
     rewards = {f"train_grpo.reward.weights.{name}": (name, function) for name, function in functions.items()}
     if judge:
-        rewards["train_grpo.reward.judge"] = (
-            "judge",
-            update_wrapper(
-                partial(judged, settings=JudgeConfig.model_validate(judge), timeout_s=_LIMITS.timeout_s), judged
-            ),
-        )
+        settings = JudgeConfig.model_validate(judge)
+        judge_reward = update_wrapper(partial(judged, settings=settings, timeout_s=_LIMITS.timeout_s), judged)
+        rewards["train_grpo.reward.judge"] = ("judge", judge_reward)
     for key, (name, function) in rewards.items():
         try:
-            if failure := _failure(name, function, asked):
+            if failure := _failure(name, function, trial_problem):
                 yield f"{key}: {failure}, asked about a completion made up to try it"
         except PipelineError as error:
             yield str(error)
@@ -76,7 +74,7 @@ def _trial_errors(
 def _errors(
     names: Sequence[str], *, trained_here: bool, judge: dict[str, Any] | None, problem: dict[str, Any] | None
 ) -> list[str]:
-    """See `reward_errors`; rewards are called once all of them can be loaded."""
+    """See `custom_rewards.reward_errors`; rewards are called only if all of them can be loaded."""
     functions: dict[str, RewardFunction] = {}
     lines = []
     for name in names:
@@ -84,9 +82,13 @@ def _errors(
             functions[name] = load_reward(name)
         except PipelineError as error:
             missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
-            if trained_here or missing is None or f"{name.partition(':')[0]}.".startswith(f"{missing}."):
+            module = name.partition(":")[0]
+            # Elsewhere, only the reward's own module or package must be there, not the packages that it imports.
+            if trained_here or missing is None or f"{module}.".startswith(f"{missing}."):
                 lines.append(str(error))
-    return list(_trial_errors(functions, judge, problem)) if trained_here and not lines else lines
+    if lines or not trained_here:
+        return lines
+    return list(_trial_errors(functions, judge, problem))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
 """The reward protocol and the built-in rewards.
 
-A reward looks at one completion, or compares the completions of a group:
+A reward scores one completion, or compares the completions of a group:
 
     (problem, completion, grade) -> float
     (problem, completions, grades) -> one float for each completion     (decorated with `group_reward`)
 
-or at the texts of its steps, with `supervision: process` or `turn`:
+or scores the steps of a completion by their texts, with `supervision: process` or `turn`:
 
     (problem, steps, grade) -> one float for each step                  (decorated with `step_reward`)
 
-To add a built-in reward, write such a function here and register it with `built_in`. A user's own reward is the same
-kind of function in any module, named in the params as `package.module:function`. One that waits for a server is an
-`async def`, or marked `threaded_reward` (slow_rewards.py). NaN is no reward at all, for what could not be scored. A
-completion for which a reward fails has none either, and is counted as unscorable.
+To add a built-in reward, write such a function here and register it with `built_in`. A custom reward is the same kind
+of function in any module, named in the params as `package.module:function`. One that waits for a server is an `async
+def`, or marked `threaded_reward` (slow_rewards.py). NaN means no reward, for a completion that cannot be scored. If a
+reward fails, the completion has no reward either, and counts as unscorable.
 
-No torch is imported here: configurations are checked against the registry, wherever that is.
+Do not import torch here: configs are validated against the registry, also where torch is not installed.
 
 Shape suffixes: G completions per prompt (see objective.py)
 """
@@ -53,15 +53,15 @@ class BuiltIn:
     """A reward that the params can name."""
 
     function: RewardFunction | None
-    """None for those that have a value for each step: the scorer computes them itself."""
+    """None for those that `Scorer` itself computes."""
     key: str | None = None
-    """The key of `reward` that is set together with its weight, and only then."""
+    """The key of `reward` that must be set if and only if the reward has a weight."""
     settings: Settings = lambda config, model: {}
 
 
 BUILT_IN = {
-    "reward_model": BuiltIn(None, key="model"),  # what the learned model says of the completion, or of each step
-    "environment": BuiltIn(None),  # the sum of what the environment says of the completion, or of each turn
+    "reward_model": BuiltIn(None, key="model"),  # the learned model's score of the completion, or of each step
+    "environment": BuiltIn(None),  # the environment's rewards, summed over the completion, or for each turn
 }
 
 
@@ -81,8 +81,8 @@ def group_reward(function: _FunctionT) -> _FunctionT:
     """Mark a reward that compares the completions of a group.
 
     It takes the problem, the unmasked completions and their grades (two lists of equal length), and returns a number
-    for each completion, NaN for one that cannot be scored. Any other number of values leaves all of them without a
-    reward.
+    for each completion, NaN for one that cannot be scored. If it returns another number of values, none of the
+    completions has a reward.
 
     >>> from components.grading.verifier import grade
     >>> from components.shared.answer_policy import AnswerPolicy
@@ -99,10 +99,10 @@ def group_reward(function: _FunctionT) -> _FunctionT:
 
 
 def threaded_reward(function: _FunctionT) -> _FunctionT:
-    """Mark a reward that waits, such as for a server: it is called for many completions at once, in threads.
+    """Mark a reward that waits, such as for a server: it is called for many completions concurrently, in threads.
 
-    It takes and returns the same as without the decorator; an `async def` needs no decorator. A call that raises
-    ConnectionError, TimeoutError or RetryableError is repeated, within the limits of `reward.calls`.
+    Its arguments and result are the same as without the decorator; an `async def` needs no decorator. Calls that raise
+    ConnectionError, TimeoutError or RetryableError are repeated, within the limits of `reward.calls`.
 
     >>> from urllib.request import urlopen
     >>> @threaded_reward
@@ -119,8 +119,8 @@ def threaded_reward(function: _FunctionT) -> _FunctionT:
 def step_reward(function: _FunctionT) -> _FunctionT:
     """Mark a reward that scores each step of a completion: lines or turns, as `reward.supervision` says.
 
-    It takes the problem, the texts of the steps and the completion's grade, and returns a number for each step. Any
-    other number of values leaves the completion without a reward. With `supervision: outcome` it is refused.
+    It takes the problem, the texts of the steps and the completion's grade, and returns a number for each step. If it
+    returns another number of values, the completion has no reward. `supervision: outcome` refuses it.
 
     >>> @step_reward
     ... def calculates(problem, steps, grade):
@@ -133,11 +133,11 @@ def step_reward(function: _FunctionT) -> _FunctionT:
 
 
 def require_rewards(config: "TrainGRPOConfig", problems: Sequence[Problem]) -> None:
-    """Raise PipelineError where a custom reward cannot be loaded, or there is no sandbox for unit tests."""
+    """Raise PipelineError if a custom reward cannot be used, or if problems have unit tests but there is no sandbox."""
     for name in filter(is_custom, config.reward.names):
         if getattr(load_reward(name), "judges_steps", False) and config.reward.supervision == "outcome":
-            key = "train_grpo.reward.supervision"
-            raise PipelineError(f"{key}: {name} rewards each step; set it to process (lines) or turn")
+            remedy = "set it to process (lines) or turn"
+            raise PipelineError(f"train_grpo.reward.supervision: {name} rewards each step; {remedy}")
     if any(is_unit_tests(problem.answer) for problem in problems):
         require_sandbox()
 
@@ -153,7 +153,7 @@ def accuracy(problem: Problem, completion: "Completion", grade: Grade) -> float:
 
 @built_in("code_tests")
 def code_tests(problem: Problem, completion: "Completion", grade: Grade) -> float:
-    """Return the share of the unit tests passed; 0 for a truncated completion, NaN where there are no tests."""
+    """Return the share of unit tests passed; 0 for a truncated completion, NaN for a problem without tests."""
     if grade.verdict is Verdict.UNSCORABLE:
         return math.nan
     if not completion.finished:
@@ -163,17 +163,16 @@ def code_tests(problem: Problem, completion: "Completion", grade: Grade) -> floa
 
 @built_in("format", settings=lambda config, model: {"model": model})
 def answer_format(problem: Problem, completion: "Completion", grade: Grade, *, model: ModelConfig) -> float:
-    """Return 1 where some reasoning leads to an answer in the designated place, else 0, whatever the answer is.
+    """Return 1 if some reasoning precedes an answer in the required form, else 0, whether the answer is right or wrong.
 
-    Where the prompt asks for thoughts or begins one, the completion has to be one thought and, after it, the answer; of
-    several turns the first begins with the thought. The place of code is a fenced block, and it needs no words before
-    it.
+    If the prompt asks for thoughts, or begins one, the completion must be one thought and then the answer; of several
+    turns, the first must begin with the thought. Code must be in a fenced block, and needs no reasoning before it.
     """
-    begin = completion.response
+    first_turn = completion.response
     if len(completion.turns) > 1:
-        begin = ("<think>" if completion.in_thought else "") + completion.turns[0].text
+        first_turn = ("<think>" if completion.in_thought else "") + completion.turns[0].text
     must_think = completion.in_thought or model.asks_for_thoughts(problem.source)
-    if not completion.finished or (must_think and not _thinks_first(begin)):
+    if not completion.finished or (must_think and not _thinks_first(first_turn)):
         return 0.0
     if is_unit_tests(problem.answer):
         return float(grade.extracted is not None)
@@ -181,7 +180,7 @@ def answer_format(problem: Problem, completion: "Completion", grade: Grade, *, m
 
 
 def _thinks_first(text: str) -> bool:
-    """Return whether a response is a single thought that is not empty, and then something else."""
+    """Return whether a response is a single thought that is not empty, and then an answer without one."""
     match = _THOUGHT_FIRST.fullmatch(text)
     return match is not None and bool(match["thought"].strip()) and "think>" not in match["thought"] + match["answer"]
 
@@ -192,15 +191,19 @@ def length(problem: Problem, completions_G: Sequence["Completion"], grades_G: Se
     """Return the length reward of Kimi k1.5 (arXiv 2501.12599, section 2.3.3).
 
     0.5 for the shortest, falling linearly to -0.5 for the longest; never above 0 for a wrong answer. A completion that
-    is neither right nor wrong has no reward, and its length does not count.
+    is neither right nor wrong has a reward of NaN, and its length does not count.
     """
-    outcomes_G = [outcome(grade) for grade in grades_G]
-    counted = [each.num_tokens for each, right in zip(completions_G, outcomes_G, strict=True) if not math.isnan(right)]
-    shortest, longest = min(counted, default=0), max(counted, default=0)
+    pairs = list(zip(completions_G, grades_G, strict=True))
+    lengths = [completion.num_tokens for completion, grade in pairs if grade.verdict is not Verdict.UNSCORABLE]
+    shortest, longest = min(lengths, default=0), max(lengths, default=0)
     rewards_G = []
-    for completion, right in zip(completions_G, outcomes_G, strict=True):
-        reward = 0.5 - (completion.num_tokens - shortest) / (longest - shortest) if longest > shortest else 0.0
-        rewards_G.append(right if math.isnan(right) else reward if right else min(0.0, reward))
+    for completion, grade in pairs:
+        reward = 0.0
+        if grade.verdict is Verdict.UNSCORABLE:
+            reward = math.nan
+        elif longest > shortest:
+            reward = 0.5 - (completion.num_tokens - shortest) / (longest - shortest)
+        rewards_G.append(min(0.0, reward) if grade.verdict is Verdict.WRONG else reward)
     return rewards_G
 
 
@@ -220,5 +223,5 @@ def overlong(problem: Problem, completion: "Completion", grade: Grade, *, config
 def judged(
     problem: Problem, completion: "Completion", grade: Grade, *, settings: JudgeConfig, timeout_s: float
 ) -> float:
-    """Return what a model says of the response, from 0 to 1; its thoughts are left out."""
+    """Return another model's rating of the response without its thoughts, from 0 to 1."""
     return judge(problem, outside_thoughts(completion.response), settings, timeout_s)

@@ -1,4 +1,4 @@
-"""Rollouts: prompts, a group of completions for each, and their rewards, as a policy update needs them.
+"""Rollouts: prompts, a group of completions for each, and their rewards.
 
 Shape suffixes as in objective.py: P prompts, G completions per prompt, B all of them, K steps of a prompt's group.
 """
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -26,12 +27,12 @@ from components.train_grpo.prompts import Prompts
 from components.train_grpo.scoring import Group
 
 Score = Callable[[Sequence[Problem], Sequence[Sequence[Completion]]], list[Group]]
-"""From problems (P,) and the completions of each (P, G) to these completions with their rewards: see `Scorer`."""
+"""Takes problems (P,) and the completions of each (P, G), and returns groups with rewards: see `Scorer`."""
 
 
 @dataclass
 class Rollout:
-    """The groups of all processes for one step, and the time they took in this process, without waiting for others."""
+    """The groups of all processes for one step, and the time that this process spent on its own shard of them."""
 
     sampled: list[Group]
     """All groups, in the order they were sampled."""
@@ -42,15 +43,15 @@ class Rollout:
     sync_s: float = 0.0
     """Time to update the weights of the sampler."""
     groups_in_flight: int = 0
-    """Groups that a later step learns from (see partial_rollouts.py)."""
+    """Groups that are left to later steps (see partial_rollouts.py)."""
 
 
 @dataclass
 class Rollouts:
-    """Samples the rollouts of a run, each from the weights that learn from it.
+    """Samples the rollouts of a run on-policy: each from the weights that learn from it.
 
-    Which weights sample which rollout depends on the numbers of the steps alone, never on the clock, here as in
-    subclasses: a run that is resumed learns from what it would have learned from.
+    Here and in subclasses, the step number alone decides which weights sample a rollout, never time: a resumed run
+    learns from the same rollouts as an uninterrupted one.
     """
 
     config: TrainGRPOConfig
@@ -59,54 +60,52 @@ class Rollouts:
     score: Score
     ranks: Ranks
     environments: Environments | None = None
-    """What the policy acts in; None for completions of one turn."""
-    _scoring: threading.Lock = field(default_factory=threading.Lock, init=False)
-    """Rewards may be functions of a user: no two threads call them at once."""
+    """Environments in which the policy acts; None for completions of one turn."""
+    _scoring_lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    """Custom rewards need not be thread-safe: rollouts that are sampled in threads are scored one after the other."""
 
     def of_step(self, step: int) -> Rollout:
-        """Return the rollout to learn from."""
-        with self.memory():
+        """Return the rollout that a step learns from."""
+        with self.memory_for_rollout():
             sync_s = self.sampler.update_weights(step - 1)
             rollout = self.sample(f"step {step}", version=step - 1)
             self.sampler.sleep()
-            rollout.sync_s = sync_s
-            return rollout
+        rollout.sync_s = sync_s
+        return rollout
 
     def of_reference(self, number: int) -> Rollout:
-        """Return a rollout from before the first step, for the reward model to learn from."""
-        with self.memory():
+        """Return a rollout of the reference, from which the reward model learns before the first step."""
+        with self.memory_for_rollout():
             self.sampler.update_weights(0)
             return self.sample(f"initial {number}", version=0)
 
     def sample(self, name: str, *, version: int) -> Rollout:
-        """Sample and score a group for each of a batch of problems, with random numbers that depend on `name`.
+        """Sample and score a group for each of `prompts_per_step` problems, with a seed that depends on `name`.
 
-        `version` is that of the sampler's weights.
-
-        Every process samples and scores its shard of the problems, and gets all groups. Zero-variance groups teach
-        nothing: with dynamic sampling (DAPO, section 3.2) they are replaced by groups of further problems, for a
-        bounded number of rounds. What is then missing stays missing, and the loss is divided by what is there.
+        The sampler has the weights after `version` updates. Every process samples and scores its shard of the problems,
+        and gets all groups. Zero-variance groups teach nothing: dynamic sampling (DAPO, section 3.2) replaces them by
+        groups of further problems, in at most `max_resampling_rounds` rounds; `trained` may then have fewer groups.
         """
         rollout = Rollout([], [], 0.0, 0.0)
-        max_rounds, wanted = self.config.prompts.max_resampling_rounds, self.config.prompts_per_step
+        max_rounds = self.config.prompts.max_resampling_rounds
         for round_ in range(max_rounds + 1):
-            missing = wanted - len(rollout.trained)
-            if not missing:
+            num_missing = self.config.prompts_per_step - len(rollout.trained)
+            if num_missing == 0:
                 break
-            problems_P = self.ranks.shard(self.prompts.next_batch(missing))
+            problems_P = self.ranks.shard(self.prompts.next_batch(num_missing))
             shard = self._sample_shard(problems_P, self._seed(name, round_), version)
             groups_P = self._gather(shard.sampled)
             rollout.sampled += groups_P
-            rollout.trained += [group for group in groups_P if not max_rounds or differs(self.config, group)]
+            rollout.trained += [group for group in groups_P if max_rounds == 0 or rewards_differ(self.config, group)]
             rollout.sampling_s += shard.sampling_s
             rollout.scoring_s += shard.scoring_s
         return rollout
 
     def finish_prefetch(self) -> None:
-        """Wait until no process samples ahead, because the weights of the sampler are about to change."""
+        """Wait until no process samples ahead, before the sampler's weights change; here, none does."""
 
     def state(self) -> dict[str, Any]:
-        """Return what further rollouts depend on beside random numbers, as plain values; processes call it together."""
+        """Return as plain values what later rollouts depend on but the seed; all processes call it together."""
         return {"prompts": self.prompts.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -114,17 +113,17 @@ class Rollouts:
         self.prompts.restore(state["prompts"])
 
     def _sample_shard(self, problems_P: Sequence[Problem], seed: int, version: int) -> Rollout:
-        """Sample and score this process's part of a rollout, from the weights after `version` updates."""
-        started = time.monotonic()
+        """Sample and score this process's shard of a rollout, from the weights after `version` updates."""
+        sampling_began = time.monotonic()
         with record_function("sampling"):
             completions_PG = with_version(self.sampler.generate(problems_P, self.sampling(seed)), version)
-        sampled = time.monotonic()
-        with record_function("scoring"), self._scoring:
+        scoring_began = time.monotonic()
+        with record_function("scoring"), self._scoring_lock:
             groups = self.score(problems_P, completions_PG)
-        return Rollout(groups, groups, sampled - started, time.monotonic() - sampled)
+        return Rollout(groups, groups, scoring_began - sampling_began, time.monotonic() - scoring_began)
 
     def sampling(self, seed: int) -> Sampling:
-        """Return how completions are sampled, with random numbers of a seed."""
+        """Return the settings of the sampler, with a seed."""
         return Sampling(
             num_samples=self.config.group_size,
             temperature=self.config.sampling.temperature,
@@ -134,23 +133,24 @@ class Rollouts:
         )
 
     def _seed(self, name: str, round_: int) -> int:
-        """Return the seed of a stream of random numbers: each process has its own in every round of every rollout."""
-        stream = f"{self.config.seed}/{name}/{round_}" + (f"/{self.ranks.rank}" if self.ranks.rank else "")
-        return random.Random(stream).getrandbits(48)
+        """Return the seed of a round of resampling of a rollout, a different one in each process."""
+        suffix = f"/{self.ranks.rank}" if self.ranks.rank > 0 else ""
+        return random.Random(f"{self.config.seed}/{name}/{round_}{suffix}").getrandbits(48)
 
     def _gather(self, groups: list[Group]) -> list[Group]:
-        """Return the groups of all processes; see `_recorded`."""
+        """Return the groups of all processes, and record their pass rates."""
         shards = self.ranks.all_gather(groups, "the end of sampling")
-        return self._recorded([group for shard in shards for group in shard])
-
-    def _recorded(self, groups_P: list[Group]) -> list[Group]:
-        """Return groups, and record their pass rates for the choice of problems."""
-        for group in groups_P:
-            self.prompts.record(group.problem.id, num_right=group.num_right, num_scored=group.num_scorable)
+        groups_P = [group for shard in shards for group in shard]
+        self._record_pass_rates(groups_P)
         return groups_P
 
-    def memory(self) -> AbstractContextManager[None]:
-        """Name the keys that lower the memory for sampling or scoring where it runs out."""
+    def _record_pass_rates(self, groups_P: Sequence[Group]) -> None:
+        """Record pass rates: `prompts` may leave solved problems out of later passes."""
+        for group in groups_P:
+            self.prompts.record(group.problem.id, num_right=group.num_right, num_scored=group.num_scorable)
+
+    def memory_for_rollout(self) -> AbstractContextManager[None]:
+        """Name the config keys to change if sampling or scoring in the block runs out of memory."""
         sampling, sampler = self.config.sampling, self.config.sampler
         remedies = [f"lower train_grpo.sampling.max_new_tokens (it is {sampling.max_new_tokens})"]
         if sampler.vllm:
@@ -161,27 +161,29 @@ class Rollouts:
 
 
 def with_version(
-    completions_PG: Sequence[Sequence[Completion]], version: int, partial_PG: PartialCompletions | None = None
+    completions_PG: Sequence[Sequence[Completion]], version: int, partial_PG: PartialCompletions = ()
 ) -> list[list[Completion]]:
-    """Return completions with the version of the weights that sampled each token; tokens in `partial` keep theirs."""
-    groups = []
-    for completions_G, partial_G in zip(completions_PG, partial_PG or [()] * len(completions_PG), strict=True):
-        before_G = [each.versions for each in partial_G] or [()] * len(completions_G)
-        pairs = zip(completions_G, before_G, strict=True)
-        groups.append([replace(each, versions=old + (version,) * (each.num_tokens - len(old))) for each, old in pairs])
-    return groups
+    """Return completions with the version of the weights of each token; tokens in `partial_PG` have one already."""
+    versioned_PG: list[list[Completion]] = []
+    for completions_G, partial_G in zip_longest(completions_PG, partial_PG, fillvalue=()):
+        versioned_PG.append([])
+        for completion, partial in zip_longest(completions_G, partial_G):  # None for a new completion
+            old = partial.versions if partial else ()
+            new = (version,) * (completion.num_tokens - len(old))
+            versioned_PG[-1].append(replace(completion, versions=old + new))
+    return versioned_PG
 
 
 def combined_rewards(config: TrainGRPOConfig, groups: Sequence[Group]) -> Tensor:
-    """Return the weighted sum of the rewards of each step, (P, K), those of a group's completions end to end."""
-    rows_P = []
+    """Return the weighted sum of rewards of each step, (P, K): the steps of a group end to end, padded with NaN."""
+    rewards_PK = []
     for group in groups:
         weights = config.reward.weights_of(group.problem.source)
-        rewards_K = [x for scored in group.scored_G for x in scored.combined(weights)]
-        rows_P.append(torch.tensor(rewards_K, dtype=torch.float64))
-    return torch.nn.utils.rnn.pad_sequence(rows_P, batch_first=True, padding_value=torch.nan)
+        rewards_K = [reward for scored in group.scored_G for reward in scored.combined(weights)]
+        rewards_PK.append(torch.tensor(rewards_K, dtype=torch.float64))
+    return torch.nn.utils.rnn.pad_sequence(rewards_PK, batch_first=True, padding_value=torch.nan)
 
 
-def differs(config: TrainGRPOConfig, group: Group) -> bool:
-    """Return whether a group's rewards differ, so that there is something to learn from it."""
+def rewards_differ(config: TrainGRPOConfig, group: Group) -> bool:
+    """Return whether a group's rewards differ; the policy learns nothing from a group in which they are equal."""
     return bool(has_spread(combined_rewards(config, [group])).item())

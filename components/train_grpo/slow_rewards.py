@@ -1,16 +1,15 @@
-"""Rewards that wait: those of `async def`, and functions marked `threaded_reward`, are called many at a time.
+"""Slow rewards, which wait for a server: an `async def` or a function marked `threaded_reward`, called concurrently.
 
-Each call has a deadline and is made again after an error that is said to pass (ConnectionError, TimeoutError,
-RetryableError). All calls of a rollout together have a deadline, too. A call that brings no value leaves its
-completion without a reward, with the reason; it never counts as 0.
+Each call has a timeout, and is repeated after a transient error (ConnectionError, TimeoutError, RetryableError). All
+calls of a rollout together have a deadline. A call without an answer leaves its completion without a reward, and keeps
+the reason; it never counts as 0.
 
-Answers are kept in a file of the run, by reward, problem and text: a resumed run learns from the same numbers, and no
+Answers are stored in a file of the run, by reward, problem and text: a resumed run learns from the same numbers, and no
 text is sent twice.
 """
 
 import asyncio
 import hashlib
-import inspect
 import json
 import threading
 import time
@@ -31,16 +30,16 @@ from components.shared.config import Config, Operational
 from components.shared.errors import RetryableError
 from components.shared.problem import Problem
 from components.shared.progress import say
-from components.train_grpo.custom_rewards import Failure, RewardFunction, ask, failure_of, worth
+from components.train_grpo.custom_rewards import Failure, RewardFunction, call_reward, failure_of, is_slow, to_rewards
 
-if TYPE_CHECKING:  # it names `Priced`
+if TYPE_CHECKING:  # judge.py imports this module
     from components.train_grpo.judge import JudgeConfig
 
 _T = TypeVar("_T")
-_PASSING = (ConnectionError, TimeoutError, RetryableError)
+_TRANSIENT = (ConnectionError, TimeoutError, RetryableError)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _REPORT_S = 20.0
-"""Between two lines that say how many calls are done."""
+"""Time without an answer after which a line says how many calls are answered."""
 
 
 class RewardCallsConfig(Config):
@@ -58,33 +57,28 @@ class RewardCallsConfig(Config):
 
 @dataclass(frozen=True)
 class Call:
-    """One question to a reward: about a completion, or about those of a group."""
+    """A call of a reward for a completion, or for all completions of a group."""
 
     reward: str
     key: str
-    """What is asked, as one text: equal keys have equal answers."""
-    ask: Callable[[], Any]
-    """Returns the answer, or what has to be awaited for it."""
+    """Problem and texts, as JSON: calls of a reward with equal keys have the same answer."""
+    function: Callable[[], Any]
+    """Returns the answer or, without `in_thread`, an awaitable of it."""
     in_thread: bool
 
 
-def is_slow(function: Callable[..., Any]) -> bool:
-    """Return whether a reward is called concurrently."""
-    return inspect.iscoroutinefunction(function) or getattr(function, "runs_in_thread", False)
-
-
 def calls_about(name: str, function: RewardFunction, problem: Problem, scored_G: Sequence[Any]) -> list[Call]:
-    """Return the calls of a reward that waits: one for each completion with its grade, or one for the group."""
+    """Return the calls of a slow reward for a group: one for each completion, or a single one."""
     in_thread = getattr(function, "runs_in_thread", False)
-    completions_G, grades_G = ([getattr(each, key) for each in scored_G] for key in ("completion", "grade"))
-    texts_G = [each.text for each in completions_G]
     if getattr(function, "compares_group", False):
-        whole = partial(function, problem, completions_G, grades_G)
-        return [Call(name, json.dumps([problem.id, *texts_G]), whole, in_thread)]
-    return [
-        Call(name, json.dumps([problem.id, text]), partial(function, problem, completion, grade), in_thread)
-        for text, completion, grade in zip(texts_G, completions_G, grades_G, strict=True)
-    ]
+        key = json.dumps([problem.id, *(scored.completion.text for scored in scored_G)])
+        completions_G, grades_G = [each.completion for each in scored_G], [each.grade for each in scored_G]
+        return [Call(name, key, partial(function, problem, completions_G, grades_G), in_thread)]
+    calls = []
+    for scored in scored_G:
+        key = json.dumps([problem.id, scored.completion.text])
+        calls.append(Call(name, key, partial(function, problem, scored.completion, scored.grade), in_thread))
+    return calls
 
 
 def values_of(
@@ -96,80 +90,84 @@ def values_of(
     *,
     deadline_s: float,
 ) -> Sequence[tuple[float, ...] | Failure]:
-    """Return the values of a reward for each completion with its grade: one for every step, or one for the last step.
+    """Return the values of a reward for each completion: one for every step, or a single one; a Failure if it failed.
 
-    A reward that waits has been called already, and its answers are next.
+    Slow rewards have been called already: their values are the next of `answers`.
     """
     grades_G = [scored.grade for scored in scored_G]
-    if is_slow(function):
-        of_group = getattr(function, "compares_group", False)
-        return worth(name, next(answers) if of_group else list(islice(answers, len(grades_G))), grades_G)
+    inputs_G: list[Any] = [scored.completion for scored in scored_G]
+    num_steps_G = None
     if getattr(function, "judges_steps", False):
-        texts_G = [[step.text for step in scored.steps] for scored in scored_G]
-        values = ask(name, function, problem, texts_G, grades_G, deadline_s=deadline_s)
-        return worth(name, values, grades_G, [len(texts) for texts in texts_G])
-    completions_G = [scored.completion for scored in scored_G]
-    return worth(name, ask(name, function, problem, completions_G, grades_G, deadline_s=deadline_s), grades_G)
+        inputs_G = [[step.text for step in scored.steps] for scored in scored_G]
+        num_steps_G = [len(texts) for texts in inputs_G]
+    if not is_slow(function):
+        values: Any = call_reward(name, function, problem, inputs_G, grades_G, deadline_s=deadline_s)
+    elif getattr(function, "compares_group", False):
+        values = next(answers)
+    else:
+        values = list(islice(answers, len(scored_G)))
+    return to_rewards(name, values, grades_G, num_steps_G)
 
 
 class Answers:
-    """Answers to calls, as JSON values, in memory and in a file to which each is added as soon as it is there."""
+    """Answers to calls, as JSON values, in memory and in a file to which each is appended as soon as it arrives."""
 
     def __init__(self, folder: Path | None = None, *, rank: int = 0) -> None:
-        """Read what the processes of an earlier start have written to a folder; without one nothing is kept."""
-        self._path = folder and folder / f"rank-{rank}.jsonl"
+        """Read the answers that all processes stored in `folder` before a restart; None stores nothing."""
+        self._path = folder / f"rank-{rank}.jsonl" if folder else None
         self._known: dict[str, Any] = {row["call"]: row["value"] for row in _rows(folder)} if folder else {}
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, calls: Sequence[Call], limits: RewardCallsConfig) -> list[Any]:
-        """Return the answer to each call, or a Failure."""
-        names = [_name(call) for call in calls]
-        missing = {name: call for name, call in zip(names, calls, strict=True) if name not in self._known}
-        failed = asyncio.run(self._ask(missing, limits)) if missing else {}
-        return [failed[name] if name in failed else self._known[name] for name in names]
+        """Return the answer to each call, or a Failure; calls with a stored answer are not made."""
+        ids = [hashlib.sha256(f"{call.reward}\n{call.key}".encode()).hexdigest() for call in calls]
+        missing = {id_: call for id_, call in zip(ids, calls, strict=True) if id_ not in self._known}
+        failures = asyncio.run(self._make(missing, limits)) if missing else {}
+        return [failures[id_] if id_ in failures else self._known[id_] for id_ in ids]
 
-    async def _ask(self, calls: dict[str, Call], limits: RewardCallsConfig) -> dict[str, Failure]:
-        """Make calls, keep their answers, and return the failures."""
-        free, ends = asyncio.Semaphore(limits.max_concurrency), time.monotonic() + limits.deadline_s
-        tasks = {asyncio.ensure_future(_answered(call, limits, free)): name for name, call in calls.items()}
+    async def _make(self, calls: dict[str, Call], limits: RewardCallsConfig) -> dict[str, Failure]:
+        """Make calls, by id; store their answers, and return the failures."""
+        semaphore, deadline = asyncio.Semaphore(limits.max_concurrency), time.monotonic() + limits.deadline_s
+        ids = {asyncio.ensure_future(_answer(call, limits, semaphore)): id_ for id_, call in calls.items()}
         failures: dict[str, Failure] = {}
-        waiting = set(tasks)
-        while waiting and (left := ends - time.monotonic()) > 0:
-            done, waiting = await asyncio.wait(waiting, timeout=min(left, _REPORT_S), return_when="FIRST_COMPLETED")
+        waiting = set(ids)
+        while waiting and (left_s := deadline - time.monotonic()) > 0:
+            done, waiting = await asyncio.wait(waiting, timeout=min(left_s, _REPORT_S), return_when="FIRST_COMPLETED")
             for task in done:
-                self._keep(tasks[task], calls[tasks[task]].reward, task.result(), failures)
-            if not done and time.monotonic() < ends:
-                say("train_grpo", f"{len(tasks) - len(waiting):,} of {len(tasks):,} calls of rewards are answered")
+                answer = task.result()
+                if isinstance(answer, Failure):
+                    failures[ids[task]] = answer
+                else:
+                    self._store(ids[task], calls[ids[task]].reward, answer)
+            if not done and time.monotonic() < deadline:
+                say("train_grpo", f"{len(ids) - len(waiting):,} of {len(ids):,} calls of rewards are answered")
         for task in waiting:
             task.cancel()
-            reward = calls[tasks[task]].reward
-            what = f"reward {reward} did not answer"
-            failures[tasks[task]] = Failure(what, f"{what} within {limits.deadline_s:g} s, the time for a rollout")
+            kind = f"reward {calls[ids[task]].reward} did not answer"
+            failures[ids[task]] = Failure(kind, f"{kind} within {limits.deadline_s:g} s, the time for a rollout")
         return failures
 
-    def _keep(self, name: str, reward: str, answer: dict[str, Any] | Failure, failures: dict[str, Failure]) -> None:
-        if isinstance(answer, Failure):
-            failures[name] = answer
-            return
-        self._known[name] = answer["value"]
+    def _store(self, id_: str, reward: str, answer: dict[str, Any]) -> None:
+        """Keep an answer in memory and, with a folder, in the file of this process."""
+        self._known[id_] = answer["value"]
         if self._path:
-            row = {"call": name, "reward": reward, **answer}
+            row = {"call": id_, "reward": reward, **answer}
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"\n{json.dumps(row)}")  # what a killed process has left of a line ends before it
+                file.write(f"\n{json.dumps(row)}")  # the newline first: it ends the partial line of a killed process
 
 
 def in_thread(call: Callable[[], _T]) -> "Future[_T]":
-    """Return the future result of a call in a thread, which ends with the process."""
+    """Return the future result of a call in a daemon thread, which does not keep the process alive."""
     result: Future[_T] = Future()
-    result.set_running_or_notify_cancel()  # nobody can cancel it any more
+    result.set_running_or_notify_cancel()  # a cancelled future would refuse the result
 
     def run() -> None:
         try:
             result.set_result(call())
-        except BaseException as error:  # whoever waits for the result must not wait forever
+        except BaseException as error:  # an uncaught one would leave the caller waiting forever
             failure: BaseException = error
-            if not isinstance(error, Exception) or isinstance(error, CancelledError):  # they would end the waiting task
+            if not isinstance(error, Exception) or isinstance(error, CancelledError):  # these would end the caller
                 failure = RuntimeError(f"it raised {type(error).__name__}: {error}".removesuffix(": "))
                 failure.__cause__ = error
             result.set_exception(failure)
@@ -179,20 +177,20 @@ def in_thread(call: Callable[[], _T]) -> "Future[_T]":
 
 
 class Priced(float):
-    """A value that took tokens of a server, as a reward that waits may return it."""
-
-    def __new__(cls, value: float, prompt_tokens: int, completion_tokens: int) -> "Priced":
-        """Return the value, with the tokens that it took."""
-        made = super().__new__(cls, value)
-        made.prompt_tokens, made.completion_tokens = prompt_tokens, completion_tokens
-        return made
+    """The value of a slow reward, with the numbers of tokens that a server counted for it."""
 
     prompt_tokens: int
     completion_tokens: int
 
+    def __new__(cls, value: float, prompt_tokens: int, completion_tokens: int) -> "Priced":
+        """Return the value with both numbers."""
+        priced = super().__new__(cls, value)
+        priced.prompt_tokens, priced.completion_tokens = prompt_tokens, completion_tokens
+        return priced
+
 
 def write_totals(answers: Path, path: Path, judge: "JudgeConfig | None") -> None:
-    """Write and print what the answered calls of each reward took, of this start and of earlier ones."""
+    """Write and print the totals of each reward's answers: calls, seconds, tokens and cost, restarts included."""
     totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in _rows(answers):
         total = totals[row["reward"]]
@@ -204,43 +202,40 @@ def write_totals(answers: Path, path: Path, judge: "JudgeConfig | None") -> None
         if tokens := total["prompt_tokens"] + total["completion_tokens"]:
             line += f", {tokens:,.0f} tokens"
         if reward == "judge" and judge:
-            prices = judge.prompt_price * total["prompt_tokens"], judge.completion_price * total["completion_tokens"]
-            total["cost"] = sum(prices) / 1e6
-            line += f", cost {total['cost']:,.2f}" if total["cost"] else ""
+            costs = judge.prompt_price * total["prompt_tokens"], judge.completion_price * total["completion_tokens"]
+            total["cost"] = sum(costs) / 1e6  # prices are per million tokens
+            if total["cost"]:
+                line += f", cost {total['cost']:,.2f}"
         say("train_grpo", line)
     if totals:
         jsonl.write_json(path, totals)
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the answers kept in a folder, without a line that was half written when its process was killed."""
+    """Yield the answers stored in a folder, without partial lines of killed processes."""
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_bytes().splitlines():
             with suppress(ValueError):
                 yield json.loads(line)
 
 
-def _name(call: Call) -> str:
-    return hashlib.sha256(f"{call.reward}\n{call.key}".encode()).hexdigest()
-
-
-async def _answered(call: Call, limits: RewardCallsConfig, free: asyncio.Semaphore) -> dict[str, Any] | Failure:
-    """Return the answer to a call with what it took, or a Failure after its last try."""
+async def _answer(call: Call, limits: RewardCallsConfig, semaphore: asyncio.Semaphore) -> dict[str, Any] | Failure:
+    """Return the answer to a call with its seconds and tokens, or a Failure after its last try."""
     pause_s = _FIRST_PAUSE_S
     for tries_left in reversed(range(limits.max_tries)):
-        async with free:
+        async with semaphore:
             started = time.monotonic()
             try:
-                # A thread of its own: a function that does not return must hold up nothing at the end.
-                answer = asyncio.wrap_future(in_thread(call.ask)) if call.in_thread else call.ask()
-                value = await asyncio.wait_for(answer, limits.timeout_s)
+                # Not in a thread pool, whose end would wait for a function that does not return.
+                awaitable = asyncio.wrap_future(in_thread(call.function)) if call.in_thread else call.function()
+                value = await asyncio.wait_for(awaitable, limits.timeout_s)
                 tokens = {key: getattr(value, key, 0) for key in ("prompt_tokens", "completion_tokens")}
                 return {"value": _plain(value), "seconds": time.monotonic() - started, **tokens}
-            except _PASSING as error:
+            except _TRANSIENT as error:
                 last: Exception = error
-                if isinstance(error, TimeoutError) and not str(error):
+                if isinstance(error, TimeoutError) and not str(error):  # that of wait_for
                     last = TimeoutError(f"no answer within {limits.timeout_s:g} s")
-            except Exception as error:  # what people write may fail in any way
+            except Exception as error:  # a custom reward may fail in any way
                 return failure_of(call.reward, error)
         if tries_left:
             await asyncio.sleep(pause_s)
@@ -249,7 +244,8 @@ async def _answered(call: Call, limits: RewardCallsConfig, free: asyncio.Semapho
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers of any library as floats, alone or in a list."""
-    if isinstance(value, Iterable) and not isinstance(value, str) and getattr(value, "shape", None) != ():
+    """Return a number as a float, or an iterable of numbers as a list: numbers of any library, as JSON values."""
+    is_scalar = isinstance(value, str) or getattr(value, "shape", None) == ()  # an array without axes is iterable
+    if isinstance(value, Iterable) and not is_scalar:
         return [_plain(each) for each in value]
     return float(value)

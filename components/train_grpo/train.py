@@ -24,15 +24,12 @@ from components.train_grpo.publishing import checkpoints_published
 def train(
     config: TrainGRPOConfig, *, problems: Path, reference: Path, policy: Path, training: Path, timings: Path, work: Path
 ) -> dict[str, float]:
-    """Optimise the reference checkpoint with GRPO on the training problems."""
+    """Optimise the reference checkpoint with GRPO on the training problems; return the metrics of the policy."""
     sampler, limit = config.sampler, config.sampling.max_new_tokens
     if config.max_sampled_tokens < limit:
-        say(
-            "train_grpo",
-            f"warning: completions are truncated at {config.max_sampled_tokens} tokens, below sampling.max_new_tokens: "
-            f"{limit}; sampler.segment_tokens is {sampler.segment_tokens}, and max_staleness allows "
-            f"{sampler.max_segments} segments",
-        )
+        lengths = f"{config.max_sampled_tokens} tokens, below sampling.max_new_tokens: {limit}"
+        cause = f"sampler.segment_tokens is {sampler.segment_tokens}, and max_staleness allows {sampler.max_segments}"
+        say("train_grpo", f"warning: completions are truncated at {lengths}; {cause} segments")
     with sampling_services(config, reference, work), checkpoints_published(config, work):
         return run_ranks(
             _train_rank,
@@ -47,16 +44,16 @@ def train(
 
 
 def _materials(config: TrainGRPOConfig) -> dict[str, Material]:
-    """Return custom rewards, what the reward model begins as unless it is a copy of the reference, and the teacher."""
+    """Return the versions of custom rewards, of the reward model's base and of the teacher, for the lineage."""
     materials = own_code_materials(filter(is_custom, config.reward.names))
-    for each in (config.reward.model, config.teacher):
-        if each and each.base != "reference":
-            model = local_model(each.base)
+    for settings in (config.reward.model, config.teacher):
+        if settings and settings.base != "reference":
+            model = local_model(settings.base)
             if Path(model).exists():
-                materials[each.base] = Material(sha256=digest(Path(model)))
-            else:
+                materials[settings.base] = Material(sha256=digest(Path(model)))
+            else:  # a model of the hub, whose cache has a folder per commit
                 commit = model_file(model, "config.json").parent.name
-                materials[each.base] = Material(repository=model, commit=commit)
+                materials[settings.base] = Material(repository=model, commit=commit)
     return materials
 
 
@@ -73,7 +70,7 @@ STAGE = Stage(
 
 
 def _train_rank(config: TrainGRPOConfig, **folders: Path) -> dict[str, float]:
-    """Train in this process; torch is imported here, as a process that only launches others does without it."""
+    """Train in this process. torch is imported here: a process that only launches others does not need it."""
     from components.train_grpo.worker import train_rank
 
     return train_rank(config, **folders)
@@ -83,14 +80,15 @@ def _train_rank(config: TrainGRPOConfig, **folders: Path) -> dict[str, float]:
 def sampling_services(config: TrainGRPOConfig, reference: Path, work: Path) -> Iterator[None]:
     """Run what all processes share for sampling: vLLM servers, and the folder through which weights reach vLLM.
 
-    The processes find both in environment variables, and servers that are named there already are used. On a cluster
-    the servers are pods of the job, and the folder is on the volume.
+    Environment variables tell both to the processes; servers that are named there already are used. On a cluster the
+    servers are pods of the job, and the folder is on the volume.
     """
     servers, stage, weights = config.sampler.servers, current_stage(), work / "weights"
+    if servers is None and config.sampler.vllm is None:
+        yield
+        return
     with ExitStack() as stack:
-        if servers is None and config.sampler.vllm is None:
-            pass
-        elif stage is not None:
+        if stage is not None:
             if servers is not None and not stage.config.rollout_servers:
                 raise PipelineError("sampler.servers needs pods to run in: set cluster.rollout_servers to their number")
             weights.mkdir(exist_ok=True)
@@ -104,7 +102,7 @@ def sampling_services(config: TrainGRPOConfig, reference: Path, work: Path) -> I
             if servers is not None and SERVERS_VARIABLE not in os.environ:
                 from components.rollout.vllm.process import vllm_servers
 
-                urls = vllm_servers(
+                server_urls = vllm_servers(
                     model,
                     servers,
                     servers.numbered_devices,
@@ -113,8 +111,8 @@ def sampling_services(config: TrainGRPOConfig, reference: Path, work: Path) -> I
                     lora=config.engine.lora,
                     has_tokenizer=has_tools(reference),
                 )
-                variable = _default_variable(SERVERS_VARIABLE, ",".join(stack.enter_context(urls)))
-                stack.enter_context(variable)
+                urls = stack.enter_context(server_urls)
+                stack.enter_context(_default_variable(SERVERS_VARIABLE, ",".join(urls)))
         yield
 
 

@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from components.policy.checkpoint import Checkpoint, save
 from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
@@ -23,18 +21,8 @@ from components.shared.progress import Progress, progress, say
 from components.shared.work import MODEL
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.corrections import MASKED_COMPLETIONS, mask_completions, old_logprobs
-from components.train_grpo.metrics import (
-    figures_without_update,
-    rollout_metrics,
-    staleness_metrics,
-)
-from components.train_grpo.monitoring import (
-    Profiler,
-    StepTimer,
-    check_first,
-    require_scorable,
-    try_largest_pass,
-)
+from components.train_grpo.metrics import metrics_without_update, rollout_metrics, staleness_metrics
+from components.train_grpo.monitoring import Profiler, StepTimer, check_first, require_scorable, try_largest_pass
 from components.train_grpo.records import History, completion_records, row_of
 from components.train_grpo.reference import AdapterReference, Reference
 from components.train_grpo.reward_model import RewardModel
@@ -42,25 +30,19 @@ from components.train_grpo.rollouts import Rollout, Rollouts
 from components.train_grpo.scoring import Group
 from components.train_grpo.teacher import TeacherServer
 from components.train_grpo.trajectories import trajectory_metrics
-from components.train_grpo.update import (
-    Experience,
-    Minibatch,
-    make_experience,
-    split_minibatches,
-    update,
-)
-from components.train_grpo.validation import Measured, Validator, early_stop
+from components.train_grpo.update import Experience, Minibatch, make_experience, split_minibatches, update
+from components.train_grpo.validation import ValidationResult, Validator, early_stop
 
 _STAGE = "train_grpo"
 _SHOWN_FROM = 0.05
-"""Share of completions that are truncated, or without an answer, which a line of progress names."""
+"""The progress line shows the share of truncated completions, or of those without an answer, if it is at least this."""
 _SHARD_SIZE = "512MB"
-"""Size of the files of an exported model: those that training does not change are stored once."""
+"""File size of exported weights: with adapters, most files are equal in all exports, and are stored only once."""
 
 
 @dataclass
 class Trainer:
-    """A run: the policy under training, what it learns from, and the reference it is kept close to."""
+    """The state of a run: the policy, what it learns from, and the reference that the KL penalty keeps it close to."""
 
     config: TrainGRPOConfig
     checkpoint: Checkpoint
@@ -72,15 +54,15 @@ class Trainer:
     validator: Validator | None = None
     teacher: Reference | TeacherServer | None = None
     profiler: Profiler | None = None
-    """None in all but the main process."""
+    """None in every process but the main one."""
     history: History = field(default_factory=History)
-    _has_tried: bool = field(default=False, init=False)
+    _has_tried_largest_pass: bool = field(default=False, init=False)
 
     def run(self, *, steps_done: int, after_step: Callable[[int], None]) -> None:
-        """Run algorithm 1 from after `steps_done` steps to its end, or until there is a reason to stop early."""
-        if not steps_done and self.reward_model:
+        """Take the steps after `steps_done` up to the last one or `early_stop`; call `after_step` after each."""
+        if steps_done == 0 and self.reward_model:
             self._fit_first_reward_model(self.reward_model)
-        if not steps_done and self.validator:
+        if steps_done == 0 and self.validator:
             self._validate(self.validator, 0)
         with progress(_STAGE, self.config.num_steps) as bar:
             bar.skip(steps_done)
@@ -91,36 +73,36 @@ class Trainer:
                 after_step(step)
 
     def _step(self, step: int, bar: Progress) -> None:
-        """Sample, score and learn; the numbers are lines of algorithm 1."""
+        """Sample, score, learn and record; the comments name the lines of algorithm 1."""
         config = self.config
-        iteration, place = divmod(step - 1, config.num_steps // config.num_iterations)
-        if iteration and not place:
+        iteration, steps_into_iteration = divmod(step - 1, config.num_steps // config.num_iterations)
+        if iteration > 0 and steps_into_iteration == 0:
             self._begin_iteration(iteration)  # lines 2, 3 and 12
         self.timer.start()
         with self.profiler.step(step) if self.profiler else nullcontext():
             rollout = self.rollouts.of_step(step)  # lines 5 to 7
             self._check(step, rollout)
-            if self.reward_model and iteration + 1 < config.num_iterations:
+            if self.reward_model and iteration + 1 < config.num_iterations:  # no retraining follows the last iteration
                 self.reward_model.collect(rollout.sampled)
-            figures, batches = self._learn(rollout.trained, step)  # lines 8 to 11
+            metrics, batches = self._learn(rollout.trained, step)  # lines 8 to 11
         if self.validator:
             with self.timer.phase("validation_s"):
-                measured = self._validate(self.validator, step) if self.validator.is_due(step) else None
-            figures |= self.validator.columns(measured)
-        self._record(step, rollout, figures, batches, bar)
+                validation = self._validate(self.validator, step) if self.validator.is_due(step) else None
+            metrics |= self.validator.columns(validation)
+        self._record(step, rollout, metrics, batches, bar)
 
     def _check(self, step: int, rollout: Rollout) -> None:
-        """End a run that cannot learn, and before its first update one whose largest micro-batch does not fit."""
+        """Raise PipelineError if the run cannot learn or, before the first update, if the largest pass does not fit."""
         require_scorable(self.config, rollout.sampled)
         if step == 1:
             is_main = self.policy.ranks.is_main
             self.history.first_rollout = check_first(self.config, rollout.sampled, is_main=is_main)
-        if rollout.sampled and not self._has_tried:
+        if rollout.sampled and not self._has_tried_largest_pass:
             try_largest_pass(self.config, self.policy, self.checkpoint, rollout)
-            self._has_tried = True
+            self._has_tried_largest_pass = True
 
     def _fit_first_reward_model(self, reward_model: RewardModel) -> None:
-        """Fit a reward model to rollouts of the reference, before anything learns from its rewards."""
+        """Fit the reward model to rollouts of the reference, before the policy learns from its rewards."""
         settings = reward_model.settings
         for number in range(settings.initial_rollouts):
             rollout = self.rollouts.of_reference(number)
@@ -138,14 +120,15 @@ class Trainer:
                 self.reference.load(merged_state_dict(self.checkpoint.model))
             say(_STAGE, "a new iteration begins: the policy is the reference now")
 
-    def _validate(self, validator: Validator, step: int) -> Measured:
-        """Measure the policy after a step on held-out problems, and record it."""
-        with self.rollouts.memory():
+    def _validate(self, validator: Validator, step: int) -> ValidationResult:
+        """Measure the policy after a step on held-out problems; record, print and return the result."""
+        with self.rollouts.memory_for_rollout():
             self.rollouts.finish_prefetch()
             measured = validator.measure(step)
         self.history.validation.append(measured)
-        accuracy, low, high = (100 * each for each in (measured["accuracy"], *measured["interval"]))
-        say(_STAGE, f"step {step}: validation accuracy {accuracy:.1f} % (95 % interval {low:.1f} to {high:.1f})")
+        accuracy, (low, high) = measured["accuracy"], measured["interval"]
+        interval = f"95 % interval {100 * low:.1f} to {100 * high:.1f}"
+        say(_STAGE, f"step {step}: validation accuracy {100 * accuracy:.1f} % ({interval})")
         return measured
 
     def _learn(self, groups: Sequence[Group], step: int) -> tuple[dict[str, float], Sequence[MicroBatch]]:
@@ -160,20 +143,20 @@ class Trainer:
             schedule=config.schedule,
         )
         if not any(scored.completion.num_tokens for group in groups for scored in group.scored_G):
-            # Dynamic sampling has replaced all groups, or every prompt fills the context.
+            # Dynamic sampling has dropped all groups, or every prompt fills the context.
             masked = {MASKED_COMPLETIONS: math.nan} if config.sampler.correction.masks_completions else {}
-            return figures_without_update(rate) | masked, []
+            return metrics_without_update(rate) | masked, []
         with self.timer.phase("reference_s"):
-            experience, minibatches = self._prepare(groups)
+            experience, minibatches = self._prepare_update(groups)
         self.history.completions += completion_records(config, groups, experience.advantages_M, step=step)
         teacher = self.teacher if isinstance(self.teacher, Reference) else None
         onloaded = teacher.onloaded() if teacher else nullcontext()
         with self.timer.phase("update_s"), memory_for_update(_STAGE, config.engine), onloaded:
-            figures = update(config, self.policy, minibatches, experience, rate, teacher.scorer if teacher else None)
-        return figures, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
+            metrics = update(config, self.policy, minibatches, experience, rate, teacher.scorer if teacher else None)
+        return metrics, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
 
-    def _prepare(self, groups: Sequence[Group]) -> tuple[Experience, list[Minibatch]]:
-        """Return what the update learns from, with the log-probabilities of the reference and of a teacher's server."""
+    def _prepare_update(self, groups: Sequence[Group]) -> tuple[Experience, list[Minibatch]]:
+        """Return the experience, scored by the reference and a teacher server, and this process's mini-batches."""
         experience = make_experience(self.config, groups, self.checkpoint.device)
         if self.config.sampler.correction.masks_completions:
             with self._memory_for_logprobs():
@@ -182,8 +165,9 @@ class Trainer:
         padded = self.checkpoint.is_padded
         minibatches = split_minibatches(self.config, experience, ranks=self.policy.ranks, padded=padded)
         if isinstance(self.teacher, TeacherServer):
-            own = {b for each in minibatches for batch in each.shard.batches for b in batch.sequence_N.tolist()}
-            teacher_M = self.teacher.logprobs(experience.sequences_B, own)
+            batches = [batch for minibatch in minibatches for batch in minibatch.shard.batches]
+            own_indices = {index for batch in batches for index in batch.sequence_N.tolist()}
+            teacher_M = self.teacher.logprobs(experience.sequences_B, own_indices)
             experience.teacher_logprobs_M = teacher_M.to(self.checkpoint.device)
         if self.reference and minibatches:
             batches = [batch for minibatch in minibatches for batch in minibatch.shard.all_batches]
@@ -192,27 +176,29 @@ class Trainer:
         return experience, minibatches
 
     def _memory_for_logprobs(self) -> AbstractContextManager[None]:
-        """Name the keys that lower the memory for the reference or a forward pass where it runs out."""
+        """Name the config keys to change if the block, the reference or a forward pass, runs out of memory."""
         replicated = self.config.reference_placement == "replicated"
         remedies = [f"set {_STAGE}.reference: sharded or offloaded (it is replicated)"] if replicated else []
         return memory_for_passes(_STAGE, self.config.engine, "the log-probabilities of a rollout", *remedies)
 
     def _record(
-        self, step: int, rollout: Rollout, figures: Mapping[str, float], batches: Sequence[MicroBatch], bar: Progress
+        self, step: int, rollout: Rollout, metrics: Mapping[str, float], batches: Sequence[MicroBatch], bar: Progress
     ) -> None:
+        """Add a step's metrics and timing to the history, and show some of them on the progress line."""
         config, tools = self.config, self.checkpoint.config.tools
+        columns = self.history.curves[-1] if self.history.curves else ()  # the last step has those of all earlier ones
         row = {
             "step": step,
             **rollout_metrics(config, rollout, self.checkpoint.config.answer),
-            **(trajectory_metrics(config, tools, rollout, self.history.columns) if tools else {}),
+            **(trajectory_metrics(config, tools, rollout, columns) if tools else {}),
             **staleness_metrics(config, rollout, step),
-            **figures,
+            **metrics,
         }
         timing = self.timer.row(step, rollout, batches, self.policy.ranks)
         self.history.curves.append(row_of(row))
         self.history.timings.append(timing)
         shown = {"reward": "reward", "length": "completion_length_tokens"}
-        if config.reward.weights != {"accuracy": 1.0}:
+        if config.reward.weights != {"accuracy": 1.0}:  # else it is the reward
             shown["accuracy"] = "accuracy"
         for name, column in (("truncated", "truncated_fraction"), ("no_answer", "unanswered_fraction")):
             if row[column] >= _SHOWN_FROM:
@@ -224,21 +210,17 @@ class Trainer:
         bar.advance(**{name: row[column] for name, column in shown.items()}, tokens_per_s=timing["tokens_per_s"])
 
     def export(self, folder: Path) -> None:
-        """Write the policy as a model that others can load, with the metrics of the last step."""
+        """Write the policy as a Hugging Face model, with the metrics of the last step."""
         save(self.checkpoint, folder / MODEL, max_shard_size=_SHARD_SIZE)
         jsonl.write_json(folder / "metrics.json", self.history.curves[-1])
 
     def state(self) -> dict[str, Any]:
-        """Return all that further steps depend on beside the policy and random numbers, as plain values."""
+        """Return as plain values all state of the run but policy, random numbers and reward model."""
         return {
             "history": asdict(self.history),
             "rollouts": self.rollouts.state(),
-            "reference": self.reference and self.reference.state(main=self.policy.ranks.is_main),
+            "reference": self.reference.state(main=self.policy.ranks.is_main) if self.reference else None,
         }
-
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Return the state of the reward model, if there is one: see `Resumption.after_step`."""
-        return self.reward_model.tensors() if self.reward_model else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""

@@ -1,4 +1,4 @@
-"""The metrics of completions as trajectories of several turns, where the model acts in an environment."""
+"""Metrics of the trajectories of a model that acts in an environment."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -11,18 +11,18 @@ from components.train_grpo.metrics import mean
 from components.train_grpo.rollouts import Rollout
 
 _LIMITS = ("tokens", "turns", "context")
-"""Limits that truncate a trajectory: sampled tokens, `tools.max_turns`, or the context of the model."""
+"""Limits that truncate a trajectory: sampled tokens, `tools.max_turns`, and the model's context."""
 _MAX_PARTS = 20
-"""Parts of the reward with a column, in a run: an environment could give any number of names."""
+"""Parts of the environment's reward that have a column; there may be any number of parts."""
 _PART_PREFIX = "reward_environment_"
 
 
 def trajectory_metrics(
     config: TrainGRPOConfig, tools: ToolsConfig, rollout: Rollout, columns_before: Collection[str] = ()
 ) -> dict[str, float]:
-    """Return the metrics of all sampled completions as trajectories of several turns.
+    """Return the metrics of all sampled trajectories.
 
-    `columns_before` are those of the steps before, which keep their columns for parts of the reward.
+    `columns_before` are the columns of earlier steps: those for parts of the reward are kept.
     """
     completions = [scored.completion for group in rollout.sampled for scored in group.scored_G]
     calls = [sum(turn.is_call for turn in each.turns) for each in completions]
@@ -43,27 +43,28 @@ def trajectory_metrics(
 def _reward_parts(
     config: TrainGRPOConfig, completions: Sequence[Completion], columns_before: Collection[str]
 ) -> dict[str, float]:
-    """Return the means of the parts of the reward that environments gave, each summed over all turns."""
+    """Return the mean over completions of each part of the environment's reward, summed over their turns."""
     others = {reward_column(name): name for name in config.reward.names}
-    columns: dict[str, str] = {}
+    part_of: dict[str, str] = {}
     for part in sorted({name for each in completions for turn in each.turns for name in turn.rewards}):
         column = reward_column(f"environment:{part}")
-        if (other := columns.get(column, others.get(column))) is not None:
+        other = part_of.get(column, others.get(column))
+        if other is not None:
             raise PipelineError(
                 f"the environment's reward `{part}` and the reward `{other}` would share the column `{column}` of the "
                 "curves: rename one of them"
             )
-        columns[column] = part
+        part_of[column] = part
     before = [column for column in columns_before if column.startswith(_PART_PREFIX) and column not in others]
-    parts = {column: columns.get(column, "") for column in list(dict.fromkeys([*before, *columns]))[:_MAX_PARTS]}
-    return {  # no part has an empty name
-        column: mean([sum(turn.rewards.get(part, 0.0) for turn in each.turns) for each in completions])
-        for column, part in parts.items()
-    }
+    means = {}
+    for column in list(dict.fromkeys([*before, *part_of]))[:_MAX_PARTS]:
+        part = part_of.get(column, "")  # no part is called "": one that is missing in this rollout has the mean 0
+        means[column] = mean([sum(turn.rewards.get(part, 0.0) for turn in each.turns) for each in completions])
+    return means
 
 
 def _limit_reached(config: TrainGRPOConfig, tools: ToolsConfig, completion: Completion) -> str:
-    """Return which limit a truncated trajectory has reached."""
+    """Return which of `_LIMITS` a truncated trajectory has reached."""
     if completion.num_tokens >= config.max_sampled_tokens:
         return "tokens"
     return "turns" if len(completion.turns) >= tools.max_turns else "context"

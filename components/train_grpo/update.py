@@ -17,14 +17,8 @@ from components.policy.packing import MicroBatch, Shard, TokenSequence, pack_sha
 from components.policy.parallel import Ranks
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.corrections import MASKED_COMPLETIONS, importance_weights, require_sampler_match
-from components.train_grpo.metrics import UpdateMetrics, figures_without_update
-from components.train_grpo.objective import (
-    Tokens,
-    advantages,
-    token_advantages,
-    token_objective,
-    token_weights,
-)
+from components.train_grpo.metrics import UpdateMetrics, metrics_without_update
+from components.train_grpo.objective import Tokens, advantages, token_advantages, token_objective, token_weights
 from components.train_grpo.rollouts import combined_rewards
 from components.train_grpo.scoring import Group, is_masked
 
@@ -35,17 +29,17 @@ class Experience:
 
     sequences_B: list[TokenSequence]
     in_loss_B: Tensor
-    """Whether a completion is in the loss, and in what the loss is divided by: not if it is masked."""
+    """False for masked completions: they are neither in the loss nor in its divisor."""
     advantages_M: Tensor
     sampler_logprobs_M: Tensor
     """Under the policy that sampled, as the sampler computed them."""
     old_logprobs_M: Tensor
-    """Under the policy before the update, computed as in training; NaN until they are known."""
+    """Under the policy before the update, computed as in training; NaN before they are computed."""
     reference_logprobs_M: Tensor | None = None
     teacher_logprobs_M: Tensor | None = None
-    """Under a teacher behind a server."""
+    """Under a teacher on a server; None without one."""
     masked_B: Tensor | None = None
-    """Whether `sampler.correction.mask` masks a completion; None without a mask of completions."""
+    """Whether `sampler.correction.mask` masks a completion; None if it masks no whole completions."""
 
     @property
     def num_tokens_B(self) -> list[int]:
@@ -54,15 +48,15 @@ class Experience:
 
 
 def make_experience(config: TrainGRPOConfig, groups: Sequence[Group], device: torch.device) -> Experience:
-    """Return what is known of a rollout before any model has scored it."""
+    """Return the experience of a rollout, without the log-probabilities that take a forward pass."""
     completions_B = [scored.completion for group in groups for scored in group.scored_G]
     advantages_M = rollout_advantages(config, groups).to(device)
-    sampler_logprobs_M = torch.tensor([x for completion in completions_B for x in completion.logprobs]).double()
+    sampler_logprobs = [logprob for completion in completions_B for logprob in completion.logprobs]
     return Experience(
         sequences_B=[completion.tokens for completion in completions_B],
         in_loss_B=torch.tensor([not is_masked(config, completion) for completion in completions_B]),
         advantages_M=advantages_M,
-        sampler_logprobs_M=sampler_logprobs_M.to(device),
+        sampler_logprobs_M=torch.tensor(sampler_logprobs).double().to(device),
         old_logprobs_M=torch.full_like(advantages_M, torch.nan),
     )
 
@@ -86,20 +80,22 @@ class Minibatch:
 def split_minibatches(
     config: TrainGRPOConfig, experience: Experience, *, ranks: Ranks, padded: bool = False
 ) -> list[Minibatch]:
-    """Split a rollout into optimizer steps of whole groups, without the completions that add nothing to the loss.
+    """Split a rollout into optimizer steps of whole groups, and pack this process's shard of each.
 
-    Those still count in what the loss is divided by, unless they are masked. Where groups are few, so are the parts.
+    Completions without a gradient are left out, but count in the divisor of the loss, unless they are masked. A step
+    without any completion is left out, too, so there may be fewer than `minibatches_per_rollout`.
     """
     num_tokens_B, in_loss_B = torch.tensor(experience.num_tokens_B), experience.in_loss_B.cpu()
-    contributes_B, device = in_loss_B, experience.advantages_M.device
-    if not config.teacher and not config.loss.kl.coefficient:
-        parts = (experience.advantages_M != 0).cpu().split(experience.num_tokens_B)
-        contributes_B = in_loss_B & torch.stack([part.any() for part in parts])
-    num_groups, count = len(num_tokens_B) // config.group_size, config.minibatches_per_rollout
-    bounds = sorted({num_groups * part // count * config.group_size for part in range(count + 1)})
+    has_gradient_B, device = in_loss_B, experience.advantages_M.device
+    if not config.teacher and not config.loss.kl.coefficient:  # these have gradients without an advantage
+        advantages_B = experience.advantages_M.cpu().split(experience.num_tokens_B)
+        has_gradient_B = in_loss_B & torch.stack([advantages_T.any() for advantages_T in advantages_B])
+    num_groups, num_parts = len(num_tokens_B) // config.group_size, config.minibatches_per_rollout
+    # A set, because bounds coincide if there are fewer groups than parts.
+    bounds = sorted({num_groups * part // num_parts * config.group_size for part in range(num_parts + 1)})
     minibatches = []
     for start, stop in pairwise(bounds):
-        indices = [index for index in range(start, stop) if contributes_B[index]]
+        indices = [index for index in range(start, stop) if has_gradient_B[index]]
         if not indices:
             continue
         weights_B = torch.zeros(len(num_tokens_B), dtype=torch.float64)
@@ -130,55 +126,61 @@ def update(
     learning_rate: float,
     teacher: LogprobModel | None = None,
 ) -> dict[str, float]:
-    """Take an optimizer step on each minibatch, `updates_per_rollout` times; return the metrics of the last pass.
+    """Take an optimizer step on each mini-batch, `updates_per_rollout` times; return the metrics of the last pass.
 
-    Log-probabilities of the policy before the update are those of the first step, before it changed anything: they cost
-    no forward pass of their own, and the ratio of that step is exactly one. Only the minibatches after it take one more
-    forward pass, before the policy changes.
+    Old log-probabilities are those of the policy before the first step. For the first mini-batch, they come from the
+    forward pass of that step itself, whose ratio is exactly one. For all others, an extra forward pass precedes it.
     """
     masked = {} if experience.masked_B is None else {MASKED_COMPLETIONS: float(experience.masked_B.double().mean())}
     if not minibatches:
-        return {**figures_without_update(learning_rate), **masked}
-    later = [batch for minibatch in minibatches[1:] for batch in minibatch.shard.all_batches]
-    if later and experience.old_logprobs_M.isnan().any():
-        experience.old_logprobs_M = completion_logprobs(policy, later, len(experience.old_logprobs_M))
-    metrics, is_sum = UpdateMetrics(), loss_is_sum(config)
+        return {**metrics_without_update(learning_rate), **masked}
+    later_batches = [batch for minibatch in minibatches[1:] for batch in minibatch.shard.all_batches]
+    if later_batches and experience.old_logprobs_M.isnan().any():
+        experience.old_logprobs_M = completion_logprobs(policy, later_batches, len(experience.old_logprobs_M))
     for epoch in range(config.updates_per_rollout):
-        of_rank, steps = UpdateMetrics(), []
+        own_metrics, steps = UpdateMetrics(), []
         for number, minibatch in enumerate(minibatches):
-            for batch in minibatch.shard.batches:
-                is_first = epoch == number == 0
-                token_loss = partial(_loss, config, batch, minibatch.weights_B, experience, of_rank, is_first=is_first)
-                term = _teacher_term(config, teacher, batch, minibatch.weights_B)
-                policy.learn(batch, token_loss, is_sum=is_sum, term=term)
-                if term and term.kl_N is not None:
-                    of_rank.add_teacher_kl(term.kl_N)
-            for batch in minibatch.shard.dummies:  # other processes have more micro-batches, and wait for as many here
-                policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
-            metrics = UpdateMetrics.merged(policy.ranks.all_gather(of_rank, "the metrics of an update"))
+            is_first = epoch == 0 and number == 0
+            _add_gradients(config, policy, minibatch, experience, own_metrics, teacher, is_first=is_first)
+            metrics = UpdateMetrics.merged(policy.ranks.all_gather(own_metrics, "the metrics of an update"))
             require_sampler_match(config, metrics.mean_mismatch)
             steps.append(policy.step(learning_rate))
     return {**metrics.figures(steps), **masked}
 
 
-def _teacher_term(
-    config: TrainGRPOConfig, teacher: LogprobModel | None, batch: MicroBatch, weights_B: Tensor
-) -> TeacherTerm | None:
-    """Return the divergence from the teacher of the tokens of a micro-batch, weighted like their objectives.
+def _add_gradients(
+    config: TrainGRPOConfig,
+    policy: Policy,
+    minibatch: Minibatch,
+    experience: Experience,
+    metrics: UpdateMetrics,
+    teacher: LogprobModel | None,
+    *,
+    is_first: bool,
+) -> None:
+    """Accumulate the gradient of a mini-batch's loss in the policy, and add its tokens to `metrics`.
 
-    It is that of whole distributions on the policy's own completions: generalised knowledge distillation (arXiv
-    2306.13649) with the reverse divergence and samples of the student alone.
+    A local teacher adds KL(pi || pi_teacher) to the loss of each token: generalised knowledge distillation (arXiv
+    2306.13649) with the reverse divergence, on samples of the student alone.
     """
-    if teacher is None or config.teacher is None:
-        return None
-    return TeacherTerm(teacher, config.teacher.coefficient * weights_B[batch.sequence_N])
+    weights_B = minibatch.weights_B
+    for batch in minibatch.shard.batches:
+        token_loss = partial(_loss, config, batch, weights_B, experience, metrics, is_first=is_first)
+        term = None
+        if teacher and config.teacher:
+            term = TeacherTerm(teacher, config.teacher.coefficient * weights_B[batch.sequence_N])
+        policy.learn(batch, token_loss, is_sum=loss_is_sum(config), term=term)
+        if term and term.kl_N is not None:
+            metrics.add_teacher_kl(term.kl_N)
+    for batch in minibatch.shard.dummies:  # as many passes as the process with the most micro-batches
+        policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
 
 
 def loss_is_sum(config: TrainGRPOConfig) -> bool:
-    """Return whether the loss of a token needs no other token of its completion, so that it is computed in chunks."""
+    """Return whether each token's loss depends on no other token, so that it can be computed in chunks of tokens."""
     weight = config.sampler.correction.weight
-    is_of_token = config.loss.ratio == "token" and config.loss.policy_loss != "gmpo"
-    return is_of_token and (weight is None or weight.level == "token")
+    has_token_weight = weight is None or weight.level == "token"
+    return has_token_weight and config.loss.ratio == "token" and config.loss.policy_loss != "gmpo"
 
 
 def _loss(
@@ -192,27 +194,27 @@ def _loss(
     *,
     is_first: bool,
 ) -> Tensor:
-    """Return the loss of some tokens of a micro-batch: minus the weighted sum of their objectives (equation 3)."""
+    """Return minus the weighted sum of the objectives of a micro-batch's tokens `rows`; add them to `metrics`."""
     token_N, sequence_N = batch.token_N[rows], batch.sequence_N[rows]
     if is_first:
         experience.old_logprobs_M[token_N] = scores.logprobs_N.detach().double()
 
-    def of_batch(values_M: Tensor) -> Tensor:
+    def of_rows(values_M: Tensor) -> Tensor:
         return values_M[token_N].to(scores.logprobs_N.dtype)
 
-    old_logprobs_N, advantages_N = of_batch(experience.old_logprobs_M), of_batch(experience.advantages_M)
+    old_logprobs_N, advantages_N = of_rows(experience.old_logprobs_M), of_rows(experience.advantages_M)
     reference_M, teacher_M = experience.reference_logprobs_M, experience.teacher_logprobs_M
     if teacher_M is not None and config.teacher is not None:
-        # Over samples of pi, log(pi / q) * grad log pi has the mean grad KL(pi || q): minus the log-ratio is the
-        # advantage of on-policy distillation (https://thinkingmachines.ai/blog/on-policy-distillation).
-        log_ratio_N = old_logprobs_N - of_batch(teacher_M)
+        # On samples of pi, the mean of log(pi / q) * grad log pi is grad KL(pi || q). So -log(pi / q) acts as an
+        # advantage: on-policy distillation (https://thinkingmachines.ai/blog/on-policy-distillation).
+        log_ratio_N = old_logprobs_N - of_rows(teacher_M)
         advantages_N = advantages_N - config.teacher.coefficient * log_ratio_N
         metrics.add_teacher_kl(log_ratio_N)
     tokens = Tokens(
         logprobs_N=scores.logprobs_N,
         old_logprobs_N=old_logprobs_N,
-        sampler_logprobs_N=of_batch(experience.sampler_logprobs_M),
-        reference_logprobs_N=None if reference_M is None else of_batch(reference_M),
+        sampler_logprobs_N=of_rows(experience.sampler_logprobs_M),
+        reference_logprobs_N=None if reference_M is None else of_rows(reference_M),
         entropy_N=scores.entropy_N,
         advantages_N=advantages_N,
         sequence_N=sequence_N,

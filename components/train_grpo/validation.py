@@ -1,11 +1,13 @@
-"""Validation: greedy answers to held-out problems during training, which policy is the best, and when to stop early.
+"""Validation: greedy answers to held-out problems during training, choice of the best policy, and early stopping.
 
 The answers are sampled, graded and counted as in the final evaluation. Validation does not influence training: it draws
-no random number, and the sampler gets the weights that it would get before the next rollout anyway.
+no random numbers, and the sampler gets the weights that it would get before the next rollout anyway.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -17,36 +19,37 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem
 from components.shared.statistics import score
 from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.records import Row, column_mean
 
-Measured = Mapping[str, Any]
-"""What one validation measured: see `Validator.measure`."""
+ValidationResult = Mapping[str, Any]
+"""The results of one validation, see `Validator.measure`."""
 ACCURACY = "validation_accuracy"
 """Column of the curves."""
 
-_LIMITED = {
+_LIMITED_METRICS = {
     "max_kl": ("kl", "KL divergence from the reference"),
     "min_entropy": ("entropy", "entropy"),
     "max_completion_tokens": ("completion_length_tokens", "mean completion length"),
     "max_truncated_fraction": ("truncated_fraction", "fraction of truncated completions"),
 }
-"""Column of the curves behind each limit, and what it is called."""
+"""The column of the curves that each key of `limits` bounds, and its name in messages."""
 
 
 @dataclass(frozen=True)
 class Validator:
-    """Measures the policy on problems that it is not trained on."""
+    """Measures the policy on held-out problems."""
 
     config: TrainGRPOConfig
     problems: Sequence[Problem]
     sampler: Sampler
     grade: Callable[[Sequence[Problem], Sequence[Completion], AnswerPolicy], list[Grade]]
-    policy: AnswerPolicy
+    answer_policy: AnswerPolicy
     ranks: Ranks
     environments: Environments | None = None
-    """What the policy acts in; None for answers of one turn."""
+    """Environments in which the model acts; None for answers of one turn."""
 
     def measure(self, step: int) -> dict[str, Any]:
-        """Return the accuracy of the policy after `step` steps, with its interval and by source, and how it answers."""
+        """Return step, accuracy with interval (also by source), mean length and truncated share after `step` steps."""
         self.sampler.update_weights(step)
         shard = self.ranks.shard(self.problems)
         greedy = Sampling(
@@ -58,24 +61,26 @@ class Validator:
         )
         completions = [group[0] for group in self.sampler.generate(shard, greedy)]
         self.sampler.sleep()
-        grades = self.grade(shard, completions, self.policy)
+        grades = self.grade(shard, completions, self.answer_policy)
         answers = [
             (problem.source, grade.verdict == Verdict.RIGHT, completion.num_tokens, completion.truncated)
             for problem, grade, completion in zip(shard, grades, completions, strict=True)
         ]
-        every = [each for part in self.ranks.all_gather(answers, "the end of a validation") for each in part]
-        by_source = {source: [right for name, right, *_ in every if name == source] for source in self.sources}
+        shards = self.ranks.all_gather(answers, "the end of a validation")
+        sources, rights, lengths, truncated = zip(*chain(*shards), strict=True)
+        pairs = list(zip(sources, rights, strict=True))
+        rights_of = {source: [is_right for other, is_right in pairs if other == source] for source in self.sources}
         return {
             "step": step,
-            **score(sum(right for _, right, _, _ in every), len(every)),
-            "by_source": {source: score(sum(rights), len(rights)) for source, rights in by_source.items()},
-            "completion_length_tokens": fmean(tokens for _, _, tokens, _ in every),
-            "truncated_fraction": fmean(truncated for _, _, _, truncated in every),
+            **score(sum(rights), len(rights)),
+            "by_source": {source: score(sum(each), len(each)) for source, each in rights_of.items()},
+            "completion_length_tokens": fmean(lengths),
+            "truncated_fraction": fmean(truncated),
         }
 
     @property
     def sources(self) -> list[str]:
-        """Sources of the problems."""
+        """Sources of the problems, sorted."""
         return sorted({problem.source for problem in self.problems})
 
     def is_due(self, step: int) -> bool:
@@ -83,18 +88,18 @@ class Validator:
         assert self.config.validation
         return step % self.config.validation.every_steps == 0 or step == self.config.num_steps
 
-    def columns(self, measured: Measured | None) -> dict[str, float]:
-        """Return the columns of a step's row: the accuracy, also by source where there are several; NaN without one."""
-        accuracies = {ACCURACY: measured["accuracy"] if measured else float("nan")}
+    def columns(self, measured: ValidationResult | None) -> dict[str, float]:
+        """Return the columns of a step: the accuracy, also by source if there are several; NaN without a validation."""
+        columns = {ACCURACY: measured["accuracy"] if measured else math.nan}
         for source in self.sources if len(self.sources) > 1 else ():
-            accuracies[f"{ACCURACY}_{source}"] = measured["by_source"][source]["accuracy"] if measured else float("nan")
-        return accuracies
+            columns[f"{ACCURACY}_{source}"] = measured["by_source"][source]["accuracy"] if measured else math.nan
+        return columns
 
 
-def best(validations: Sequence[Measured]) -> Measured | None:
-    """Return the validation with the highest accuracy, ties going to the earliest; None before the first step is done.
+def best(validations: Sequence[ValidationResult]) -> ValidationResult | None:
+    """Return the validation with the highest accuracy, the earliest if several have it; None if there is none yet.
 
-    The one before the first step, of the reference, is for comparison: the gate decides whether the policy is better.
+    The validation of the reference, before the first step, does not count: the gate compares the policy with it.
     """
     trained = [each for each in validations if each["step"] > 0]
     return max(trained, key=lambda each: (each["accuracy"], -each["step"]), default=None)
@@ -105,45 +110,40 @@ class Stop(NamedTuple):
 
     reason: str
     fails: bool
-    """Whether the run fails, for lack of an earlier validated policy."""
+    """Whether the run fails, because there is no validated policy as its result."""
 
 
-def early_stop(
-    config: TrainGRPOConfig, curves: Sequence[Mapping[str, float | None]], validations: Sequence[Measured]
-) -> Stop | None:
-    """Return why training has to stop after the steps in `curves`, if it has to.
+def early_stop(config: TrainGRPOConfig, curves: Sequence[Row], validations: Sequence[ValidationResult]) -> Stop | None:
+    """Return why training has to stop after the steps in `curves`; None if it goes on.
 
-    All of it is derived from records that are in the checkpoint: a resumed run stops where an uninterrupted one does.
+    This depends only on records that are in the checkpoint: a resumed run stops where an uninterrupted one does.
     """
     leader = best(validations)
-    if reason := _exceeded(config, curves):
+    if reason := _exceeded_limit(config, curves):
         if leader and config.checkpoint.keep_best:
             return Stop(reason, fails=False)
-        return Stop(
-            f"{reason}; no policy was validated before (train_grpo.validation, checkpoint.keep_best)", fails=True
-        )
-    patience = config.validation.patience if config.validation else None
-    since = sum(each["step"] > leader["step"] for each in validations) if leader else 0
-    if leader and patience is not None and since >= patience:
-        return Stop(
-            f"{since} validations without a better accuracy than the {leader['accuracy']:.1%} of step "
-            f"{leader['step']} (train_grpo.validation.patience)",
-            fails=False,
-        )
-    return None
+        remedy = "no policy was validated before (train_grpo.validation, checkpoint.keep_best)"
+        return Stop(f"{reason}; {remedy}", fails=True)
+    if leader is None or config.validation is None or config.validation.patience is None:
+        return None
+    num_since = sum(each["step"] > leader["step"] for each in validations)
+    if num_since < config.validation.patience:
+        return None
+    comparison = f"a better accuracy than the {leader['accuracy']:.1%} of step {leader['step']}"
+    return Stop(f"{num_since} validations without {comparison} (train_grpo.validation.patience)", fails=False)
 
 
-def _exceeded(config: TrainGRPOConfig, curves: Sequence[Mapping[str, float | None]]) -> str | None:
-    """Return the first limit that the last steps exceed, in words."""
-    limits = config.limits
-    rows = curves[-limits.over_steps :]
-    for key, (column, name) in _LIMITED.items():
-        limit = getattr(limits, key)
-        known = [value for row in rows if (value := row[column]) is not None]
-        if limit is None or not known or len(rows) < limits.over_steps:
+def _exceeded_limit(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None:
+    """Return in words the first limit that the mean of the last `over_steps` steps exceeds."""
+    rows = curves[-config.limits.over_steps :]
+    if len(rows) < config.limits.over_steps:
+        return None
+    for key, (column, name) in _LIMITED_METRICS.items():
+        limit = getattr(config.limits, key)
+        mean, is_minimum = column_mean(rows, column), key.startswith("min")
+        if limit is None or mean is None:
             continue
-        mean = fmean(known)
-        if (mean < limit) if key.startswith("min") else (mean > limit):
-            side = "below" if key.startswith("min") else "above"
+        if mean < limit if is_minimum else mean > limit:
+            side = "below" if is_minimum else "above"
             return f"{name} {mean:.3g} over the last {len(rows)} steps, {side} train_grpo.limits.{key}: {limit:g}"
     return None

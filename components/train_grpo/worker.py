@@ -16,12 +16,7 @@ from components.policy.lora import add_adapters
 from components.policy.parallel import init_ranks
 from components.policy.shutdown import StopRequest, graceful_shutdown
 from components.policy.tracking import TrainingLog, training_log
-from components.policy.training import (
-    Resumption,
-    TrainingCheckpoint,
-    memory_for_loading,
-    prepare_process,
-)
+from components.policy.training import Resumption, TrainingCheckpoint, memory_for_loading, prepare_process
 from components.rollout.sampler import Sampler, grade_completions
 from components.rollout.transformers_sampler import ShardedSampler, TransformersSampler
 from components.rollout.vllm.process import server_beside
@@ -49,15 +44,15 @@ from components.train_grpo.trainer import Trainer
 from components.train_grpo.validation import ACCURACY, Validator, best, early_stop
 
 _NUM_PROBES = 8
-"""Training problems by whose solutions a sampler's weights are compared with the trainer's."""
+"""Training problems whose solutions verify that sampler and trainer have the same weights, by log-probabilities."""
 _STAGE = "train_grpo"
-_RESULTS = ("reward", "accuracy", "worked_fraction", "completion_length_tokens", "kl")
+_RESULT_COLUMNS = ("reward", "accuracy", "worked_fraction", "completion_length_tokens", "kl")
 
 
 def train_rank(
     config: TrainGRPOConfig, *, problems: Path, reference: Path, policy: Path, training: Path, timings: Path, work: Path
 ) -> dict[str, float]:
-    """Take this process's part in the training; the first process writes the outputs. Return metrics of the end."""
+    """Train as one of the processes; the main one writes the outputs. Return the metrics of the resulting policy."""
     training_problems = read_problems(problems, Split.TRAIN)
     held_out = read_problems(problems, Split.DEV) if config.validation else []
     require_rewards(config, training_problems)
@@ -80,7 +75,7 @@ def train_rank(
             trainer.rollouts.score.answers = Answers(work / "answers", rank=ranks.rank)
             resumption.restore_random_state()
             history = trainer.history
-            if problem := missing_signal(config, history.curves):  # of a resumed run, before another step
+            if problem := missing_signal(config, history.curves):  # of the steps before a restart
                 raise PipelineError(problem)
             trainer.profiler = Profiler(config, work) if ranks.is_main else None
             with training_log(_STAGE, config, ranks, work, history.rows, history.completions) as live:
@@ -88,7 +83,7 @@ def train_rank(
                     steps_done=resumption.steps_done, after_step=partial(_after_step, trainer, resumption, stop, live)
                 )
                 require_learning(config, history.curves)
-                weights, metrics, facts = _result(trainer, resumption)
+                weights, metrics, result = _result(trainer, resumption)
             with trainer.policy.gather_full_parameters():
                 if ranks.is_main:
                     if weights:
@@ -100,7 +95,7 @@ def train_rank(
                 history.write(training, timings)
                 write_totals(work / "answers", timings / "reward_calls.json", config.reward.judge)
                 if config.validation:
-                    jsonl.write_json(training / "result.json", facts)
+                    jsonl.write_json(training / "result.json", result)
             if trainer.reward_model:
                 trainer.reward_model.save(training / "reward_model")
             ranks.barrier("the end")
@@ -108,28 +103,28 @@ def train_rank(
 
 
 def _environments(checkpoint: Checkpoint) -> AbstractContextManager[Environments | None]:
-    """Return what the model acts in, whose processes end with the context; None in one without tools."""
+    """Return a context manager of the environments of a model with tools, which closes them, or of None."""
     tools = checkpoint.format.tools
     return closing(Environments(tools)) if tools else nullcontext()
 
 
 def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, live: TrainingLog, step: int) -> None:
-    """Report a step and write a checkpoint where one is due; PipelineError where the run has no learning signal."""
+    """Log a step, and write a checkpoint if one is due; PipelineError if the run has no learning signal."""
     config, history = trainer.config, trainer.history
     live.step(*history.of_step(step))
     problem = missing_signal(config, history.curves)
     early = early_stop(config, history.curves, history.validation)
-    measured = next((each for each in history.validation if each["step"] == step), None)
-    is_best = config.checkpoint.keep_best and measured is not None and measured == best(history.validation)
+    validation = next((each for each in history.validation if each["step"] == step), None)
+    is_best = config.checkpoint.keep_best and validation is not None and validation == best(history.validation)
     is_exported = config.publishes_checkpoints and step < config.num_steps
     resumption.after_step(
         step,
         trainer.policy,
         trainer.state,
         stop=stop,
-        score=measured["accuracy"] if measured else None,
+        score=validation["accuracy"] if validation else None,
         due=problem is not None or early is not None or is_best,
-        tensors=trainer.tensors,
+        tensors=trainer.reward_model.tensors if trainer.reward_model else dict,
         export=trainer.export if is_exported else None,
     )
     if problem:
@@ -137,9 +132,9 @@ def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, liv
 
 
 def _result(trainer: Trainer, resumption: Resumption) -> tuple[Path | None, dict[str, float], dict[str, Any]]:
-    """Choose the policy: the best in validation with `checkpoint.keep_best`, else that of the last step.
+    """Choose the resulting policy: the best in validation with `checkpoint.keep_best`, else that of the last step.
 
-    Return the file with its weights where it is not that of the last step, the metrics of its step, and its records.
+    Return the file with its weights, None for the last step, the metrics of its step, and a record of the choice.
     """
     history, config = trainer.history, trainer.config
     last = chosen = len(history.curves)
@@ -147,21 +142,20 @@ def _result(trainer: Trainer, resumption: Resumption) -> tuple[Path | None, dict
     if early and early.fails:
         raise PipelineError(early.reason)
     weights = None
-    if config.validation and config.checkpoint.keep_best and (saved := resumption.best()):
-        chosen, file = saved
-        weights = file if chosen < last else None
+    best_saved = resumption.best() if config.validation and config.checkpoint.keep_best else None
+    if best_saved and best_saved[0] < last:
+        chosen, weights = best_saved
     if early:
         say(_STAGE, f"stopped after step {last} of {config.num_steps}: {early.reason}")
     row = history.curves[chosen - 1]
-    metrics = {name: value for name in _RESULTS if (value := row[name]) is not None}
+    metrics = {name: value for name in _RESULT_COLUMNS if (value := row[name]) is not None}
     if config.validation:
         metrics["policy_step"] = chosen
         if (accuracy := row[ACCURACY]) is not None:
             metrics[ACCURACY] = accuracy
         reason = ", the best in validation" if config.checkpoint.keep_best else ""
         say(_STAGE, f"the policy is that of step {chosen} of {last}{reason}")
-    facts = {"policy_step": chosen, "num_steps": last, "stopped": early.reason if early else None}
-    return weights, metrics, facts
+    return weights, metrics, {"policy_step": chosen, "num_steps": last, "stopped": early.reason if early else None}
 
 
 def build_trainer(
@@ -177,6 +171,7 @@ def build_trainer(
     """Return the trainer of a new run, in which policy and reference are equal, or of one that was `saved`.
 
     `held_out` are the problems of the dev split, for validation; `environments` are those of `checkpoint.config.tools`.
+    Reference, reward model, timer and teacher read or copy the weights, so they precede the policy, which shards them.
     """
     temperature, placement, reward_model = config.sampling.temperature, config.reference_placement, None
     reference: Reference | AdapterReference | None = None
@@ -184,7 +179,7 @@ def build_trainer(
         reference = Reference(checkpoint.model, placement, temperature=temperature)
     if config.reward.model is not None:
         reward_model = RewardModel(config, config.reward.model, checkpoint, saved)
-    timer = StepTimer(config, checkpoint)  # it counts weights before they are sharded
+    timer = StepTimer(config, checkpoint)
     teacher = load_teacher(config.teacher, config, checkpoint) if config.teacher else None
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
     model = LogprobModel(checkpoint.model, temperature=temperature)
@@ -197,13 +192,14 @@ def build_trainer(
     prompts = Prompts(problems, config.prompts, seed=config.seed)
     grade = partial(grade_completions, verify)
     score = Scorer(config, checkpoint, grade, reward_model)
-    kind = PrefetchedRollouts if config.sampler.max_staleness else Rollouts
-    kind = PartialRollouts if config.sampler.segment_tokens is not None else kind
-    rollouts = kind(config, prompts, sampler, score, policy.ranks, environments)
+    rollouts_class: type[Rollouts] = PrefetchedRollouts if config.sampler.max_staleness else Rollouts
+    if config.sampler.segment_tokens is not None:
+        rollouts_class = PartialRollouts
+    rollouts = rollouts_class(config, prompts, sampler, score, policy.ranks, environments)
     validator = None
     if config.validation:
-        asked = draw(held_out, config.validation.num_problems, config.seed)
-        validator = Validator(config, asked, sampler, grade, checkpoint.config.answer, policy.ranks, environments)
+        drawn = draw(held_out, config.validation.num_problems, config.seed)
+        validator = Validator(config, drawn, sampler, grade, checkpoint.config.answer, policy.ranks, environments)
     trainer = Trainer(config, checkpoint, policy, rollouts, reference, reward_model, timer, validator, teacher)
     if saved:
         trainer.restore(saved.values)
@@ -211,7 +207,7 @@ def build_trainer(
 
 
 def make_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Path, logs: Path) -> Sampler:
-    """Return what this process samples with; the weights of `checkpoint` must not be sharded yet."""
+    """Return the sampler of this process; the weights of `checkpoint` must not be sharded yet."""
     if config.sampler.servers:
         urls = os.environ[SERVERS_VARIABLE].split(",")
         engine = VllmServers(urls, config.sampler.servers, base=weights_folder(reference))
@@ -225,8 +221,8 @@ def make_sampler(config: TrainGRPOConfig, checkpoint: Checkpoint, reference: Pat
             has_tokenizer=checkpoint.config.tools is not None,
         )
     else:
-        transformers = ShardedSampler if config.engine.zero_stage == 3 else TransformersSampler
-        return transformers(checkpoint, config.sampling.max_batch_size)
+        sampler_class = ShardedSampler if config.engine.zero_stage == 3 else TransformersSampler
+        return sampler_class(checkpoint, config.sampling.max_batch_size)
     return VllmSampler(
         engine,
         checkpoint,

@@ -1,4 +1,4 @@
-"""How Great Expectations checks problems. It takes seconds to import, so nothing but the check imports this module."""
+"""Runs expectations with Great Expectations, which takes seconds to import: only the check itself imports this."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import pandas as pd
 from components.shared.errors import PipelineError
 from components.validate_data.frame import LABEL
 
-os.environ["GX_ANALYTICS_ENABLED"] = "false"  # it is read when the library is imported
+os.environ["GX_ANALYTICS_ENABLED"] = "false"  # the library reads it when it is imported
 import great_expectations as gx
 from great_expectations.data_context.types.base import ProgressBarsConfig
 
@@ -26,25 +26,21 @@ class Outcome:
     severity: str
     success: bool
     checked: int
-    """Rows to which it applies."""
+    """Number of rows to which it applies."""
     unexpected: int | None = None
-    """Rows that do not meet it; None if it is about a split as a whole."""
+    """Number of rows that do not meet it; None if it is about a split as a whole."""
     unexpected_percent: float | None = None
     examples: Sequence[str] = ()
-    """Labels of the first of these rows."""
+    """Labels of the first unexpected rows."""
     detail: str = ""
-    """What is wrong with the first of them; empty if nothing is."""
+    """What is wrong with the first unexpected row, or with the split; empty for success."""
 
 
 def check(frame: pd.DataFrame, expectations: Sequence[dict[str, Any]]) -> list[Outcome]:
-    """Return the outcome of each expectation, in the same order.
-
-    Raises:
-        PipelineError: An expectation could not be evaluated; that is never a verdict on the data.
-    """
+    """Return the outcome of each expectation, in the same order; PipelineError if one could not be evaluated."""
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
-    # Great Expectations hashes all data that it is given, more than once: it gets only the columns that are needed.
+    # Great Expectations hashes all its data more than once, so it gets only the columns that are needed.
     columns = dict.fromkeys([LABEL, *(each["kwargs"]["column"] for each in expectations)])
     validation = context.data_sources.pandas_default.read_dataframe(frame[list(columns)]).validate(
         gx.ExpectationSuite(name="problems", expectations=list(expectations)),
@@ -52,16 +48,18 @@ def check(frame: pd.DataFrame, expectations: Sequence[dict[str, Any]]) -> list[O
     )
     outcomes = [_outcome(result.to_json_dict(), frame) for result in validation.results]
     # The results may come in another order.
-    order = [each["meta"]["name"] for each in expectations]
-    return sorted(outcomes, key=lambda outcome: order.index(outcome.name))
+    by_name = {outcome.name: outcome for outcome in outcomes}
+    return [by_name[each["meta"]["name"]] for each in expectations]
 
 
 def _outcome(result: Mapping[str, Any], frame: pd.DataFrame) -> Outcome:
+    """Return the outcome in a result of Great Expectations; PipelineError if it has none."""
     expectation, success, counts = result["expectation_config"], result["success"], result["result"]
     name, title, detail = (expectation["meta"][key] for key in ("name", "title", "detail"))
-    if reason := _exception(result["exception_info"]):
+    reason = _exception(result["exception_info"])
+    if reason:
         raise PipelineError(f"expectation `{name}` could not be evaluated, so the data were not judged: {reason}")
-    if "unexpected_count" not in counts:
+    if "unexpected_count" not in counts:  # the expectation is about the sum of a column
         rows = counts["observed_value"]
         detail = "" if success else f"{rows:,} rows"
         return Outcome(name, title, expectation["severity"], success, checked=rows, detail=detail)
@@ -76,7 +74,7 @@ def _outcome(result: Mapping[str, Any], frame: pd.DataFrame) -> Outcome:
 
 
 def _exception(info: Mapping[str, Any]) -> str:
-    """Return why a rule could not be evaluated, in either of the two forms that Great Expectations has for it."""
+    """Return the first line of an exception in a result, "" without one: one report, or several by metric."""
     reports = [info] if "raised_exception" in info else info.values()
     messages = [str(report["exception_message"]).strip() for report in reports if report["raised_exception"]]
     return messages[0].splitlines()[0] if messages else ""

@@ -14,13 +14,13 @@ def validate_data(
     validation: dsl.Output[dsl.Artifact],
     data_page: dsl.Output[dsl.HTML],
 ) -> None:
-    """Check that the problems are fit to train and to evaluate on, and stop the pipeline where they are not.
+    """Check that the problems are fit for training and evaluation, and stop the pipeline if they are not.
 
     Args:
         config: The validate_data section of the params file.
-        data: What prepare_data made.
+        data: Output of prepare_data.
         validation: The outcome of every expectation, as JSON and as a page; numbers of rows and of unmet expectations.
-        data_page: The page again, where Kubeflow shows it.
+        data_page: The page for Kubeflow's UI.
     """
     import shutil
     from pathlib import Path

@@ -1,6 +1,6 @@
-"""What is expected of the problems, as Great Expectations reads it. To add an expectation, add it to a list here.
+"""The expectations of the problems, as Great Expectations reads them. To add one, add it to the list here.
 
-A new column that an expectation is about is computed in `frame.py`.
+The columns of the data that expectations are about are computed in `frame.py`.
 """
 
 from functools import partial
@@ -10,11 +10,11 @@ from components.validate_data.config import ValidateConfig
 from components.validate_data.frame import LABEL
 
 SEVERITIES = ("critical", "warning", "info")
-"""Data that miss a critical expectation are rejected and the pipeline stops; a warning deserves a look."""
+"""A missed critical expectation rejects the data and stops the pipeline; the others are reported only."""
 
 
 def expectations(config: ValidateConfig) -> list[dict[str, Any]]:
-    """Return what is expected under `config`, the most basic first, as Great Expectations reads it."""
+    """Return the expectations under `config`, the most basic first, as Great Expectations reads them."""
     critical, warning, info = (partial(_expect, severity) for severity in SEVERITIES)
     train, test, mostly = config.min_train_rows, config.min_test_rows, config.min_within_limit_fraction
     prompt, solution = config.max_prompt_tokens, config.max_solution_tokens
@@ -68,7 +68,7 @@ def expectations(config: ValidateConfig) -> list[dict[str, Any]]:
 
 
 def _expect(severity: str, name: str, title: str, rule: dict[str, Any], detail: str = "") -> dict[str, Any]:
-    """`detail` is a format of the columns that explain why a row does not meet the rule."""
+    """Return an expectation; `detail` is a format string with the columns that explain why a row is unexpected."""
     return {**rule, "severity": severity, "meta": {"name": name, "title": title, "detail": detail}}
 
 

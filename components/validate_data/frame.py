@@ -1,7 +1,7 @@
-"""The problems as data: a frame with a line per row of their files and the columns that expectations are about.
+"""The problems as a data frame with the columns that expectations are about, one row per line of their files.
 
-A column is None where it does not apply, as the length of a solution in the test split; Great Expectations does not
-count such rows.
+A column is None where it does not apply, such as the length of a solution in the test split; Great Expectations ignores
+such rows.
 """
 
 import json
@@ -31,21 +31,23 @@ _QUOTES = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": 
 _QUANTILES = {"min": 0.0, "median": 0.5, "p95": 0.95, "max": 1.0}
 _MAX_BINS = 30
 _HELD_OUT = {Split.TRAIN: (Split.TEST, Split.DEV), Split.DEV: (Split.TEST,), Split.TEST: ()}
-"""Splits whose questions must not occur in a split."""
+"""For each split, the splits whose questions must not occur in it."""
 _NUM_ANSWERS = 6
+"""Most common answers of a split on the page."""
 
 
 def build_frame(folder: Path, config: ValidateConfig) -> pd.DataFrame:
     """Return every row of all splits, valid or not; PipelineError for a file that is missing or not JSON lines."""
     rows = [row for split in splits_in(folder) for row in _read_split(problems_file(folder, split), split)]
-    valid = [row for row in rows if row["problem"]]
-    for row, columns in zip(valid, _problem_columns([row["problem"] for row in valid], config), strict=True):
-        row.update(columns)
+    valid_rows = [row for row in rows if row["problem"]]
+    columns = _problem_columns([row["problem"] for row in valid_rows], config)
+    for row, values in zip(valid_rows, columns, strict=True):
+        row.update(values)
     return pd.DataFrame(rows, columns=_COLUMNS, dtype=object).replace({float("nan"): None})
 
 
 def _read_split(path: Path, split: Split) -> Iterator[dict[str, Any]]:
-    """Yield a row of the frame for each row of a split's file, without the columns that only valid problems have."""
+    """Yield a row of the frame for each line of a split's file, without the columns that only valid problems have."""
     required = {key for key, field in Problem.model_fields.items() if field.is_required()}
     for number, values in jsonl.read_rows(path):
         name, place = values.get("id"), f"{path.name}:{number}"
@@ -64,17 +66,21 @@ def _read_split(path: Path, split: Split) -> Iterator[dict[str, Any]]:
 
 
 def _parse(values: dict[str, Any]) -> tuple[Problem | None, str]:
+    """Return the problem in a line, or None and what is wrong with it."""
     try:
-        # Strict, as JSON: the level "3" is not the level 3.
+        # In strict mode, where the level "3" is not the level 3, only JSON may give the split as a string.
         problem = Problem.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         return None, f"{'.'.join(str(part) for part in first['loc'])}: {first['msg'].lower()}"
-    blank = next((name for name in ("id", "source", "question", "answer") if not getattr(problem, name).strip()), None)
-    return (None, f"{blank}: is blank") if blank else (problem, "")
+    for name in ("id", "source", "question", "answer"):
+        if not getattr(problem, name).strip():
+            return None, f"{name}: is blank"
+    return problem, ""
 
 
 def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> list[dict[str, Any]]:
+    """Return the columns that only valid problems have, for each problem."""
     ids = defaultdict(list)
     for problem in problems:
         ids[problem.split, _normalised(problem.conversation)].append(problem.id)
@@ -82,70 +88,69 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
     sizes = Counter(problem.split for problem in problems)
     verdicts = grades(problems, config.model.answer)
     prompt_tokens, solution_tokens = token_lengths(config.model, problems)
-    # Where no problem has one, nothing is to be imitated, and none is missing.
+    # Without any solution there is no fine-tuning, so none is missing.
     any_solution = any(problem.solution.strip() for problem in problems if problem.split == Split.TRAIN)
-    lines = []
+    rows = []
     for index, problem in enumerate(problems):
         question = _normalised(problem.conversation)
-        same = ids[problem.split, question]
-        held_out = [each for split in _HELD_OUT[problem.split] for each in ids[split, question]]
-        line = {
+        copies = ids[problem.split, question]
+        copies_held_out = [name for split in _HELD_OUT[problem.split] for name in ids[split, question]]
+        row = {
             "answer": problem.answer,
             "grade": verdicts[index],
-            "copies": len(same),
-            "twin": next((each for each in same if each != problem.id), None),
+            "copies": len(copies),
+            "twin": next((name for name in copies if name != problem.id), None),
             "answer_share": answers[problem.split, problem.answer] / sizes[problem.split],
             "prompt_tokens": prompt_tokens[index],
         }
         if problem.split != Split.TEST:
-            line |= {"copies_held_out": len(held_out), "held_out_twin": next(iter(held_out), None)}
-        if problem.split == Split.TRAIN:
-            line["has_solution"] = int(bool(problem.solution.strip())) if any_solution else None
+            row |= {"copies_held_out": len(copies_held_out), "held_out_twin": next(iter(copies_held_out), None)}
+        if problem.split == Split.TRAIN and any_solution:
+            row["has_solution"] = int(bool(problem.solution.strip()))
         if problem.split == Split.TRAIN and problem.solution.strip():
-            line |= {
-                "worked": int(has_reasoning(problem.solution, config.model.answer)),
-                "solution_tokens": solution_tokens[index],
-            }
-        lines.append(line)
-    return lines
+            row["worked"] = int(has_reasoning(problem.solution, config.model.answer))
+            row["solution_tokens"] = solution_tokens[index]
+        rows.append(row)
+    return rows
 
 
 def _normalised(question: str) -> str:
-    """Return a question without differences in white space, case and kinds of quotation mark."""
+    """Return a question for comparison, without white space, case and kinds of quotation mark."""
     return "".join(unicodedata.normalize("NFKC", question).translate(_QUOTES).casefold().split())
 
 
 def describe(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return counts by source, subject and level, lengths, the commonest answers, and one problem of each source."""
+    """Return counts by source, subject and level, lengths, the most common answers, and one problem of each source."""
     problems: list[Problem] = list(frame["problem"].dropna())
     has_dev = any(problem.split == Split.DEV for problem in problems)
-    present = [split for split in Split if has_dev or split != Split.DEV]
+    splits = [split for split in Split if has_dev or split != Split.DEV]
     worked = frame["worked"].dropna()
-    first_of_source: dict[str, Problem] = {}  # in the train split if it has one
+    examples: dict[str, Problem] = {}  # the first problem of each source, in the train split if it has one
     for problem in sorted(problems, key=lambda problem: problem.split != Split.TRAIN):
-        first_of_source.setdefault(problem.source, problem)
-    shown = {"id", "solution", "answer"}
+        examples.setdefault(problem.source, problem)
+    fields = {"id", "solution", "answer"}
     return {
         "sources": _counts((each, None) for each in problems),
         "subjects": _counts((each, each.subject) for each in problems if each.subject),
         "levels": _counts((each, each.level) for each in problems if each.level is not None),
         "prompt_tokens": _lengths(frame["prompt_tokens"]),
         "solution_tokens": _lengths(frame["solution_tokens"]),
-        "answers": {str(split): _answers(problems, split) for split in present},
+        "answers": {str(split): _answers(problems, split) for split in splits},
         "worked_fraction": float(worked.mean()) if len(worked) else None,
         "examples": [
-            {**each.model_dump(mode="json", include=shown), "source": source, "question": each.conversation}
-            for source, each in sorted(first_of_source.items())
+            {**problem.model_dump(mode="json", include=fields), "source": source, "question": problem.conversation}
+            for source, problem in sorted(examples.items())
         ],
     }
 
 
-def _counts(members: Iterable[tuple[Problem, str | int | None]]) -> list[dict[str, Any]]:
-    counts = Counter((problem.source, group, problem.split) for problem, group in members)
-    groups = sorted({(source, name) for source, name, _ in counts}, key=lambda each: (each[0], each[1] or ""))
+def _counts(grouped: Iterable[tuple[Problem, str | int | None]]) -> list[dict[str, Any]]:
+    """Return the numbers of problems in each split by source and group, from pairs of a problem and its group."""
+    counts = Counter((problem.source, group, problem.split) for problem, group in grouped)
+    groups = sorted({(source, group) for source, group, _ in counts}, key=lambda each: (each[0], each[1] or ""))
     return [
-        {"source": source, "group": name, **{str(split): counts[source, name, split] for split in Split}}
-        for source, name in groups
+        {"source": source, "group": group, **{str(split): counts[source, group, split] for split in Split}}
+        for source, group in groups
     ]
 
 
@@ -155,7 +160,7 @@ def _lengths(column: pd.Series) -> dict[str, Any] | None:
     if not tokens:
         return None
     start, last = tokens[0], len(tokens) - 1
-    width = (tokens[last] - start) // _MAX_BINS + 1
+    width = (tokens[-1] - start) // _MAX_BINS + 1  # of a bin, in tokens
     bins = Counter((value - start) // width for value in tokens)
     return {
         "texts": len(tokens),
@@ -165,6 +170,7 @@ def _lengths(column: pd.Series) -> dict[str, Any] | None:
 
 
 def _answers(problems: Sequence[Problem], split: Split) -> dict[str, Any]:
+    """Return the number of distinct answers in a split, and the most common ones, ties in alphabetical order."""
     answers = Counter(problem.answer for problem in problems if problem.split == split)
     ranked = sorted(answers.items(), key=lambda item: (-item[1], item[0]))[:_NUM_ANSWERS]
     commonest = [{"answer": answer, "rows": rows, "fraction": rows / answers.total()} for answer, rows in ranked]

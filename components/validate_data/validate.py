@@ -22,7 +22,7 @@ _MAX_NAMED = 3
 
 
 def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dict[str, float]:
-    """Check the problems against every expectation; reject them if a critical one is not met."""
+    """Check the problems against every expectation; DataRejectedError if a critical one is not met."""
     # Great Expectations and pandas take seconds to import.
     from components.validate_data.checking import check
     from components.validate_data.expectations import SEVERITIES, expectations
@@ -44,14 +44,13 @@ def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dic
     jsonl.write_json(validation / "result.json", result)
     page = render(_TEMPLATE, result=result, config=config, digest=lineage.digest(problems))
     (validation / PAGE).write_text(page, encoding="utf-8")
-    # All of them, in full: of a task that fails, Kubeflow keeps the log and nothing else.
+    # In full, since the log is the only output that Kubeflow keeps of a failed task.
     for outcome in (*rejected[1:], *missed["warning"], *missed["info"]):
         say("validate_data", f"{outcome.severity}: {_describe(outcome)}")
     if rejected:
-        others = ", ".join(outcome.name for outcome in rejected[1:])
-        also = f"; also not met: {others}" if others else ""
-        is_long = any(outcome.name == "prompt_length" for outcome in rejected)
-        remedy = "; `grpo-pipeline limits` proposes limits that fit" if is_long else ""
+        names = [outcome.name for outcome in rejected]
+        also = f"; also not met: {', '.join(names[1:])}" if names[1:] else ""
+        remedy = "; `grpo-pipeline limits` proposes limits that fit" if "prompt_length" in names else ""
         raise DataRejectedError(f"{_describe(rejected[0])}{also}; {PAGE} has the details{remedy}")
     which = "critical" if missed["warning"] or missed["info"] else f"{len(outcomes)}"
     say("validate_data", f"{len(frame):,} problems, all {which} expectations met")
@@ -72,7 +71,7 @@ STAGE = Stage(
 
 
 def _describe(outcome: "Outcome") -> str:
-    """Return one line with the expectation, the first rows that do not meet it, and why the first one does not."""
+    """Return one line with the expectation, the first unexpected rows, and what is wrong with the very first."""
     text = f"`{outcome.name}` is not met ({outcome.title[:1].lower()}{outcome.title[1:]})"
     if not outcome.unexpected:
         return f"{text}: {outcome.detail}"

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from pipelines.cluster.submission import Package
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
-"""What a run does if no other params file is named."""
+"""The default params file."""
 Command = Callable[[Kubeflow, argparse.Namespace], int]
 _INTERRUPTED = 130
 
 
 def add_commands(commands: Any) -> None:
-    """Add the commands to those of `grpo-pipeline`."""
-    of_run = "id or name of a run, or the beginning of either; or the name of a schedule, for its newest run"
-    run: dict[str, Any] = {"metavar": "RUN", "help": of_run}
+    """Add the commands to the parsers of `grpo-pipeline`."""
+    run_help = "id or name of a run, or the beginning of either; or the name of a schedule, for its newest run"
+    run: dict[str, Any] = {"metavar": "RUN", "help": run_help}
     command = _add(commands, "publish", _publish, "upload the graph, for runs from Kubeflow's page")
     command.add_argument("--params", type=Path, metavar="FILE", default=PARAMS, help="initial values of the run form")
     command.add_argument("--local-images", action="store_true", help="accept images that no registry has")
@@ -66,6 +66,8 @@ def add_commands(commands: Any) -> None:
 
 
 def _add(commands: Any, name: str, run: Command, summary: str, *, starts_runs: bool = False) -> argparse.ArgumentParser:
+    """Add a command that connects to Kubeflow and calls `run`, with the options that all such commands share."""
+
     def connect_and_run(options: argparse.Namespace) -> int:
         return run(Kubeflow(options.endpoint, options.namespace, options.token_file, options.ca_file), options)
 
@@ -90,6 +92,7 @@ def _add(commands: Any, name: str, run: Command, summary: str, *, starts_runs: b
 
 
 def _variable(*names: str) -> str | None:
+    """Return the first of these environment variables that is set and not empty."""
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
@@ -100,7 +103,7 @@ def _publish(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
         images = None
         if options.build:
-            kubeflow.client.get_kfp_healthz()  # rather than fail after the minutes that a build takes
+            kubeflow.client.get_kfp_healthz()  # fails now rather than after the minutes that a build takes
             images = build(options.base, options.variant, options.registry)
         package = read(compiled(Path(folder), options.params, images))
         if not options.local_images:
@@ -133,8 +136,8 @@ def _status(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
 
 def _logs(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
     run = kubeflow.find(options.run)
-    moments = logs.poll(kubeflow, run.run_id) if options.follow else [run]
-    return _print(logs.logs(kubeflow, moments, options.stage))
+    snapshots = logs.poll(kubeflow, run.run_id) if options.follow else [run]
+    return _print(logs.logs(kubeflow, snapshots, options.stage))
 
 
 def _stop(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
@@ -162,6 +165,7 @@ def _remove(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
 
 
 def _print(lines: Iterable[str]) -> int:
+    """Print lines as they come; return the exit code, 130 if Ctrl-C ends them."""
     try:
         for line in lines:
             print(line, flush=True)
@@ -174,13 +178,13 @@ def _print(lines: Iterable[str]) -> int:
 def _prepared(
     options: argparse.Namespace, *, scheduled: bool = False
 ) -> Iterator[tuple["Package", dict[str, Any], str]]:
-    """Yield the pipeline, a value for each of its parameters and a description; make no request."""
+    """Yield what to submit, without a request: the pipeline, a value for each parameter, and the description."""
     from pipelines.cluster.submission import compiled, description, images_of_this_machine, parameters, read
 
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
         package = read(options.pipeline or compiled(Path(folder), options.params or PARAMS))
         values = parameters(package, options.params, options.set, scheduled=scheduled)
-        for note in images_of_this_machine(package.images):  # somebody may have loaded them onto every node
+        for note in images_of_this_machine(package.images):  # no error, as all nodes may have been given them
             print(f"note: {note}", file=sys.stderr)
         sources = list(filter(None, (options.params, options.pipeline))) or [PARAMS]
         yield package, values, description(package, sources, values)

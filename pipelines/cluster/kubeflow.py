@@ -24,8 +24,9 @@ _POD_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")
 _IN_CLUSTER = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
 _REQUEST_TIMEOUT_S = 30
 _STANDALONE = "kubeflow"
-"""Namespace of the runs where Kubeflow has one user only; also the name by which the kfp client means none."""
+"""Namespace of runs if Kubeflow has a single user; the kfp client takes this value for no namespace."""
 _RECENT = 100
+"""Newest runs that are searched for a name, and objects on a page of the API."""
 _ID_LENGTH = 36
 _ACTIONS = {
     401: "not authenticated; pass --token-file FILE, or set GRPO_PIPELINE_TOKEN or GRPO_PIPELINE_COOKIE",
@@ -38,10 +39,9 @@ class NotFoundError(PipelineError):
 
 
 class Kubeflow:
-    """A connection to Kubeflow Pipelines, made by the first request; by default to a cluster's own.
+    """A connection to Kubeflow Pipelines, opened by the first request; in a pod, by default to its own cluster's.
 
-    A file with a token is read again for each request: tokens are renewed. What goes wrong is a PipelineError of one
-    line, a RetryableError where the server cannot answer.
+    Errors are PipelineErrors of one line; a RetryableError means that the server cannot answer now.
     """
 
     def __init__(
@@ -62,17 +62,17 @@ class Kubeflow:
         self._token_file = token_file or (_POD_TOKEN if _POD_TOKEN.is_file() else None)
         self._ca_file = ca_file
         for path in filter(None, (self._token_file, ca_file)):
-            path.open().close()  # fails at once, and names the file
+            path.open().close()  # an unreadable file fails here, with its name
 
     @cached_property
     def client(self) -> "kfp.Client":
-        """The client of Kubeflow Pipelines, once its server has answered."""
+        """The kfp client; PipelineError unless the server answers, accepts the credentials and knows the namespace."""
         import kfp
         from kfp.client.set_volume_credentials import ServiceAccountTokenVolumeCredentials
         from urllib3.util import Retry
 
         class Client(kfp.Client):
-            """Asks once whether the server is up: the original tries for half a minute, with a traceback each time."""
+            """Asks once whether the server is up; the original tries for half a minute, with a traceback each time."""
 
             def _load_config(self, *arguments: Any) -> Any:
                 config = super()._load_config(*arguments)
@@ -85,7 +85,7 @@ class Kubeflow:
         logging.getLogger("urllib3").setLevel(logging.ERROR)
         with warnings.catch_warnings(), self._readable_errors():
             warnings.simplefilter("ignore", FutureWarning)
-            client = Client(
+            client = Client(  # it reads the file of the token again for each request, as tokens are renewed
                 host=self.endpoint,
                 namespace=self._namespace or _STANDALONE,
                 credentials=ServiceAccountTokenVolumeCredentials(str(self._token_file)) if self._token_file else None,
@@ -95,25 +95,25 @@ class Kubeflow:
             )
             health = client.get_kfp_healthz()
         if getattr(health, "multi_user", None) is None:
-            what = "the answer is not from the API of Kubeflow Pipelines but perhaps from a login page"
-            how = f"pass --token-file FILE, or set {TOKEN_VARIABLE} or {COOKIE_VARIABLE}"
-            raise PipelineError(f"{self.endpoint}: {what}; {how}")
+            problem = "the answer is not from the API of Kubeflow Pipelines but perhaps from a login page"
+            advice = f"pass --token-file FILE, or set {TOKEN_VARIABLE} or {COOKIE_VARIABLE}"
+            raise PipelineError(f"{self.endpoint}: {problem}; {advice}")
         if health.multi_user and not (self._namespace or client.get_user_namespace()):
-            how = f"name the namespace of a profile with --namespace or {NAMESPACE_VARIABLE}"
-            raise PipelineError(f"{self.endpoint}: this Kubeflow has several users; {how}")
+            advice = f"name the namespace of a profile with --namespace or {NAMESPACE_VARIABLE}"
+            raise PipelineError(f"{self.endpoint}: this Kubeflow has several users; {advice}")
         self._wrap_requests(client._run_api.api_client)
         return client
 
     @cached_property
     def version(self) -> str:
-        """The release of the API server, such as `2.17.0`; empty where it does not tell."""
+        """The release of the API server, such as `2.17.0`, or else its commit; empty if the server does not tell."""
         health = json.loads(self.get("/apis/v2beta1/healthz", {}))
-        # As the UI server names them, and as the API server does; the client drops all of them.
+        # Names that the UI server and the API server use; the kfp client drops all of them.
         names = ("apiServerTagName", "tag_name", "apiServerCommitHash", "commit_sha", "frontendTagName")
         return next((health[name] for name in names if health.get(name) not in (None, "", "unknown")), "")
 
     def get(self, path: str, query: dict[str, str]) -> bytes:
-        """Return what the server answers to a request that its client does not know."""
+        """Return the body of a response to a request for which the kfp client has no method."""
         options: dict[str, Any] = {"auth_settings": ["Bearer"], "_return_http_data_only": True}
         call = self.client._run_api.api_client.call_api
         answer: bytes = call(path, "GET", query_params=list(query.items()), _preload_content=False, **options).data
@@ -121,7 +121,7 @@ class Kubeflow:
 
     @property
     def user_namespace(self) -> str | None:
-        """The namespace of a profile; None where Kubeflow has one user only."""
+        """The namespace of the user's profile; None if Kubeflow has a single user."""
         return self._namespace or self.client.get_user_namespace() or None
 
     @property
@@ -130,11 +130,11 @@ class Kubeflow:
         return self.user_namespace or _STANDALONE
 
     def url(self, run_id: str) -> str:
-        """Return the page of a run."""
+        """Return the address of a run's page."""
         return f"{self.endpoint}/#/runs/details/{run_id}"
 
     def run(self, run_id: str) -> Any:
-        """Return a run by its whole id; its `pipeline_spec` is there also where the pipeline was uploaded before."""
+        """Return a run by its whole id, with the `pipeline_spec` also if only its uploaded version is known."""
         try:
             run = self.client.get_run(run_id)
         except NotFoundError:
@@ -147,12 +147,12 @@ class Kubeflow:
         return run
 
     def runs(self, page_size: int = _RECENT) -> Iterator[Any]:
-        """Yield all runs, the newest first; a page is requested when the one before it is used up."""
+        """Yield all runs, newest first; each page is requested only when it is needed."""
         options = {"page_size": page_size, "sort_by": "created_at desc", "namespace": self.user_namespace}
         return self.pages(self.client.list_runs, "runs", **options)
 
     def pages(self, list_: Any, key: str, **options: Any) -> Iterator[Any]:
-        """Yield what a method of the client lists, page by page."""
+        """Yield the items, under `key` of each page, that a list method of the client returns."""
         token: str | None = ""
         while token is not None:
             page = list_(page_token=token, **options)
@@ -160,29 +160,32 @@ class Kubeflow:
             token = page.next_page_token or None
 
     def schedules(self) -> list[Any]:
-        """Return all schedules, whoever made them, by name."""
+        """Return all schedules in the namespace, sorted by name, also those of other programs."""
         options = {"page_size": _RECENT, "namespace": self.user_namespace}
-        every = self.pages(self.client.list_recurring_runs, "recurring_runs", **options)
-        return sorted(every, key=lambda each: str(each.display_name))
+        schedules = self.pages(self.client.list_recurring_runs, "recurring_runs", **options)
+        return sorted(schedules, key=lambda schedule: str(schedule.display_name))
 
     def find(self, name: str) -> Any:
-        """Return the run with this id, name, or beginning of either; with the name of a schedule, its newest run."""
+        """Return the run with this id, name, or beginning of either; for the name of a schedule, its newest run."""
         if len(name) == _ID_LENGTH:
             return self.run(name)
         recent = list(islice(self.runs(), _RECENT))
         matching = [run for run in recent if run.run_id.startswith(name) or run.display_name == name]
         if not matching:
             schedules = {each.recurring_run_id for each in self.schedules() if each.display_name == name}
-            matching = [run for run in recent if run.recurring_run_id in schedules][:1]
-        matching = matching or [run for run in recent if str(run.display_name).startswith(name)]
+            newest_first = [run for run in recent if run.recurring_run_id in schedules]
+            matching = newest_first[:1]
+        if not matching:
+            matching = [run for run in recent if str(run.display_name).startswith(name)]
         if len(matching) != 1:
             ids = ", ".join(run.run_id for run in matching[:5])
-            which = f"could be {ids}; give one of these" if ids else f"no such run among the last {_RECENT}"
-            raise PipelineError(f"{name}: {which}; `grpo-pipeline status` lists them")
+            problem = f"could be {ids}; give one of these" if ids else f"no such run among the last {_RECENT}"
+            raise PipelineError(f"{name}: {problem}; `grpo-pipeline status` lists them")
         return self.run(matching[0].run_id)
 
     def _wrap_requests(self, api_client: Any) -> None:
-        call = api_client.call_api  # which would wait for ever
+        """Give each request of the client a time limit, without which it may wait for ever, and readable errors."""
+        call = api_client.call_api
 
         @functools.wraps(call)
         def limited(*arguments: Any, **options: Any) -> Any:
@@ -202,13 +205,15 @@ class Kubeflow:
             from components.cluster.kube import error_message
 
             status, message = int(error.status or 0), " ".join(error_message(error).split())[:300]
-            kind, what = PipelineError, f"{_ACTIONS[status]} ({status})" if status in _ACTIONS else message
-            if status == 404:
-                kind, what = NotFoundError, f"not a Kubeflow Pipelines API: {message}"
+            kind: type[PipelineError] = PipelineError
+            if status in _ACTIONS:
+                message = f"{_ACTIONS[status]} ({status})"
+            elif status == 404:
+                kind, message = NotFoundError, f"not a Kubeflow Pipelines API: {message}"
             elif status == 429 or status >= 500:
-                kind, what = RetryableError, f"cannot answer now, try again later: {message}"
-            raise kind(f"{self.endpoint}: {what}") from error
+                kind, message = RetryableError, f"cannot answer now, try again later: {message}"
+            raise kind(f"{self.endpoint}: {message}") from error
         except (HTTPError, OSError) as error:
-            # The innermost reason, without the description of the connection before it.
+            # The innermost reason; urllib3 puts a description of the connection before it.
             reason = re.sub(r"^\w+\(host=.*?\): ", "", str(getattr(error, "reason", None) or error))
             raise RetryableError(f"{self.endpoint}: cannot be reached ({' '.join(reason.split())[:200]})") from error

@@ -14,7 +14,7 @@ from datetime import timedelta
 from itertools import count, takewhile
 from typing import Any
 
-from components.shared.errors import PipelineError, RetryableError, UnchangedRunError
+from components.shared.errors import PipelineError, RetryableError
 from components.shared.progress import unwrapped
 from pipelines.cluster.kubeflow import Kubeflow, NotFoundError
 from pipelines.cluster.stages import (
@@ -23,8 +23,8 @@ from pipelines.cluster.stages import (
     FINISHED,
     NOT_REACHED,
     Stage,
+    found_nothing_new,
     is_stopped,
-    parameter,
     stages,
 )
 
@@ -83,16 +83,6 @@ def failures(kubeflow: Kubeflow, run: Any) -> list[list[str]]:
     return reasons
 
 
-def found_nothing_new(kubeflow: Kubeflow, run: Any) -> bool:
-    """Tell whether a run has ended in its first task because nothing had changed; Kubeflow calls it failed."""
-    from components.preflight.form import SKIP_IF_UNCHANGED
-
-    if run.state != "FAILED" or not parameter(run, SKIP_IF_UNCHANGED):
-        return False
-    reasons = failures(kubeflow, kubeflow.run(run.run_id))  # a list of runs has no stages
-    return len(reasons) == 1 and reasons[0][0].startswith(f"preflight: {UnchangedRunError.beginning}")
-
-
 def activity(kubeflow: Kubeflow, run: Any) -> list[str]:
     """Return what each running stage does: its last progress, such as step and reward, or what it waits for."""
     lines = []
@@ -106,8 +96,9 @@ def activity(kubeflow: Kubeflow, run: Any) -> list[str]:
 
 
 def outcome(kubeflow: Kubeflow, run: Any) -> list[str]:
-    """Return what a run that succeeded has led to: the figures of its gate and the version that it registered."""
-    concluding = [stage for stage in stages(run) if stage.name in _WITH_OUTCOME]
+    """Return what a run that succeeded has led to: its gate and the version it registered, or that nothing was new."""
+    names = ("preflight",) if found_nothing_new(run) else _WITH_OUTCOME
+    concluding = [stage for stage in stages(run) if stage.name in names]
     return [line for stage in concluding for line in _messages(stage, _text(kubeflow, run, stage)[0] or "")]
 
 

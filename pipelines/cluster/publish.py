@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 _CHECKOUT = Path(__file__).parents[2]
 _IS_SUBSTRING = 9
-"""Operation of a filter, as the API numbers it."""
-_DIGITS = 12
+"""Number of this filter operation in Kubeflow's API."""
+_DIGITS = 12  # of git revisions and digests
 _LONGEST_STEM = 40
 
 
 def build(base: str, variant: str, registry: str | None) -> dict[str, str]:
-    """Build the images, push them, and return their names as settings of `deployment`."""
+    """Build and push the images; return their names as keys of `deployment`: `image_light` and `image_gpu`."""
     if not registry:
         raise PipelineError("--build: name the registry to push to, with --registry or IMAGE_REGISTRY")
     command = [sys.executable, "-m", "images.build", "--push", "--registry", registry]
@@ -38,9 +38,9 @@ def build(base: str, variant: str, registry: str | None) -> dict[str, str]:
 
 
 def publish(kubeflow: Kubeflow, package: "Package", params: Path) -> Iterator[str]:
-    """Upload a compiled pipeline as a new version, unless a version has the same content; yield what was done.
+    """Upload a compiled pipeline as a new version, unless a version has the same content; yield lines about it.
 
-    The name of a version is that of the params file whose values the form opens with, the git revision, and a digest.
+    The version is named by the params file with the form's initial values, the git revision and a digest.
     """
     from pipelines.graph import DESCRIPTION, NAME
 
@@ -48,7 +48,7 @@ def publish(kubeflow: Kubeflow, package: "Package", params: Path) -> Iterator[st
     known = kubeflow.pages(client.list_pipelines, "pipelines", page_size=100, namespace=kubeflow.user_namespace)
     pipeline = next((each for each in known if each.display_name == NAME), None)
     if pipeline is None:
-        # Without a version: its first one would have the name of the pipeline.
+        # It is created without a version, because its first version would get the name of the pipeline.
         body = {"name": NAME, "display_name": NAME, "description": DESCRIPTION, "namespace": kubeflow.user_namespace}
         pipeline = client._pipelines_api.pipeline_service_create_pipeline(body)
     predicate = {"operation": _IS_SUBSTRING, "key": "display_name", "stringValue": digest}
@@ -70,7 +70,7 @@ def publish(kubeflow: Kubeflow, package: "Package", params: Path) -> Iterator[st
 
 
 def revision() -> str:
-    """Return the git revision of the checkout, marked where files differ from it; empty without git."""
+    """Return the git revision of the checkout, with `-dirty` if files differ from it; empty without git."""
     command = ["git", "-C", str(_CHECKOUT), "describe", "--always", "--dirty", f"--abbrev={_DIGITS}", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -79,7 +79,7 @@ def revision() -> str:
 
 
 def origin(file: Path) -> str:
-    """Return a file as descriptions name it, such as `params/smoke.yaml at 0123456789ab`."""
+    """Return a file's path and revision for a description, such as `params/smoke.yaml at 0123456789ab`."""
     path, commit = file.resolve(), revision()
     name = path.relative_to(_CHECKOUT) if path.is_relative_to(_CHECKOUT) else path.name
     return f"{name} at {commit}" if commit else str(name)

@@ -8,15 +8,24 @@ from typing import Any
 
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
-from pipelines.cluster.logs import LOST, activity, failures, found_nothing_new, is_lost, outcome, poll
-from pipelines.cluster.stages import CACHED, FINISHED, NOT_REACHED, Stage, compiled_in, is_stopped, parameter, stages
+from pipelines.cluster.logs import LOST, activity, failures, is_lost, outcome, poll
+from pipelines.cluster.stages import (
+    CACHED,
+    FINISHED,
+    NOT_REACHED,
+    Stage,
+    compiled_in,
+    found_nothing_new,
+    is_stopped,
+    parameter,
+    stages,
+)
 from pipelines.run.screen import Screen, Style, duration
 
 _NUM_RUNS = 10
 _LOOK_S = 30.0
 """Time between looks at what running stages print, while a run is waited for."""
 _ID_LENGTH = 8
-_NOTHING_NEW = "nothing new"
 _ENDINGS = {
     "SUCCEEDED": ("done in {}", Style.GREEN),
     "SKIPPED": ("skipped", Style.DIM),
@@ -28,22 +37,24 @@ _ENDINGS = {
 
 def listed(kubeflow: Kubeflow) -> list[str]:
     """Return a line for each of the newest runs."""
+    from components.preflight.form import SKIP_IF_UNCHANGED
+
     runs = list(islice(kubeflow.runs(page_size=_NUM_RUNS), _NUM_RUNS))
     if not runs:
         return ["no runs yet; `grpo-pipeline submit` starts one"]
     rows = [("run", "name", "state", "started (UTC)", "took")]
     for run in runs:
+        if run.state == "SUCCEEDED" and parameter(run, SKIP_IF_UNCHANGED):
+            run = kubeflow.run(run.run_id)  # noqa: PLW2901 - a list of runs has no stages
         ended = run.finished_at if run.state in FINISHED else None
         times = (_clock(run.created_at), _took(run.created_at, ended))
-        state = _NOTHING_NEW if found_nothing_new(kubeflow, run) else _state(run)
-        rows.append((run.run_id[:_ID_LENGTH], run.display_name, state, *times))
+        rows.append((run.run_id[:_ID_LENGTH], run.display_name, _state(run), *times))
     return table(rows)
 
 
 def show(kubeflow: Kubeflow, run: Any) -> list[str]:
     """Return the state of a run and of its stages, what those that run do, and what it led to or why it failed."""
-    is_new = not found_nothing_new(kubeflow, run)
-    lines = [f"{run.display_name}  {run.run_id}  {_state(run) if is_new else _NOTHING_NEW}", kubeflow.url(run.run_id)]
+    lines = [f"{run.display_name}  {run.run_id}  {_state(run)}", kubeflow.url(run.run_id)]
     rows = [("stage", "state", "started (UTC)", "took")]
     known = stages(run)
     for stage in (each for each in known if each.state):
@@ -60,7 +71,7 @@ def show(kubeflow: Kubeflow, run: Any) -> list[str]:
         summary = outcome(kubeflow, run) if run.state == "SUCCEEDED" else activity(kubeflow, run)
     lines += ["", *summary] if summary else []
     for reason, *more in failures(kubeflow, run):
-        lines += ["", f"error: {reason}" if is_new else reason, *more]
+        lines += ["", f"error: {reason}", *more]
     return lines
 
 
@@ -146,6 +157,8 @@ def _show_stages(screen: Screen, every: Sequence[Stage], shown: dict[str, str]) 
 
 
 def _state(run: Any) -> str:
+    if found_nothing_new(run):
+        return "nothing new"
     return "stopped" if is_stopped(run) else in_words(run.state)
 
 

@@ -1,4 +1,4 @@
-"""What is submitted: a compiled pipeline, and for each parameter its default, a params file's value or a setting."""
+"""Prepares and starts a run: a compiled pipeline with values from its defaults, a params file and `--set`."""
 
 import copy
 import difflib
@@ -41,7 +41,7 @@ from pipelines.cluster.stages import LONGEST_DESCRIPTION, compiled_in
 
 _ANY_COMMIT = "0" * 40
 _MAX_CHARACTERS = 10_000
-"""Of all parameters together; Kubeflow's API server refuses more: https://github.com/kubeflow/pipelines/issues/12510"""
+"""Limit for all parameters of a run in Kubeflow's API server: https://github.com/kubeflow/pipelines/issues/12510"""
 _IN_A_REGISTRY = re.compile(r"[^/]*[.:][^/]*/")
 _KINDS: dict[str, tuple[Any, str]] = {
     "BOOLEAN": (bool, "true or false"),
@@ -50,24 +50,24 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "NUMBER_INTEGER": (int, "a whole number"),
     "STRUCT": (dict, "a JSON object"),
 }
-"""Kubeflow's types of parameters that are written in JSON; a STRING is written as it is."""
+"""Kubeflow's types of parameters that are written in JSON, as Python types and in words; a STRING is plain text."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A compiled pipeline in a file, with the images that its tasks run in and a digest of the content."""
+    """A compiled pipeline in a file, with the images of its tasks and a digest of the content."""
 
     path: Path
     types: dict[str, str]
-    """Type of each parameter, in Kubeflow's words."""
+    """Kubeflow's type of each parameter, such as `NUMBER_INTEGER`."""
     defaults: Form
-    """Default of each parameter, and the preset where one is compiled in."""
+    """Default of each parameter that has one, and the compiled preset, which may be empty."""
     images: tuple[str, ...]
     digest: str
 
 
 def compiled(folder: Path, params: Path, images: Mapping[str, str] | None = None) -> Path:
-    """Write the pipeline that this code compiles to with a params file, perhaps with other images; return its file."""
+    """Compile the pipeline with a params file, whose images `images` overrides; return the file in `folder`."""
     from pipelines.graph import write
 
     path, loaded = folder / "pipeline.yaml", load_params(params)
@@ -77,27 +77,27 @@ def compiled(folder: Path, params: Path, images: Mapping[str, str] | None = None
 
 
 def read(path: Path) -> Package:
-    """Return the pipeline in a file; PipelineError where it is not a compiled pipeline."""
+    """Return the pipeline in a file; PipelineError if it is not a compiled pipeline."""
     try:
         documents = [each for each in yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader) if each]
-        parameters = documents[0]["root"].get("inputDefinitions", {}).get("parameters", {})
-        containers = [each["container"] for each in documents[0]["deploymentSpec"]["executors"].values()]
+        definitions = documents[0]["root"].get("inputDefinitions", {}).get("parameters", {})
+        images = {each["container"]["image"] for each in documents[0]["deploymentSpec"]["executors"].values()}
     except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError):
         raise PipelineError(f"{path}: not a compiled pipeline; `grpo-pipeline compile` writes one") from None
     return Package(
         path=path,
-        types={each: definition["parameterType"] for each, definition in parameters.items()},
+        types={name: definition["parameterType"] for name, definition in definitions.items()},
         defaults={
-            **{each: one["defaultValue"] for each, one in parameters.items() if "defaultValue" in one},
+            **{name: each["defaultValue"] for name, each in definitions.items() if "defaultValue" in each},
             PRESET: compiled_in(documents[0], PRESET) or {},
         },
-        images=tuple(sorted({container["image"] for container in containers})),
+        images=tuple(sorted(images)),
         digest=lineage.value_digest(documents),
     )
 
 
 def images_of_this_machine(images: Sequence[str]) -> list[str]:
-    """Return a line for each image that no registry can have: it names none, or has the tag of images built here."""
+    """Return a line for each image that no registry can have, as it names none or has a tag of local builds."""
     return [
         f"no registry has {image}; set IMAGE_REGISTRY and IMAGE_TAG as `make images` prints, or build and push with "
         "`grpo-pipeline publish --build`"
@@ -107,24 +107,23 @@ def images_of_this_machine(images: Sequence[str]) -> list[str]:
 
 
 def parameters(package: Package, params: Path | None, settings: Sequence[str], *, scheduled: bool = False) -> Form:
-    """Return a value for every parameter that has one.
+    """Return the values of all parameters: defaults, or those of a params file, with `settings` applied.
 
-    A params file takes the place of all defaults, and `overrides` is what it changes of the preset. A setting is
-    `name=value` with a parameter's name, or a key of a params file such as `train_grpo.sampling.temperature`. A
-    scheduled run that would change nothing ends at once, if a registry can tell and no setting decides otherwise.
-    PipelineError where preflight would refuse the form without asking anybody.
+    With a params file, `overrides` is its difference from the compiled preset. A setting is `name=value`, with the name
+    of a parameter or a key of a params file such as `train_grpo.sampling.temperature`. A scheduled run ends at once if
+    nothing has changed, unless a setting says otherwise. PipelineError for errors that preflight finds offline.
     """
     form = copy.deepcopy(package.defaults)
     form[OVERRIDES] = overrides_of(form)
     if params is not None:
-        wanted = form_of(load_params(params))
-        form |= {**wanted, PRESET: form[PRESET], OVERRIDES: _difference(form[PRESET], wanted[PRESET])}
+        from_file = form_of(load_params(params))
+        form |= {**from_file, PRESET: form[PRESET], OVERRIDES: _difference(form[PRESET], from_file[PRESET])}
     for setting in settings:
         _set(package, form, setting)
     raise_all(passwords(form))
-    sections, wrong = sections_of(form, DeploymentConfig(), commit=_ANY_COMMIT, secrets={})
-    wrong += wrong_sections(sections)
-    raise_all(wrong or list(map(in_the_form, contradictions(Params.model_validate(sections)))))
+    sections, errors = sections_of(form, DeploymentConfig(), commit=_ANY_COMMIT, secrets={})
+    raise_all(errors + wrong_sections(sections))
+    raise_all([in_the_form(line) for line in contradictions(Params.model_validate(sections))])
     del form[PRESET]
     is_text = package.types[OVERRIDES] == "STRING"  # in pipelines of earlier releases it is an object, without nulls
     form[OVERRIDES] = as_overrides(form[OVERRIDES]) if is_text else laid_over({}, form[OVERRIDES])
@@ -135,31 +134,31 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str], *
             f"{largest}: has {sizes[largest]:,} characters; Kubeflow takes {_MAX_CHARACTERS:,} for all parameters of a "
             "run: compile the pipeline with these params"
         )
-    decided = any(setting.startswith(f"{SKIP_IF_UNCHANGED}=") for setting in settings)
-    if scheduled and not decided and is_url(form["registry"]):
+    is_set = any(setting.startswith(f"{SKIP_IF_UNCHANGED}=") for setting in settings)
+    if scheduled and not is_set and is_url(form["registry"]):  # only a registry at a URL can be compared with
         form[SKIP_IF_UNCHANGED] = True
     return form
 
 
 def description(package: Package, sources: Sequence[Path], values: Form) -> str:
-    """Return what a run says of itself on Kubeflow's page: the files and revision it is from, and what it changes."""
+    """Return the description of a run on Kubeflow's page: its files with their revision, and the changed parameters."""
     changed = [f"{name} {value}" for name, value in sorted(values.items()) if value != package.defaults.get(name)]
-    text = f"{', '.join(map(origin, sources))}; {'changed: ' if changed else 'nothing changed'}{', '.join(changed)}"
-    return shorten(text, LONGEST_DESCRIPTION, placeholder=" ...")
+    changes = f"changed: {', '.join(changed)}" if changed else "nothing changed"
+    return shorten(f"{', '.join(map(origin, sources))}; {changes}", LONGEST_DESCRIPTION, placeholder=" ...")
 
 
 def start(
     kubeflow: Kubeflow, package: Package, values: Form, about: str, *, name: str, experiment: str, account: str | None
 ) -> str:
-    """Start a run; return its id. `about` is its description, for which the client of Kubeflow has no argument."""
+    """Start a run with the description `about`, for which the kfp client's methods have no argument; return its id."""
     from kfp_server_api import V2beta1Run
 
     client, unset = kubeflow.client, ("pipeline_id", "version_id", "enable_caching", "cache_key", "pipeline_root")
     with redirect_stdout(io.StringIO()):  # the client prints addresses
-        made = client.create_experiment(experiment, namespace=kubeflow.user_namespace)
+        experiment_id = client.create_experiment(experiment, namespace=kubeflow.user_namespace).experiment_id
     job = client._create_job_config(params=values, pipeline_package_path=str(package.path), **dict.fromkeys(unset))
     run = V2beta1Run(
-        experiment_id=made.experiment_id,
+        experiment_id=experiment_id,
         display_name=name,
         description=about,
         pipeline_spec=job.pipeline_spec,
@@ -170,7 +169,7 @@ def start(
 
 
 def _difference(before: Any, after: Any) -> dict[str, Any]:
-    """Return what has to be laid over sections to have others: null for a key that they do not have."""
+    """Return the changes that turn the sections `before` into `after`, with null for a removed key."""
     changes: dict[str, Any] = {key: None for key in before if key not in after}
     for key, value in after.items():
         nested = isinstance(value, dict) and isinstance(before.get(key), dict)
@@ -180,7 +179,7 @@ def _difference(before: Any, after: Any) -> dict[str, Any]:
 
 
 def _set(package: Package, form: Form, setting: str) -> None:
-    # `overrides` has its sections here.
+    """Apply a `--set` to a form, whose `overrides` are sections; PipelineError for an unknown name or a wrong type."""
     name, equals, text = setting.partition("=")
     if not equals:
         raise PipelineError(f"--set {setting}: write name=value")
@@ -188,8 +187,9 @@ def _set(package: Package, form: Form, setting: str) -> None:
     parameter = name_of(key)
     if parameter in package.types:
         form[parameter] = text if package.types[parameter] == "STRING" else _json(text)
-        types, words = _KINDS.get(package.types[parameter], (str, ""))
-        if not isinstance(form[parameter], types) or (isinstance(form[parameter], bool) and types is not bool):
+        expected, words = _KINDS.get(package.types[parameter], (str, ""))
+        is_bool = isinstance(form[parameter], bool)  # which Python counts as an int
+        if not isinstance(form[parameter], expected) or (is_bool and expected is not bool):
             raise PipelineError(f"--set {setting}: needs {words}")
         if parameter == OVERRIDES:
             form[OVERRIDES] = overrides_of(form)
@@ -202,6 +202,7 @@ def _set(package: Package, form: Form, setting: str) -> None:
 
 
 def _json(text: str) -> Any:
+    """Return the value of a text in JSON, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

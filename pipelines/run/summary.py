@@ -90,6 +90,6 @@ def show(folder: Path, screen: Screen) -> None:
     if verdict["champion"] and verdict["champion"]["passed"]:
         screen.show(f"champion    {verdict['champion']['reason'].removeprefix('champion ')}")
     if verdict["looks"]:
-        screen.show(f"looks       {formatting.looks(verdict['looks'])}")
+        screen.show(f"looks       {formatting.test_set_use(verdict['looks'])}")
     screen.show(f"registered  {version['tag']} in {version['registry']}" if version else "registered  nothing")
     screen.show(f"report      {folder / PAGE}")

@@ -1,7 +1,7 @@
 """The first rank's log in the step's own."""
 
+import io
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,7 +69,7 @@ def test_times_of_any_zone_and_lines_without_a_time_are_read() -> None:
             if follow:
                 raise client.ApiException(404)
             asked.append(since)
-            return SimpleNamespace(stream=lambda _: [lines], close=lambda: None)
+            return io.BytesIO(lines)
 
     stream = watch.LogStream(Jobs(), {"name": "node-0", "uid": "1"}, Clock(), printed.append)  # type: ignore[arg-type]
     for _ in range(2):

@@ -88,7 +88,7 @@ from pipelines.graph import stages
 local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[1], raise_on_error=False)
 @dsl.pipeline
 def graph():
-    tasks = stages(stage_sections(load_params(Path("params/smoke.yaml"))), launch={}, place={})
+    tasks = stages(stage_sections(load_params(Path("params/smoke.yaml"))), False, launch={}, place={})
     for before, after in pairwise(tasks.values()):  # the runner has no order of its own
         after.after(before)
 graph()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from components.evaluate.probes import probes
+from components.evaluate.worker import probes
 from components.policy import checkpoint as checkpoints
 from components.rollout.transformers_sampler import TransformersSampler
 from components.rollout.vllm.process import ServerProcess

@@ -27,5 +27,5 @@ def test_the_task_hands_the_sections_on(server: ApiServer, tmp_path: Path) -> No
     assert {stage: outputs.pop(f"{stage}_config") for stage in expected} == expected
     assert outputs.pop("cluster_config")["volume"] == "grpo-pipeline"
     asked = {"evaluate_gpus": "1", "evaluate_memory": "7Gi", "evaluate_node_selector": {}, "evaluate_tolerations": []}
-    assert outputs == asked
+    assert outputs == {**asked, "unchanged": False}
     assert "<title>Configuration of this run</title>" in Path(printed["page"]).read_text()

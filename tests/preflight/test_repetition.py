@@ -7,7 +7,7 @@ import pytest
 from components.preflight.config import Params
 from components.preflight.form import SKIP_IF_UNCHANGED, Form, sections_of
 from components.shared import lineage
-from components.shared.errors import PipelineError, UnchangedRunError
+from components.shared.errors import PipelineError
 from tests.fake_cluster import ApiServer
 from tests.preflight.conftest import DEPLOYMENT, git, ready
 
@@ -37,18 +37,19 @@ def test_a_run_that_would_reproduce_the_newest_version_ends(
     """By code, data and config, once all that could be wrong was checked; what makes a run new is logged."""
     registry = {"registry": repository.as_uri(), "weights_storage": "/work/registry-storage"}
     form = {**form, **registry, SKIP_IF_UNCHANGED: True}
-    ready(form)
+    assert not ready(form).unchanged
     assert "has no version of grpo-policy yet" in capsys.readouterr().out
     register(repository, "grpo-policy@v0.0.1", form, code="of before")
     ready(form)
     assert "changed since grpo-policy@v0.0.1: the code" in capsys.readouterr().out
     register(repository, "grpo-policy@v0.0.2", form)
-    with pytest.raises(
-        UnchangedRunError, match=r"code, data and config are those of grpo-policy@v0\.0\.2; a run would"
-    ):
-        ready(form)
-    ready({**form, SKIP_IF_UNCHANGED: False})
-    ready({**form, "grpo_num_steps": 3})
+    repeated = ready(form)
+    assert repeated.unchanged
+    sentence = "code, data and config are those of grpo-policy@v0.0.2, the newest registered version, so nothing is run"
+    assert sentence in repeated.page
+    assert f"preflight: {sentence}" in capsys.readouterr().out
+    assert not ready({**form, SKIP_IF_UNCHANGED: False}).unchanged
+    assert not ready({**form, "grpo_num_steps": 3}).unchanged
     assert "changed since grpo-policy@v0.0.2: train_grpo." in capsys.readouterr().out
     with pytest.raises(PipelineError, match=r"^deployment\.volume: "):
         ready(form, DEPLOYMENT.model_copy(update={"volume": "missing"}))

@@ -34,7 +34,7 @@ def test_explicit_amounts_win() -> None:
     """What a params file says is neither raised nor lowered."""
     cluster = {"cpu_per_node": 2, "memory_per_node_gib": 5, "shm_gib": 3, "evaluate_memory_gib": 7}
     config = _config(cluster=cluster)
-    assert config.training_pod == (2, 4, 8, 3, 1)
+    assert config.training_pod == (2, 4, 8, 3)
     assert config.evaluation_gib == 7
     assert _config(cluster={"cpu_per_node": 32}).training_pod.cpu_limit == 32
 

@@ -12,12 +12,12 @@ import pytest
 from components.register.aliases import (
     CHAMPION,
     Action,
-    before,
     candidate,
     change_alias,
     changes_of,
     history,
     next_count,
+    rollback_target,
 )
 from components.register.snapshot import read_registry
 from components.shared.errors import PipelineError
@@ -53,7 +53,7 @@ def assign(location: str, version: str, action: Action = "promote", *, reason: s
 def state(location: str) -> tuple[str | None, str | None]:
     """The numbers of the champion, and of the version to which a rollback would return."""
     with read_registry(location) as snapshot:
-        tags = snapshot.aliases().get(f"{NAME}@{CHAMPION}"), before(snapshot, NAME, CHAMPION)
+        tags = snapshot.aliases().get(f"{NAME}@{CHAMPION}"), rollback_target(snapshot, NAME, CHAMPION)
     champion, back = (each and each.removeprefix(f"{NAME}@") for each in tags)
     return champion, back
 

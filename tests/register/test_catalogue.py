@@ -11,7 +11,7 @@ import pytest
 from kfp import dsl
 
 from components.register import component
-from components.register.catalogue import Catalogue, Entry, Status, left_undone, scores
+from components.register.catalogue import Catalogue, Entry, Status, incomplete_steps, scores
 from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.environment import CATALOGUE_TOKEN_VARIABLE, RUN_ID_VARIABLE, RUN_NAME_VARIABLE
@@ -297,7 +297,7 @@ def test_next_registration_announces_what_an_earlier_one_did_not(
         addresses = [each["uri"] for each in server.registry.documents("model_artifacts")]
         assert addresses == [f"s3://bucket/models/serve/grpo-policy/v0.0.{number}" for number in (2, 3)]
         with read_registry(config.registry) as snapshot:
-            assert list(left_undone(snapshot, "grpo-policy", server.url)) == []
+            assert list(incomplete_steps(snapshot, "grpo-policy", server.url)) == []
 
 
 def test_weights_in_a_folder_are_not_announced(

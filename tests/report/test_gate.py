@@ -224,7 +224,7 @@ def test_policy_must_not_be_worse_than_the_champion(
 
 def test_looks_at_the_test_problems_add_up() -> None:
     """If eight policies are no better, one passes at 5 % in up to a third of the cases; dev costs nothing."""
-    looks = decide({"words": CLEAR}, GATE, GateContext(test_set="ab", looks=7))["looks"]
+    looks = decide({"words": CLEAR}, GATE, GateContext(test_set="ab", num_earlier_policies=7))["looks"]
     assert looks == {"test_set": "ab", "number": 8, "false_promotion": pytest.approx(1 - 0.95**8)}
     on_dev = decide({"words": CLEAR}, GATE, GateContext(split=Split.DEV))
     assert on_dev["looks"] is None

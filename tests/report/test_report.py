@@ -16,7 +16,7 @@ from kfp import dsl
 
 from components.report import charts, component
 from components.report.config import HealthConfig, ReportConfig
-from components.report.findings import collect_provenance, find
+from components.report.findings import collect_provenance, read_findings
 from components.report.report import STAGE, RunFacts, _choose_examples, render_report
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import PipelineError
@@ -298,7 +298,7 @@ def test_evaluations_that_cannot_be_compared_are_refused(
     """The file and what is wrong with it are named."""
     damage(own_run)
     with pytest.raises(PipelineError, match=message):
-        find(CONFIG, own_run)
+        read_findings(CONFIG, own_run)
 
 
 def test_provenance_has_the_packages_of_all_stages_of_one_run() -> None:

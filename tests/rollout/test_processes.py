@@ -41,7 +41,7 @@ class _Server:
         self._supervisor = Supervisor(server, 100, 30, lambda: self._now)
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.state is None
 
     def health(self) -> Health:
@@ -221,7 +221,7 @@ def test_health_of_a_server(tmp_path: Path, folders: Path, monkeypatch: pytest.M
         Path(server.url.removeprefix(UNIX)).with_name("state").write_text(state)
         expected = Health.SILENT if state == "hangs" else Health.BROKEN
         wait_until(lambda: server.health() is expected)
-        assert not server.ended
+        assert not server.has_ended
     finally:
         server.close()
     assert _all_gone(tmp_path)

@@ -113,7 +113,7 @@ def test_no_more_completions_are_decoded_at_once_than_allowed() -> None:
     """At most nine: groups of four are decoded by twos, and a group that alone is larger by itself."""
     checkpoint, rows = tiny.checkpoint(), []
     checkpoint.model.get_decoder().register_forward_pre_hook(
-        lambda _layer, _args, inputs: rows.append(len(inputs["layout"].row_R)), with_kwargs=True
+        lambda _layer, _args, inputs: rows.append(len(inputs["layout"].numbers)), with_kwargs=True
     )
     for num_samples, largest in ((4, 8), (10, 10)):
         rows.clear()
@@ -214,7 +214,7 @@ def test_prompts_are_dropped_once_half_of_them_are_needed() -> None:
     cache.begin_call(range(8), [1] * 8)
     cache.attend(0, x_THD[:8], x_THD[:8], x_THD[:8], 1.0)
     for ended, num_prompts in (([2, 3], 4), ([0, 1], 2), ([4, 5, 6, 7], 0)):
-        cache.drop(torch.isin(cache.row_R, torch.tensor(ended)))
+        cache.drop(torch.isin(torch.tensor(cache.numbers), torch.tensor(ended)))
         assert {len(each) for each in (*cache._prompt_keys, *cache._prompt_values)} == {num_prompts}
 
 

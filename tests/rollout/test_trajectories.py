@@ -162,7 +162,7 @@ def test_each_turn_may_begin_inside_a_thought(tmp_path: Path) -> None:
         trajectory.extend(ids, [0.0] * len(ids))
 
     write("Multiply.\n```calculator\n37*48\n```\n")
-    assert trajectory.asked is None
+    assert trajectory.pending_answer is None
     write("</think>\n```calculator\n37*48\n```\n")
     assert trajectory.status is Status.WAITING
     trajectory.receive(Answer(Observation("1776")))

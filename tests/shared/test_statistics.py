@@ -85,7 +85,8 @@ def test_bound_and_p_value_say_the_same(counts: PairedCounts, level: float) -> N
             assert paired_gain_p(counts, bound + distance) >= level
     low, high = paired_gain_interval(counts)
     assert low <= counts.gain <= high
-    assert paired_gain_interval(counts.swapped) == pytest.approx((-high, -low), abs=1e-9)
+    swapped = PairedCounts(counts.both, counts.only_second, counts.only_first, counts.neither)
+    assert paired_gain_interval(swapped) == pytest.approx((-high, -low), abs=1e-9)
 
 
 @pytest.mark.parametrize("total", [20, 60, 200])

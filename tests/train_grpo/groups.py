@@ -11,7 +11,7 @@ from components.rollout.sampler import Completion, Turn
 from components.shared.answer_policy import AnswerPolicy
 from components.train_grpo.process_supervision import Step, outcome
 from components.train_grpo.rewards import step_reward
-from components.train_grpo.scoring import Group, Scored
+from components.train_grpo.scoring import Group, ScoredCompletion
 from tests import tiny
 
 
@@ -47,9 +47,9 @@ def scored(
     num_tokens: int = 3,
     verdict: Verdict = Verdict.RIGHT,
     finished: bool = True,
-) -> Scored:
+) -> ScoredCompletion:
     """Return a completion with these rewards; its steps end at `ends`, by default the one with the completion."""
-    return Scored(
+    return ScoredCompletion(
         completion(num_tokens, finished=finished),
         grade(verdict),
         tuple(Step(end, 0.0) for end in ends or (num_tokens,)),
@@ -57,13 +57,15 @@ def scored(
     )
 
 
-def graded(answer: str, response: Completion) -> Scored:
+def graded(answer: str, response: Completion) -> ScoredCompletion:
     """Return a completion with its grade, rewarded for being right."""
     result = grade_text(answer, response.text, AnswerPolicy.DECLARED) if response.finished else grade(Verdict.WRONG)
-    return Scored(response, result, (Step(response.num_tokens, outcome(result)),), {"accuracy": (outcome(result),)})
+    return ScoredCompletion(
+        response, result, (Step(response.num_tokens, outcome(result)),), {"accuracy": (outcome(result),)}
+    )
 
 
-def group(*scored_g: Scored) -> Group:
+def group(*scored_g: ScoredCompletion) -> Group:
     """Return a group of completions of some problem."""
     return Group(tiny.PROBLEMS[0], list(scored_g))
 

@@ -16,7 +16,7 @@ from components.train_grpo.config import ClipConfig, LossConfig, TrainGRPOConfig
 from components.train_grpo.custom_rewards import Failure
 from components.train_grpo.metrics import (
     UpdateMetrics,
-    figures_without_update,
+    metrics_without_update,
     rollout_metrics,
 )
 from components.train_grpo.monitoring import check_first, first_look, missing_signal, require_learning
@@ -231,7 +231,7 @@ def test_what_optimizer_steps_return_is_averaged_over_them() -> None:
     assert (figures["loss"], figures["gradient_norm"]) == (-1.0, 1.5)
     for name in ("kl", "importance_weight", "masked_token_fraction"):  # without a reference, and without a correction
         assert math.isnan(figures[name])
-    nothing = figures_without_update(0.25)
+    nothing = metrics_without_update(0.25)
     assert set(nothing) == {*figures, "learning_rate"}
     measured = {name: value for name, value in nothing.items() if not math.isnan(value)}
     assert measured == {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.25}

@@ -22,7 +22,7 @@ from components.train_grpo.corrections import importance_weights, is_within_mask
 from components.train_grpo.objective import (
     Tokens,
     advantages,
-    clipped,
+    beyond_clip,
     has_spread,
     kl_to_reference,
     policy_objective,
@@ -149,7 +149,7 @@ def _surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tenso
 
 
 def _clipped(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> tuple[Tensor, Tensor]:
-    return clipped(LossConfig(clip=clip), _tokens(torch.zeros_like(ratio_N), ratio_N, advantages_N), ratio_N)
+    return beyond_clip(LossConfig(clip=clip), _tokens(torch.zeros_like(ratio_N), ratio_N, advantages_N), ratio_N)
 
 
 def _objective(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, loss: LossConfig) -> Tensor:

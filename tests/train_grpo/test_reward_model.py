@@ -31,7 +31,7 @@ from components.shared.errors import PipelineError
 from components.train_grpo import reward_examples as module
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.process_supervision import Step
-from components.train_grpo.reward_examples import LabeledExample, Replay, Row, unpacked
+from components.train_grpo.reward_examples import LabeledExample, PackedExample, Replay, unpack
 from components.train_grpo.reward_model import RewardModel, load_classifier, padded_batches
 from tests import tiny
 from tests.train_grpo.groups import group, scored
@@ -88,11 +88,11 @@ def _library_logit(model: Any, sequence: TokenSequence, end: int) -> torch.Tenso
     return logit
 
 
-def _example(*fields: Any) -> Row:
-    return LabeledExample(*fields).packed()
+def _example(*fields: Any) -> PackedExample:
+    return LabeledExample(*fields).pack()
 
 
-def _toy(numbers: range) -> list[Row]:
+def _toy(numbers: range) -> list[PackedExample]:
     """Return completions that are right exactly if their second token is 100."""
     return [
         _example(TokenSequence((5, n % 50), (6, 100 if n % 3 else 101, 7 + n % 40)), (3,), (float(n % 3 > 0),))
@@ -245,19 +245,19 @@ def test_a_completion_is_labeled_where_it_has_a_verdict() -> None:
         each.steps = tuple(Step(step.end, reward) for step, reward in zip(each.steps, rewards, strict=True))
     model.collect([group(partly, nothing), group(masked, partly)])
     expected = LabeledExample(partly.completion.tokens, (3,), (1.0,))
-    assert [unpacked(row) for row in model.collected] == [expected] * 2
+    assert [unpack(row) for row in model.collected] == [expected] * 2
 
 
-def _numbered(start: int, count: int) -> list[Row]:
+def _numbered(start: int, count: int) -> list[PackedExample]:
     """Return examples that differ in their only completion token."""
     return [_example(TokenSequence((1, 2), (number,)), (1,), (1.0,)) for number in range(start, start + count)]
 
 
-def _numbers(rows: Iterable[Row]) -> list[int]:
-    return [unpacked(row).tokens.completion_ids[0] for row in rows]
+def _numbers(rows: Iterable[PackedExample]) -> list[int]:
+    return [unpack(row).tokens.completion_ids[0] for row in rows]
 
 
-def _after(*iterations: Sequence[Row]) -> Replay:
+def _after(*iterations: Sequence[PackedExample]) -> Replay:
     replay = Replay()
     for rows in iterations:
         replay.add(rows)

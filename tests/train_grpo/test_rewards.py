@@ -23,7 +23,7 @@ from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.train_grpo import custom_rewards
-from components.train_grpo.custom_rewards import Failure, RewardFunction, load_reward, worth
+from components.train_grpo.custom_rewards import Failure, RewardFunction, load_reward, to_rewards
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import (
@@ -34,7 +34,7 @@ from components.train_grpo.rewards import (
     overlong,
     require_rewards,
 )
-from components.train_grpo.scoring import Scored, Scorer
+from components.train_grpo.scoring import ScoredCompletion, Scorer
 from tests import tiny
 from tests.train_grpo.groups import CHECKED, completion, grade, scored
 from tests.train_grpo.settings import REWARD_MODEL, grpo_config, reward_model_config
@@ -241,7 +241,7 @@ def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
         assert ended.wait(60)
         return 1.0
 
-    custom_rewards.ask("mine:endless", endless, PROBLEM, [None], [None], deadline_s=0.02)  # type: ignore[list-item]
+    custom_rewards.call_reward("mine:endless", endless, PROBLEM, [None], [None], deadline_s=0.02)  # type: ignore[list-item]
     assert codes == [PipelineError.exit_code]
     printed = capfd.readouterr()
     assert f"reward mine:endless has been computing for 0.01 s, for problem {PROBLEM.id}" in printed.out
@@ -251,8 +251,8 @@ def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
 @pytest.mark.parametrize("value", [np.isclose(1, 1), np.float32(1), torch.tensor(1), Decimal(1), True])
 def test_scalars_of_any_library_are_rewards(value: Any) -> None:
     """What NumPy and PyTorch compute is a number; NaN is one where there is no verdict."""
-    assert worth("mine:f", [value], [grade(Verdict.RIGHT)]) == [(1.0,)]
-    assert worth("mine:f", [NAN], [grade(Verdict.UNSCORABLE)]) == [pytest.approx((NAN,), nan_ok=True)]
+    assert to_rewards("mine:f", [value], [grade(Verdict.RIGHT)]) == [(1.0,)]
+    assert to_rewards("mine:f", [NAN], [grade(Verdict.UNSCORABLE)]) == [pytest.approx((NAN,), nan_ok=True)]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_what_is_no_finite_number_for_each_completion_is_a_failure(
     values: Any, num_steps: list[int] | None, message: str
 ) -> None:
     """The message shows what was returned."""
-    (failure,) = worth("mine:f", values, [grade(Verdict.RIGHT)], num_steps)
+    (failure,) = to_rewards("mine:f", values, [grade(Verdict.RIGHT)], num_steps)
     assert isinstance(failure, Failure)
     assert failure.message.startswith(f"reward mine:f {message}")
 
@@ -285,7 +285,7 @@ def test_a_reward_may_change_the_working_folder(tmp_path: Path) -> None:
         return 1.0
 
     here = Path.cwd()
-    custom_rewards.ask("mine:f", wanders, PROBLEM, [None], [None], deadline_s=60)  # type: ignore[list-item]
+    custom_rewards.call_reward("mine:f", wanders, PROBLEM, [None], [None], deadline_s=60)  # type: ignore[list-item]
     assert Path.cwd() == here
 
 
@@ -323,7 +323,7 @@ def _responses(checkpoint: Checkpoint, *texts: str, finished: bool = True) -> li
     ]
 
 
-Score = Callable[..., list[Scored]]
+Score = Callable[..., list[ScoredCompletion]]
 
 
 @pytest.fixture
@@ -332,7 +332,7 @@ def score(checkpoint: Checkpoint, verify: Verifier) -> Score:
 
     def scores(
         *responses: Completion | str, problem: Problem = PROBLEM, model: RewardModel | None = None, **changes: Any
-    ) -> list[Scored]:
+    ) -> list[ScoredCompletion]:
         completions = [_responses(checkpoint, each)[0] if isinstance(each, str) else each for each in responses]
         scorer = Scorer(grpo_config(**changes), checkpoint, partial(grade_completions, verify), model)
         (result,) = scorer([problem], [completions])
@@ -506,7 +506,7 @@ def test_a_reward_that_raises_leaves_its_completion_without_any(
     responses = ["#### 6", "#### 7", "#### 8", "#### 77", *_responses(checkpoint, "#### 7", finished=False)]
     results = score(*responses, reward__weights=weights, sampling__truncated="mask")
     assert [each.combined(weights)[0] for each in results] == pytest.approx([1.5, NAN, 0.5, NAN, NAN], nan_ok=True)
-    assert [each.unscorable is None for each in results] == [True, False, True, False, True]
+    assert [each.why_unscorable is None for each in results] == [True, False, True, False, True]
     assert all(math.isnan(value) for values in results[1].rewards.values() for value in values)
     failure = results[1].failure
     assert failure is not None

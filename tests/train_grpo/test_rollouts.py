@@ -24,7 +24,7 @@ from components.train_grpo.monitoring import require_scorable
 from components.train_grpo.prefetched_rollouts import PrefetchedRollouts
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.rollouts import Rollout, Rollouts
-from components.train_grpo.scoring import Group, Scored
+from components.train_grpo.scoring import Group, ScoredCompletion
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.worker import build_trainer
 from tests import tiny
@@ -170,15 +170,15 @@ def test_the_problem_of_every_group_that_is_solved_is_left_out() -> None:
 FINE = scored({"accuracy": [0.0]}, verdict=Verdict.WRONG)
 
 
-def _failed(detail: str, kind: str = "reward mine:own raised KeyError") -> Scored:
+def _failed(detail: str, kind: str = "reward mine:own raised KeyError") -> ScoredCompletion:
     return replace(FINE, failure=Failure(kind, f"{kind}: {detail}"))
 
 
-def _ungraded(reason: Reason) -> Scored:
+def _ungraded(reason: Reason) -> ScoredCompletion:
     return replace(FINE, grade=Grade(Verdict.UNSCORABLE, None, reason))
 
 
-def _groups(*bad: Scored, size: int = 10) -> list[Group]:
+def _groups(*bad: ScoredCompletion, size: int = 10) -> list[Group]:
     """Return two groups with `size` completions in all, the bad ones last."""
     row = [FINE] * (size - len(bad)) + list(bad)
     return [Group(tiny.PROBLEMS[0], row[: size // 2]), Group(tiny.PROBLEMS[1], row[size // 2 :])]

@@ -25,7 +25,7 @@ from components.train_grpo.reward_examples import LabeledExample, examples_of
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import answer_format
 from components.train_grpo.rollouts import Rollout
-from components.train_grpo.scoring import Group, Scored, Scorer
+from components.train_grpo.scoring import Group, ScoredCompletion, Scorer
 from components.train_grpo.trajectories import trajectory_metrics
 from components.train_grpo.update import make_experience, rollout_advantages
 from components.train_grpo.worker import build_trainer
@@ -42,7 +42,7 @@ RIGHT = grade(Verdict.RIGHT)
 FAILED = trajectory(Turn(2, "3+5", is_call=True), finished=False, failure="timeout: no answer after 10 s")
 
 
-def _score(completions: list[Completion], **changes: Any) -> list[Scored]:
+def _score(completions: list[Completion], **changes: Any) -> list[ScoredCompletion]:
     """Return completions of a problem with their rewards; each is right, unless its environment failed."""
 
     def verify(submissions: Sequence[Submission]) -> list[Grade]:

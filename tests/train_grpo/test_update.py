@@ -19,7 +19,7 @@ from components.policy.packing import TokenSequence
 from components.policy.parallel import SINGLE_PROCESS, Ranks
 from components.train_grpo.config import Aggregation, TrainGRPOConfig
 from components.train_grpo.corrections import SamplerMismatchError, mask_completions
-from components.train_grpo.metrics import UpdateMetrics, figures_without_update
+from components.train_grpo.metrics import UpdateMetrics, metrics_without_update
 from components.train_grpo.update import (
     Experience,
     Minibatch,
@@ -495,4 +495,4 @@ def test_a_rollout_without_a_signal_changes_nothing(masked: bool, changes: dict[
     assert not run.changed
     assert not run.tokens_seen
     assert not run.gradients
-    assert figures == pytest.approx(figures_without_update(run.config.learning_rate), nan_ok=True)
+    assert figures == pytest.approx(metrics_without_update(run.config.learning_rate), nan_ok=True)

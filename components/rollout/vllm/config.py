@@ -16,21 +16,21 @@ Synchronise = Literal["weights", "adapters"]
 SamplerDtype = Literal["float32", "bfloat16", "float16"]
 _ROOT = Path(__file__).parents[3]
 _RANK_VARIABLES = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
-"""Prefixes of variables that make torch join the processes of a training run."""
+"""Prefixes of variables that would make vLLM's torch join the processes of the training run."""
 _CPU_ARGUMENTS = {
     # Sequences that are computed together; more wait.
     "max_num_seqs": 256,
     # A prompt that is computed in parts stops vLLM on CPUs where its completions have seeds.
     "enable_chunked_prefill": False,
 }
-"""What vLLM chooses by itself on a GPU, by its memory and generation."""
+"""Arguments that vLLM chooses by itself on a GPU, by its memory and generation."""
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""For which vLLM sets memory aside; adapters of a lower rank fit in."""
+"""Values that vLLM accepts for the maximal rank of adapters."""
 MAX_LORA_RANK = _LORA_RANKS[-1]
 
 
 class _EngineConfig(Config):
-    """What each use of vLLM decides."""
+    """Settings of every use of vLLM."""
 
     cache_gib: float = Field(16.0, gt=0)
     """GiB of memory for keys and values; sequences that do not fit wait."""
@@ -56,7 +56,7 @@ class EnginesConfig(_EngineConfig):
         return self.num_engines * self.gpus_per_engine
 
     def for_sequences(self, max_tokens: int) -> "VllmConfig":
-        """Return the settings of an engine for sequences of so many tokens."""
+        """Return the settings of an engine for sequences of up to `max_tokens` tokens."""
         return _EvaluationConfig(max_tokens=max_tokens, **self.model_dump(exclude={"num_engines", "gpus_per_engine"}))
 
 
@@ -127,19 +127,11 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Return the arguments of vLLM's engine, with which it samples from exactly softmax(logits / T).
 
-    `gpu_seed` is the seed of all that an engine on a GPU samples, another one for each engine; None on CPUs, where each
-    request has a seed of its own. `lora`, with the names of layers as targets, is read where adapters are synchronised.
-    Only an engine with a tokenizer can stop at texts.
+    `gpu_seed` is the seed of an engine on a GPU, different for each engine; None on CPUs, where each request has a
+    seed. `lora`, with the names of layers as targets, is needed where adapters are synchronised. Stop texts need
+    `has_tokenizer`.
     """
-    adapters: dict[str, Any] = {}
-    if config.synchronise == "adapters":
-        assert lora is not None, "the config requires engine.lora"
-        # Room for one set of adapters: those of an older version cannot stay.
-        adapters = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1}
-        adapters["max_lora_rank"] = min(rank for rank in _LORA_RANKS if rank >= lora.rank)
-        # An adapter of the output layer, which vLLM adds otherwise, fails where log-probabilities of prompts are asked.
-        adapters["lora_target_modules"] = lora.targets
-    return {
+    arguments: dict[str, Any] = {
         "dtype": dtype,
         "max_model_len": config.max_tokens,
         "kv_cache_memory_bytes": int(config.cache_gib * 2**30),
@@ -150,33 +142,43 @@ def engine_arguments(
         # Tokens in, tokens out: text is never tokenised again.
         "skip_tokenizer_init": not has_tokenizer,
         "enable_prefix_caching": True,
-        # vLLM requires this share to be free although the size of its cache is given; by default nearly all.
-        **(_CPU_ARGUMENTS if gpu_seed is None else {"seed": gpu_seed, "gpu_memory_utilization": 0.01}),
         "worker_extension_cls": "components.rollout.vllm.worker.WeightLoading",
         "disable_log_stats": True,
-        **adapters,
-        **({} if config.weights_by == "folder" else {"weight_transfer_config": {"backend": config.weights_by}}),
     }
+    if gpu_seed is None:
+        arguments |= _CPU_ARGUMENTS
+    else:
+        # At its start vLLM requires this share of memory to be free, by default nearly all, though cache_gib is set.
+        arguments |= {"seed": gpu_seed, "gpu_memory_utilization": 0.01}
+    if config.weights_by != "folder":
+        arguments["weight_transfer_config"] = {"backend": config.weights_by}
+    if config.synchronise == "adapters":
+        assert lora is not None, "the config requires engine.lora"
+        # Memory for one set of adapters: those of an older version are replaced.
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1}
+        arguments["max_lora_rank"] = min(rank for rank in _LORA_RANKS if rank >= lora.rank)
+        # By default vLLM adds an adapter of the output layer, with which log-probabilities of prompts fail.
+        arguments["lora_target_modules"] = lora.targets
+    return arguments
 
 
 def raise_if_out_of_memory(printed: str, log: Path, section: str) -> None:
-    """Raise NotEnoughMemoryError if vLLM ended for lack of memory, judging by what it printed to its log."""
+    """Raise NotEnoughMemoryError if the output of vLLM, which is in `log`, shows that it ran out of memory."""
     refused = out_of_memory_in_log(printed)
     if refused is not None:
         remedies = (f"lower {section}.cache_gib", f"lower {section}.max_tokens")
-        raise NotEnoughMemoryError(
-            f"{out_of_memory_message(refused, 'the start of vLLM', *remedies)}; its output is in {log}"
-        )
+        message = out_of_memory_message(refused, "the start of vLLM", *remedies)
+        raise NotEnoughMemoryError(f"{message}; its output is in {log}")
 
 
 def environment(config: VllmConfig, folder: str) -> dict[str, str]:
-    """Return the environment of a process that runs vLLM; its sockets are in the folder, whose path has to be short."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(_RANK_VARIABLES)}
-    path = os.pathsep.join([str(_ROOT), *filter(None, [own.get("PYTHONPATH")])])
+    """Return the environment variables of vLLM, whose sockets are in `folder`: its path has to be short."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_RANK_VARIABLES)}
+    path = inherited.get("PYTHONPATH")
     return {
         "OMP_NUM_THREADS": str(available_cores()),
-        **own,
-        "PYTHONPATH": path,
+        **inherited,
+        "PYTHONPATH": f"{_ROOT}{os.pathsep}{path}" if path else str(_ROOT),
         "TMPDIR": folder,
         "VLLM_RPC_BASE_PATH": folder,
         "HF_HUB_OFFLINE": "1",
@@ -184,8 +186,8 @@ def environment(config: VllmConfig, folder: str) -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        # As many threads as OMP_NUM_THREADS says, wherever there is room: engines may share a machine.
+        # OMP_NUM_THREADS threads on any cores: bound to cores, engines of one machine would share the same ones.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # vLLM compiles some functions of its own, even with enforce_eager.
+        # Even with enforce_eager, vLLM compiles some functions.
         "TORCHDYNAMO_DISABLE": "0" if config.compile else "1",
     }

@@ -48,7 +48,9 @@ _MAX_RESTARTS = 3
 """Restarts of one server without an answer in between."""
 _TAIL_BYTES = 3000
 _END_S = 15.0
+"""For the watchdog to end a server."""
 _KILL_S = 5.0
+"""For the kernel to end the processes that the watchdog left."""
 
 
 @contextmanager
@@ -65,25 +67,20 @@ def vllm_servers(
 ) -> Iterator[list[str]]:
     """Run servers of the policy in `checkpoint` while the block runs; yield their URLs.
 
-    `devices` maps the number of each server to its GPUs ("4,5"; None on a machine without). The number names its log in
-    `logs` and, on GPUs, is its seed. A server that ends or fails meanwhile is restarted, at the same URL and with the
-    weights of `checkpoint`. To stop at texts, servers need `has_tokenizer`; to be put to sleep, `sleeps`.
-
-    Raises:
-        NotEnoughMemoryError: A server does not fit; with the keys that make it smaller.
-        PipelineError: A server does not start; with the end of its output.
-        RetryableError: A server does not answer within `start_deadline_s`; with the end of its output.
+    `devices` maps the number of each server to its GPUs, such as "4,5", or to None on a machine without GPUs. The
+    number names its log in `logs` and, on GPUs, is its seed. A server that ends or fails is restarted, at the same URL
+    and with the weights of `checkpoint`. Stop texts need `has_tokenizer`; `VllmServers.sleep` needs `sleeps`.
+    NotEnoughMemoryError if a server does not fit into memory, PipelineError if it does not start, RetryableError if it
+    does not answer within `start_deadline_s`.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    options: dict[str, Any] = {"has_tokenizer": has_tokenizer, "sleeps": sleeps}
-    servers = [
-        ServerProcess(
-            server_command(checkpoint, config, dtype, gpus, lora, number=number, **options),
-            logs / f"vllm-{number}.log",
-            functools.partial(server_environment, config, gpus),
+    servers = []
+    for number, gpus in devices.items():
+        command = server_command(
+            checkpoint, config, dtype, gpus, lora, number=number, has_tokenizer=has_tokenizer, sleeps=sleeps
         )
-        for number, gpus in devices.items()
-    ]
+        variables = functools.partial(server_environment, config, gpus)
+        servers.append(ServerProcess(command, logs / f"vllm-{number}.log", variables))
     with running(servers, config.start_deadline_s, config.health_deadline_s, config.section):
         for server in servers:
             _check_sampling(server, config.request_deadline_s)
@@ -93,27 +90,17 @@ def vllm_servers(
 def server_beside(
     checkpoint: Path, config: VllmConfig, *, dtype: str, logs: Path, lora: LoraConfig | None, has_tokenizer: bool
 ) -> VllmServers:
-    """Return an engine of one server, on the GPU of this rank, that ends with this process or when it is closed."""
-    rank, device = int(os.environ.get("RANK", "0")), None
-    if torch.cuda.is_available():
-        device = gpu_names([torch.cuda.current_device()])
-    server = vllm_servers(
-        checkpoint,
-        config,
-        {rank: device},
-        dtype=dtype,
-        logs=logs,
-        lora=lora,
-        has_tokenizer=has_tokenizer,
-        sleeps=device is not None,
-    )
-    with ExitStack() as stack:
-        urls = stack.enter_context(server)
-        return VllmServers(urls, config, base=checkpoint, beside=stack.pop_all(), sleeps=device is not None)
+    """Return a server for this rank alone, on its GPU, that ends with this process or when it is closed."""
+    rank = int(os.environ.get("RANK", "0"))
+    device = gpu_names([torch.cuda.current_device()]) if torch.cuda.is_available() else None
+    owned = ExitStack()
+    options: dict[str, Any] = {"lora": lora, "has_tokenizer": has_tokenizer, "sleeps": device is not None}
+    urls = owned.enter_context(vllm_servers(checkpoint, config, {rank: device}, dtype=dtype, logs=logs, **options))
+    return VllmServers(urls, config, base=checkpoint, owned=owned)
 
 
 def gpu_names(numbers: Iterable[int]) -> str:
-    """Return some of the GPUs that this process sees, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the names in CUDA_VISIBLE_DEVICES of the GPUs to which torch gives these numbers."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
     return ",".join(names[number] for number in numbers)
@@ -123,7 +110,7 @@ def gpu_names(numbers: Iterable[int]) -> str:
 def running(
     servers: Sequence["ServerProcess"], start_deadline_s: float, health_deadline_s: float, section: str = ""
 ) -> Iterator[None]:
-    """Start servers, and restart those that fail for as long as the block runs; `section` is where their keys are."""
+    """Start servers, and restart those that fail while the block runs; errors name `section` as that of their keys."""
     ending = threading.Event()
 
     def supervise() -> None:
@@ -146,27 +133,28 @@ def running(
 
 
 def _wait_until_ready(servers: Sequence["ServerProcess"], deadline_s: float, section: str) -> None:
+    """Return once all servers answer; raise as `vllm_servers` does."""
     started = reported = time.monotonic()
-    say("vllm", f"starting {len(servers)} server{'s' * (len(servers) > 1)}, whose output is in {servers[0].log.parent}")
-    waiting = list(servers)
-    while waiting:
-        for server in waiting:
-            if server.ended:
+    say("vllm", f"starting {len(servers)} server(s), whose output is in {servers[0].log.parent}")
+    not_ready = list(servers)
+    while not_ready:
+        for server in not_ready:
+            if server.has_ended:
                 raise_if_out_of_memory(server.printed(), server.log, section)
                 raise PipelineError(f"a vLLM server ended before it answered; {server.tail()}")
-        waiting = [server for server in waiting if server.health() is not Health.READY]
+        not_ready = [server for server in not_ready if server.health() is not Health.READY]
         now = time.monotonic()
-        if waiting and now - started > deadline_s:
-            raise RetryableError(f"a vLLM server does not answer after {deadline_s:g} s; {waiting[0].tail()}")
+        if not_ready and now - started > deadline_s:
+            raise RetryableError(f"a vLLM server does not answer after {deadline_s:g} s; {not_ready[0].tail()}")
         if now - reported > _REPORT_EVERY_S:
             reported = now
-            say("vllm", f"{len(servers) - len(waiting)} of {len(servers)} servers answer after {now - started:.0f} s")
+            say("vllm", f"{len(servers) - len(not_ready)} of {len(servers)} servers answer after {now - started:.0f} s")
         time.sleep(_START_POLL_S)
     say("vllm", f"all servers answer after {time.monotonic() - started:.0f} s")
 
 
 def _check_sampling(server: "ServerProcess", deadline_s: float) -> None:
-    """Sample one token: with some models, a server starts and only then turns out to be unable to run them."""
+    """Sample one token: with some models a server starts, and fails only when it samples."""
     client = VllmClient(server.url, deadline_s)
     try:
         client.complete(Request((0,), {"max_tokens": 1, "logprobs": 0, "detokenize": False}), INITIAL_VERSION)
@@ -187,9 +175,10 @@ class Health(Enum):
 
 
 class ServerProcess:
-    """A server behind a Unix socket that no other user can open. Its environment depends on its folder."""
+    """A vLLM server behind a Unix socket that no other user can open."""
 
     def __init__(self, command: Sequence[str], log: Path, environment: Callable[[str], dict[str, str]]) -> None:
+        """`environment` returns the environment variables, given the folder of the socket."""
         self._folder = Path(tempfile.mkdtemp(prefix="vllm-"))
         self.url = f"{UNIX}{self._folder}/http"
         self.log = log
@@ -200,9 +189,9 @@ class ServerProcess:
         """Where the output of the last start begins in the log."""
 
     def start(self) -> None:
-        """Start the server, which takes a while until it answers."""
+        """Start the server; it answers later (see `health`)."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(mode=0o700)  # an error if another user has made it meanwhile
+        self._folder.mkdir(mode=0o700)  # raises if another user has created it since
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
@@ -210,13 +199,13 @@ class ServerProcess:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # A key of the user's for `serve` is unknown here.
+                # Without the key that a user may have set for `serve`: requests from here do not have it.
                 env={**ON_LOOPBACK, **self._environment(str(self._folder)), "VLLM_API_KEY": ""},
-                start_new_session=True,  # a group of its own, which is killed as one
+                start_new_session=True,  # its own process group, which `end` kills
             )
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process has ended."""
         return self._process is None or self._process.poll() is not None
 
@@ -248,22 +237,22 @@ class ServerProcess:
         if self._process is None:
             return
         assert self._process.stdin is not None
-        self._process.stdin.close()  # its watchdog ends it
+        self._process.stdin.close()  # tells its watchdog to end it
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
-        # What is left of the group, as where the watchdog was killed.
+        # Kill what is left of the group, in case the watchdog was killed, until the group no longer exists.
         deadline = time.monotonic() + _KILL_S
         with suppress(ProcessLookupError):
             while time.monotonic() < deadline:
                 os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.poll()  # until it is waited for, it is in its group
+                self._process.poll()  # a process that nobody has waited for stays in its group
                 time.sleep(0.01)
-        self._process = None  # another group may get its number
+        self._process = None  # never signalled again: its number may be reused
 
 
 @dataclass
 class Supervisor:
-    """Ends a server that has failed, and starts it again; at first the server answers."""
+    """Restarts a server that has failed; the server is ready when supervision begins."""
 
     server: ServerProcess
     start_deadline_s: float
@@ -273,13 +262,15 @@ class Supervisor:
     def __post_init__(self) -> None:
         self._started = self.clock()
         self._answered: float | None = self._started
-        """When it last answered; None where it has not since its start."""
+        """When it last answered; None if it has not answered since its start."""
         self._restarts = 0
-        """Since it last answered."""
+        """Restarts since it last answered."""
 
     def check(self) -> None:
-        """Check the server, and restart it where it has failed."""
-        failure = self._failure() if self._restarts <= _MAX_RESTARTS else None
+        """Check the server, and restart it if it has failed; give up after too many restarts."""
+        if self._restarts > _MAX_RESTARTS:
+            return
+        failure = self._failure()
         if failure is None:
             return
         server = self.server
@@ -297,14 +288,14 @@ class Supervisor:
 
     def _failure(self) -> str | None:
         """Return why the server has to be restarted; None where it works, is busy, or is still starting."""
-        if self.server.ended:
+        if self.server.has_ended:
             return "has ended"
         health, now = self.server.health(), self.clock()
         if health is Health.READY:
             self._answered, self._restarts = now, 0
         elif self._answered is None:
-            late = now - self._started > self.start_deadline_s
-            return f"does not answer {self.start_deadline_s:g} s after its start" if late else None
+            if now - self._started > self.start_deadline_s:
+                return f"does not answer {self.start_deadline_s:g} s after its start"
         elif health is Health.BROKEN:
             return "no longer serves requests (its engine is dead or its socket closed)"
         elif now - self._answered > self.health_deadline_s:
@@ -313,13 +304,17 @@ class Supervisor:
 
 
 def server_environment(config: VllmConfig, devices: str | None, folder: str) -> dict[str, str]:
-    """Return the environment of a vLLM server that has its files in the folder."""
-    visible = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
-    # Development mode has the endpoints that load weights.
-    adapters = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if config.synchronise == "adapters" else {}
-    # Handles of the trainer's memory are pickled; they come through the server's socket, which no other user can open.
-    pickled = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if config.weights_by == "ipc" else {}
-    return {**environment(config, folder), "VLLM_SERVER_DEV_MODE": "1", **adapters, **pickled, **visible}
+    """Return the environment variables of a vLLM server on some GPUs, whose socket is in `folder`."""
+    # Only development mode has the endpoints that load weights.
+    variables = {**environment(config, folder), "VLLM_SERVER_DEV_MODE": "1"}
+    if config.synchronise == "adapters":
+        variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if config.weights_by == "ipc":
+        # Handles of the trainer's memory are pickled; they come through a socket that no other user can open.
+        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    if devices is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = devices
+    return variables
 
 
 def server_command(
@@ -333,7 +328,7 @@ def server_command(
     has_tokenizer: bool,
     sleeps: bool = False,
 ) -> list[str]:
-    """Return the command of the server with this number, without its address."""
+    """Return the command of the server with this number, without the option for its address."""
     if config.synchronise == "adapters" and lora is not None:
         lora = with_named_targets(lora, load_without_weights(checkpoint).model)
     gpu_seed = None if devices is None else number
@@ -343,7 +338,7 @@ def server_command(
         "tensor_parallel_size": 1 if devices is None else len(devices.split(",")),
         "disable_uvicorn_access_log": True,
         "enable_scale_out": True,  # the endpoint that takes and returns tokens
-        **({"enable_sleep_mode": True} if sleeps else {}),
+        "enable_sleep_mode": sleeps,
     }
     command = [sys.executable, "-P", "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"]
     for key, value in arguments.items():
@@ -352,6 +347,8 @@ def server_command(
             command.append(f"--{name}" if value else f"--no-{name}")
         elif isinstance(value, list):
             command += [f"--{name}", *value]
+        elif isinstance(value, dict):
+            command.append(f"--{name}={json.dumps(value)}")
         else:
-            command.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+            command.append(f"--{name}={value}")
     return command

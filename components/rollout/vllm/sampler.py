@@ -1,6 +1,6 @@
 """Sampling with vLLM, on a copy of the policy's weights that is brought up to date and verified before each rollout.
 
-Weights go by way of a folder, in the memory of the host where vLLM is on it, or straight to vLLM's processes.
+Weights go through a folder, which is in memory if vLLM is on the same host, or straight to vLLM's processes.
 """
 
 import random
@@ -22,13 +22,13 @@ from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict, save_adapters
 from components.policy.packing import TokenSequence, pack
 from components.rollout.sampler import Completion, PartialCompletions, Sampling
-from components.rollout.trajectory import RolloutContext, Status, Trajectory
+from components.rollout.trajectory import RolloutContext, Status, Trajectory, completions_of
 from components.rollout.vllm.servers import Request, SampledTokens, Submit, VllmServers
 from components.rollout.vllm.verification import verify_logprobs
 from components.shared.problem import Problem
 
 _MAX_PROBE_TOKENS = 16
-"""Completion tokens of a probe: enough to tell weights apart, and at other temperatures than 1 each costs a request."""
+"""Completion tokens of a probe: enough to tell weights apart. At temperatures other than 1, each costs a request."""
 
 
 def complete(
@@ -38,25 +38,26 @@ def complete(
     sampling: Sampling,
     partial: PartialCompletions | None = None,
 ) -> list[list[Completion]]:
-    """Return the completions of each problem by an engine; of the checkpoint's weights nothing is read.
+    """Return the completions of each problem by an engine; the weights in `checkpoint` are not used.
 
     Stop texts, and calls in fenced blocks, need an engine that was started with a tokenizer. While a policy trains on a
-    GPU, requests have no seeds: vLLM would sample their rows one by one, and repeats nothing there anyway, as its
-    batches depend on time. A completion that goes on after a turn or a pause goes on with another seed.
+    GPU, requests have no seeds: with seeds vLLM samples row by row, and repeats nothing anyway, as its batches depend
+    on time. A completion that goes on after a turn or a pause has another seed there.
     """
-    has_seeds, seeds = checkpoint.device.type != "cuda", random.Random(sampling.seed)
-    # vLLM adds the number of the completion in its group.
-    numbers = [seeds.getrandbits(53) if has_seeds else None for _ in problems]
+    seeds: Sequence[int | None] = [None] * len(problems)
+    if checkpoint.device.type != "cuda":
+        # One for each group: vLLM adds the number of the completion in its group.
+        generator = random.Random(sampling.seed)
+        seeds = [generator.getrandbits(53) for _ in problems]
     groups = RolloutContext(checkpoint, sampling, max_tokens=engine.max_tokens).begin(problems, partial)
     with engine.submitting() as submit:
-        _Turns(submit, checkpoint, sampling, numbers).run_to_completion(groups)
-    return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]
+        _Turns(submit, checkpoint, sampling, seeds).run_to_completion(groups)
+    return completions_of(groups)
 
 
 def _params(checkpoint: Checkpoint, sampling: Sampling, stop: Sequence[str]) -> dict[str, Any]:
-    """Return vLLM's `SamplingParams` for one completion of all tokens that may be sampled, without a seed."""
-    return {
-        "n": 1,
+    """Return vLLM's `SamplingParams` without those that `_request` adds."""
+    params = {
         "temperature": sampling.temperature,
         "top_p": 1.0,
         "top_k": 0,
@@ -64,52 +65,52 @@ def _params(checkpoint: Checkpoint, sampling: Sampling, stop: Sequence[str]) -> 
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
-        "max_tokens": sampling.max_new_tokens,
-        # The end tokens of the policy, whatever the folder of the model says.
+        # The end tokens of the policy, whatever the model's generation_config.json says.
         "stop_token_ids": list(checkpoint.end_ids),
         "ignore_eos": True,
         "logprobs": 0,
         "detokenize": bool(stop),
-        **({"stop": list(stop)} if stop else {}),
     }
+    return {**params, "stop": list(stop)} if stop else params
 
 
 class _Turns:
-    """Runs trajectories to completion, each turn as a request of its own that begins as soon as it can.
-
-    The first turns of a new group are one request.
-    """
+    """Runs trajectories to completion with a request for each turn; the first turns of a new group are one request."""
 
     def __init__(self, submit: Submit, checkpoint: Checkpoint, sampling: Sampling, seeds: Sequence[int | None]) -> None:
-        """`seeds` has one for each problem; None where its requests have none."""
+        """`seeds` has the seed of each problem's requests; None for requests without a seed."""
         self._submit, self._sampling, self._seeds = submit, sampling, seeds
         turn_stops = checkpoint.format.turn_stops if sampling.environments is not None else ()
         self._params = _params(checkpoint, sampling, (*sampling.stop, *turn_stops))
-        self._done: SimpleQueue[tuple[Future[Any], list[Trajectory]]] = SimpleQueue()
-        """What a request or an environment has answered, and for which trajectories."""
+        self._answers: SimpleQueue[tuple[Future[Any], list[Trajectory]]] = SimpleQueue()
+        """Answers of the engine and of environments, each with the trajectories it is for."""
         self._places: dict[Trajectory, tuple[int, int]] = {}
-        """The problem of each trajectory, and its number in the group."""
+        """The index of each trajectory's problem, and its number in the group."""
         self._num_open = 0
         """Trajectories that are not done."""
 
     def run_to_completion(self, groups: Sequence[Sequence[Trajectory | Completion]]) -> None:
         """Return once all trajectories are done."""
         for problem, group in enumerate(groups):
-            ours = [each for each in group if isinstance(each, Trajectory) and each.status is Status.SAMPLING]
-            self._places |= {each: (problem, group.index(each)) for each in ours}
-            begins = len(ours) == self._sampling.num_samples and not any(each.num_sampled for each in ours)
-            for together in [ours] if begins else [[each] for each in ours]:
-                self._request(together)
+            unfinished = [each for each in group if isinstance(each, Trajectory) and each.status is Status.SAMPLING]
+            self._places |= {each: (problem, group.index(each)) for each in unfinished}
+            is_new = len(unfinished) == self._sampling.num_samples and not any(each.num_sampled for each in unfinished)
+            if is_new:
+                self._request(unfinished)
+            else:
+                for each in unfinished:
+                    self._request([each])
         self._num_open = len(self._places)
         try:
             while self._num_open:
-                answer, trajectories = self._done.get()
+                answer, trajectories = self._answers.get()
                 self._hand_over(answer.result(), trajectories)
         finally:
             for each in self._places:
                 each.close()
 
     def _hand_over(self, answer: Answer | list[SampledTokens], trajectories: Sequence[Trajectory]) -> None:
+        """Give trajectories the answer of their environment or engine, and begin what they need next."""
         if isinstance(answer, Answer):
             (trajectory,) = trajectories
             trajectory.receive(answer)
@@ -119,8 +120,8 @@ class _Turns:
         for trajectory in trajectories:
             if trajectory.status is Status.SAMPLING:
                 self._request([trajectory])
-            elif trajectory.asked is not None:
-                self._wait_for(trajectory.asked, [trajectory])
+            elif trajectory.pending_answer is not None:
+                self._wait_for(trajectory.pending_answer, [trajectory])
             else:
                 self._num_open -= 1
 
@@ -129,14 +130,14 @@ class _Turns:
         first = trajectories[0]
         problem, number = self._places[first]
         seed = self._seeds[problem]
-        if seed is not None and first.num_sampled:
+        if seed is not None and first.num_sampled:  # not the seed of its first turn
             seed = random.Random(f"{seed}/{number}/{first.num_sampled}").getrandbits(53)
         params = {**self._params, "n": len(trajectories), "max_tokens": first.tokens_left, "seed": seed}
         request = Request((*first.prompt_ids, *first.ids), params)
         self._wait_for(self._submit(request), trajectories)
 
     def _wait_for(self, answer: "Future[Any]", trajectories: list[Trajectory]) -> None:
-        answer.add_done_callback(lambda each: self._done.put((each, trajectories)))
+        answer.add_done_callback(lambda each: self._answers.put((each, trajectories)))
 
 
 class VllmSampler:
@@ -145,11 +146,12 @@ class VllmSampler:
     def __init__(
         self, engine: VllmServers, checkpoint: Checkpoint, *, temperature: float, max_mismatch: float, folder: Path
     ) -> None:
-        """Weights that go by files are written to `folder`."""
+        """`max_mismatch` is in nats per token. Weights that go through files are written to `folder`."""
         self.engine, self._checkpoint, self._folder = engine, checkpoint, folder
         self._temperature, self._max_mismatch = temperature, max_mismatch
         self._version: int | None = None
         self._logprobs_M: Tensor | None = None
+        """The trainer's log-probabilities of the probes' completion tokens, end to end, at `_version`."""
         self.sleep, self.close = engine.sleep, engine.close
 
     def generate(
@@ -162,14 +164,14 @@ class VllmSampler:
         """See `Sampler`."""
         self._policy = policy
         self._probes = [TokenSequence(each.prompt_ids, each.completion_ids[:_MAX_PROBE_TOKENS]) for each in probes]
-        # The same in each process: a pass may wait for that of every other.
+        # The same batches in each process, as a forward pass of sharded weights waits for those of all processes.
         longest = max(map(len, self._probes))
         self._batches = pack(
             self._probes, max_tokens=longest, device=self._checkpoint.device, padded=self._checkpoint.is_padded
         )
 
     def update_weights(self, version: int) -> float:
-        """See `Sampler`; a version that the engine has is not sent again."""
+        """See `Sampler`; the current version is not sent again."""
         started = time.monotonic()
         if version != self._version:
             previous, self._version = self._version, version
@@ -185,6 +187,7 @@ class VllmSampler:
         return time.monotonic() - started
 
     def _send(self, version: int) -> None:
+        """Send the weights from memory, from the main rank to shared servers, or from each rank to its own server."""
         ranks = self._policy.ranks
         is_sender = ranks.is_main or not self.engine.shared
         with self._policy.gather_full_parameters():
@@ -195,15 +198,16 @@ class VllmSampler:
             self.engine.set_weights(version, None)
 
     def _write(self, version: int, previous: int | None) -> None:
-        adapters = self.engine.synchronise == "adapters"
-        with self._policy.gather_full_parameters(only_trained=adapters):
+        """Write the weights to the folder `version`, and remove all others except `previous`, which is in use."""
+        adapters_only = self.engine.synchronise == "adapters"
+        with self._policy.gather_full_parameters(only_trained=adapters_only):
             if self._policy.ranks.is_main:
-                for path in self._folder.glob("*"):  # older versions, and what a run that was killed has left
+                for path in self._folder.glob("*"):  # also what a killed run has left
                     if path.name != str(previous):
                         shutil.rmtree(path, ignore_errors=True)
                 partial = self._folder / f".{version}.partial"
-                partial.mkdir()  # without parents: a folder that a guard has removed is not made again
-                if adapters:
+                partial.mkdir()  # without parents: a watchdog removes the folder when the run is killed
+                if adapters_only:
                     save_adapters(self._checkpoint.model, partial)
                 else:
                     save(self._checkpoint, partial)
@@ -211,7 +215,7 @@ class VllmSampler:
         self._policy.ranks.barrier("the writing of weights")
 
     def _verify(self) -> None:
-        """Compare the log-probabilities of the probes, as the engine and as the trainer computes them."""
+        """Compare the engine's log-probabilities of the probes with the trainer's; StaleWeightsError if they differ."""
         num_tokens = sum(len(probe.completion_ids) for probe in self._probes)
         new_M = completion_logprobs(self._policy, self._batches, num_tokens).cpu()
         for name, logprobs in self.engine.score(self._probes, self._temperature).items():

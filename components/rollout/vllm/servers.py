@@ -1,6 +1,6 @@
-"""Sampling from vLLM servers: a request per group, spread over the servers that hold the current weights.
+"""Sampling from vLLM servers: requests are spread over the servers that hold the current weights.
 
-`VllmClient` talks to one server: each call has a deadline, and either answers or says why not.
+`VllmClient` talks to one server: each call has a deadline, and either returns the answer or raises the reason.
 """
 
 import hmac
@@ -33,12 +33,12 @@ _MAX_REQUESTS = 256
 """Requests in flight at once; vLLM itself decides how many of them it computes together."""
 _RETRY_S = 1.0
 _MAX_TRIES = 4
-"""Of one request: one over which so many servers were lost would cost the next, too."""
+"""Tries of one request, after which it is the likely reason why servers were lost."""
 _T = TypeVar("_T")
 UNIX = "unix:"
-"""What URLs of Unix sockets begin with."""
+"""Beginning of the URLs of Unix sockets."""
 INITIAL_VERSION = "default"
-"""vLLM's version of the weights that it started with."""
+"""vLLM's name of the weights that it started with."""
 
 
 class Request(NamedTuple):
@@ -57,22 +57,22 @@ class SampledTokens(NamedTuple):
 
 
 Submit = Callable[[Request], "Future[list[SampledTokens]]"]
-"""Begins to complete a request, beside those in flight."""
+"""Begins to complete a request, which runs at the same time as those begun before."""
 
 
 def scoring_requests(sequence: TokenSequence, temperature: float) -> list[Request]:
     """Return the requests for the log-probabilities of the completion tokens of a sequence, in their order.
 
-    An answer has that of the token in `logprob_token_ids`, as the next after the prompt. At temperature 1 vLLM returns
-    those of the tokens of a prompt as well: one request for all. At any other temperature each token takes a request.
+    The answer to a request has the log-probability of `logprob_token_ids` as the token after the prompt. At temperature
+    1 vLLM also returns those of the prompt's tokens: one request is enough. Otherwise each token takes a request.
     """
     ids = sequence.prompt_ids + sequence.completion_ids
-    one_pass = temperature in (0, 1)  # the log-probabilities of greedy decoding are at temperature 1
-    places = [len(ids) - 1] if one_pass else range(len(sequence.prompt_ids), len(ids))
     params = {"max_tokens": 1, "temperature": temperature, "seed": 0, "detokenize": False, "ignore_eos": True}
-    if one_pass:
+    places: Sequence[int] = range(len(sequence.prompt_ids), len(ids))
+    if temperature in (0, 1):  # the log-probabilities of greedy decoding are at temperature 1
+        places = places[-1:]
         params["prompt_logprobs"] = 0
-    # A server returns as many as `logprobs` says, beginning with the token it sampled: the requested one is the second.
+    # vLLM returns `logprobs` log-probabilities: first that of the sampled token, then those of `logprob_token_ids`.
     return [Request(ids[:place], {**params, "logprobs": 2, "logprob_token_ids": [ids[place]] * 2}) for place in places]
 
 
@@ -88,7 +88,7 @@ class _UnixConnection(urllib3.connection.HTTPConnection):
         try:
             connection.settimeout(self.timeout)
             connection.connect(self._path)
-            # While a server is started again, others may put a socket of theirs where its folder was.
+            # While a server is restarted, another user may create a socket at this path.
             _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if user != os.getuid():
                 raise PermissionError(f"{self._path} is a socket of another user ({user})")
@@ -103,11 +103,8 @@ class _UnixPool(urllib3.HTTPConnectionPool):
 
 
 def connections(url: str) -> urllib3.HTTPConnectionPool:
-    """Return a pool of connections to a server, without a proxy: at http://HOST:PORT, or behind a socket, unix:PATH.
-
-    They give the key of this process's job, if it has one.
-    """
-    key = os.environ.get(KEY_VARIABLE)
+    """Return a pool of connections, without a proxy, to the server at http://HOST:PORT or unix:PATH."""
+    key = os.environ.get(KEY_VARIABLE)  # of this process's job on a cluster
     headers = {"Authorization": f"Bearer {key}"} if key else None
     options: dict[str, Any] = {"maxsize": _MAX_REQUESTS, "retries": False, "headers": headers}
     if url.startswith(UNIX):
@@ -116,43 +113,40 @@ def connections(url: str) -> urllib3.HTTPConnectionPool:
 
 
 class RequireKey:
-    """What vLLM's server passes each request through in a pod: it refuses those without the key of the job.
+    """Middleware of vLLM's server in a pod: it refuses requests without the key of the job."""
 
-    vLLM's own --api-key leaves open what replaces weights and writes files.
-    """
-
+    # vLLM's own --api-key does not protect the endpoints that replace weights and write files.
     def __init__(self, app: Any) -> None:
         self._app, self._expected = app, f"Bearer {os.environ[KEY_VARIABLE]}".encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve a request as ASGI has it; probes of the cluster, which know no key, ask for /health."""
-        if scope["type"] != "lifespan" and scope["path"] != "/health":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                if scope["type"] == "http":  # others are closed
-                    await send({"type": "http.response.start", "status": 401, "headers": []})
-                    await send({"type": "http.response.body", "body": b"the key of the job is missing or wrong"})
-                return
-        await self._app(scope, receive, send)
+        """Serve a request (ASGI). /health is open: the probes of the cluster have no key."""
+        is_open = scope["type"] == "lifespan" or scope["path"] == "/health"
+        if is_open or hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), self._expected):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":  # other connections are closed when this returns
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b"the key of the job is missing or wrong"})
 
 
 class ServerLostError(Exception):
-    """The server does not answer, or cannot be trusted with the next request."""
+    """The server does not answer, or has wrong weights: it gets no request until it is brought up to date."""
 
 
 class VllmClient:
-    """The calls of one server, and what is known of it here."""
+    """The calls of one server, and the state of the connection to it."""
 
-    def __init__(self, url: str, request_deadline_s: float, *, adapters: bool = False) -> None:
-        """With `adapters`, each version but the initial one is a name of adapters, too."""
-        self.url, self._request_deadline_s, self._adapters = url, request_deadline_s, adapters
+    def __init__(self, url: str, request_deadline_s: float, *, uses_adapters: bool = False) -> None:
+        """With `uses_adapters`, the name of each version but the initial one also names its adapters in vLLM."""
+        self.url, self._request_deadline_s, self._uses_adapters = url, request_deadline_s, uses_adapters
         self._pool = connections(url)
         self.in_flight = 0
+        """Completion requests that the server has not answered yet."""
         self.lost: str | None = None
-        """Why the server is not used, if it is not."""
+        """Why the server is not used; None while it is."""
         self.retry_at = 0.0
         self.transfer: Any = None
-        """The connection by which it received weights from this process."""
+        """The `Transfer` that sends it weights from this process; None before the first, and after it was lost."""
 
     def complete(self, request: Request, version: str) -> list[SampledTokens]:
         """Return the completions of a prompt, all sampled from the weights of that version."""
@@ -168,12 +162,12 @@ class VllmClient:
         logprobs: list[float] = []
         for request in scoring_requests(sequence, temperature):
             answer = self._generate(request.prompt_ids, request.params, version)
-            if answer["prompt_logprobs"]:
+            if answer["prompt_logprobs"]:  # at temperature 1: all completion tokens but the last are in the prompt
                 pairs = zip(answer["prompt_logprobs"][start:], request.prompt_ids[start:], strict=True)
-                logprobs += [place[str(token)]["logprob"] for place, token in pairs]
-            tops = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-            (token, _) = request.params["logprob_token_ids"]
-            logprobs.append(next(top["logprob"] for top in tops if top["token_id"] == token))
+                logprobs += [by_token[str(token)]["logprob"] for by_token, token in pairs]
+            candidates = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            token = request.params["logprob_token_ids"][0]
+            logprobs.append(next(each["logprob"] for each in candidates if each["token_id"] == token))
         return logprobs
 
     def version(self) -> str:
@@ -182,9 +176,9 @@ class VllmClient:
 
     @contextmanager
     def changing_weights(self, version: str, sent: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let the block replace the weights by those `sent` while nothing is computed, then verify and name them.
+        """Pause the server while the block replaces the weights by `sent`; then verify them and set their version.
 
-        Requests in flight are finished before; those that arrive meanwhile wait for the new weights.
+        Requests in flight are finished before; requests that arrive meanwhile wait for the new weights.
         """
         self.post("pause?mode=wait&clear_cache=true", {})
         yield
@@ -193,7 +187,7 @@ class VllmClient:
         self._call("POST", "/resume", {}, _CONTROL_S)
 
     def load_adapters(self, version: str, folder: Path) -> None:
-        """Load the adapters of a version, unless they are loaded: several clients may ask for it."""
+        """Load the adapters of a version, unless another client has loaded them."""
         try:
             self.post("v1/load_lora_adapter", {"lora_name": version, "lora_path": str(folder)})
         except PipelineError as error:
@@ -201,25 +195,26 @@ class VllmClient:
                 raise
 
     def num_workers(self) -> int:
-        """Return how many processes hold the weights, or a part of them."""
+        """Return how many of the server's processes hold the weights or a part of them."""
         return int(self._call("GET", "/get_world_size", None, _CONTROL_S)["world_size"])
 
-    def post(self, name: str, body: dict[str, Any]) -> Any:
-        """Return the answer of the endpoint of this name."""
-        return self._call("POST", f"/{name}", body, self._request_deadline_s)
+    def post(self, endpoint: str, body: dict[str, Any]) -> Any:
+        """Return the answer of an endpoint, within the deadline of requests."""
+        return self._call("POST", f"/{endpoint}", body, self._request_deadline_s)
 
     def close(self) -> None:
         """Close the connections."""
         self._pool.close()
 
     def call_workers(self, method: str, **arguments: Any) -> list[Any]:
-        """Return what a method of worker.py returns in each of the server's processes."""
+        """Call a method of `WeightLoading` in each of the server's processes; return the results."""
         results: list[Any] = self.post("collective_rpc", {"method": method, "kwargs": arguments})["results"]
         return results
 
     def _generate(self, token_ids: tuple[int, ...], params: dict[str, Any], version: str) -> Any:
+        """Return vLLM's answer to a prompt; ServerLostError if it used the weights of another version."""
         body = {"token_ids": token_ids, "sampling_params": params}
-        if self._adapters and version != INITIAL_VERSION:
+        if self._uses_adapters and version != INITIAL_VERSION:
             body["model"] = version
         answer = self.post("inference/v1/generate", body)
         versions = {span["version"] for choice in answer["choices"] for span in choice["weight_versions"]}
@@ -228,6 +223,7 @@ class VllmClient:
         return answer
 
     def _call(self, method: str, path: str, body: Any, deadline_s: float) -> Any:
+        """Return the answer; PipelineError if the server refuses the request, ServerLostError if it fails otherwise."""
         timeout = urllib3.Timeout(connect=min(_CONNECT_S, deadline_s), total=deadline_s)
         try:
             answer = self._pool.request(method, path, json=body, timeout=timeout)
@@ -237,7 +233,7 @@ class VllmClient:
         except (urllib3.exceptions.HTTPError, ValueError) as error:
             raise ServerLostError(str(error)) from None
         if answer.status == 404 and isinstance(body, dict) and "model" in body:
-            raise ServerLostError(f"it does not have the adapters {body['model']}")  # it was started again
+            raise ServerLostError(f"it does not have the adapters {body['model']}")  # it was restarted
         if 400 <= answer.status < 500:
             raise PipelineError(f"vLLM server {self.url} refuses {path}: {_reported_error(content)}")
         if answer.status != 200:
@@ -253,39 +249,33 @@ def _reported_error(content: Any) -> str:
 
 
 class VllmServers:
-    """vLLM servers with one copy each of a model's weights, for this process alone or shared by all of a run.
+    """vLLM servers with one copy each of a model's weights, for this process alone or shared by all ranks of a run.
 
-    RetryableError where no server has answered for `lost_deadline_s`.
+    Methods raise RetryableError where no server has answered for `lost_deadline_s`.
     """
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        config: VllmConfig,
-        *,
-        base: Path | None = None,
-        beside: ExitStack | None = None,
-        sleeps: bool = False,
+        self, urls: Sequence[str], config: VllmConfig, *, base: Path | None = None, owned: ExitStack | None = None
     ) -> None:
-        """`base` is the folder that the servers have started with, to which adapters are added.
+        """`base` is the model folder that the servers have started with, to which adapters are added.
 
-        `beside` ends servers that belong to this process alone; those that take turns with it on its GPU sleep.
+        Closing `owned` ends servers that belong to this process alone, and share its GPU; None for shared servers.
         """
-        self.shared = beside is None
-        """Whether all processes of a run use these servers, so that only one of them sends the weights."""
-        self._beside, self._sleeps, self._asleep = beside, sleeps, False
+        self.shared = owned is None
+        """Whether all ranks of a run use these servers, so that only one of them sends the weights."""
+        self._owned, self._is_asleep = owned, False
         self._config, self.weights_by, self.synchronise = config, config.weights_by, config.synchronise
         self.max_tokens, self._base = config.max_tokens, base
-        adapters = config.synchronise == "adapters"
-        self._servers = [VllmClient(url, config.request_deadline_s, adapters=adapters) for url in urls]
+        uses_adapters = config.synchronise == "adapters"
+        self._servers = [VllmClient(url, config.request_deadline_s, uses_adapters=uses_adapters) for url in urls]
         self._lock = threading.Lock()
         self._folder: Path | None = None
-        """Where the current weights are; None for the initial ones, and for those that were sent."""
+        """Where the current weights are; None for the initial ones, and for those sent from memory."""
         self._version = INITIAL_VERSION
 
     @contextmanager
     def submitting(self) -> Iterator[Submit]:
-        """Let the block begin requests one by one; those in flight at its end are given up."""
+        """Yield a function that begins requests; at the end of the block, those not sent yet are cancelled."""
         self._wake()
         threads = ThreadPoolExecutor(_MAX_REQUESTS)
         try:
@@ -294,7 +284,7 @@ class VllmServers:
             threads.shutdown(cancel_futures=True)
 
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """Return the log-probability of each completion token at this temperature, by the address of each server."""
+        """Return for each server, by its URL, the log-probability of each completion token at this temperature."""
         self._wake()
 
         def score(server: VllmClient) -> list[list[float]]:
@@ -306,45 +296,43 @@ class VllmServers:
         return self._on_each(score)
 
     def set_weights(self, version: int, weights: Path | Mapping[str, Tensor] | None) -> None:
-        """Sample from these weights from now on, and reuse nothing that was computed with others.
+        """Sample from these weights from now on, and drop the KV cache of others.
 
-        They are in a Hugging Face folder, or in one of PEFT where adapters are synchronised. It stays until the next
-        call: a server that has to start again reads it once more. Or they are in this process's memory, under the
-        names of a Hugging Face folder; None where another process has sent them. Each version has another number.
-        Several clients of the same servers may each call this, with the same arguments. A server that is lost while
-        weights are sent is used again once it has received the next.
-
-        StaleWeightsError where a server does not compute with exactly these weights afterwards, rounded to its own
-        precision.
+        `weights` is a Hugging Face folder (of PEFT where adapters are synchronised), which must exist until the next
+        call, as a server that restarts reads it again; or tensors in this process's memory, with the names in such a
+        folder; or None if another process sends them. Each call has a new version. Several clients of the same servers
+        may each call this, with the same arguments. A server that is lost while tensors are sent is used again after
+        the next call. StaleWeightsError if a server does not compute with these weights afterwards, as it rounds them.
         """
         self._wake()
-        self._folder, self._version = weights.resolve() if isinstance(weights, Path) else None, str(version)
+        self._version = str(version)
+        self._folder = weights.resolve() if isinstance(weights, Path) else None
         if isinstance(weights, Mapping):
             self._on_each(lambda server: self._send(server, weights))
         else:
             self._on_each(self._bring_up_to_date)
 
     def sleep(self) -> None:
-        """See `Sampler`; nothing is freed for servers that have GPUs of their own."""
-        if self._sleeps:
+        """See `Sampler`; servers that do not share the GPU of a rank keep their memory."""
+        if self._owned is not None and torch.cuda.is_available():
             self._on_each(lambda server: server.post("sleep?level=1", {}))
-            self._asleep = True
+            self._is_asleep = True
 
     def close(self) -> None:
         """Close the connections, and end the servers that belong to this process."""
         for server in self._servers:
             server.close()
-        if self._beside is not None:
-            self._beside.close()
+        if self._owned is not None:
+            self._owned.close()
 
     def _wake(self) -> None:
-        if self._asleep:
-            torch.cuda.empty_cache()  # what the update has freed, PyTorch would keep from vLLM
+        if self._is_asleep:
+            torch.cuda.empty_cache()  # returns memory that the update has freed, which vLLM needs
             self._on_each(lambda server: server.post("wake_up", {}))
-            self._asleep = False
+            self._is_asleep = False
 
     def _complete(self, request: Request) -> list[SampledTokens]:
-        """Return the completions by the server with the fewest requests; by another if that one is lost over it."""
+        """Return the completions of the least busy server; if that is lost meanwhile, of another."""
         for _ in range(_MAX_TRIES):
             server = self._acquire()
             try:
@@ -357,7 +345,7 @@ class VllmServers:
         raise RetryableError(f"vLLM was lost over the same request {_MAX_TRIES} times ({self._reasons()})")
 
     def _acquire(self) -> VllmClient:
-        """Return the server with the fewest requests, with one more counted; wait for one if there is none."""
+        """Return the server with the fewest requests, and count one more; wait if all servers are lost."""
         deadline = time.monotonic() + self._config.lost_deadline_s
         while True:
             self._retry_lost()
@@ -367,10 +355,10 @@ class VllmServers:
                     server = min(usable, key=lambda server: server.in_flight)
                     server.in_flight += 1
                     return server
-            self._wait_until(deadline, _RETRY_S / 10)
+            self._pause(_RETRY_S / 10, deadline)
 
     def _retry_lost(self) -> None:
-        """Try one of the lost servers, if it is time to."""
+        """Bring one of the lost servers up to date, if its time has come."""
         with self._lock:
             now = time.monotonic()
             server = next((each for each in self._servers if each.lost is not None and each.retry_at < now), None)
@@ -380,28 +368,29 @@ class VllmServers:
         try:
             self._attempt(server, self._bring_up_to_date)
         except BaseException:
-            server.retry_at = 0.0
+            server.retry_at = 0.0  # another request may try it
             raise
 
     def _bring_up_to_date(self, server: VllmClient) -> None:
-        """Make a server sample from the current weights."""
+        """Make a server load the current weights from their folder, unless it has them."""
         version = server.version()
-        if version != self._version:
-            if self._folder is None:
-                raise ServerLostError(f"it has weights {version}, not {self._version}")
-            sent, adapters = weights_in(self._folder), self.synchronise == "adapters"
-            if adapters and version == INITIAL_VERSION:
-                assert self._base is not None, "adapters are added to known weights"
-                sent |= weights_in(self._base)
-            with server.changing_weights(self._version, sent):
-                if adapters:
-                    server.load_adapters(self._version, self._folder)
-                else:
-                    server.call_workers("load_folder", folder=str(self._folder), version=self._version)
+        if version == self._version:
+            return
+        if self._folder is None:
+            raise ServerLostError(f"it has weights {version}, not {self._version}")
+        sent, adapters_only = weights_in(self._folder), self.synchronise == "adapters"
+        if adapters_only and version == INITIAL_VERSION:
+            assert self._base is not None, "adapters are added to known weights"
+            sent |= weights_in(self._base)  # to verify the weights that a server has started with, once
+        with server.changing_weights(self._version, sent):
+            if adapters_only:
+                server.load_adapters(self._version, self._folder)
+            else:
+                server.call_workers("load_folder", folder=str(self._folder), version=self._version)
 
     def _send(self, server: VllmClient, weights: Mapping[str, Tensor]) -> None:
-        """Send a server the weights; one that was restarted is connected anew."""
-        from components.rollout.vllm.transfer import Transfer, TransferError, address_towards  # vLLM itself
+        """Send a server the weights from memory; one that was restarted is connected again."""
+        from components.rollout.vllm.transfer import Transfer, address_towards  # imports vLLM
 
         if server.version() == INITIAL_VERSION or server.transfer is None:
             server.transfer = Transfer(self.weights_by, server.post, deadline_s=self._config.request_deadline_s)
@@ -409,11 +398,11 @@ class VllmServers:
             address, num_workers = address_towards(server.url), server.num_workers()
             try:
                 server.transfer.send(weights, trainer_address=address, num_receivers=num_workers)
-            except TransferError as error:
+            except ConnectionError as error:
                 raise ServerLostError(str(error)) from None
 
     def _attempt(self, server: VllmClient, work: Callable[[VllmClient], _T]) -> list[_T]:
-        """Return what `work` returns, and use the server from then on; nothing if it is lost over it."""
+        """Return the result of `work` in a list, and use the server from then on; an empty list if it is lost."""
         try:
             result = work(server)
         except ServerLostError as error:
@@ -425,6 +414,7 @@ class VllmServers:
         return [result]
 
     def _mark_lost(self, server: VllmClient, error: ServerLostError) -> None:
+        """Stop using a server until it is brought up to date, which is tried after `_RETRY_S`."""
         with self._lock:
             if server.lost is None:
                 say("vllm", f"{server.url} is lost: {error}")
@@ -432,7 +422,7 @@ class VllmServers:
             server.retry_at = time.monotonic() + _RETRY_S
 
     def _on_each(self, work: Callable[[VllmClient], _T]) -> dict[str, _T]:
-        """Do something on all servers at once; return the results of those that answer, at least one, by address."""
+        """Do work on all servers at once; return the results of those that answer, at least one, by URL."""
         deadline = time.monotonic() + self._config.lost_deadline_s
         while True:
             with ThreadPoolExecutor(len(self._servers)) as threads:
@@ -440,9 +430,10 @@ class VllmServers:
             if any(attempts):
                 pairs = zip(self._servers, attempts, strict=True)
                 return {server.url: result for server, results in pairs for result in results}
-            self._wait_until(deadline, _RETRY_S)
+            self._pause(_RETRY_S, deadline)
 
-    def _wait_until(self, deadline: float, pause_s: float) -> None:
+    def _pause(self, pause_s: float, deadline: float) -> None:
+        """Sleep before another try; RetryableError after the deadline."""
         if time.monotonic() > deadline:
             raise RetryableError(f"no vLLM server for {self._config.lost_deadline_s:g} s ({self._reasons()})")
         time.sleep(pause_s)

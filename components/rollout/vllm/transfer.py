@@ -1,7 +1,6 @@
-"""Weights from the memory of a trainer's process into that of vLLM's, by vLLM's own transfer: no file between them.
+"""Transfer of weights from a trainer's memory to vLLM's, without files, by vLLM's own backends.
 
-vLLM has the backends `nccl`, between the GPUs of trainer and server, and `ipc`, by which an engine reads the memory of
-a trainer on the same GPU.
+`nccl` sends between the GPUs of trainer and server; with `ipc` an engine reads the memory of a trainer on the same GPU.
 """
 
 import logging
@@ -25,26 +24,22 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 from components.rollout.vllm.config import WeightsBy
 
 
-class TransferError(Exception):
-    """The weights did not get through; a new transfer may."""
-
-
 class Transfer:
-    """The connection that carries a process's weights to one vLLM; made when weights are first sent."""
+    """The connection that sends a process's weights to one vLLM server; opened by the first `send`."""
 
     def __init__(self, backend: WeightsBy, call: Callable[[str, dict[str, Any]], None], *, deadline_s: float) -> None:
-        """`call` takes the name of one of vLLM's functions of the transfer and its arguments."""
+        """`call` posts arguments to the server's endpoint of a name, such as `start_weight_update`."""
         self._backend, self._call, self._deadline_s = backend, call, deadline_s
-        logging.getLogger("vllm").setLevel(logging.WARNING)  # in this process: what vLLM itself does is in its log
-        # Of the rank, in whichever thread this is: each thread has a current device of its own.
+        logging.getLogger("vllm").setLevel(logging.WARNING)  # only in this process; the server has its own log
+        # The GPU of the rank, not the current device, which differs in each thread.
         self._source = _Source(torch.device("cuda", int(os.environ["LOCAL_RANK"])))
         self._engine: Any = None
 
     def send(self, weights: Mapping[str, Tensor], *, trainer_address: str, num_receivers: int) -> None:
-        """Make vLLM load the weights, each under the name that its Hugging Face folder gives it.
+        """Make the server load weights, which have the names of a Hugging Face folder.
 
-        `trainer_address` is this process's, as vLLM's `num_receivers` processes reach it. TransferError where it fails
-        or takes longer than the deadline: a thread that waits for a lost peer cannot be ended, and is left behind.
+        The server's `num_receivers` processes reach this process at `trainer_address`. ConnectionError if this fails or
+        takes longer than the deadline; the thread that sends is then left behind, as nothing can end its wait.
         """
         self._source.weights = weights
         errors: list[Exception] = []
@@ -61,51 +56,51 @@ class Transfer:
         thread = threading.Thread(target=send, daemon=True)
         thread.start()
         thread.join(self._deadline_s)
-        self._source.weights = {}  # full weights, of which this may be the only holder
+        self._source.weights = {}  # frees them if nothing else refers to them
         if errors:
-            raise TransferError(str(errors[0])) from errors[0]
+            raise ConnectionError(str(errors[0])) from errors[0]
         if thread.is_alive():
-            raise TransferError(f"the weights were not received within {self._deadline_s:g} s")
+            raise ConnectionError(f"the weights were not received within {self._deadline_s:g} s")
 
     def _connect(self, trainer_address: str, num_receivers: int) -> Any:
-        """Return vLLM's end of this process, which sends alone and so is the first of its group."""
-        receiver = SimpleNamespace(  # vLLM's `VLLMWeightSyncClient`
+        """Return vLLM's sender for this process, which is rank 0 of its group with the receivers."""
+        client = SimpleNamespace(  # vLLM's `VLLMWeightSyncClient`
             init_weight_transfer_engine=lambda info: self._call("init_weight_transfer_engine", {"init_info": info}),
             start_weight_update=lambda: self._call("start_weight_update", {}),
-            update_weights=lambda info: self._call("update_weights", {"update_info": _without_handles(info)}),
+            update_weights=lambda info: self._call("update_weights", {"update_info": _with_pickled_handles(info)}),
             finish_weight_update=lambda: self._call("finish_weight_update", {}),
         )
-        ends: dict[str, Any] = {"client": receiver, "source": self._source}
         if self._backend == "ipc":
-            return WeightTransferTrainerFactory.trainer_init(IPCTrainerInitInfo(rank=0), **ends)
-        with socket.socket() as probe:
-            probe.bind((trainer_address, 0))
-            port = int(probe.getsockname()[1])
-        info = NCCLTrainerInitInfo(
-            rank=0, master_address=trainer_address, master_port=port, world_size=1 + num_receivers
-        )
-        return WeightTransferTrainerFactory.trainer_init(info, **ends)
+            info = IPCTrainerInitInfo(rank=0)
+        else:
+            with socket.socket() as probe:
+                probe.bind((trainer_address, 0))
+                port = int(probe.getsockname()[1])
+            info = NCCLTrainerInitInfo(
+                rank=0, master_address=trainer_address, master_port=port, world_size=1 + num_receivers
+            )
+        return WeightTransferTrainerFactory.trainer_init(info, client=client, source=self._source)
 
 
-def _without_handles(info: dict[str, Any]) -> dict[str, Any]:
-    """Return vLLM's update info with its IPC handles pickled in base64, which JSON can carry."""
+def _with_pickled_handles(info: dict[str, Any]) -> dict[str, Any]:
+    """Return vLLM's update info with its IPC handles pickled and in base64, as JSON cannot represent them."""
     if info.get("ipc_handles") is None:
         return info
     return {**info, "ipc_handles": None, "ipc_handles_pickled": b64encode(pickle.dumps(info["ipc_handles"])).decode()}
 
 
 def address_towards(url: str) -> str:
-    """Return the address of this host on the way to the one in `url`."""
+    """Return the address of this host in the network through which it reaches the host of `url`."""
     parts = urlsplit(url)
     if parts.hostname is None:  # a Unix socket
         return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((parts.hostname, parts.port or 80))  # nothing is sent: the kernel picks the way
+        probe.connect((parts.hostname, parts.port or 80))  # sends nothing: the kernel only chooses the route
         return str(probe.getsockname()[0])
 
 
 class _Source(WeightSource):  # type: ignore[misc]  # vLLM's classes have no types here
-    """The weights of a round, which are sent from `device`."""
+    """The weights that vLLM's sender sends, from `device`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

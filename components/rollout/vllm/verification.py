@@ -1,8 +1,8 @@
-"""Verification that a sampler computes with the weights it was given.
+"""Verification that a sampler computes with the weights it was sent, in two ways.
 
-By digests, exactly: a sampler may fuse tensors, hold a part of them and round them to its own precision. It reports
-which piece of which tensor is where, with a digest; the trainer compares that of the same piece of what it has sent.
-By log-probabilities of probe tokens, which also show whether the sampler computes as the trainer does.
+Digests are exact. A sampler may fuse tensors, hold a part of them and round them to its own precision: it reports which
+piece of which tensor is where, with a digest, and the trainer compares the digest of the same piece of what it sent.
+Log-probabilities of probe tokens also show whether the sampler computes as the trainer does.
 
 Shape suffixes: M  the completion tokens of the probes, end to end.
 """
@@ -20,12 +20,13 @@ from components.shared.errors import PipelineError
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 _CHUNK = 1 << 20
-"""Elements that are digested at once: they take about 40 bytes each meanwhile."""
-_FACTORS = (0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64)
+"""Elements that are digested at once, which need about 40 bytes each."""
+_PLACE_FACTOR, _MIX_FACTOR = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64
+"""Constants of splitmix64, as signed integers."""
 _NAMES_SHOWN = 5
 _STALE = 0.5
-"""Place between the new weights (0) and the old (1) from which a sampler is taken to have kept the old ones, and the
-correlation from which that is no accident of rounding: for 64 tokens, accidents are about 0.125."""
+"""A sampler has the old weights if its log-probabilities are further than this on the way from the new ones (0) to the
+old ones (1), and differ from the new ones in that direction: the correlation of rounding, 64 tokens, is about 0.125."""
 
 
 class StaleWeightsError(PipelineError):
@@ -41,9 +42,9 @@ class Piece(NamedTuple):
     offset: int
     size: list[int]
     stride: list[int]
-    """Where it is in the tensor that was sent; in elements, as in `torch.as_strided`."""
+    """Its place in the tensor that was sent as `sent_as`; in elements, as in `torch.as_strided`."""
     dtype: str
-    """To which it is rounded, such as `bfloat16`."""
+    """The type to which the sampler rounds it, such as `bfloat16`."""
     digest: str
 
 
@@ -52,34 +53,36 @@ class LoadedWeights(TypedDict):
 
     pieces: list[Piece]
     unverified: list[str]
-    """Tensors whose origin is unknown, with the reason."""
+    """For each tensor that cannot be verified, a sentence that says why."""
 
 
 def verify_weights(sent: Mapping[str, Tensor], loaded: list[LoadedWeights], *, name: str) -> None:
     """Raise StaleWeightsError where any process of a sampler computes with other weights than were sent."""
     digests: dict[str, str] = {}
-    wrong = [reason for each in loaded for reason in each["unverified"]]
-    for piece in (Piece(*fields) for each in loaded for fields in each["pieces"]):
-        place = repr(piece[1:-1])
-        if place not in digests:
-            tensor = sent[piece.sent_as].detach().contiguous()
-            part = tensor.as_strided(piece.size, piece.stride, tensor.storage_offset() + piece.offset)
-            digests[place] = digest(part, getattr(torch, piece.dtype))
-        if piece.digest != digests[place]:
-            wrong.append(f"{piece.held_as} differs from the {piece.sent_as} that was sent")
-    if not all(each["pieces"] for each in loaded) or not loaded:
-        wrong.append("it holds no weights at all")
-    if wrong:
-        shown = "; ".join(list(dict.fromkeys(wrong))[:_NAMES_SHOWN])
-        more = f"; and {len(wrong) - _NAMES_SHOWN} more" if len(wrong) > _NAMES_SHOWN else ""
+    errors = [reason for each in loaded for reason in each["unverified"]]
+    for process in loaded:
+        for fields in process["pieces"]:
+            piece = Piece(*fields)  # a list if it came as JSON
+            place = repr((piece.sent_as, piece.offset, piece.size, piece.stride, piece.dtype))
+            if place not in digests:
+                tensor = sent[piece.sent_as].detach().contiguous()
+                part = tensor.as_strided(piece.size, piece.stride, tensor.storage_offset() + piece.offset)
+                digests[place] = digest(part, getattr(torch, piece.dtype))
+            if piece.digest != digests[place]:
+                errors.append(f"{piece.held_as} differs from the {piece.sent_as} that was sent")
+    if not loaded or not all(each["pieces"] for each in loaded):
+        errors.append("it holds no weights at all")
+    if errors:
+        shown = "; ".join(list(dict.fromkeys(errors))[:_NAMES_SHOWN])
+        more = f"; and {len(errors) - _NAMES_SHOWN} more" if len(errors) > _NAMES_SHOWN else ""
         raise StaleWeightsError(f"{name} does not compute with the weights that it was sent: {shown}{more}")
 
 
 def verify_logprobs(sampler_M: Tensor, new_M: Tensor, old_M: Tensor | None, *, max_mismatch: float, name: str) -> None:
-    """Raise StaleWeightsError where a sampler's log-probabilities are not those of the new weights.
+    """Raise StaleWeightsError if a sampler's log-probabilities are not those of the new weights.
 
-    They may differ by `max_mismatch` nats on average. A step at a small learning rate moves them by less than that:
-    then they have to differ from the `old` ones in the direction of the step, as far as rounding lets it be seen.
+    They may differ from `new_M` by `max_mismatch` nats on average. A step at a small learning rate changes less than
+    that, so the difference must also not point towards `old_M`, the log-probabilities before the last update.
     """
     difference_M = sampler_M - new_M
     mismatch = float(difference_M.abs().mean())
@@ -88,10 +91,12 @@ def verify_logprobs(sampler_M: Tensor, new_M: Tensor, old_M: Tensor | None, *, m
             f"{name} received the trainer's weights but differs from it by {mismatch:.2g} nats per token on fixed "
             f"prompts: more than sampler.max_mismatch = {max_mismatch:g}"
         )
-    step_M = torch.zeros_like(new_M) if old_M is None else old_M - new_M
-    length, product = float(step_M.norm()), float(difference_M @ step_M)
-    noise = max(float(difference_M.norm()), torch.finfo(torch.float64).tiny)
-    if length and product / length**2 > _STALE and product / (length * noise) > _STALE:
+    if old_M is None:
+        return
+    to_old_M = old_M - new_M
+    length, distance = float(to_old_M.norm()), float(difference_M.norm())
+    product = float(difference_M @ to_old_M)
+    if product > _STALE * length**2 and product > _STALE * length * distance:
         raise StaleWeightsError(f"{name} still samples from the weights before the last update")
 
 
@@ -110,20 +115,20 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
 def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
     """Return a digest of the values in their order, rounded to `dtype`; computed on a GPU if there is one.
 
-    It is the sum over all elements, modulo 2^64, of a mix (as in splitmix64) of place and value, as a float32. Values
-    too small for a normal number count as 0: matrix units may flush them.
+    It is the sum modulo 2^64 of a hash of each element: of its place and of the bits of its value as a float32, mixed
+    as in splitmix64. Subnormal values count as 0, since matrix units may flush them.
     """
     device = tensor.device
     if not tensor.is_cuda and torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))  # of the rank, in any thread
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))  # the current device differs by thread
     rows = tensor.reshape(1) if tensor.ndim == 0 else tensor
     row_size = max(1, rows[0].numel()) if len(rows) else 1
     total, place = torch.zeros((), dtype=torch.int64, device=device), 0
     for chunk in rows.split(max(1, _CHUNK // row_size)):
         values = chunk.to(device).reshape(-1).to(dtype or chunk.dtype).float()
         bits = torch.where(values.abs() < _SMALLEST, 0.0, values).view(torch.int32).long()
-        mixed = bits + torch.arange(place, place + len(bits), device=device) * _FACTORS[0]
-        mixed = (mixed ^ (mixed >> 31)) * _FACTORS[1]
+        mixed = bits + torch.arange(place, place + len(bits), device=device) * _PLACE_FACTOR
+        mixed = (mixed ^ (mixed >> 31)) * _MIX_FACTOR
         total += (mixed ^ (mixed >> 29)).sum()
         place += len(bits)
     return f"{int(total) % 2**64:016x}"

@@ -1,7 +1,7 @@
-"""The extension of vLLM's worker, in vLLM's own processes: loading weights, and reporting which are computed with.
+"""An extension of vLLM's worker processes: it loads weights, and reports with which weights they compute.
 
-How vLLM maps tensors is not repeated here: its own loading is run once more on tensors without memory, and the copies
-it makes are recorded. So fused, sharded and tied tensors are handled as vLLM does, for any model.
+How vLLM maps tensors is not repeated here: its own loading runs once more on tensors without memory (device `meta`),
+and the copies it makes are recorded. So this handles fused, sharded and tied tensors of any model as vLLM does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,19 +20,20 @@ from components.rollout.vllm.verification import LoadedWeights, Piece, digest
 _PACKED = "cpu_linear"
 """Attribute of layers on CPUs: a function that multiplies by a packed copy of the layer's weights."""
 _INPUTS_AT_ONCE = 1024
+"""Rows of the unit matrix in one product with a packed copy; bounds memory."""
 
 
 class WeightLoading:
-    """Mixed into vLLM's worker, which calls its methods by name (`collective_rpc`)."""
+    """Mixed into vLLM's worker class; clients call its methods by name (`collective_rpc`)."""
 
     weights_version = ""
 
     def load_folder(self, folder: str, version: str) -> None:
-        """Load the weights of a Hugging Face folder, unless that version is loaded: several clients may ask for it."""
+        """Load the weights of a Hugging Face folder, unless another client has loaded that version."""
         if self.weights_version == version:
             return
         worker: Any = self
-        self.weights_version = ""
+        self.weights_version = ""  # until all is loaded: an error may leave weights of two versions
         worker.reload_weights(weights_path=folder)
         renew_output_layer(worker.model_runner.get_model())
         self.weights_version = version
@@ -43,19 +44,20 @@ class WeightLoading:
         runner, dtype = worker.model_runner, worker.vllm_config.model_config.dtype
         adapters = {name: shape for name, shape in shapes.items() if name.startswith(SAVED_PREFIX)}
         weights = {name: shape for name, shape in shapes.items() if name not in adapters}
-        loaded = LoadedWeights(pieces=[], unverified=[])
+        parts = []
         with set_current_vllm_config(worker.vllm_config):
-            parts = [loaded_weights(runner.get_model(), weights, dtype)] if weights else []
+            if weights:
+                parts.append(loaded_weights(runner.get_model(), weights, dtype))
             if adapters:
                 parts.append(loaded_adapters(runner.lora_manager._adapter_manager, adapters))
-        for part in parts:
-            loaded["pieces"] += part["pieces"]
-            loaded["unverified"] += part["unverified"]
-        return loaded
+        return LoadedWeights(
+            pieces=[piece for part in parts for piece in part["pieces"]],
+            unverified=[reason for part in parts for reason in part["unverified"]],
+        )
 
 
 class _View(NamedTuple):
-    """Elements of a tensor, as in `torch.as_strided`."""
+    """Some elements of a tensor's storage, as `torch.as_strided` takes them."""
 
     offset: int
     size: tuple[int, ...]
@@ -65,40 +67,44 @@ class _View(NamedTuple):
     def of(cls, tensor: Tensor) -> "_View":
         return cls(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
 
+    def within(self, tensor: Tensor) -> Tensor:
+        """Return these elements, where the offset counts from the first element of `tensor`."""
+        return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset)
+
 
 _Origin = tuple[str | int | None, _View]
-"""Where elements of a parameter come from: a tensor by name, None for a computed one, or a number."""
+"""Where elements are copied from: the name of a sent tensor, a number they are filled with, or None if computed."""
 
 
 def loaded_weights(model: nn.Module, shapes: Mapping[str, list[int]], dtype: torch.dtype) -> LoadedWeights:
-    """Return the weights of each parameter of the model, given the shapes of the tensors that it is sent.
+    """Return where each parameter of the model comes from, given the shapes of the tensors that it is sent.
 
-    A parameter is unverified if a part of it is loaded from no tensor, or changed on the way. Buffers are skipped: they
-    are not trained.
+    A parameter is unverified if a part of it is not loaded from a sent tensor, or is changed on the way. Buffers are
+    skipped: they are not trained.
     """
     loaded = LoadedWeights(pieces=[], unverified=[])
     layouts = _layouts(model)
     try:
         copies = _recorded_copies(model, layouts, shapes, dtype)
-    except Exception as error:  # any model's way of loading may fail, in any way, on tensors without memory
+    except Exception as error:  # the loading code of any model, which may not support tensors without memory
         loaded["unverified"].append(f"vLLM's loading of {type(model).__name__} cannot be traced: {error}")
         return loaded
-    for name, module, own_name, parameter in _parameters(model):
+    for name, module, attribute, parameter in _parameters(model):
         layout = layouts[id(parameter)]
-        parts = copies.get(_storage(layout), {})
-        if sum(torch.Size(each.size).numel() for each in parts) != layout.numel():
+        origins = copies.get(_storage(layout), {})
+        if sum(torch.Size(view.size).numel() for view in origins) != layout.numel():
             loaded["unverified"].append(f"{name} is not loaded, or only in part")
             continue
-        forms = list(_forms(module, own_name, parameter, layout))
-        if not forms:
+        values = list(_values(module, attribute, parameter, layout))
+        if not values:
             loaded["unverified"].append(f"{name} has a form that cannot be compared")
-        for form in forms:
-            _add(loaded, name, form, layout.dtype, parts)
+        for each in values:
+            _add(loaded, name, each, layout.dtype, origins)
     return loaded
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Yield each parameter of each module: one that two modules share, twice."""
+    """Yield each parameter's full name, module, name in the module, and itself; twice if two modules share it."""
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
@@ -106,13 +112,13 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Para
 
 
 def _layouts(model: nn.Module) -> dict[int, Tensor]:
-    """Return, by the id of each parameter, a tensor without memory of the form in which it is loaded."""
+    """Return for each parameter, by its id, a tensor without memory in the layout that it had when it was loaded."""
     layouts: dict[int, Tensor] = {}
     for _, module, name, parameter in _parameters(model):
         if id(parameter) not in layouts:
             originals, _ = get_layerwise_info(module).restore_metadata
             layout: Any = restore_layer_refs(to_meta_tensor(originals.get(name, parameter)), module)
-            layout.weight_loader = _get_original_loader(layout)  # not one that reloading has wrapped around it
+            layout.weight_loader = _get_original_loader(layout)  # without the wrapper of vLLM's reloading
             layouts[id(parameter)] = layout
     return layouts
 
@@ -120,16 +126,16 @@ def _layouts(model: nn.Module) -> dict[int, Tensor]:
 def _recorded_copies(
     model: nn.Module, layouts: Mapping[int, Any], shapes: Mapping[str, list[int]], dtype: torch.dtype
 ) -> dict[int, dict[_View, _Origin]]:
-    """Return what loading the tensors writes into each layout, by its storage; the last write to a place counts."""
+    """Load tensors of these shapes with the layouts as parameters; return the copies by the id of a storage."""
     weights = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
     originals = [(module, name, parameter) for _, module, name, parameter in _parameters(model)]
-    loading: Any = model
+    vllm_model: Any = model
     recorder = _Recorder(weights)
     try:
         for module, name, parameter in originals:
             module._parameters[name] = layouts[id(parameter)]
         with recorder:
-            loading.load_weights(iter(weights.items()))
+            vllm_model.load_weights(iter(weights.items()))
     finally:
         for module, name, parameter in originals:
             module._parameters[name] = parameter
@@ -137,14 +143,16 @@ def _recorded_copies(
 
 
 class _Recorder(TorchDispatchMode):
-    """Records from which tensor each element of another is copied."""
+    """Records what is copied into tensors, from the named `sources` or from elsewhere."""
 
     def __init__(self, sources: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._sources = {_storage(tensor): name for name, tensor in sources.items()}
         self.copies: dict[int, dict[_View, _Origin]] = {}
+        """The origin of each part of a tensor, by the id of the tensor's storage; the last write to a part counts."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record an operation that writes into a tensor, and do it; PyTorch calls this for every operation."""
         if func is torch.ops.aten.copy_.default:
             source = args[1].expand(args[0].shape)
             self._write(args[0], (self._sources.get(_storage(source)), _View.of(source)))
@@ -159,18 +167,18 @@ class _Recorder(TorchDispatchMode):
 
 
 def _storage(tensor: Tensor) -> int:
-    """Return an id that all views of a tensor share."""
+    """Return an id of a tensor's storage, which all views of the tensor share."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def _forms(module: nn.Module, name: str, parameter: nn.Parameter, layout: Tensor) -> Iterator[Tensor]:
-    """Yield all copies of a parameter that a module computes with, in the layout in which it is loaded."""
+def _values(module: nn.Module, attribute: str, parameter: nn.Parameter, layout: Tensor) -> Iterator[Tensor]:
+    """Yield each copy of a parameter that the module may compute with, in the layout for loading."""
     if parameter.shape == layout.shape:
-        same = parameter.stride() == layout.stride()
-        yield parameter.detach() if same else _like(layout).copy_(parameter.detach())
-    if name == "weight" and hasattr(module, _PACKED) and layout.ndim == 2:
-        # The matrix by which a layer multiplies: its products with the unit vectors, which are exact.
-        unpacked_OI, num_inputs = _like(layout), layout.shape[1]
+        has_layout = parameter.stride() == layout.stride()
+        yield parameter.detach() if has_layout else _empty(layout).copy_(parameter.detach())
+    if attribute == "weight" and hasattr(module, _PACKED) and layout.ndim == 2:
+        # Products with the unit vectors give the packed matrix itself, exactly.
+        unpacked_OI, num_inputs = _empty(layout), layout.shape[1]
         for first in range(0, num_inputs, _INPUTS_AT_ONCE):
             count = min(_INPUTS_AT_ONCE, num_inputs - first)
             units_UI = torch.eye(count, num_inputs, dtype=layout.dtype).roll(first, 1)
@@ -178,77 +186,79 @@ def _forms(module: nn.Module, name: str, parameter: nn.Parameter, layout: Tensor
         yield unpacked_OI
 
 
-def _like(layout: Tensor) -> Tensor:
+def _empty(layout: Tensor) -> Tensor:
     return torch.empty_strided(tuple(layout.shape), layout.stride(), dtype=layout.dtype)
 
 
-def _add(loaded: LoadedWeights, name: str, form: Tensor, dtype: torch.dtype, parts: Mapping[_View, _Origin]) -> None:
-    """Add the places of a parameter that tensors were copied to."""
-    for (offset, size, stride), (source, view) in parts.items():
-        elements = form.as_strided(size, stride, form.storage_offset() + offset)
+def _add(loaded: LoadedWeights, name: str, values: Tensor, dtype: torch.dtype, origins: dict[_View, _Origin]) -> None:
+    """Add a piece for each part of a parameter that is copied from a sent tensor, or why it is unverified."""
+    for view, (source, source_view) in origins.items():
+        part = view.within(values)
         if isinstance(source, str):
-            place = (view.offset, list(view.size), list(view.stride))
-            loaded["pieces"].append(Piece(name, source, *place, str(dtype).removeprefix("torch."), digest(elements)))
+            offset, size, stride = source_view.offset, list(source_view.size), list(source_view.stride)
+            rounded_to = str(dtype).removeprefix("torch.")
+            loaded["pieces"].append(Piece(name, source, offset, size, stride, rounded_to, digest(part)))
         elif source is None:
             loaded["unverified"].append(f"{name} is computed from what was sent, in an unknown way")
-        elif bool((elements != source).any()):
+        elif bool((part != source).any()):
             loaded["unverified"].append(f"{name} is not {source} where it is padded")
 
 
 def loaded_adapters(manager: Any, shapes: Mapping[str, list[int]]) -> LoadedWeights:
-    """Return the adapters of each layer, given vLLM's manager of them and the shapes of the tensors that were sent.
+    """Return where the adapters of each layer come from, given vLLM's manager and the shapes of the sent tensors.
 
-    A tensor that no layer holds is unverified, and so is a layer that holds anything else.
+    A sent tensor that no layer holds is unverified, and so is a layer that holds elements that were not sent.
     """
     loaded = LoadedWeights(pieces=[], unverified=[])
     sent = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    slots = [slot for slot, number in enumerate(manager.lora_index_to_id) if number is not None]
-    for name, layer in manager.modules.items() if slots else ():
-        names = manager.packed_modules.get(name)
+    # There is memory for one set of adapters (see `engine_arguments`): at most one slot is filled.
+    slot = next((slot for slot, number in enumerate(manager.lora_index_to_id) if number is not None), None)
+    layers = manager.modules if slot is not None else {}
+    for name, layer in layers.items():
         try:
-            copies = _adapter_copies(layer, slots[0], name, names, sent)
+            copies = _adapter_copies(layer, slot, name, manager.packed_modules.get(name), sent)
         except Exception as error:  # as in `loaded_weights`
             loaded["unverified"].append(f"vLLM's loading of adapters into {name} cannot be traced: {error}")
             continue
-        for matrix, parts in copies:
-            elements = [
-                matrix.as_strided(view.size, view.stride, matrix.storage_offset() + view.offset) for view in parts
-            ]
-            if int(matrix[slots[0]].count_nonzero()) != sum(int(each.count_nonzero()) for each in elements):
+        for matrix, origins in copies:
+            if int(matrix[slot].count_nonzero()) != sum(int(view.within(matrix).count_nonzero()) for view in origins):
                 loaded["unverified"].append(f"the adapter of {name} has elements that were not sent")
-            _add(loaded, f"the adapter of {name}", matrix, matrix.dtype, parts)
+            _add(loaded, f"the adapter of {name}", matrix, matrix.dtype, origins)
     missing = sent.keys() - {piece.sent_as for piece in loaded["pieces"]}
     loaded["unverified"] += [f"{name} is not loaded" for name in sorted(missing)]
     return loaded
 
 
 def _adapter_copies(
-    layer: Any, slot: int, name: str, packed: Sequence[str] | None, sent: Mapping[str, Tensor]
+    layer: Any, slot: int | None, name: str, packed: Sequence[str] | None, sent: Mapping[str, Tensor]
 ) -> list[tuple[Tensor, dict[_View, _Origin]]]:
-    """Return each matrix of a layer, with what vLLM's own loading copies into it, on tensors without memory."""
-    a, b = ([sent.get(f"{SAVED_PREFIX}{each}.lora_{key}.weight") for each in packed or [name]] for key in "AB")
-    matrices = (layer.lora_a_stacked, layer.lora_b_stacked)
-    layouts = tuple(tuple(torch.empty_like(each, device="meta") for each in kind) for kind in matrices)
+    """Return each matrix of a layer, with the parts of it that vLLM's own loading copies from sent tensors."""
+    names = packed or [name]  # of the layers that vLLM has fused into this one, such as q_proj, k_proj and v_proj
+    a = [sent.get(f"{SAVED_PREFIX}{each}.lora_A.weight") for each in names]
+    b = [sent.get(f"{SAVED_PREFIX}{each}.lora_B.weight") for each in names]
+    stacked_a, stacked_b = layer.lora_a_stacked, layer.lora_b_stacked
     recorder = _Recorder(sent)
     try:
-        layer.lora_a_stacked, layer.lora_b_stacked = layouts
+        layer.lora_a_stacked = tuple(torch.empty_like(each, device="meta") for each in stacked_a)
+        layer.lora_b_stacked = tuple(torch.empty_like(each, device="meta") for each in stacked_b)
+        layouts = (*layer.lora_a_stacked, *layer.lora_b_stacked)
         with recorder:
             if any(each is not None for each in a):
                 layer.set_lora(slot, a if packed else a[0], b if packed else b[0])
     finally:
-        layer.lora_a_stacked, layer.lora_b_stacked = matrices
-    pairs = [pair for kinds in zip(matrices, layouts, strict=True) for pair in zip(*kinds, strict=True)]
-    copies = [(matrix, recorder.copies.get(_storage(layout), {})) for matrix, layout in pairs]
-    return [
-        (matrix, {view: each for view, each in parts.items() if isinstance(each[0], str)}) for matrix, parts in copies
-    ]
+        layer.lora_a_stacked, layer.lora_b_stacked = stacked_a, stacked_b
+    copies = []
+    for matrix, layout in zip((*stacked_a, *stacked_b), layouts, strict=True):
+        origins = recorder.copies.get(_storage(layout), {})
+        copies.append((matrix, {view: each for view, each in origins.items() if isinstance(each[0], str)}))
+    return copies
 
 
 def renew_output_layer(model: Any) -> None:
     """Make an output layer that shares the weights of the embeddings compute with the new ones.
 
-    On CPUs it keeps a repacked copy of them, which loading weights does not renew. Some models, such as Gemma, have no
-    output layer beside the embeddings, whose copy is renewed.
+    On CPUs the layer has a packed copy of them, which loading weights does not renew. Some models, such as Gemma, have
+    no separate output layer; loading renews the copy of their embeddings.
     """
     head = getattr(model, "lm_head", None)
     if model.config.tie_word_embeddings and head is not None:

@@ -91,18 +91,18 @@ def run(server: ApiServer, spec: Json, program: Program, capsys: pytest.CaptureF
     return Run(server, row["run_id"], Kubeflow(server.url), program, capsys)
 
 
-def test_run_that_found_nothing_new_is_no_failure(run: Run) -> None:
-    """In the list of runs, where nightly ones would hide a failure, and where one is shown with its reason."""
+def test_run_that_found_nothing_new_is_told_from_one_that_trained(run: Run) -> None:
+    """In the list of runs, and where one is shown with its reason."""
     run.row["runtime_config"] = {"parameters": {"skip_if_unchanged": True}}
-    run.tell("FAILED", preflight=FAILED)
-    reason = "preflight: code, data and config are those of policy@v0.0.1; a run would reproduce it"
-    run.print("preflight", f"error: {reason}\n")
+    run.tell("SUCCEEDED", preflight=DONE, prepare_data=replace(DONE, state="SKIPPED", attempts=0), train_grpo=LEFT_OUT)
+    reason = "preflight: code, data and config are those of policy@v0.0.1, the newest registered version"
+    run.print("preflight", f"{reason}\n")
     assert " nightly  nothing new  " in run.show("status")[0][1]
     lines, _ = run.show("status", "nightly")
     assert lines[0].endswith("  nothing new")
     assert lines[-1] == reason
-    run.print("preflight", "error: preflight: no such bucket\n")
-    assert " nightly  failed  " in run.show("status")[0][1]
+    run.tell("SUCCEEDED", preflight=DONE, prepare_data=DONE)
+    assert " nightly  succeeded  " in run.show("status")[0][1]
 
 
 def test_status_lists_runs_and_the_stages_of_one(run: Run) -> None:
