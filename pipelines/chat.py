@@ -1,6 +1,6 @@
 """`grpo-pipeline chat`: asks a model questions, and prints each answer while it is generated.
 
-A model that was trained with tools uses its environment; the environment's answers are shown as well.
+A model that was trained with tools uses its environment, whose answers are printed as well.
 """
 
 import sys
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from components.rollout.sampler import Completion
     from components.shared.chat import Message
 
-_OBSERVATION = "  | "
-"""Prefix of each line from an environment."""
+_OBSERVATION_PREFIX = "  | "  # prefix of each line from an environment
 
 
 def chat(model: str, registry: str, *, question: str | None, temperature: float, max_new_tokens: int) -> None:
-    """Ask a model questions."""
+    """Ask a model one question, or all questions on standard input as one conversation, and print the answers."""
     if max_new_tokens < 1 or temperature < 0:
         raise PipelineError("chat: --max-new-tokens must be 1 or more, and --temperature 0 or more")
     from components.environments.pool import Environments
@@ -37,7 +36,7 @@ def chat(model: str, registry: str, *, question: str | None, temperature: float,
         folder = stack.enter_context(model_folder(model, registry))
         checkpoint = load_without_weights(folder)
         tools, environments = checkpoint.format.tools, None
-        if tools and tools.environment != "feedback":  # which needs the expected answer
+        if tools and tools.environment != "feedback":  # that environment needs the expected answer
             environments = stack.enter_context(closing(Environments(tools)))
         loaded = Model(checkpoint, folder, temperature, max_new_tokens, environments)
         if question is not None:
@@ -45,23 +44,23 @@ def chat(model: str, registry: str, *, question: str | None, temperature: float,
             return
         if sys.stdin.isatty():
             print("One question per line; Ctrl-C stops an answer, Ctrl-D ends.")
-        while (asked := _ask()) is not None:
+        for line in _lines():
             try:
-                loaded.answer(asked)
+                loaded.answer(line)
             except KeyboardInterrupt:
                 print(" (stopped)")
 
 
-def _ask() -> str | None:
-    """Return the next line that is not empty; None at the end of the input."""
+def _lines() -> Iterator[str]:
+    """Yield the lines of the input that are not empty, until it ends or Ctrl-C; on a terminal, prompt for each."""
     while True:
         try:
             line = input("\n> " if sys.stdin.isatty() else "")
         except (EOFError, KeyboardInterrupt):
             print()
-            return None
+            return
         if line.strip():
-            return line
+            yield line
 
 
 class Model:
@@ -83,19 +82,20 @@ class Model:
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        is_plain = checkpoint.config.chat is None and not (folder / PIPELINE_FILE).is_file()
-        if is_plain and checkpoint.tokenizer.chat_template:  # a model that no stage has saved
+        is_foreign = checkpoint.config.chat is None and not (folder / PIPELINE_FILE).is_file()  # no stage saved it
+        if is_foreign and checkpoint.tokenizer.chat_template:
             checkpoint = replace(checkpoint, config=checkpoint.config.model_copy(update={"chat": ChatConfig()}))
         self.checkpoint, self._max_new_tokens = checkpoint, max_new_tokens
-        # transformers' own class: the training code expects packed sequences.
+        # This is transformers' own class, because the model class of the training expects packed sequences.
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             weights_of(folder), dtype=checkpoint.model.dtype, trust_remote_code=False
         ).to("cuda" if torch.cuda.is_available() else "cpu")
+        sampling_settings = {"temperature": temperature, "top_k": 0} if temperature else {}  # 0 disables top-k
         self._settings = transformers.GenerationConfig(
             do_sample=temperature > 0,
             eos_token_id=list(checkpoint.end_ids),
             pad_token_id=checkpoint.end_ids[0],
-            **({"temperature": temperature, "top_k": 0} if temperature else {}),
+            **sampling_settings,
         )
         sampling = Sampling(
             num_samples=1, temperature=temperature, max_new_tokens=max_new_tokens, seed=0, environments=environments
@@ -107,24 +107,20 @@ class Model:
         """Print the answer to a question, turn by turn, with the environment's answers in between."""
         from components.rollout.trajectory import Status, Trajectory
 
-        earlier = tuple((each["role"], each["content"]) for each in self.conversation)
-        place = {"id": "chat", "source": "chat", "split": Split.TEST, "subject": "", "level": None}
-        asked = {"question": question, "earlier": earlier, "answer": "unknown", "solution": ""}
-        problem = Problem.model_validate(place | asked)
-        trajectory = Trajectory(self.rollout, problem, self.prompt_ids(question))
-        with closing(trajectory):
+        earlier = tuple((message["role"], message["content"]) for message in self.conversation)
+        fields = {"id": "chat", "source": "chat", "split": Split.TEST, "subject": "", "level": None, "solution": ""}
+        problem = Problem.model_validate({**fields, "question": question, "earlier": earlier, "answer": "unknown"})
+        with closing(Trajectory(self.rollout, problem, self.prompt_ids(question))) as trajectory:
             while trajectory.status is not Status.DONE:
                 if trajectory.pending_answer is None:
                     ids = self.generate((*trajectory.prompt_ids, *trajectory.ids), trajectory.tokens_left)
-                    trajectory.extend(ids, [0.0] * len(ids))
+                    trajectory.extend(ids, [0.0] * len(ids))  # log-probabilities, which nothing reads
                     continue
                 answer = trajectory.pending_answer.result()
                 trajectory.receive(answer)
-                if trajectory.status is Status.SAMPLING:  # the model reads it
-                    print(
-                        "".join(f"{_OBSERVATION}{line}\n" for line in printable(answer.observation.text).splitlines()),
-                        end="",
-                    )
+                if trajectory.status is Status.SAMPLING:  # the model reads the answer
+                    for line in printable(answer.observation.text).splitlines():
+                        print(f"{_OBSERVATION_PREFIX}{line}")
         completion = trajectory.completion()
         self.conversation += self._messages(completion)
         if completion.failure is not None:
@@ -133,7 +129,7 @@ class Model:
             print(self._limit_reached(completion))
 
     def _streamer(self) -> Any:
-        """Return a streamer that prints tokens as text when they arrive, without special tokens."""
+        """Return a streamer that prints sampled tokens as text, without special tokens and control characters."""
         import transformers
 
         streamer = transformers.TextStreamer(self.checkpoint.tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -142,37 +138,37 @@ class Model:
         return streamer
 
     def generate(self, ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
-        """Return the tokens up to the end of a turn, and print them as they are sampled."""
+        """Return the sampled tokens of one turn, at most `max_new_tokens`, and print them as they are sampled."""
         import torch
         import transformers
 
-        def ends(ids_1T: Any, scores: Any, **_: Any) -> Any:
-            is_over = bool(stops.texts) and stops.ends(ids_1T[0, len(ids) :].tolist())
-            return torch.tensor([is_over], device=ids_1T.device)
+        turn_stop = self.rollout.turn_stop
 
-        stops = self.rollout.turn_stop
+        def has_ended(ids_1T: Any, scores: Any, **_: Any) -> Any:
+            return torch.tensor([turn_stop.ends(ids_1T[0, len(ids) :].tolist())], device=ids_1T.device)
+
         prompt = torch.tensor([ids], device=self._model.device)
         output = self._model.generate(
             prompt,
             attention_mask=torch.ones_like(prompt),
             generation_config=self._settings,
             max_new_tokens=max_new_tokens,
-            stopping_criteria=transformers.StoppingCriteriaList([ends]),
+            stopping_criteria=transformers.StoppingCriteriaList([has_ended]),
             streamer=self._streamer(),
         )
         sampled: list[int] = output[0, len(ids) :].tolist()
         return sampled
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
-        """Return the tokens of the prompt, with the conversation so far if there is a chat template."""
-        form = self.checkpoint.format
-        if form.template is None:
+        """Add a question to the conversation and return its tokens as a prompt; without chat template, only its own."""
+        prompt_format = self.checkpoint.format
+        if prompt_format.template is None:
             return self.checkpoint.prompt_ids(question)
-        asked = form.messages(question)
-        self.conversation += asked[-1:] if self.conversation else asked
-        thinking = self.checkpoint.config.thinking
-        rendered = form.template.render(self.conversation, is_prompt=True, thinking=thinking, tools=form.schemas)
-        return self.checkpoint.encode(rendered)
+        messages = prompt_format.messages(question)
+        self.conversation += messages[-1:] if self.conversation else messages  # the system message only once
+        thinking, tools = self.checkpoint.config.thinking, prompt_format.schemas
+        text = prompt_format.template.render(self.conversation, is_prompt=True, thinking=thinking, tools=tools)
+        return self.checkpoint.encode(text)
 
     def _messages(self, completion: "Completion") -> "Iterator[Message]":
         """Yield the messages that an answer adds to the conversation."""
@@ -185,6 +181,7 @@ class Model:
                 yield from self.checkpoint.format.replies(turn.observation)
 
     def _limit_reached(self, completion: "Completion") -> str:
+        """Return a sentence about the limit at which a completion was truncated."""
         tools = self.checkpoint.config.tools
         if completion.num_tokens >= self._max_new_tokens:
             return f"(truncated after {self._max_new_tokens:,} tokens; --max-new-tokens sets the limit)"

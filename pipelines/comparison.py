@@ -20,8 +20,7 @@ from components.shared.execution import environment_differences
 from components.shared.lineage import FILE_NAME, Lineage, flat, parse
 from components.shared.statistics import mcnemar_p, paired_gain_interval, score
 
-EVALUATION = "evaluation/grpo"
-"""Folder of a version with the records of its policy."""
+EVALUATION = "evaluation/grpo"  # folder of a version with the records of its policy
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Facts:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Every value of every stage's config, as JSON, by its key in a params file."""
+        """Each value of the stages' configs, as JSON, by its key such as `train_grpo.num_steps`."""
         return {key: value for work in self.made_by.works for key, value in flat(work.stage, work.config)}
 
     @property
@@ -54,15 +53,15 @@ class Facts:
 
     @property
     def data(self) -> dict[str, str]:
-        """Digests, or commits at a hub, of the data and models that the version was made from, by name."""
+        """Digest of the problems, and digests or hub commits of the files and models that stages read, by name."""
         materials = {name: each for work in self.made_by.works for name, each in work.materials.items()}
-        named = {name: each.sha256 or each.commit or "unknown" for name, each in materials.items()}
+        digests = {name: each.sha256 or each.commit or "unknown" for name, each in materials.items()}
         problems = (work.inputs["problems"].digest for work in self.made_by.works if "problems" in work.inputs)
-        return {"problems": next(problems, "unknown"), **named}
+        return {"problems": next(problems, "unknown"), **digests}
 
 
 def facts_of(snapshot: Snapshot, *versions: Version) -> list[Facts]:
-    """Return the files of versions in git, unverified."""
+    """Return the facts of versions from their files in git, whose digests are not verified."""
     aliases = snapshot.aliases_by_version()
     paths = (*(f"{name}.json" for name in ("version", "verdict", "summary", "lineage")), ".dvc/config")
     facts = []
@@ -70,16 +69,16 @@ def facts_of(snapshot: Snapshot, *versions: Version) -> list[Facts]:
         missing = [path for path, content in zip(paths, contents, strict=True) if content is None]
         if missing:
             raise PipelineError(f"{version.tag}: has no {missing[0]}")
-        *described, config = (str(content, "utf-8") for content in contents if content is not None)
-        storage = storage_url(config, snapshot.location, snapshot.origin)
-        registration, verdict, summary, made_by = map(json.loads, described)
+        texts = [content.decode() for content in contents if content is not None]
+        registration, verdict, summary, made_by = map(json.loads, texts[:-1])
+        storage = storage_url(texts[-1], snapshot.location, snapshot.origin)
         names = tuple(aliases.get(version.tag, ()))
         facts.append(Facts(version, names, registration, verdict, summary, made_by, storage))
     return facts
 
 
 def evaluations_of(snapshot: Snapshot, *versions: Version) -> list[Evaluation]:
-    """Return the evaluations of the policies of versions; their files are verified."""
+    """Fetch, verify and return the evaluations of the versions' policies."""
     with TemporaryDirectory(prefix="grpo-pipeline-records-") as scratch:
         folders = [Path(scratch) / version.version / version.name for version in versions]
         for version, folder in zip(versions, folders, strict=True):
@@ -88,43 +87,40 @@ def evaluations_of(snapshot: Snapshot, *versions: Version) -> list[Evaluation]:
 
 
 def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
-    """Return how two policies answered the same problems; PipelineError if the problems or the protocols differ."""
-    one, other = (problems_of(evaluation.greedy) for evaluation in (first, second))
-    if one != other:
+    """Return by source how two policies answered the same problems; PipelineError if problems or protocols differ."""
+    problems, other_problems = problems_of(first.greedy), problems_of(second.greedy)
+    if problems != other_problems:
         raise PipelineError(
-            f"answers to different problems cannot be compared: one has {len(one):,} problems, the other "
-            f"{len(other):,}, and {len(one & other):,} are in both"
+            f"answers to different problems cannot be compared: one has {len(problems):,} problems, the other "
+            f"{len(other_problems):,}, and {len(problems & other_problems):,} are in both"
         )
-    if not same_protocol(*(evaluation.scores.get("protocol") or {} for evaluation in (first, second))):
+    if not same_protocol(first.scores.get("protocol") or {}, second.scores.get("protocol") or {}):
         raise PipelineError("the evaluations cannot be compared: their protocols differ")
     return outcomes_of([Pair(record, second.greedy[record.id]) for record in first.greedy.values()])
 
 
 def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
-    """Return the commands that evaluate the policy of one version on the problems of another one."""
-    tag, settings = second.version.tag, second.settings
-    options = {
-        f"--{key.replace('_', '-')}": json.loads(settings.get(f"evaluate.{key}", "null"))
-        for key in ("max_new_tokens", "limit", "seed", "system_prompt")
-    }
-    options["--tools"] = json.loads(settings.get("evaluate.tools.environment", "null"))
-    options["--max-turns"] = json.loads(settings.get("evaluate.tools.max_turns", "null"))
-    asked = " ".join(f"{option} {shlex.quote(str(value))}" for option, value in options.items() if value is not None)
+    """Return the shell commands that evaluate the policy of the first version on the problems of the second."""
+    tag = second.version.tag
+    keys = {f"--{key.replace('_', '-')}": key for key in ("max_new_tokens", "limit", "seed", "system_prompt")}
+    keys |= {"--tools": "tools.environment", "--max-turns": "tools.max_turns"}
+    options = ""
+    for option, key in keys.items():
+        value = json.loads(second.settings.get(f"evaluate.{key}", "null"))
+        if value is not None:
+            options += f"{option} {shlex.quote(str(value))} "
     return (
         f"grpo-pipeline models get {tag} {tag} --registry {registry} && grpo-pipeline evaluate {first.version.tag} "
-        f"--registry {registry} --protocol {second.protocol} --data {tag}/problems {asked} --output FOLDER"
+        f"--registry {registry} --protocol {second.protocol} --data {tag}/problems {options}--output FOLDER"
     )
 
 
-def compare(snapshot: Snapshot, first: Facts, second: Facts) -> dict[str, Any]:
-    """Return how two versions differ: lines for people by subject, empty if they are equal, and figures by source.
-
-    `incomparable` says why there are no accuracies to compare; None if there are.
-    """
+def compare_versions(snapshot: Snapshot, first: Facts, second: Facts) -> dict[str, Any]:
+    """Return the differences of two versions as lists of lines, and accuracies or why they are `incomparable`."""
     accuracies, incomparable = [], None
-    one, other = evaluations_of(snapshot, first.version, second.version)
+    evaluations = evaluations_of(snapshot, first.version, second.version)
     try:
-        accuracies = [_accuracy(*each) for each in outcomes(one, other).items()]
+        accuracies = [_accuracy(*each) for each in outcomes(*evaluations).items()]
     except PipelineError as error:
         incomparable = f"{error}; to compare them, run `{how_to_compare(first, second, snapshot.location)}`"
     before, after = (each.made_by.environment("train_grpo") for each in (first, second))
@@ -139,6 +135,7 @@ def compare(snapshot: Snapshot, first: Facts, second: Facts) -> dict[str, Any]:
 
 
 def _accuracy(source: str, outcome: Outcome) -> dict[str, Any]:
+    """Return the accuracies of two versions on the problems of one source, and how certain their difference is."""
     counts = outcome.counts
     return {
         "source": source,
@@ -153,8 +150,9 @@ def _accuracy(source: str, outcome: Outcome) -> dict[str, Any]:
 
 
 def _changes(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each key whose values differ."""
     for key in {**first, **second}:
-        before, after = (values.get(key, "(none)") for values in (first, second))
+        before, after = first.get(key, "(none)"), second.get(key, "(none)")
         if before != after:
             yield f"{key}: {before} -> {after}"
 

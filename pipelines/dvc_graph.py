@@ -1,4 +1,4 @@
-"""The graph for DVC: dvc.yaml, from what the stages declare. Written by `make compile`."""
+"""Generates dvc.yaml, the graph for DVC, from the declarations of the stages; `make compile` runs it."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import yaml
 
 from components.preflight.config import STAGES
 from components.shared import lineage
-from pipelines.run.stages import declared
+from pipelines.run.stages import load_stage
 
 _HEAD = """\
 # The graph for one machine under DVC: `dvc repro` computes what changed. Which params file it runs is in repro.yaml.
@@ -17,8 +17,7 @@ _MORE_INPUTS = {
     "prepare_data": ["data/own"],  # not data/raw: git has the pointers to its files, which may be missing here
     "train_sft": [f"{_OUTPUTS}/validate_data/validation"],  # nothing is trained on rejected data
 }
-_NO_OUTPUT = {"timings"}
-"""Outputs that differ between equal runs."""
+_NOT_TRACKED = {"timings"}  # outputs that differ between runs of equal inputs, so that DVC must not compare them
 _PLOTS = {
     "SFT loss": ("train_sft", "loss"),
     "GRPO reward and accuracy": ("train_grpo", ["reward", "accuracy", "worked_fraction"]),
@@ -27,7 +26,7 @@ _PLOTS = {
     "GRPO entropy (nats per token)": ("train_grpo", "entropy"),
     "GRPO clip fraction": ("train_grpo", ["clip_high_fraction", "clip_low_fraction"]),
 }
-"""Stage and columns of its curves, by the title of the plot."""
+"""Stage whose curves are plotted, and their columns, by the title of the plot."""
 
 
 def text() -> str:
@@ -44,7 +43,7 @@ def text() -> str:
     return _HEAD + yaml.safe_dump(graph, sort_keys=False, width=1000)
 
 
-def _section(name: str) -> str:
+def _section_file(name: str) -> str:
     return f"{_OUTPUTS}/params/{name}.yaml"
 
 
@@ -57,20 +56,21 @@ def _sections() -> dict[str, Any]:
         "cmd": f"grpo-pipeline config --params ${{params}} --sections {_OUTPUTS}/params",
         "deps": ["components", "params", "params.yaml"],
         "params": [{"repro.yaml": ["params"]}, {"${params}": None}],
-        "outs": list(map(_section, STAGES)),
+        "outs": list(map(_section_file, STAGES)),
     }
 
 
 def _stage(name: str) -> dict[str, Any]:
-    stage = declared(name)
+    """Return the DVC stage that runs a stage: its command, the files that it depends on, and its outputs."""
+    stage = load_stage(name)
     inputs = {key: f"{_OUTPUTS}/{source}" for key, source in stage.inputs.items()}
     outputs = {key: f"{_OUTPUTS}/{name}/{key}" for key in stage.outputs}
     options = [f"--{key.replace('_', '-')} {folder}" for key, folder in {**inputs, **outputs}.items()]
     code = [f"components/{package}" for package in sorted(lineage.stage_packages(name))]
     return {
-        "cmd": " ".join([f"python -m components.{name} --params {_section(name)}", *options]),
-        "deps": [*code, *sorted([_section(name), *inputs.values(), *_MORE_INPUTS.get(name, [])])],
-        "outs": [folder for key, folder in outputs.items() if key not in _NO_OUTPUT],
+        "cmd": " ".join([f"python -m components.{name} --params {_section_file(name)}", *options]),
+        "deps": [*code, *sorted([_section_file(name), *inputs.values(), *_MORE_INPUTS.get(name, [])])],
+        "outs": [folder for key, folder in outputs.items() if key not in _NOT_TRACKED],
     }
 
 

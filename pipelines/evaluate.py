@@ -23,14 +23,13 @@ from components.shared.stage import run
 from pipelines.tables import aligned
 from pipelines.use import model_folder, problems_of
 
-_RAW = Path("data/raw")
-_GSM8K, _MATH = Path("gsm8k_train.jsonl"), Path("MATH/train")
+_RAW_FILES = Path("data/raw")
 _SOURCES: dict[Dataset, FileSource] = {
-    "gsm8k": GSM8K(kind="gsm8k", train=_GSM8K, test=Path("gsm8k_test.jsonl")),
-    "math500": MATH(kind="math500", train=_MATH, test=Path("math500.jsonl")),
-    "math": MATH(kind="math", train=_MATH, test=Path("MATH/test")),
+    "gsm8k": GSM8K(kind="gsm8k", train=Path("gsm8k_train.jsonl"), test=Path("gsm8k_test.jsonl")),
+    "math500": MATH(kind="math500", train=Path("MATH/train"), test=Path("math500.jsonl")),
+    "math": MATH(kind="math", train=Path("MATH/train"), test=Path("MATH/test")),
 }
-"""Where a folder of raw files has each dataset; MATH-500 is a selection of MATH's test split."""
+"""Files of each dataset in a folder of raw files; MATH-500 is a selection of MATH's test split."""
 _HEADER = ("protocol", "source", "problems", "tools", "strict", "flexible", "truncated", "unscorable")
 
 
@@ -47,8 +46,8 @@ def evaluate(
 ) -> None:
     """Measure a model by each protocol and print a table; all input is checked before the first evaluation.
 
-    `data` is a folder of raw files, or of problems as prepare_data writes them. `options` are keys of the section
-    `evaluate`, of its vLLM and its tools; None if not set.
+    `data` is a folder of raw files, or of problems as prepare_data writes them. `options` are the arguments of
+    `_settings`. `listed` only prints the protocols.
     """
     if listed:
         print(aligned([(name, protocol.summary) for name, protocol in PROTOCOLS.items()]))
@@ -63,28 +62,28 @@ def evaluate(
         raise PipelineError(f"--examples: {' and '.join(protocols)} shows none; leave the option out")
     with ExitStack() as stack:
         folder = stack.enter_context(model_folder(model, registry))
-        name = Path(model).resolve().name if Path(model).is_dir() else model.replace("/", "--")
-        output = output or Path("outputs/evaluations") / name
-        work = []
+        model_name = Path(model).resolve().name if Path(model).is_dir() else model.replace("/", "--")
+        output = output or Path("outputs/evaluations") / model_name
+        evaluations = []
         for name in dict.fromkeys(protocols):
-            values = {"max_new_tokens": PROTOCOLS[name].max_new_tokens, **settings, "protocol": name}
-            config = validate(EvaluateConfig, values, name=MODEL_STAGE.name)
             protocol = PROTOCOLS[name]
-            own = problems_of(model) if protocol.dataset is None else None
-            problems = stack.enter_context(_problems(protocol, data or own or _RAW, examples))
-            asked_model(folder, config, read_questions(config, problems))
-            work.append((config, problems))
-        for config, problems in work:
+            values = {"max_new_tokens": protocol.max_new_tokens, **settings, "protocol": name}
+            config = validate(EvaluateConfig, values, name=MODEL_STAGE.name)
+            run_problems = problems_of(model) if protocol.dataset is None else None
+            problems = stack.enter_context(_problems(protocol, data or run_problems or _RAW_FILES, examples))
+            asked_model(folder, config, read_questions(config, problems))  # raises if they do not fit one another
+            evaluations.append((config, problems))
+        for config, problems in evaluations:
             say(MODEL_STAGE.name, f"{model} by {config.protocol}")
             run(MODEL_STAGE, config, {"model": folder, "problems": problems, "evaluation": output / config.protocol})
-    results = {config.protocol: jsonl.read_json(output / config.protocol / "scores.json") for config, _ in work}
+    results = {config.protocol: jsonl.read_json(output / config.protocol / "scores.json") for config, _ in evaluations}
     print(f"\n{_table(results)}\n\nrecords and scores: {output}")
 
 
 def _settings(
     *, sampler: str, engines: int, gpus_per_engine: int, tools: str | None, max_turns: int | None, **keys: Any
 ) -> dict[str, Any]:
-    """Return the values of the section `evaluate` that options set."""
+    """Return the section `evaluate` that options of the command line describe; those that are None are left out."""
     if max_turns is not None and not tools:
         raise PipelineError("--max-turns: is for --tools ENVIRONMENT; name one, or leave the option out")
     if tools:
@@ -96,32 +95,34 @@ def _settings(
 
 @contextmanager
 def _problems(protocol: Protocol, data: Path, examples: Path | None) -> Iterator[Path]:
-    """Yield a folder with a protocol's problems; equal data give equal content, so that unfinished work is found."""
-    read = _prepared if problems_file(data, Split.TEST).is_file() else _raw
-    splits = [Split.TEST, *([Split.TRAIN] if protocol.num_shots and not examples else [])]
+    """Yield a folder with a protocol's problems; equal data give equal files, so that a killed evaluation resumes."""
+    is_prepared = problems_file(data, Split.TEST).is_file()
+    read = _read_prepared if is_prepared else _read_raw
+    splits = [Split.TEST, Split.TRAIN] if protocol.num_shots and not examples else [Split.TEST]
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-problems-") as scratch:
         folder = Path(scratch)
         for split in splits:
             write_problems(folder, split, read(protocol, split, data))
         manifest = data / "manifest.json"
-        if read is _prepared and manifest.is_file():
+        if is_prepared and manifest.is_file():
             shutil.copyfile(manifest, folder / manifest.name)
         if examples and protocol.num_shots:
             shutil.copyfile(examples, folder / EXAMPLES_FILE)
         yield folder
 
 
-def _prepared(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
-    """Return the problems of a split that prepare_data wrote: those of the protocol's dataset, or all."""
-    wanted = protocol.sources if split == Split.TRAIN else (protocol.dataset,)
+def _read_prepared(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
+    """Return the problems of a split that prepare_data wrote: those of the protocol's dataset if it has one, or all."""
     problems = read_problems(data, split)
-    chosen = [each for each in problems if each.source in wanted] if protocol.dataset else problems
-    if not chosen:
+    if protocol.dataset:  # solved examples, from the train split, may be from other sources of the same kind
+        sources = protocol.sources if split == Split.TRAIN else (protocol.dataset,)
+        problems = [problem for problem in problems if problem.source in sources]
+    if not problems:
         raise PipelineError(f"{problems_file(data, split)}: has no problems from {protocol.dataset}")
-    return chosen
+    return problems
 
 
-def _raw(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
+def _read_raw(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
     """Return the problems of a split in raw files; malformed rows are named and left out."""
     if protocol.dataset is None:
         raise PipelineError(
@@ -137,28 +138,29 @@ def _raw(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
 
 def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a table of the scores by protocol and source, with 95 % intervals."""
-    rows = [(name, source, scores) for name, scores in results.items() for source in scores["greedy"]["by_source"]]
-    sampled_names = (f"{key.partition('_')[0]}@{k}" for key, k in _sampled_columns(next(iter(results.values()))))
-    lines = [[*_HEADER, *sampled_names]]
-    for name, source, scores in rows:
-        strict = scores["greedy"]["by_source"][source]
-        measured = (strict, scores["flexible"]["by_source"][source])
-        counts = [str(scores[key]["by_source"][source]["count"]) for key in ("truncated", "unscorable")]
-        sampled = [_percent(scores[key]["by_source"][source][k]) for key, k in _sampled_columns(scores)]
+    columns = _sampled_columns(next(iter(results.values())))
+    lines = [[*_HEADER, *(f"{key.partition('_')[0]}@{k}" for key, k in columns)]]
+    for name, scores in results.items():
         tools = (scores["protocol"]["tools"] or {}).get("environment", "none")
-        lines.append([name, source, str(strict["total"]), tools, *map(_percent, measured), *counts, *sampled])
+        for source, strict in scores["greedy"]["by_source"].items():
+            accuracies = [_percent(strict), _percent(scores["flexible"]["by_source"][source])]
+            counts = [str(scores[key]["by_source"][source]["count"]) for key in ("truncated", "unscorable")]
+            sampled = [_percent(scores[key]["by_source"][source][k]) for key, k in columns]
+            lines.append([name, source, str(strict["total"]), tools, *accuracies, *counts, *sampled])
     return aligned(lines)
 
 
 def _sampled_columns(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return key and k of the estimates that are shown: for one sample, and for all of them."""
+    """Return key and k of the estimates to show: pass@1, and with K samples pass@K and maj@K; [] without samples."""
     if scores["sampled"] is None:
         return []
-    numbers = list(scores["pass_at_k"]["all"])
-    most = [("pass_at_k", numbers[-1]), ("maj_at_k", numbers[-1])] if len(numbers) > 1 else []
-    return [("pass_at_k", numbers[0]), *most]
+    first, *others = scores["pass_at_k"]["all"]
+    columns = [("pass_at_k", first)]
+    if others:
+        columns += [("pass_at_k", others[-1]), ("maj_at_k", others[-1])]
+    return columns
 
 
-def _percent(measured: Mapping[str, Any]) -> str:
-    low, high = measured["interval"]
-    return f"{100 * measured['accuracy']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+def _percent(score: Mapping[str, Any]) -> str:
+    low, high = score["interval"]
+    return f"{100 * score['accuracy']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"

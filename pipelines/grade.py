@@ -1,4 +1,4 @@
-"""`grpo-pipeline grade`: grades responses from a file or a pipe."""
+"""`grpo-pipeline grade`: grades the responses in a file or from a pipe."""
 
 import json
 import sys
@@ -22,25 +22,23 @@ _ACCEPTED = "expected one JSON object per line, with the strings `gold` and `res
 
 
 def grade(file: str, answer: str, *, explain: bool) -> None:
-    """Print a verdict for each line but blank ones of a file, or of standard input for `-`, as soon as it is known.
+    """Print the verdict on each response in a file, or on standard input for `-`, as soon as it is known.
 
-    `answer` is the policy by which an answer is looked for; with `explain` a verdict is an account for a person.
+    `answer` says where a response has to state its answer. With `explain` a verdict is a text for people, not JSON.
     """
     counts: Counter[Verdict] = Counter()
     policy, where = AnswerPolicy(answer), "standard input" if file == _STANDARD_INPUT else file
-    # A bar on a terminal only.
+    # With `disable=None` the bar is shown on a terminal only.
     bar: tqdm[Never] = tqdm(desc="grade", unit=" responses", leave=False, file=sys.stderr, disable=None)
     with (
-        nullcontext(sys.stdin.buffer) if file == _STANDARD_INPUT else Path(file).open("rb") as opened,
+        nullcontext(sys.stdin.buffer) if file == _STANDARD_INPUT else Path(file).open("rb") as stream,
         Verifier(function=EXPLAIN if explain else GRADE) as verify,
         bar,
     ):
-        for submissions in _batches(opened, where, policy):
+        for submissions in _batches(stream, where, policy):
             grades = verify(submissions)
             for each in grades:
-                rule = f"verdict   {each.verdict}: {each.why}\nrule      {each.reason.rule}"
-                account = each.detail if "\n" in each.detail else rule  # the latter where the grader was ended
-                print(f"{account}\n" if explain else json.dumps(_row(each)))
+                print(_explanation(each) if explain else json.dumps(_row(each)))
             sys.stdout.flush()
             counts.update(each.verdict for each in grades)
             bar.update(len(grades))
@@ -49,13 +47,20 @@ def grade(file: str, answer: str, *, explain: bool) -> None:
     print(", ".join(f"{counts[verdict]:,} {verdict}" for verdict in Verdict), file=sys.stderr)
 
 
+def _explanation(grade: Grade) -> str:
+    """Return the lines that EXPLAIN wrote, or verdict and rule if the grader was killed before it could."""
+    if "\n" in grade.detail:
+        return f"{grade.detail}\n"
+    return f"verdict   {grade.verdict}: {grade.why}\nrule      {grade.reason.rule}\n"
+
+
 def _row(grade: Grade) -> dict[str, str | None]:
-    values = {"verdict": grade.verdict, "extracted": grade.extracted, "reason": grade.reason}
-    return {**values, **({"detail": grade.detail} if grade.detail else {})}
+    row = {"verdict": grade.verdict, "extracted": grade.extracted, "reason": grade.reason}
+    return {**row, "detail": grade.detail} if grade.detail else row
 
 
 def _batches(file: BinaryIO, where: str, policy: AnswerPolicy) -> Iterator[list[Submission]]:
-    """Yield submissions, as many at a time as one read returns; those before a bad line precede its error."""
+    """Yield the submissions of each read; those before a bad line are yielded before its PipelineError is raised."""
     number = 0
     for lines in _lines(file):
         submissions = []
@@ -72,7 +77,7 @@ def _batches(file: BinaryIO, where: str, policy: AnswerPolicy) -> Iterator[list[
 
 
 def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
-    """Yield whole lines, from a pipe as they arrive, so that no verdict waits for a full chunk."""
+    """Yield the complete lines of each read; from a pipe as they arrive, so that no verdict waits for a full chunk."""
     rest = b""
     while block := file.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
         *complete, rest = (rest + block).split(b"\n")
@@ -81,6 +86,7 @@ def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
 
 
 def _submission(line: bytes, where: str, policy: AnswerPolicy) -> Submission:
+    """Return the submission in one line of JSON; PipelineError, which begins with `where`, if it is malformed."""
     try:
         row = jsonl.parse_object(line, where=where)
     except PipelineError as error:

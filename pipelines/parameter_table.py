@@ -1,4 +1,4 @@
-"""The page that explains every key and the run form: `python -m pipelines.parameter_table > docs/parameters.md`."""
+"""Generates docs/parameters.md, which explains every key and the run form: `python -m pipelines.parameter_table`."""
 
 import json
 from collections.abc import Iterator
@@ -32,47 +32,43 @@ keys of that file are compiled into the graph, and `overrides` changes them: sec
 | parameter | key | type | meaning |
 |---|---|---|---|
 """
-_KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
-_SECTION = """
-## {name}
-
-{meaning}
-
-| key | default | meaning |
-|---|---|---|
-"""
+_TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
 
 def page() -> str:
-    """Return the page: the form, then a table for each section of a params file."""
-    form = parameters().items()
+    """Return the page: a table of the form, then a table for each section of a params file."""
     keys = {name: f"`{'.'.join(key)}`" for name, key in TYPED_KEYS.items()}
-    rows = [f"| `{name}` | {keys.get(name, '')} | {_KINDS[each.type]} | {each.description} |\n" for name, each in form]
+    rows = []
+    for name, parameter in parameters().items():
+        rows.append(f"| `{name}` | {keys.get(name, '')} | {_TYPES[parameter.type]} | {parameter.description} |\n")
     return "".join([_HEADER, *rows, *(_section(name, field) for name, field in Params.model_fields.items())])
 
 
 def _section(name: str, field: FieldInfo) -> str:
+    """Return a heading, the docstring of a section's config model, and a table of its keys."""
     (model,) = models_of(field)
+    heading = f"\n## {name}\n\n{' '.join((model.__doc__ or '').split())}\n\n"
     rows = [f"| `{key}` | {_default(each)} | {_meaning(each)} |\n" for key, each in _keys(model)]
-    return _SECTION.format(name=name, meaning=" ".join((model.__doc__ or "").split())) + "".join(rows)
+    return "".join([heading, "| key | default | meaning |\n|---|---|---|\n", *rows])
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield the path and field of every leaf key, including those of list members and of the members of a union."""
+    """Yield the path and the field of each key with a value; the path of a list or of a union has `[]`."""
     shared = shared_keys(model)
     for name, field in model.model_fields.items():
-        inner = [] if name in shared else models_of(field)
-        if len(inner) != 1 or field.default is None:
+        models = [] if name in shared else models_of(field)
+        if len(models) != 1 or field.default is None:
             yield f"{prefix}{name}", field
-        many = "[]" if len(inner) > 1 or "list" in str(field.annotation).split("[")[0] else ""
+        brackets = "[]" if len(models) > 1 or str(field.annotation).startswith("list") else ""
         nested: dict[str, FieldInfo] = {}
-        for each in inner:  # of several choices, a key that they share is that of the first
-            keys = _keys(each, f"{prefix}{name}{many}.")
-            nested |= {key: inner_field for key, inner_field in keys if key not in nested}
+        for each in models:
+            for key, nested_field in _keys(each, f"{prefix}{name}{brackets}."):
+                nested.setdefault(key, nested_field)  # of a key in several members of a union, the first one counts
         yield from nested.items()
 
 
 def _default(field: FieldInfo) -> str:
+    """Return the default of a key as Markdown, or the key of another section that it follows."""
     source = next((mark for mark in field.metadata if isinstance(mark, SameAs)), None)
     if source:
         return f"`{source.section}.{source.key}`"
@@ -83,11 +79,13 @@ def _default(field: FieldInfo) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
+    """Return the docstring of a key as the cell of a table, and its accepted values if there are few."""
     text = " ".join((field.description or "").split()).replace("|", "\\|")
-    kind = field.annotation
-    choices: tuple[object, ...] = get_args(kind) if get_origin(kind) is Literal else ()
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        choices = tuple(kind)
+    choices: tuple[object, ...] = ()
+    if get_origin(field.annotation) is Literal:
+        choices = get_args(field.annotation)
+    elif isinstance(field.annotation, type) and issubclass(field.annotation, StrEnum):
+        choices = tuple(field.annotation)
     return f"{text} One of {', '.join(f'`{each}`' for each in choices)}.".strip() if len(choices) > 1 else text
 
 

@@ -1,4 +1,4 @@
-"""A preview of the first step: what a model answers with the training settings, and whether GRPO can learn from it."""
+"""`grpo-pipeline preview`: samples as the first GRPO step would, and prints whether it could learn from that."""
 
 import math
 import statistics
@@ -40,12 +40,11 @@ from pipelines.run.history import read_run
 from pipelines.run.screen import duration, printable
 from pipelines.run.settings import load as load_params
 
-_BAR = 40
+_BAR_WIDTH = 40
 _SHOWN_CHARACTERS = 600
-_NUM_ASKED, _PORTION, _ENOUGH_S = 32, 8, 45.0
-"""Problems to ask in all and at once, and the time after which no more are asked: a preview takes two minutes."""
-_SHARE_LEARNED = 8
-"""One in this many completions gets a backward pass, to estimate the time of an update."""
+_NUM_PROBLEMS, _BATCH_SIZE, _MAX_SAMPLING_S = 32, 8, 45.0
+"""Problems in all and at once, and the time after which no more are sampled: a preview takes two minutes."""
+_BACKWARD_INTERVAL = 8  # one in this many completions gets a backward pass, to estimate the time of an update
 
 
 def preview(
@@ -53,61 +52,56 @@ def preview(
 ) -> int:
     """Sample as GRPO would, print the results, and return 1 if nothing can be learned from them.
 
-    `model` is a model folder of a stage, or a run for its reference; None asks the base model. With `pass_rates` all
-    train problems are asked, or as many as `problems`, and their pass rates are added to that file.
+    `model` is a model folder of a stage, or a run, of which it takes the reference; by default the base model. With
+    `pass_rates` it asks all train problems, or as many as `problems`, and adds their pass rates to that file instead.
     """
-    every_section = load_params(params, settings)
-    config = every_section.train_grpo
+    run_params = load_params(params, settings)
+    config = run_params.train_grpo
     if config.reward.model:
         raise PipelineError("preview: train_grpo.reward.model is trained during the run, so nothing can be scored yet")
+    changes = {"difficulty": None} if pass_rates else {}  # the selection by difficulty needs the pass rates
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-preview-") as scratch:
-        data = every_section.prepare_data
-        prepare(data.model_copy(update={"difficulty": None}) if pass_rates else data, problems=Path(scratch))
+        prepare(run_params.prepare_data.model_copy(update=changes), problems=Path(scratch))
         train = read_problems(Path(scratch), Split.TRAIN)
-    wanted = {name for name, weight in config.prompts.source_weights.items() if weight}
-    number = problems or (None if pass_rates else _NUM_ASKED)
-    asked = draw([each for each in train if not wanted or each.source in wanted], number, config.seed)
-    print(f"\n{first_prompt(every_section, asked)}\n")
-    name = _asked_model(every_section, model)
-    checkpoint = _checkpoint(every_section, train, name)
+    sources = {name for name, weight in config.prompts.source_weights.items() if weight}
+    number = problems or (None if pass_rates else _NUM_PROBLEMS)
+    drawn = draw([each for each in train if not sources or each.source in sources], number, config.seed)
+    print(f"\n{first_prompt(run_params, drawn)}\n")
+    name = _model_name(run_params, model)
+    checkpoint = _checkpoint(run_params, train, name)
     if pass_rates:
-        local = Path(local_model(str(name)))  # of a model of the hub its commit
-        digest = lineage.digest(local) if local.exists() else model_file(str(name), "config.json").parent.name
-        sampling = {key: getattr(config.sampling, key) for key in ("temperature", "max_new_tokens")}
-        measured = Measured(model=str(name), digest=digest, **sampling)
-        measure_pass_rates(config, checkpoint, asked, measured, pass_rates)
+        measure_pass_rates(config, checkpoint, drawn, str(name), pass_rates)
         return 0
     started, groups = time.monotonic(), list[Group]()
-    print(f"sampling {config.group_size} completions for each of {len(asked)} problems", flush=True)
-    with progress("preview", len(asked)) as bar:
-        for portion in _sampled(config, checkpoint, asked):
-            groups += portion
-            bar.advance(len(portion))
-            if time.monotonic() - started > _ENOUGH_S:
-                break
+    print(f"sampling {config.group_size} completions for each of {len(drawn)} problems", flush=True)
+    with progress("preview", len(drawn)) as bar:
+        for batch in _sample(config, checkpoint, drawn, max_s=_MAX_SAMPLING_S):
+            groups += batch
+            bar.advance(len(batch))
     sampling_s = time.monotonic() - started
-    if len(groups) < len(asked):
-        print(f"after {_ENOUGH_S:g} s {len(groups)} of {len(asked)} problems have been asked: enough for a first look")
+    if len(groups) < len(drawn):
+        counts = f"{len(groups)} of {len(drawn)} problems"
+        print(f"after {_MAX_SAMPLING_S:g} s {counts} have been asked: enough for a first look")
     for line in (*first_look(config, groups), "", *histogram(groups), "", *_lengths(groups)):
         print(line)
     print(_times(config, checkpoint, groups, sampling_s))
-    for each in examples(groups):
-        print(f"\n{each}")
+    for example in examples(groups):
+        print(f"\n{example}")
     return verdict(config, groups)
 
 
-def _asked_model(params: Params, model: str | None) -> str | Path:
-    """Return the name of the base model, or the folder of a reference."""
-    described = params.train_sft.model
+def _model_name(params: Params, model: str | None) -> str | Path:
+    """Return the name of the base model, or the folder of the reference or model that `model` names."""
+    base_model = params.train_sft.model
     if model is None:
-        if described.scratch:
+        if base_model.scratch:
             raise PipelineError(
-                f"preview: {described.base} knows nothing before it is fine-tuned; name a run that has fine-tuned it: "
+                f"preview: {base_model.base} knows nothing before it is fine-tuned; name a run that has fine-tuned it: "
                 "--model outputs/latest"
             )
         if params.train_sft.num_steps:
             print("this is the base model; after fine-tuning, preview the run's reference: --model outputs/latest")
-        return described.base
+        return base_model.base
     run = read_run(Path(model).resolve())
     stage = run.stages.get("train_sft") if run else None
     folder = stage.outputs["reference"] if stage and stage.finished else Path(model)
@@ -125,37 +119,40 @@ def _checkpoint(params: Params, problems: Sequence[Problem], model: str | Path) 
 
 
 def measure_pass_rates(
-    config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem], measured: Measured, path: Path
+    config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem], model: str, path: Path
 ) -> None:
-    """Add the pass rate of each problem that the file lacks to it, portion by portion.
-
-    PipelineError if the file is from another model or other settings.
-    """
-    known: Mapping[str, float] = {}
+    """Add the pass rates of problems that a file lacks; PipelineError if it is of another model or other settings."""
+    local, sampling = Path(local_model(model)), config.sampling
+    # A model in the hub's cache is identified by its commit, the name of the folder.
+    digest = lineage.digest(local) if local.exists() else model_file(model, "config.json").parent.name
+    temperature, max_new_tokens = sampling.temperature, sampling.max_new_tokens
+    measured = Measured(model=model, digest=digest, temperature=temperature, max_new_tokens=max_new_tokens)
+    rates: Mapping[str, float] = {}
     if path.exists():
-        before, known = read_pass_rates(path)
+        before, rates = read_pass_rates(path)
         if before != measured:
             raise PipelineError(f"{path}: was measured with {before}, not {measured}; name another file")
     else:
         jsonl.write_rows(path, [measured.model_dump()])
-    missing = [each for each in problems if question_digest(each) not in known]
+    missing = [each for each in problems if question_digest(each) not in rates]
     with path.open("a", encoding="utf-8") as file, progress("preview", len(missing)) as bar:
-        for groups in _sampled(config, checkpoint, missing):
+        for groups in _sample(config, checkpoint, missing):
             for group in groups:
                 digest, size = question_digest(group.problem), config.group_size
                 file.write(PassRate(question=digest, right=group.num_right, samples=size).model_dump_json() + "\n")
             file.flush()
             bar.advance(len(groups))
-    _, known = read_pass_rates(path)
-    between = sum(0 < known[question_digest(each)] < 1 for each in problems)
-    print(
-        f"{path}: {between} of {len(problems)} problems are answered right now and then; to train on those alone, set"
-    )
+    _, rates = read_pass_rates(path)
+    num_mixed = sum(0 < rates[question_digest(each)] < 1 for each in problems)
+    result = f"{num_mixed} of {len(problems)} problems are answered right now and then"
+    print(f"{path}: {result}; to train on those alone, set")
     print(f"prepare_data: {{difficulty: {{pass_rates: {path}}}}}")
 
 
-def _sampled(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem]) -> Iterator[Sequence[Group]]:
-    """Yield the groups of scored completions, some problems at a time: few at first, for slow machines."""
+def _sample(
+    config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence[Problem], *, max_s: float = math.inf
+) -> Iterator[Sequence[Group]]:
+    """Yield groups of scored completions in batches, small ones first, until the problems end or `max_s` is over."""
     tools = checkpoint.format.tools
     with Verifier() as verify, closing(Environments(tools)) if tools else nullcontext() as environments:
         sampling = Sampling(
@@ -167,23 +164,24 @@ def _sampled(config: TrainGRPOConfig, checkpoint: Checkpoint, problems: Sequence
         )
         sampler = TransformersSampler(checkpoint, config.sampling.max_batch_size)
         score = Scorer(config, checkpoint, partial(grade_completions, verify))
-        start, size = 0, 1
-        while portion := problems[start : start + size]:
-            yield score(portion, sampler.generate(portion, sampling))
-            start, size = start + size, min(2 * size, _PORTION)
+        started, start, size = time.monotonic(), 0, 1
+        while (batch := problems[start : start + size]) and time.monotonic() - started <= max_s:
+            yield score(batch, sampler.generate(batch, sampling))
+            start, size = start + size, min(2 * size, _BATCH_SIZE)
 
 
 def histogram(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield a line for each number of right completions in a group, with its number of groups."""
+    """Yield a line for each possible number of right completions in a group, with the number of such groups."""
     counts = Counter(group.num_right for group in groups)
     size = max(len(group.scored_G) for group in groups)
     yield f"right of {size}, in {len(groups)} groups (only groups between the ends teach)"
     for right in range(size + 1):
-        bar = "#" * math.ceil(_BAR * counts[right] / len(groups))
+        bar = "#" * math.ceil(_BAR_WIDTH * counts[right] / len(groups))
         yield f"{right:>4} {counts[right]:>4} {bar}".rstrip()
 
 
 def _lengths(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield a line about the lengths of completions, and one for each frequent reason why there was no answer."""
     scored = [each for group in groups for each in group.scored_G]
     lengths = sorted(each.completion.num_tokens for each in scored)
     yield f"completion tokens: median {statistics.median_low(lengths)}, maximum {lengths[-1]}"
@@ -192,18 +190,18 @@ def _lengths(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _times(config: TrainGRPOConfig, checkpoint: Checkpoint, groups: Sequence[Group], sampling_s: float) -> str:
-    """Return how long a step and the run would take, from the measured sampling and a part of an update."""
+    """Return how long a step and the run would take: sampling was timed, and a part of an update is timed here."""
     sequences = [each.completion.tokens for group in groups for each in group.scored_G]
-    tried = sequences[: max(1, len(sequences) // _SHARE_LEARNED)]
+    timed = sequences[: max(1, len(sequences) // _BACKWARD_INTERVAL)]
     limit = config.engine.micro_batch_tokens
-    batches = pack(tried, max_tokens=limit, device=checkpoint.device, padded=checkpoint.is_padded)
+    batches = pack(timed, max_tokens=limit, device=checkpoint.device, padded=checkpoint.is_padded)
     model = LogprobModel(checkpoint.model, temperature=config.sampling.temperature)
     started = time.monotonic()
     for batch in batches:
         model(batch).logprobs_N.sum().backward()
-    learning_s = (time.monotonic() - started) * len(sequences) / len(tried) * config.updates_per_rollout
+    update_s = (time.monotonic() - started) * len(sequences) / len(timed) * config.updates_per_rollout
     scale = config.prompts_per_step * config.group_size / len(sequences)
-    step_s = scale * (sampling_s + learning_s) / config.engine.num_processes
+    step_s = scale * (sampling_s + update_s) / config.engine.num_processes
     tokens = sum(each.completion.num_tokens for group in groups for each in group.scored_G)
     return (
         f"{tokens / sampling_s:.0f} tokens per s; a step of {config.prompts_per_step} prompts would take about "
@@ -218,21 +216,23 @@ def examples(groups: Sequence[Group]) -> Iterator[str]:
         lambda each: each.grade.verdict is Verdict.WRONG and each.completion.finished and not is_unanswered(each),
         lambda each: not each.completion.finished or is_unanswered(each),
     )
+    every = [(group.problem, scored) for group in groups for scored in group.scored_G]
     for is_kind in kinds:
-        of_kind = ((group.problem, each) for group in groups for each in group.scored_G if is_kind(each))
-        for problem, each in islice(of_kind, 1):
-            text = printable(each.completion.text)
-            shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} [...]"
-            end = "truncated" if each.completion.truncated else each.grade.why
-            heading = f"{problem.id}, expected {problem.answer}: {each.grade.verdict} ({end})"
-            yield f"{heading}\n{indent(shown, '    ', lambda _: True)}"
+        of_kind = ((problem, scored) for problem, scored in every if is_kind(scored))
+        for problem, scored in islice(of_kind, 1):
+            text = printable(scored.completion.text)
+            if len(text) > _SHOWN_CHARACTERS:
+                text = f"{text[:_SHOWN_CHARACTERS]} [...]"
+            end = "truncated" if scored.completion.truncated else scored.grade.why
+            heading = f"{problem.id}, expected {problem.answer}: {scored.grade.verdict} ({end})"
+            yield f"{heading}\n{indent(text, '    ', lambda _: True)}"
 
 
 def verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
-    """Print whether anything can be learned; return 1 if no group has different rewards."""
-    mixed = sum(rewards_differ(config, group) for group in groups)
-    if mixed:
-        print(f"\n{mixed} of {len(groups)} groups have a learning signal: rewards that differ")
+    """Print whether anything can be learned; return 1 if all completions of each group have equal rewards."""
+    num_different = sum(rewards_differ(config, group) for group in groups)
+    if num_different:
+        print(f"\n{num_different} of {len(groups)} groups have a learning signal: rewards that differ")
         return 0
     print(f"\nnothing to learn from: the rewards of each of the {len(groups)} groups are equal")
     return 1

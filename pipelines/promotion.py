@@ -22,39 +22,37 @@ _PROBES = f"{EVALUATION}/probes.json"
 
 
 def promote(version: str, registry: str, *, alias: str, reason: str, force: bool, evaluation: Path | None) -> None:
-    """Give an alias to a version, unless it has it already, and print each check as soon as it is done.
+    """Give an alias to a version, unless the version has it already, and print each check as soon as it is done.
 
-    `evaluation` has an evaluation of the champion on the version's problems; None for the champion's own.
-
-    Raises:
-        PipelineError: The version is damaged or fails a check, or the alias is invalid or was given to another version
-            in the meantime.
+    Only the alias `champion` requires more than undamaged files. `evaluation` has an evaluation of the champion on the
+    version's problems, by default its own. PipelineError if the version is damaged or, without `force`, fails a check,
+    or if the alias is invalid or was given to another version in the meantime.
     """
     check_alias(alias)
     with read_registry(registry) as snapshot:
-        found = snapshot.version(version)
-        count, current = next_count(snapshot, found.name, alias), snapshot.aliases().get(f"{found.name}@{alias}")
-        if current == found.tag:
+        candidate = snapshot.version(version)
+        count = next_count(snapshot, candidate.name, alias)
+        current = snapshot.aliases().get(f"{candidate.name}@{alias}")
+        if current == candidate.tag:
             print(f"{version} already has the alias {alias}")
-            _update_catalogue(snapshot, found)
+            _update_catalogue(snapshot, candidate)
             return
-        recorded = {"Verified": _verified(snapshot, found)}
-        failed = []
-        checks = _checks(snapshot, facts_of(snapshot, found)[0], current, evaluation) if alias == CHAMPION else ()
-        for name, passed, line in checks:
-            print_labelled(name.lower(), [line if passed else f"FAILED: {line}"])
+        record = {"Verified": _verified(snapshot, candidate)}
+        failures = []
+        checks = _checks(snapshot, facts_of(snapshot, candidate)[0], current, evaluation) if alias == CHAMPION else ()
+        for check, passed, line in checks:
+            print_labelled(check.lower(), [line if passed else f"FAILED: {line}"])
+            record[check] = line
             if not passed:
-                failed.append(line)
+                failures.append(line)
                 if not force:
-                    break
-            recorded[name] = line
-    if failed and not force:
-        raise PipelineError(f"{found.tag} is not promoted: {failed[0]}; --force promotes it all the same, on record")
-    if failed:
-        recorded["Forced"] = "; ".join(failed)
+                    advice = "--force promotes it all the same, on record"
+                    raise PipelineError(f"{candidate.tag} is not promoted: {line}; {advice}")
+    if failures:
+        record["Forced"] = "; ".join(failures)
     if current:
-        recorded["Before"] = current
-    _change(registry, found, "promote", alias, count, reason, recorded)
+        record["Before"] = current
+    _change(registry, candidate, "promote", alias, count, reason, record)
 
 
 def roll_back(name: str | None, registry: str, *, reason: str) -> None:
@@ -73,24 +71,24 @@ def roll_back(name: str | None, registry: str, *, reason: str) -> None:
             reason = f"there is no champion before {current}" if current else "it has no champion"
             raise PipelineError(f"{registry}: {name} cannot be rolled back: {reason}")
         version, count = snapshot.version(tag), next_count(snapshot, name, CHAMPION)
-        recorded = {"Before": current, "Verified": _verified(snapshot, version)}
-    _change(registry, version, "rollback", CHAMPION, count, reason, recorded)
+        record = {"Before": current, "Verified": _verified(snapshot, version)}
+    _change(registry, version, "rollback", CHAMPION, count, reason, record)
 
 
 def _change(
-    registry: str, version: Version, action: Action, alias: str, count: int, reason: str, facts: dict[str, str]
+    registry: str, version: Version, action: Action, alias: str, count: int, reason: str, record: dict[str, str]
 ) -> None:
-    """Give an alias to a version, in the registry and in its Model Registry, and print it."""
-    change_alias(registry, version, action, alias, count, reason, facts)
-    previous = f", before it {facts['Before']}" if "Before" in facts else ""
-    forced = f" (forced: {facts['Forced']})" if "Forced" in facts else ""
+    """Give an alias to a version in the registry, with the record of the checks, and update the Model Registry."""
+    change_alias(registry, version, action, alias, count, reason, record)
+    previous = f", before it {record['Before']}" if "Before" in record else ""
+    forced = f" (forced: {record['Forced']})" if "Forced" in record else ""
     print(f"{version.tag} is the {alias} now{previous}{forced}")
     with read_registry(registry) as snapshot:
         _update_catalogue(snapshot, version)
 
 
 def _update_catalogue(snapshot: Snapshot, version: Version) -> None:
-    """Update the Model Registry to which the newest version of a model was announced, if it was."""
+    """Update the Model Registry in which the newest version of a model was registered, if there is one."""
     (newest,) = snapshot.registrations(snapshot.versions(version.name, withdrawn=True)[-1:])
     address: str | None = newest.get("model_registry")
     if not address:
@@ -106,11 +104,11 @@ def _update_catalogue(snapshot: Snapshot, version: Version) -> None:
 
 
 def _verified(snapshot: Snapshot, version: Version) -> str:
-    """Verify a version, and return and print what was read."""
-    read = snapshot.verify([version])
-    if read.faults:
-        raise PipelineError("\n".join([f"{version.tag} is damaged, and nothing was changed", *read.faults]))
-    line = f"{read.num_files} files, {read.num_bytes:,} bytes, as registered"
+    """Verify all files of a version; print and return a line about them. PipelineError if one is damaged."""
+    result = snapshot.verify([version])
+    if result.faults:
+        raise PipelineError("\n".join([f"{version.tag} is damaged, and nothing was changed", *result.faults]))
+    line = f"{result.num_files} files, {result.num_bytes:,} bytes, as registered"
     print_labelled("verified", [line])
     return line
 
@@ -118,10 +116,9 @@ def _verified(snapshot: Snapshot, version: Version) -> str:
 def _checks(
     snapshot: Snapshot, facts: Facts, champion: str | None, evaluation: Path | None
 ) -> Iterator[tuple[str, bool, str]]:
-    """Yield the checks of a champion, the longest last: the name, whether it passed, and a line."""
-    verdict = facts.verdict
-    missed = "it missed the gate: " + "; ".join(verdict["reasons"])
-    yield "Gate", verdict["passed"], "passed" if verdict["passed"] else missed
+    """Yield the name of each check of a new champion, whether it passed, and a line; the slowest check is the last."""
+    has_passed, reasons = facts.verdict["passed"], "; ".join(facts.verdict["reasons"])
+    yield "Gate", has_passed, "passed" if has_passed else f"it missed the gate: {reasons}"
     if champion:
         compared = _compared(snapshot, facts, facts_of(snapshot, snapshot.version(champion))[0], evaluation)
         yield "Comparison", *compared
@@ -129,16 +126,16 @@ def _checks(
 
 
 def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Path | None) -> tuple[bool, str]:
-    """Compare a version with the champion by its gate: by its verdict, otherwise by the records of both."""
-    tag, said = champion.version.tag, facts.verdict.get("champion")
-    if said and said["tag"] == tag and said["comparable"] and not evaluation:
-        return said["passed"], said["reason"]
+    """Return whether a version passes the comparison with the champion, in its verdict or by their answers, and why."""
+    tag, comparison = champion.version.tag, facts.verdict.get("champion")
+    if comparison and comparison["tag"] == tag and comparison["comparable"] and not evaluation:
+        return comparison["passed"], comparison["reason"]
     try:
         if evaluation:
             before, (after,) = _evaluation_of(champion, evaluation), evaluations_of(snapshot, facts.version)
         else:
             before, after = evaluations_of(snapshot, champion.version, facts.version)
-        counted = outcomes(before, after)
+        counts = outcomes(before, after)
     except RetryableError:
         raise
     except PipelineError as error:
@@ -146,8 +143,8 @@ def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Pat
         option = f"--champion-evaluation FOLDER/{facts.protocol}"
         return False, f"{error}; run `{commands}`, then promote with {option}"
     gate = validate(GateConfig, facts.verdict["gate"], name=f"{facts.version.tag}: verdict.json: gate")
-    decided = compare_with_champion(ChampionOutcomes(tag, counted), gate)
-    return decided["passed"], decided["reason"]
+    decision = compare_with_champion(ChampionOutcomes(tag, counts), gate)
+    return decision["passed"], decision["reason"]
 
 
 def _evaluation_of(champion: Facts, folder: Path) -> Evaluation:
@@ -160,6 +157,7 @@ def _evaluation_of(champion: Facts, folder: Path) -> Evaluation:
 
 
 def _served(snapshot: Snapshot, version: Version) -> tuple[bool, str]:
+    """Return whether vLLM serves the policy of a version as it was evaluated, and a line about it."""
     with TemporaryDirectory(prefix="grpo-pipeline-promotion-") as scratch:
         folder = Path(scratch)
         try:

@@ -1,4 +1,4 @@
-"""The command `grpo-pipeline reproduce`: make a registered version again, and compare every artifact.
+"""`grpo-pipeline reproduce`: makes a registered version again, and compares every artifact.
 
 The version's lineage has all that is needed: the commit of the code and its uncommitted changes, digests or commits of
 raw files and models, the settings of every stage, and the environment variables of numerical libraries.
@@ -24,21 +24,18 @@ from pipelines.run.process import process
 
 _CHECKOUT = Path(__file__).parents[1]
 _MACHINE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "LD_PRELOAD", "NCCL_")
-"""Prefixes of recorded variables that depend on the machine, not on the computation."""
-_RUN = "import sys; from pipelines.cli import main; sys.exit(main())"
-_DIGEST = "from components.shared.lineage import code_digest; print(code_digest())"
+"""Prefixes of variables that depend on the machine, not on the computation, and are taken from here."""
+_RUN_SCRIPT = "import sys; from pipelines.cli import main; sys.exit(main())"
+_DIGEST_SCRIPT = "from components.shared.lineage import code_digest; print(code_digest())"
 _RUN_FOLDER = "run"
-_GRACE_S = 120.0
-"""Time for a stopped run to save a checkpoint."""
-DIFFERENT = 5
-"""Exit code if an artifact differs."""
+_GRACE_S = 120.0  # time for a stopped run to save a checkpoint
+DIFFERENT = 5  # exit code if an artifact differs
 
 
 def reproduce(version: str, registry: str, into: Path | None) -> int:
-    """Make a version again in the folder `into`, print how each artifact compares, and return the exit code.
+    """Make a version again in the folder `into`, print whether each artifact is equal, and return 0 or `DIFFERENT`.
 
-    Raises:
-        PipelineError: Its code, data or model cannot be found, or the run failed.
+    PipelineError if its code, data or model cannot be found, or the run fails.
     """
     with read_registry(registry) as snapshot:
         tag = snapshot.version(version).tag
@@ -55,13 +52,13 @@ def reproduce(version: str, registry: str, into: Path | None) -> int:
         variables |= provide(name, material, made_by, folder)
     write_params(made_by, run / "params.yaml", folder)
     print(f"running the graph of {tag} in {run}", flush=True)
-    with process([sys.executable, "-P", "-c", _RUN, "run"], variables, grace_s=_GRACE_S, folder=run) as graph:
+    with process([sys.executable, "-P", "-c", _RUN_SCRIPT, "run"], variables, grace_s=_GRACE_S, folder=run) as graph:
         graph.wait()
     reports = sorted(run.glob("outputs/latest/artifacts/**/report/report"))
-    again = lineage.read(reports[-1]) if reports else None
-    if again is None:
+    reproduction = lineage.read(reports[-1]) if reports else None
+    if reproduction is None:
         raise PipelineError(f"{run}: the run did not get as far as its report; correct what it says, and try again")
-    return show(tag, made_by, again)
+    return show(tag, made_by, reproduction)
 
 
 def check_out_code(made_by: Lineage, folder: Path) -> Path:
@@ -69,7 +66,7 @@ def check_out_code(made_by: Lineage, folder: Path) -> Path:
 
     PipelineError if its commit is not in this repository, or its uncommitted changes were not recorded.
     """
-    # Reused stages import nothing that has changed since they ran: the code of the last stage fits all.
+    # The code of the last stage is right for all: a stage is reused only if its own code has not changed since it ran.
     code = made_by.work.code
     if lineage.code_digest() == code:
         print(f"code      this checkout, digest {code[:12]}")
@@ -87,11 +84,9 @@ def check_out_code(made_by: Lineage, folder: Path) -> Path:
         Workspace(folder, folder).git("apply", "--whitespace=nowarn", str(patch))
     elif revision.patch_digest:
         raise PipelineError(f"the changes on top of commit {revision.commit} were too long to be recorded with it")
-    python = [sys.executable, "-P", "-c", _DIGEST]
-    checked_out = subprocess.run(
-        python, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True, check=True
-    )
-    if checked_out.stdout.strip() != code:
+    command, variables = [sys.executable, "-P", "-c", _DIGEST_SCRIPT], {**os.environ, "PYTHONPATH": str(folder)}
+    digest = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=True)
+    if digest.stdout.strip() != code:
         raise PipelineError(f"{folder}: {revision} has code with another digest than {code[:12]}, which was recorded")
     print(f"code      {revision}, digest {code[:12]}, in {folder}")
     return folder
@@ -100,29 +95,36 @@ def check_out_code(made_by: Lineage, folder: Path) -> Path:
 def _variables(environment: Environment | None) -> dict[str, str]:
     """Return environment variables for the graph: those of numerical libraries as recorded, all others as here."""
     others = {name: value for name, value in os.environ.items() if not is_numerical(name) and name != WORK_VARIABLE}
-    here = {name: value for name, value in os.environ.items() if name.startswith(_MACHINE_VARIABLES)}
+    of_machine = {name: value for name, value in os.environ.items() if name.startswith(_MACHINE_VARIABLES)}
     recorded = environment.variables if environment else {}
-    return {**recorded, **others, **here}
+    return {**recorded, **others, **of_machine}
 
 
 def provide(name: str, material: Material, made_by: Lineage, folder: Path) -> dict[str, str]:
-    """Put a raw file or a model where a run in `folder` reads it; return the variables that this needs.
+    """Put a raw file or a model where a run in `folder` reads it; return environment variables for the run.
 
     PipelineError if neither this checkout nor its DVC remote nor the hub has the recorded content.
     """
     if material.repository and material.repository.startswith(HUB_PREFIX):
         print(f"data      {name} at commit {material.commit}")
         dataset, _, revision = name.rpartition("@")
-        return _pin_hub(dataset, material.commit, folder / "hub", repo_type="dataset", reference=revision)
+        return _pin_hub(dataset, material.commit, folder / "hub", repo_type="dataset", branch=revision)
     if material.repository and material.sha256 is None:
         print(f"model     {name} at commit {material.commit}")
         return _pin_hub(name, material.commit, folder / "hub")
-    if material.repository:  # prepare_data fetches them at their commit
+    if material.repository:  # prepare_data fetches the file at its commit
         print(f"data      {name} from {material.repository} at {material.commit}")
         return {}
-    module, is_function, _ = name.partition(":")
-    path = Path(f"{module.replace('.', '/')}.py") if is_function else Path(name)
-    source = path if path.is_absolute() else _CHECKOUT / path
+    _link_local(name, material, made_by, folder)
+    return {}
+
+
+def _link_local(name: str, material: Material, made_by: Lineage, folder: Path) -> None:
+    """Link a file of this checkout or of its DVC remote to where a run in `folder` reads it; check its content."""
+    path = Path(name)
+    if ":" in name:  # a function of the user, `module:function`
+        path = Path(f"{name.partition(':')[0].replace('.', '/')}.py")
+    source = _CHECKOUT / path  # or `path` itself, if that is absolute
     if not _has(source, material) and not path.is_absolute():
         source = _from_dvc(path, made_by, folder) or source
     if not _has(source, material):
@@ -138,30 +140,29 @@ def provide(name: str, material: Material, made_by: Lineage, folder: Path) -> di
             pointer = {"outs": [{"md5": material.dvc_md5, "path": path.name}]}
             target.with_name(f"{path.name}.dvc").write_text(yaml.safe_dump(pointer), encoding="utf-8")
     print(f"data      {name}, SHA-256 {(material.sha256 or '')[:12]}, from {source}")
-    return {}
 
 
 def _has(path: Path, material: Material) -> bool:
+    """Return whether a file or folder exists and has the recorded content."""
     return path.exists() and lineage.digest(path) == material.sha256
 
 
 def _from_dvc(path: Path, made_by: Lineage, folder: Path) -> Path | None:
-    """Fetch a raw file that DVC tracks, as of the commit of the version; None if it cannot be fetched."""
-    revision = made_by.revision("prepare_data")
-    target = folder / "data" / path
+    """Fetch a raw file that DVC tracks, at the commit of the version; None if it cannot be fetched."""
+    revision, target = made_by.revision("prepare_data"), folder / "data" / path
+    commit = revision.commit if revision else None
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        rev = (revision and revision.commit) or "HEAD"
-        Workspace(_CHECKOUT, folder).dvc_get(str(_CHECKOUT), path.as_posix(), rev, target)
+        Workspace(_CHECKOUT, folder).dvc_get(str(_CHECKOUT), path.as_posix(), commit or "HEAD", target)
     except PipelineError:
         return None
     return target
 
 
 def _pin_hub(
-    name: str, commit: str | None, hub: Path, *, repo_type: str = "model", reference: str = "main"
+    name: str, commit: str | None, hub: Path, *, repo_type: str = "model", branch: str = "main"
 ) -> dict[str, str]:
-    """Make a hub cache in which a branch or tag is at that commit; return the variables that select it."""
+    """Make a hub cache in which a branch or tag is at a commit; return the environment variables that select it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.file_download import repo_folder_name
 
@@ -171,8 +172,9 @@ def _pin_hub(
         reason = str(error).strip().split("\n", 1)[0]
         raise PipelineError(f"{name} at commit {commit}: cannot be fetched from the hub ({reason})") from None
     model = hub / repo_folder_name(repo_id=name, repo_type=repo_type)
-    (model / "refs" / reference).parent.mkdir(exist_ok=True, parents=True)
-    (model / "refs" / reference).write_text(str(commit), encoding="utf-8")
+    reference = model / "refs" / branch
+    reference.parent.mkdir(exist_ok=True, parents=True)
+    reference.write_text(str(commit), encoding="utf-8")
     (model / "snapshots").mkdir(exist_ok=True)
     (model / "snapshots" / str(commit)).symlink_to(snapshot)
     return {"HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"}
@@ -186,36 +188,38 @@ def write_params(made_by: Lineage, path: Path, folder: Path) -> None:
 
 
 def artifacts(made_by: Lineage) -> dict[str, str]:
-    """Return the digest of each output that stages read, by `stage/output`, in the order in which they were made."""
+    """Return the digest of each output that another stage reads, by `stage/output`, in the order of the stages."""
     digests: dict[str, str] = {}
     for maker in made_by.works:
         for reader in made_by.works:
-            for name, each in sorted(reader.inputs.items()):
-                if made_by.maker(each) is maker:
-                    digests[f"{maker.stage}/{'training' if name.endswith('_training') else name}"] = each.digest
+            for name, artifact in sorted(reader.inputs.items()):
+                if made_by.maker(artifact) is maker:
+                    output = "training" if name.endswith("_training") else name  # `sft_training`, `grpo_training`
+                    digests[f"{maker.stage}/{output}"] = artifact.digest
     return digests
 
 
-def show(tag: str, recorded: Lineage, again: Lineage) -> int:
-    """Compare the artifacts of a version with those of its reproduction, print the result, return the exit code."""
-    before, after = artifacts(recorded), artifacts(again)
+def show(tag: str, recorded: Lineage, reproduction: Lineage) -> int:
+    """Print how the artifacts of a version compare with those of its reproduction; return 0 or `DIFFERENT`."""
+    before, after = artifacts(recorded), artifacts(reproduction)
     different = [name for name, digest in before.items() if after.get(name) != digest]
     for name, digest in before.items():
-        print(f"{name}: {digest[:12]} {f'DIFFERENT: {after.get(name)}' if name in different else 'equal'}")
+        result = f"DIFFERENT: {after.get(name)}" if name in different else "equal"
+        print(f"{name}: {digest[:12]} {result}")
     if not different:
         print(f"reproduced: all {len(before)} artifacts of {tag} have equal bytes")
         return 0
     stage, _, name = different[0].partition("/")
     print(f"not reproduced: {stage} is the first stage of {tag} with other bytes, in {name}")
-    print(_cause(stage, recorded, again))
+    print(_cause(stage, recorded, reproduction))
     return DIFFERENT
 
 
-def _cause(stage: str, recorded: Lineage, again: Lineage) -> str:
+def _cause(stage: str, recorded: Lineage, reproduction: Lineage) -> str:
     """Return how the software or hardware of a stage differs from what was recorded."""
-    before, after = (made_by.environment(stage) for made_by in (recorded, again))
-    runs = [made_by.run(stage) for made_by in (recorded, again)]
+    before, after = recorded.environment(stage), reproduction.environment(stage)
     lines = environment_differences(before, after) if before and after else []
-    if runs[0] and runs[1] and runs[0].threads != runs[1].threads:
-        lines.append(f"threads: {runs[0].threads} -> {runs[1].threads}")
+    first_run, second_run = recorded.run(stage), reproduction.run(stage)
+    if first_run and second_run and first_run.threads != second_run.threads:
+        lines.append(f"threads: {first_run.threads} -> {second_run.threads}")
     return f"what differs: {'; '.join(lines)}" if lines else "software and hardware are as recorded"

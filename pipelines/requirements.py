@@ -1,4 +1,4 @@
-"""What a run on this machine needs, looked at before its first stage: data, models, rewards, trackers, disk."""
+"""Checks before the first stage of a run on this machine: data, models, rewards, trackers, disk."""
 
 import importlib.util
 import shutil
@@ -10,15 +10,8 @@ from pathlib import Path
 
 from components.grading.verifier import require_sandbox
 from components.policy.config import TrackingConfig
+from components.preflight import inputs
 from components.preflight.config import Params, exceeded_limits
-from components.preflight.inputs import (
-    BASE_MODEL,
-    base_models,
-    run_concurrently,
-    unusable_environment,
-    unusable_rewards,
-    unusable_tools,
-)
 from components.preflight.resources import shape_of_base
 from components.prepare_data.dataset import Dataset
 from components.prepare_data.first_rows import first_problems, hub_datasets, unusable_files
@@ -30,19 +23,19 @@ from components.shared.tokenizer import token_lengths
 from components.shared.versioning import is_url, references
 from components.validate_data.gradable import ungradable
 
-_DEADLINE_S, _ANSWER_S = 30.0, 10.0
+_LOOKUP_DEADLINE_S, _ANSWER_DEADLINE_S = 30.0, 10.0
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 _OPTIMIZER_BYTES = 12
-"""Bytes for each trained parameter in a checkpoint: the weight and two moments in fp32."""
+"""Bytes of the optimizer for each trained parameter in a checkpoint: the weight and two moments in fp32."""
 _GB = 1e9
 
 
 def missing_here(params: Params) -> list[str]:
     """Return a line for each thing that a run on this machine needs and would not find.
 
-    What is looked up elsewhere (repositories, the hub) is requested concurrently, and has half a minute to answer.
+    Lookups on other machines, such as repositories and the hub, run concurrently, and have half a minute to answer.
     """
-    lookups = {key: check for key, (_, check) in base_models(params).items()}
+    lookups = {key: check for key, (_, check) in inputs.base_models(params).items()}
     register, repository = params.register, params.prepare_data.repository
     trackings = {"train_sft": params.train_sft.tracking, "train_grpo": params.train_grpo.tracking}
     if repository:
@@ -59,15 +52,18 @@ def missing_here(params: Params) -> list[str]:
         lookups["register.model_registry"] = partial(Catalogue, register.model_registry)
     if register.storage:
         lookups["register.storage"] = partial(list_storage, register)
-    answers = run_concurrently(lookups, _DEADLINE_S)
-    context = answers[BASE_MODEL]
+    answers = inputs.run_concurrently(lookups, _LOOKUP_DEADLINE_S)
+    context = answers[inputs.BASE_MODEL]  # length of the model's context, None if it has no limit, or an error
+    has_model = not isinstance(context, PipelineError)
+    unusable = list(inputs.unusable_tools(params)) if has_model else []
     lines = [
         *unusable_files(params.prepare_data, imitated=params.train_sft.num_steps > 0),
         *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
         *(exceeded_limits(params, context) if isinstance(context, int) else []),
-        *([] if isinstance(context, PipelineError) else list(unusable_tools(params)) or _exceeded_by_data(params)),
-        *unusable_rewards(params, trained_here=True),
-        *unusable_environment(params, trained_here=True),
+        *unusable,
+        *(_exceeded_by_data(params) if has_model and not unusable else []),  # their prompts contain the tools
+        *inputs.unusable_rewards(params, trained_here=True),
+        *inputs.unusable_environment(params, trained_here=True),
         *_missing_trackers(trackings),
         *_ungradable(params),
     ]
@@ -80,9 +76,9 @@ def missing_here(params: Params) -> list[str]:
 
 
 def _require_server(url: str) -> None:
-    """Raise PipelineError unless something answers at a URL, whatever it answers."""
+    """Raise PipelineError unless a server answers at a URL, even with an HTTP error."""
     try:
-        urllib.request.urlopen(url, timeout=_ANSWER_S).close()
+        urllib.request.urlopen(url, timeout=_ANSWER_DEADLINE_S).close()
     except urllib.error.HTTPError:
         return
     except OSError as error:
@@ -90,60 +86,61 @@ def _require_server(url: str) -> None:
 
 
 def _missing_trackers(trackings: Mapping[str, TrackingConfig]) -> Iterator[str]:
-    # Each tracker has the name of its package. SFT has those of GRPO where nothing else is set.
-    keys = {package: stage for stage, config in trackings.items() for package, settings in config if settings}
-    for package, stage in keys.items():
+    """Yield a line for each tracker, named like its Python package, whose package is not installed."""
+    # SFT uses the trackers of GRPO by default: a package is reported once, for the last stage that uses it.
+    stages = {package: stage for stage, config in trackings.items() for package, settings in config if settings}
+    for package, stage in stages.items():
         if importlib.util.find_spec(package) is None:
             yield f"{stage}.tracking.{package}: needs the Python package {package}, which is not installed"
 
 
 def _exceeded_by_data(params: Params) -> Iterator[str]:
-    """Yield a line for each limit that most of the first problems exceed, so that a later stage would stop at it."""
+    """Yield a line for each limit that most of the first problems exceed, at which a later stage would stop."""
     model, limits = params.train_sft.model, params.validate_data
     problems = [] if model.scratch or params.prepare_data.repository else [*first_problems(params.prepare_data)]
     prompts, solutions = token_lengths(model, problems)
-    pairs = zip(problems, prompts, solutions, strict=True)
-    examples = [prompt + solution + 1 for problem, prompt, solution in pairs if problem.split == Split.TRAIN]
-    longest = {"validate_data.max_prompt_tokens": (limits.max_prompt_tokens, prompts)}
+    rows = zip(problems, prompts, solutions, strict=True)
+    examples = [prompt + solution + 1 for each, prompt, solution in rows if each.split == Split.TRAIN]  # 1: end token
+    checks = [("validate_data.max_prompt_tokens", limits.max_prompt_tokens, "prompts", prompts)]
     if params.train_sft.num_steps:
-        longest["train_sft.max_tokens"] = (params.train_sft.max_tokens, examples)
-    for key, (limit, tokens) in longest.items():
+        checks.append(("train_sft.max_tokens", params.train_sft.max_tokens, "prompts with their solutions", examples))
+    for key, limit, texts, tokens in checks:
         num_longer = sum(each > limit for each in tokens)
         if 2 * num_longer > len(tokens):
-            what = "prompts" if key.startswith("validate") else "prompts with their solutions"
-            yield f"{key}: is {limit:,}, and {num_longer} of the first {len(tokens)} {what} have up to {max(tokens):,}"
+            yield f"{key}: is {limit:,}, and {num_longer} of the first {len(tokens)} {texts} have up to {max(tokens):,}"
 
 
 def _ungradable(params: Params) -> Iterator[str]:
-    """Say which answers of the user's own data validation would refuse, as far as their first rows show."""
-    own = [source for source in params.prepare_data.sources if isinstance(source, Dataset)]
-    if own and not params.prepare_data.repository:
-        problems = [*first_problems(params.prepare_data.model_copy(update={"sources": own}))]
+    """Yield a line if data validation would refuse answers in the first rows of the user's own data."""
+    user_sources = [source for source in params.prepare_data.sources if isinstance(source, Dataset)]
+    if user_sources and not params.prepare_data.repository:
+        problems = [*first_problems(params.prepare_data.model_copy(update={"sources": user_sources}))]
         if defect := ungradable(problems, params.train_sft.model.answer):
             yield f"prepare_data.sources: among the first rows, {defect}"
 
 
 def short_of_disk(params: Params, outputs: Path) -> str | None:
-    """Return a line where a run would not fit on the disk of `outputs`; None where it does, or nobody can tell.
+    """Return a line if a run does not fit on the disk of `outputs`; None if it fits or the model's size is unknown.
 
-    Counted are the models that a run keeps and the checkpoints of the stage that has more of them, with the one that is
-    being written; not data, reports and adapters.
+    It counts the models that a run keeps and the checkpoints of the stage with more bytes of them, including the one
+    that is being written, but not data, reports and adapters.
     """
     shape = shape_of_base(params)
     if shape is None:
         return None
     sft, grpo = params.train_sft, params.train_grpo
-    # The policy; the reference where it is trained; a base model that is made: an existing one is referred to.
-    num_models = 1 + bool(sft.num_steps) + bool(sft.model.scratch)
-    element = max(_ELEMENT_BYTES[engine.precision] for engine in (sft.engine, grpo.engine))
-    models = num_models * element * shape.num_parameters / _GB
-    per_parameter = [
-        (kept.keep_last + kept.keep_best + 1) * (_OPTIMIZER_BYTES + _ELEMENT_BYTES[engine.precision])
-        for engine, kept in ((stage.engine, stage.checkpoint) for stage in (sft, grpo) if stage.num_steps)
-        if not engine.lora
-    ]
-    checkpoints = max(per_parameter, default=0) * shape.num_parameters / _GB
-    folder = next(each for each in (outputs.resolve(), *outputs.resolve().parents) if each.exists())
+    # The policy, the reference if it is trained, and the base model if it is made; an existing one is not copied.
+    num_models = 1 + (1 if sft.num_steps else 0) + (1 if sft.model.scratch else 0)
+    element_bytes = max(_ELEMENT_BYTES[engine.precision] for engine in (sft.engine, grpo.engine))
+    models = num_models * element_bytes * shape.num_parameters / _GB
+    per_parameter = 0
+    for stage in (sft, grpo):
+        if stage.num_steps and not stage.engine.lora:
+            num_checkpoints = stage.checkpoint.keep_last + (2 if stage.checkpoint.keep_best else 1)
+            state_bytes = _OPTIMIZER_BYTES + _ELEMENT_BYTES[stage.engine.precision]
+            per_parameter = max(per_parameter, num_checkpoints * state_bytes)
+    checkpoints = per_parameter * shape.num_parameters / _GB
+    folder = next(path for path in (outputs.resolve(), *outputs.resolve().parents) if path.exists())
     free = shutil.disk_usage(folder).free / _GB
     if models + checkpoints <= free:
         return None

@@ -2,10 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from components.shared.config import Config
+from typing import Any
 
 LABEL_WIDTH = 13
 
@@ -17,12 +14,18 @@ def print_labelled(label: str, lines: Iterable[str]) -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int | None = None) -> str:
-    """Return rows as lines with columns of equal width; columns after the first `left` are right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    ways = [str.ljust if left is None or place < left else str.rjust for place in range(len(widths))]
-    return "\n".join(
-        "  ".join(way(cell, width) for way, cell, width in zip(ways, row, widths, strict=True)).rstrip() for row in rows
-    )
+    """Return rows as lines of aligned columns; with `left`, columns after the first `left` are right-aligned."""
+    columns = []
+    for number, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        is_left = left is None or number < left
+        columns.append([cell.ljust(width) if is_left else cell.rjust(width) for cell in column])
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+
+
+def listed(items: Sequence[str], limit: int = 5) -> str:
+    """Return the first `limit` items in one line, with an ellipsis if there are more."""
+    return ", ".join(items[:limit]) + (", ..." if len(items) > limit else "")
 
 
 def print_json(value: Any) -> None:
@@ -34,13 +37,14 @@ def changed_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """Return the settings, JSON values by `stage.key`, that differ from the defaults of this code."""
     from components.preflight.config import STAGES, Params
 
-    models: dict[str, Any] = {stage: Params.model_fields[stage].annotation for stage in STAGES}
-    defaults = {key: value for stage, model in models.items() for key, value in _defaults(stage, model)}
+    defaults: dict[str, str] = {}
+    for stage in STAGES:
+        defaults |= dict(_defaults(stage, Params.model_fields[stage].annotation))
     return {key: value for key, value in settings.items() if defaults.get(key) != value}
 
 
-def _defaults(name: str, model: "type[Config]") -> Iterator[tuple[str, str]]:
-    """The default of each key of a config, as JSON; `name` is that of the config."""
+def _defaults(name: str, model: Any) -> Iterator[tuple[str, str]]:
+    """Yield each key of a config that has a default, below the name of the config, and the default as JSON."""
     from pydantic_core import to_jsonable_python
 
     from components.shared.config import Config

@@ -15,7 +15,7 @@ from components.prepare_data.config import Source
 from components.shared.images import GPU
 from components.train_grpo.config import AdvantageEstimator, Aggregation, KLEstimator, PolicyLoss
 from components.train_grpo.rewards import BUILT_IN
-from pipelines.run.stages import declared
+from pipelines.run.stages import load_stage
 from tests.pipelines.compiled import graph
 from tests.presets import FILES, PAGES, ROOT
 
@@ -25,7 +25,7 @@ def test_stages_have_their_folders_and_can_run_in_their_order() -> None:
     assert {path.parent.name for path in ROOT.glob("components/*/component.py")} == {*STAGES, "preflight"}
     made: set[str] = set()
     for name in STAGES:
-        stage = declared(name)
+        stage = load_stage(name)
         assert stage.name == name
         assert set(stage.inputs.values()) <= made
         made |= {f"{name}/{output}" for output in stage.outputs}
@@ -36,7 +36,7 @@ def test_what_stages_are_forked_from_has_their_imports() -> None:
     """Where one could not be imported, stages would import everything themselves."""
     code = "import pipelines.run.preloaded, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    stages = [name for name in STAGES if declared(name).image == GPU]
+    stages = [name for name in STAGES if load_stage(name).image == GPU]
     modules = {f"components.{name}.{part}" for name in stages for part in ("__main__", "worker")}
     assert {*modules, "torch", "deepspeed"} <= set(done.stdout.split())
 

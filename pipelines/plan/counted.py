@@ -1,13 +1,14 @@
-"""The shape of any transformers model, counted from its tensors on the meta device, without their memory.
+"""The shape of any transformers model, counted from its tensors on the meta device, where they take no memory.
 
-Such a model is planned in padded rows: whether it takes packed rows is known only once its weights are loaded. Packed
+Such a model is planned in padded rows: whether it accepts packed rows is known only once its weights are loaded. Packed
 rows take less time and memory, so the plan is an upper bound.
 """
 
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.shared.errors import PipelineError
 from components.shared.model_shape import ModelShape
@@ -15,28 +16,27 @@ from components.shared.model_shape import ModelShape
 if TYPE_CHECKING:  # torch
     from torch import nn
 
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_NUM_ACTIVE = ("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token")
-"""Config keys for the number of experts in a layer, and of experts per token."""
-_EXPERTS = ".experts."
-"""Part of the tensor names of routed experts; those of shared experts lack it."""
+_NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_NUM_ACTIVE_KEYS = ("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token")
+"""Config keys for the number of experts in a layer, and of experts per token; each family uses one."""
+_EXPERTS = ".experts."  # part of the tensor names of routed experts; those of shared experts lack it
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountedShape(ModelShape):
-    """A shape whose weights are counted; a token's activations are those of a Llama with as many active weights."""
+    """A shape with counted weights; its other sizes are those of a Llama with as many active weights."""
 
     family: str
     sizes: tuple[int, ...]
-    """Elements of each tensor."""
+    """Number of elements of each tensor."""
     matrices: dict[str, tuple[int, int]]
-    """Inputs and outputs of the matrices that may have adapters, by name: means over all layers."""
+    """Inputs and outputs of the matrices that may have adapters, by name; averages over all layers."""
     all_layer_weights: int
     active_layer_weights: int
 
     @property
     def projections(self) -> dict[str, tuple[int, int]]:
-        """See `ModelShape`; means over the layers."""
+        """See `ModelShape`; averages over the layers."""
         return self.matrices
 
     @property
@@ -46,7 +46,7 @@ class CountedShape(ModelShape):
 
     @property
     def active_weights(self) -> int:
-        """Elements of them that compute a token."""
+        """Elements of these matrices that each token uses: of the routed experts only some."""
         return self.active_layer_weights
 
     def _sizes(self) -> tuple[int, ...]:
@@ -65,34 +65,32 @@ def counted_shape(file: Path) -> CountedShape:
     except Exception as error:  # any model's code may fail, in any way
         raise PipelineError(f"{file}: cannot be planned: {type(error).__name__}: {error}"[:300]) from None
     text = config.get_text_config()
-    if not isinstance(layers := getattr(text, "num_hidden_layers", None), int):
+    layers = getattr(text, "num_hidden_layers", None)
+    if not isinstance(layers, int):
         raise PipelineError(f"{file}: cannot be planned: {config.model_type} does not say how many layers it has")
-    vocabulary, hidden = model.get_input_embeddings().weight.shape
-    head = model.get_output_embeddings()
-    ends = {id(each.weight) for each in (model.get_input_embeddings(), head) if each is not None}
-    experts, chosen = (
-        next((n for key in keys if isinstance(n := getattr(text, key, None), int)), 1)
-        for keys in (_NUM_EXPERTS, _NUM_ACTIVE)
-    )
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    vocabulary, hidden = embedding.weight.shape
+    outside_layers = {id(each.weight) for each in (embedding, head) if each is not None}
+    active_fraction = _first_int(text, _NUM_ACTIVE_KEYS) / _first_int(text, _NUM_EXPERTS_KEYS)
     total = active = 0.0
     for name, parameter in model.named_parameters():
-        if parameter.ndim >= 2 and id(parameter) not in ends:
+        if parameter.ndim >= 2 and id(parameter) not in outside_layers:
             total += parameter.numel()
-            active += parameter.numel() * (chosen / experts if _EXPERTS in name else 1.0)
+            active += parameter.numel() * (active_fraction if _EXPERTS in name else 1.0)
     heads = getattr(text, "num_attention_heads", 1)
     head_size = getattr(text, "head_dim", None) or hidden // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     attention = 2 * hidden * head_size * (heads + kv_heads)
     return CountedShape(
         hidden_size=hidden,
-        # The width of a Llama layer with as many weights.
+        # The width of a Llama layer with as many active weights: it has three matrices of this width.
         intermediate_size=max(hidden, round((active / layers - attention) / (3 * hidden))),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_size=head_size,
         vocabulary_size=vocabulary,
-        tied=head is not None and head.weight is model.get_input_embeddings().weight,
+        tied=head is not None and head.weight is embedding.weight,
         family=config.model_type,
         sizes=tuple(each.numel() for each in model.parameters()),
         matrices=_matrices(model, layers),
@@ -101,13 +99,20 @@ def counted_shape(file: Path) -> CountedShape:
     )
 
 
+def _first_int(config: Any, keys: Sequence[str]) -> int:
+    """Return the integer of the first of these keys that a config has; 1 if it has none of them."""
+    values = (getattr(config, key, None) for key in keys)
+    return next((value for value in values if isinstance(value, int)), 1)
+
+
 def _matrices(model: "nn.Module", num_layers: int) -> dict[str, tuple[int, int]]:
+    """Return inputs and outputs of the linear modules in the layers, by their last name, averaged over the layers."""
     from torch import nn
 
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    inputs, outputs = Counter[str](), Counter[str]()
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():  # type: ignore[operator]
-            own = sums[name.rpartition(".")[2]]
-            own[0] += module.in_features
-            own[1] += module.out_features
-    return {name: (inputs // num_layers, outputs // num_layers) for name, (inputs, outputs) in sums.items()}
+            last_name = name.rpartition(".")[2]
+            inputs[last_name] += module.in_features
+            outputs[last_name] += module.out_features
+    return {name: (inputs[name] // num_layers, outputs[name] // num_layers) for name in inputs}

@@ -6,9 +6,8 @@ from components.shared.errors import PipelineError
 
 GIB = 2**30
 _USABLE_FRACTION = 0.92
-"""Part of a GPU's memory that a run can use; the rest is CUDA context, NCCL and fragmentation (assumed)."""
-_LARGE_GIB = 70
-"""Above this vLLM runs more sequences in a batch, except on an A100."""
+"""Fraction of a GPU's memory that a run can use; CUDA context, NCCL and fragmentation take the rest (assumed)."""
+_LARGE_GIB = 70  # above this memory vLLM's default limit on the sequences in a batch is higher, except on an A100
 
 
 @dataclass(frozen=True)
@@ -17,21 +16,21 @@ class Gpu:
 
     name: str
     memory_gib: float
-    """Memory that an idle device reports; a little less than its name says."""
+    """Memory that an idle device reports: a little less than its product name says."""
     bf16_rate: float
-    """Operations per second of dense matrix products; 0 without support for bfloat16."""
+    """Floating-point operations per second in dense matrix products; 0 without support for bfloat16."""
     fp32_rate: float
     memory_rate: float
-    """Bytes per second to and from its memory."""
+    """Bytes per second to and from the memory of the GPU."""
 
     @property
     def usable_bytes(self) -> float:
-        """Memory that a run can use."""
+        """Bytes that a run can use."""
         return self.memory_gib * GIB * _USABLE_FRACTION
 
     @property
     def engine_sequences(self) -> int:
-        """The most sequences in a batch by vLLM's defaults."""
+        """Default limit of vLLM on the sequences in a batch."""
         return 1024 if self.memory_gib > _LARGE_GIB and not self.name.startswith("a100") else 256
 
 
@@ -64,13 +63,13 @@ _GPUS = [
     Gpu("v100", 31.5, 0.0, 15.7e12, 0.9e12),
     Gpu("v100-16gb", 15.5, 0.0, 15.7e12, 0.9e12),
 ]
-"""Datasheets of NVIDIA and AMD; dense rates, without sparsity, and with sums in float32."""
+"""From the datasheets of NVIDIA and AMD: rates without sparsity, accumulating in float32."""
 GPUS = {gpu.name: gpu for gpu in _GPUS}
 
 
 def gpu(name: str) -> Gpu:
-    """Return a GPU by its name, in any case and with spaces or dashes."""
-    found = GPUS.get(name.lower().replace(" ", "-"))
-    if found is None:
+    """Return a GPU by its name, in upper or lower case and with spaces or dashes; PipelineError if it is unknown."""
+    key = name.lower().replace(" ", "-")
+    if key not in GPUS:
         raise PipelineError(f"--gpu {name}: unknown GPU; accepted: {', '.join(GPUS)}")
-    return found
+    return GPUS[key]

@@ -1,10 +1,11 @@
-"""Memory of one GPU by part; whether a run fits, and the smallest change that makes it fit.
+"""The memory that a run takes on one GPU, by part; whether it fits, and the cheapest change that makes it fit.
 
 Activations are the tensors that transformers' Llama, Qwen2 and Qwen3 layers and this trainer's attention and output
-layer save for autograd. Norms compute in fp32, whatever the dtype of the weights. Every token of a micro-batch may be a
-completion token.
+layer save for autograd. Norms compute in fp32, whatever the dtype of the weights. Every token of a micro-batch counts
+as a completion token, for which the output layer computes logits.
 """
 
+import math
 from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -12,16 +13,13 @@ from typing import Any, NamedTuple
 from pipelines.plan.hardware import GIB, Gpu
 from pipelines.plan.run import Run
 
-_BUCKET_ELEMENTS = 500_000_000
-"""Gradients that DeepSpeed reduces at once (components/policy/engine.py)."""
+_BUCKET_ELEMENTS = 500_000_000  # gradients that DeepSpeed reduces at once (components/policy/engine.py)
 _LIVE_ELEMENTS, _PREFETCH_ELEMENTS = 1_000_000_000, 50_000_000
 """Weights that ZeRO 3 keeps gathered for reuse, and prefetches into another buffer (DeepSpeed's defaults)."""
-_MIN_SHARDED_ELEMENTS = 100_000
-"""ZeRO 3 does not shard smaller tensors (DeepSpeed's default)."""
-_FIRST_CAPACITY = 64
-"""Initial capacity of a completion's cache in tokens; a full cache is doubled (components/rollout)."""
+_MIN_SHARDED_ELEMENTS = 100_000  # ZeRO 3 does not shard smaller tensors (DeepSpeed's default)
+_FIRST_CAPACITY = 64  # initial capacity of a completion's cache in tokens; a full cache is doubled (components/rollout)
 _CHUNK_ELEMENTS, _MIN_CHUNK_ROWS = 134_217_728, 64
-"""Logits that exist at once on a GPU, and the minimum of their rows (components/policy)."""
+"""Elements of the chunk of logits that a GPU holds at once, and its minimum number of rows (components/policy)."""
 _CONTEXT_BYTES, _GRAPH_BYTES = 0.5 * GIB, 1.0 * GIB
 """CUDA context of a second process on the GPU, and vLLM's captured graphs; both stay while it sleeps (assumed)."""
 _PREFILL_TOKENS = 16384
@@ -31,42 +29,42 @@ _QUANTISED_BYTES = 0.5 + 4 / 64
 _INDEX_BYTES = 8
 _MAX_GPUS = 4096
 _MIN_ZERO_STAGE = {"none": 0, "optimizer": 1, "all": 3}
-"""Lowest ZeRO stage for each kind of offloading: offloaded tensors have to be sharded."""
+"""Lowest ZeRO stage for each kind of offloading, as only sharded tensors can be offloaded."""
 
 STATES = ("weights", "gradients", "optimizer")
 
 
 def memory_of(run: Run) -> dict[str, float]:
-    """Return the bytes of each part on a GPU that trains, and their sum at the peaks of the update and of sampling."""
+    """Return the bytes of each part on a GPU that trains, and their sums at the peaks of the update and of sampling."""
     parts = {**_states(run), "activations": _activations(run), "buffers": _buffers(run), **_sampler(run)}
-    states, copy = sum(parts[name] for name in STATES), parts["sampler_weights"]
-    # It is trained like the policy; its states stay while the policy is trained.
+    states, sampler_copy = sum(parts[name] for name in STATES), parts["sampler_weights"]
+    # A reward model is trained like the policy, and keeps its states while the policy is trained.
     parts["reward_model"] = states if run.reward_model else 0.0
     resident = parts["reference"] + parts["reward_model"] + parts["engine"]
     update = states + resident + parts["activations"] + parts["buffers"]
-    sampling = parts["weights"] + parts["optimizer"] + resident + copy
+    sampling = parts["weights"] + parts["optimizer"] + resident + sampler_copy
     return {
         **parts,
         # vLLM sleeps while the policy is updated, and there are no gradients while it samples.
-        "update_peak": update + (0.0 if run.sampler == "vllm" else copy),
+        "update_peak": update + (0.0 if run.sampler == "vllm" else sampler_copy),
         "sampling_peak": sampling + max(parts["kv_cache"] + parts["sampling"], parts["gathered"]),
     }
 
 
 def peak(memory: dict[str, float]) -> float:
-    """Return the peak of a step."""
+    """Return the most bytes that a GPU needs during a step."""
     return max(memory["update_peak"], memory["sampling_peak"])
 
 
-def _unsharded(run: Run) -> float:
+def _unsharded_bytes(run: Run) -> float:
     return float(run.element_bytes * run.shape.num_parameters)
 
 
 def _states(run: Run) -> dict[str, float]:
-    """Weights, gradients, the optimizer's two moments and master copy, and the reference's weights."""
-    whole, small = _unsharded(run), run.shape.num_below(_MIN_SHARDED_ELEMENTS) * run.element_bytes
-    sharded = whole / run.num_trainers + small
-    weights = whole
+    """Return the bytes of weights, gradients, the optimizer's two moments and master copy, and the reference."""
+    unsharded, small = _unsharded_bytes(run), run.shape.num_below(_MIN_SHARDED_ELEMENTS) * run.element_bytes
+    sharded = unsharded / run.num_trainers + small
+    weights = unsharded
     if run.zero_stage == 3:
         weights = small if run.offload == "all" else sharded
     if run.quantised:
@@ -83,14 +81,14 @@ def _states(run: Run) -> dict[str, float]:
         "weights": weights,
         "gradients": gradients if on_gpu else 0.0,
         "optimizer": optimizer if on_gpu else 0.0,
-        "reference": {"replicated": whole, "sharded": sharded}.get(run.reference, 0.0),
+        "reference": {"replicated": unsharded, "sharded": sharded}.get(run.reference, 0.0),
     }
 
 
 def _activations(run: Run) -> float:
     """Return the bytes that are saved for the backward pass of a micro-batch."""
     shape, size = run.shape, run.element_bytes
-    # With checkpointing only the input of each layer.
+    # Gradient checkpointing saves only the input of each layer.
     layer = shape.hidden_size * size if run.gradient_checkpointing else layer_bytes_per_token(run)
     # Before and after the layers: indices, rotations, the last norm, and what the output layer saves.
     indices, rotations = 4 * _INDEX_BYTES, 2 * size * shape.head_size
@@ -102,7 +100,7 @@ def layer_bytes_per_token(run: Run) -> int:
     """Return the bytes that a layer saves per token for its backward pass."""
     shape, size = run.shape, run.element_bytes
     norm = shape.hidden_size * (4 + size)  # its input in fp32, and the output
-    norms = 2 * norm + shape.qk_norm * (4 + size) * (shape.query_size + shape.kv_size)
+    norms = 2 * norm + ((4 + size) * (shape.query_size + shape.kv_size) if shape.qk_norm else 0)
     inputs = 2 * size * shape.hidden_size  # of the matrices of attention and of the MLP
     # Queries, keys and values repeated to as many as there are queries, the output, and the log-sum-exp of each head.
     attention = 4 * size * shape.query_size + 4 * shape.num_heads
@@ -111,58 +109,57 @@ def layer_bytes_per_token(run: Run) -> int:
 
 
 def _buffers(run: Run) -> float:
-    """Return the bytes of collectives, gathered weights and gradients at the peak of the backward pass.
+    """Return the bytes of gradients, logits, gathered weights and communication buffers at the peak of a backward pass.
 
-    The peak is in the output layer, where the pass starts, or in a layer, with the bucket of gradients under ZeRO 1 and
-    2. ZeRO 3 has this bucket and gathered weights all the time; prefetched ones count where they take more.
+    The peak is in the output layer, where the pass starts, or in another layer, where ZeRO 1 and 2 add a bucket of
+    gradients. ZeRO 3 holds this bucket and gathered weights all the time, and prefetches other weights.
     """
     shape, size, num_tokens = run.shape, run.element_bytes, run.tokens_at_once
     chunk = min(num_tokens, max(_MIN_CHUNK_ROWS, _CHUNK_ELEMENTS // shape.vocabulary_size))
-    rows = num_tokens if run.padded else chunk  # whose logits exist at once
-    # The output layer: its gradient, two chunks of logits, and the gradient of the hidden states.
+    rows = num_tokens if run.padded else chunk  # tokens whose logits exist at once
+    # The output layer: its gradient, logits and their gradient in fp32, and the gradient of the hidden states.
     head = float(4 * shape.head_weights + 2 * 4 * rows * shape.vocabulary_size + num_tokens * shape.hidden_size * size)
-    # A layer: gradients of the widest tensors of its MLP; with checkpointing its activations, too.
+    # Another layer: gradients of the widest tensors of its MLP; with checkpointing also its recomputed activations.
     per_token = size * (3 * shape.intermediate_size + 2 * shape.hidden_size)
     if run.gradient_checkpointing:
         per_token += layer_bytes_per_token(run)
     layer = float(num_tokens * per_token)
     bucket = size * min(run.num_trained, _BUCKET_ELEMENTS)
     if run.zero_stage == 3:
-        live, prefetched = (size * min(shape.num_parameters, most) for most in (_LIVE_ELEMENTS, _PREFETCH_ELEMENTS))
+        live = size * min(shape.num_parameters, _LIVE_ELEMENTS)
+        prefetched = size * min(shape.num_parameters, _PREFETCH_ELEMENTS)
         return bucket + live + max(head, layer, prefetched)
     return max(head, layer + (bucket if run.zero_stage else 0.0))
 
 
 def _sampler(run: Run) -> dict[str, float]:
-    """Return the bytes of the sampler's process, weights, cache and logits, and of what ZeRO 3 gathers for it."""
-    # Completions that a GPU samples at once.
-    rows = min(-(-run.prompts // run.num_trainers), max(1, run.max_batch_size // run.group_size)) * run.group_size
-    if run.sampler == "vllm":
-        rows = min(rows, run.max_batch_size)
-    capacity = run.mean_completion_tokens  # enough for vLLM, which lets some completions wait
-    if run.sampler == "transformers":  # every completion may reach its limit
-        capacity = _FIRST_CAPACITY
-        while capacity < run.completion_tokens:
+    """Return the bytes that sampling takes on a GPU that trains; ZeRO 3 gathers all weights to update the sampler."""
+    gathered = _unsharded_bytes(run) if run.zero_stage == 3 else 0.0
+    if run.sampler == "vllm_server":  # it samples on separate GPUs
+        return {"engine": 0.0, "sampler_weights": 0.0, "kv_cache": 0.0, "sampling": 0.0, "gathered": gathered}
+    groups_of_gpu = math.ceil(run.prompts / run.num_trainers)
+    completions = min(groups_of_gpu, max(1, run.max_batch_size // run.group_size)) * run.group_size  # sampled at once
+    if run.sampler == "transformers":
+        engine, weights = 0.0, gathered  # it samples from an unsharded copy
+        capacity: float = _FIRST_CAPACITY
+        while capacity < run.completion_tokens:  # every completion may reach its limit
             capacity *= 2
-    tokens = rows // run.group_size * run.prompt_tokens + rows * capacity  # the prompt of a group once
-    cache = run.cache_bytes or tokens * run.shape.kv_bytes_per_token(run.element_bytes)
-    gathered = _unsharded(run) if run.zero_stage == 3 else 0.0
-    vllm_weights = _unsharded(run) / run.tensor_parallel
-    has_servers = run.num_server_gpus > 0  # which sample on GPUs of their own
+    else:
+        engine, weights = _CONTEXT_BYTES + (_GRAPH_BYTES if run.compiled else 0.0), _unsharded_bytes(run)
+        capacity = run.mean_completion_tokens  # if the cache is full, vLLM lets completions wait
+        completions = min(completions, run.max_batch_size)
+    # The prompt of a group is cached once.
+    cached_tokens = completions // run.group_size * run.prompt_tokens + completions * capacity
     # Logits in fp32, the same over the temperature, and their exponentials.
-    sampling = 3.0 * 4 * rows * run.shape.vocabulary_size
-    engine = 0.0
-    if run.sampler == "vllm":
-        engine = _CONTEXT_BYTES + (_GRAPH_BYTES if run.compiled else 0.0)
-        # Or the activations of a prefill, where they take more.
+    sampling = 3.0 * 4 * completions * run.shape.vocabulary_size
+    if run.sampler == "vllm":  # the activations of a prefill may take more
         width = 3 * run.shape.intermediate_size + 4 * run.shape.hidden_size
         sampling = max(sampling, float(_PREFILL_TOKENS * width * run.element_bytes))
     return {
         "engine": engine,
-        # An unsharded copy beside the shards of ZeRO 3, where transformers samples.
-        "sampler_weights": {"vllm": vllm_weights, "transformers": gathered}.get(run.sampler, 0.0),
-        "kv_cache": 0.0 if has_servers else cache / run.tensor_parallel,
-        "sampling": 0.0 if has_servers else sampling,
+        "sampler_weights": weights,
+        "kv_cache": run.cache_bytes or cached_tokens * run.shape.kv_bytes_per_token(run.element_bytes),
+        "sampling": sampling,
         "gathered": gathered,
     }
 
@@ -171,9 +168,11 @@ def fits(run: Run, gpu: Gpu) -> bool:
     """Return whether a run fits on GPUs of this kind, both those that train and those that only sample."""
     if peak(memory_of(run)) > gpu.usable_bytes:
         return False
+    if not run.num_server_gpus:
+        return True
     # A server holds the weights, and a cache for at least one completion.
     cache = max(run.longest * run.shape.kv_bytes_per_token(run.element_bytes), run.cache_bytes)
-    return not run.num_server_gpus or (_unsharded(run) + cache) / run.tensor_parallel <= gpu.usable_bytes
+    return (_unsharded_bytes(run) + cache) / run.tensor_parallel <= gpu.usable_bytes
 
 
 class _Change(NamedTuple):
@@ -181,14 +180,15 @@ class _Change(NamedTuple):
 
     text: str
     cost: float
-    """A judgement: changes that slow steps down cost more."""
+    """Rank among the changes: the more a change slows steps down, the higher (our judgement)."""
     values: dict[str, Any]
+    """The fields of `Run` that it changes."""
 
 
 def cheapest_changes(run: Run, gpu: Gpu) -> str | None:
-    """Return the cheapest changes that make a run fit: keys of `train_grpo`, or else enough GPUs; None if none do."""
-    choices = product(*([None, *options] for options in _options(run)))  # of each key one change or none
-    combinations = [[each for each in choice if each] for choice in choices]
+    """Return the cheapest changes of `train_grpo` that make a run fit, otherwise enough GPUs; None if nothing helps."""
+    choices = product(*([None, *options] for options in _options(run)))  # for each key one change or none
+    combinations = [[change for change in choice if change] for choice in choices]
     for changes in sorted(combinations, key=lambda changes: (sum(each.cost for each in changes), len(changes))):
         changed = replace(run, **{name: value for each in changes for name, value in each.values.items()})
         if changed.zero_stage >= _MIN_ZERO_STAGE[changed.offload] and fits(changed, gpu):
@@ -202,27 +202,30 @@ def cheapest_changes(run: Run, gpu: Gpu) -> str | None:
 
 
 def _options(run: Run) -> list[list[_Change]]:
-    """Return the changes of each key; at most one per key is applied."""
-    tokens, sizes = (
-        [value >> n for n in range(1, 12) if value >> n >= least]
-        for value, least in ((run.micro_batch_tokens, run.longest), (run.max_batch_size, run.group_size))
-    )
-    samplers = [_change("sampling.max_batch_size", size, 2 + i / 10) for i, size in enumerate(sizes)]
+    """Return lists of changes of which at most one each can be applied, such as the values of one key."""
+    token_limits = _halvings(run.micro_batch_tokens, run.longest)
+    batch_sizes = _halvings(run.max_batch_size, run.group_size)
+    samplers = [_change("sampling.max_batch_size", size, 2 + i / 10) for i, size in enumerate(batch_sizes)]
     samplers.append(_Change("sampler.vllm", 3.5, {"sampler": "vllm"}))
-    if servers := run.num_gpus // 2:
-        values = {"sampler": "vllm_server", "num_server_gpus": servers}
-        samplers.append(_Change(f"sampler.servers on {servers} of the GPUs", 5, values))
+    if num_server_gpus := run.num_gpus // 2:
+        values = {"sampler": "vllm_server", "num_server_gpus": num_server_gpus}
+        samplers.append(_Change(f"sampler.servers on {num_server_gpus} of the GPUs", 5, values))
     stages = range(run.zero_stage + 1, 3 if run.quantised else 4)
     references = [_change("reference", "sharded", 1.5), _change("reference", "offloaded", 3.0)]
     offloads = [_change("engine.offload", "optimizer", 6.0), _change("engine.offload", "all", 9.0)]
     return [
-        [_change("engine.micro_batch_tokens", number, 1 + i / 10) for i, number in enumerate(tokens)],
+        [_change("engine.micro_batch_tokens", limit, 1 + i / 10) for i, limit in enumerate(token_limits)],
         [] if run.gradient_checkpointing else [_change("engine.gradient_checkpointing", True, 2)],
         [_change("engine.zero_stage", stage, 1 + stage / 2) for stage in stages],
         samplers if run.sampler == "transformers" else [],
         references if run.reference == "replicated" else [],
         offloads if run.offload == "none" else [],
     ]
+
+
+def _halvings(value: int, minimum: int) -> list[int]:
+    """Return a half, a quarter and so on of a value, down to the minimum."""
+    return [value >> n for n in range(1, 12) if value >> n >= minimum]
 
 
 def _change(key: str, value: object, cost: float) -> _Change:

@@ -7,7 +7,7 @@ from components.preflight.config import load_params
 from components.shared.errors import PipelineError
 from pipelines.plan.counted import CountedShape
 from pipelines.plan.hardware import GIB, Gpu
-from pipelines.plan.hardware import gpu as named
+from pipelines.plan.hardware import gpu as find_gpu
 from pipelines.plan.memory import cheapest_changes, fits, memory_of, peak
 from pipelines.plan.run import Run, run_of
 from pipelines.plan.step_time import EFFICIENCY, step_time
@@ -24,20 +24,20 @@ _LABELS = {
     "update_peak": "sum at the peak of the update",
     "sampling_peak": "sum at the peak of sampling",
 }
-"""Names that the table shows for parts."""
+"""Labels of parts in the table, if they differ from their names."""
 
 
 def plan(params: Path, gpus: int, gpu: str, completion_tokens: float | None) -> None:
-    """Print the plan of a params file."""
+    """Print memory and time of a params file's run on `gpus` devices of the kind `gpu`."""
     if not 1 <= gpus <= _MAX_GPUS:
         raise PipelineError(f"--gpus {gpus}: from 1 to {_MAX_GPUS:,} is accepted")
-    device, config = named(gpu), load_params(params)
+    device, config = find_gpu(gpu), load_params(params)
     if config.train_grpo.engine.precision == "bf16" and not device.bf16_rate:
         raise PipelineError(f"--gpu {gpu}: it has no bfloat16; set train_grpo.engine.precision: fp32")
     run = run_of(config, gpus, completion_tokens, engine_sequences=device.engine_sequences)
     parts = [
         _heading(params, run, device),
-        *([_counted(run.shape)] if isinstance(run.shape, CountedShape) else []),
+        *([_about_counting(run.shape)] if isinstance(run.shape, CountedShape) else []),
         _memory(run, device),
         _verdict(run, device),
         _time(run, device, config.train_grpo.num_steps),
@@ -53,30 +53,32 @@ def _heading(path: Path, run: Run, gpu: Gpu) -> str:
     trained = f" ({run.num_trained / 1e6:,.1f}M trained)" if run.lora_rank else ""
     size = run.shape.num_parameters
     parameters = f"{size / 1e9:.2f}B" if size >= 1e9 else f"{size / 1e6:.2f}M"
+    work = f"{run.prompts:,} prompts x {run.group_size} completions of up to {run.completion_tokens:,} tokens per step"
     return (
-        f"{path} on {run.num_gpus} x {gpu.name}: "
-        f"{parameters} parameters{trained} in {precision}, ZeRO {run.zero_stage}\n"
-        f"{run.prompts:,} prompts x {run.group_size} completions of up to {run.completion_tokens:,} tokens "
-        f"per step, sampled by {run.sampler}"
+        f"{path} on {run.num_gpus} x {gpu.name}: {parameters} parameters{trained} in {precision}, "
+        f"ZeRO {run.zero_stage}\n{work}, sampled by {run.sampler}"
     )
 
 
-def _counted(shape: CountedShape) -> str:
-    active = shape.active_weights / shape.layer_weights
+def _about_counting(shape: CountedShape) -> str:
+    """Return what a plan assumes about a model whose weights were counted."""
+    active_fraction = shape.active_weights / shape.layer_weights
+    experts = f"A token is computed\nby {active_fraction:.0%} of the layers' weights. " if active_fraction < 1 else ""
     return (
         f"{shape.family}: planned in padded rows, each prompt once per completion and each completion as long as the "
         "longest.\nThat is an upper bound: where the model takes packed rows, the log says so when it is loaded. "
-        + (f"A token is computed\nby {active:.0%} of the layers' weights. " if active < 1 else "")
-        + "Activations are estimated from the active weights."
+        f"{experts}Activations are estimated from the active weights."
     )
 
 
 def _memory(run: Run, gpu: Gpu) -> str:
     """Return a table of a GPU's memory by part; the ZeRO stage of the params file is marked."""
     by_stage = {stage: memory_of(replace(run, zero_stage=stage)) for stage in range(4)}
-    rows = [["Memory of a GPU, GiB", *(f"ZeRO {stage}" + "*" * (stage == run.zero_stage) for stage in by_stage)]]
+    stages = [f"ZeRO {stage}*" if stage == run.zero_stage else f"ZeRO {stage}" for stage in by_stage]
+    rows = [["Memory of a GPU, GiB", *stages]]
     for name in by_stage[0]:
-        if name != "gathered" and any(memory[name] for memory in by_stage.values()):  # a moment of the peak
+        # Gathered weights are left out: they exist only for a moment, and the peak of sampling includes them.
+        if name != "gathered" and any(memory[name] for memory in by_stage.values()):
             rows.append([_LABELS.get(name, name), *(_gib(memory[name]) for memory in by_stage.values())])
     fit = ["yes" if peak(memory) <= gpu.usable_bytes else "no" for memory in by_stage.values()]
     if run.element_bytes == 2:
@@ -86,6 +88,7 @@ def _memory(run: Run, gpu: Gpu) -> str:
 
 
 def _verdict(run: Run, gpu: Gpu) -> str:
+    """Return whether a run fits, and otherwise what makes it fit."""
     needed, usable = _gib(peak(memory_of(run))), _gib(gpu.usable_bytes)
     if fits(run, gpu):
         return f"Fits: {needed} of {usable} usable GiB."
@@ -96,10 +99,12 @@ def _verdict(run: Run, gpu: Gpu) -> str:
 
 def _time(run: Run, gpu: Gpu, num_steps: int) -> str:
     """Return a table of the phases of a step, and the hours of all steps."""
-    time, would = step_time(run, gpu), "" if fits(run, gpu) else ", if it fitted"
-    rows = [[f"Time of a step{would}", "s"], *([phase, f"{seconds:.1f}"] for phase, seconds in time.phases.items())]
-    rows.append(["step" + ", overlapped" * time.overlap, f"{time.total:.1f}"])
-    rate, hours = run.completions * run.mean_completion_tokens / time.total, num_steps * time.total / 3600
+    time, condition = step_time(run, gpu), "" if fits(run, gpu) else ", if it fitted"
+    rows = [[f"Time of a step{condition}", "s"]]
+    rows += [[phase, f"{seconds:.1f}"] for phase, seconds in time.phases.items()]
+    rows.append(["step, overlapped" if time.overlap else "step", f"{time.total:.1f}"])
+    completion_tokens = run.prompts * run.group_size * run.mean_completion_tokens
+    rate, hours = completion_tokens / time.total, num_steps * time.total / 3600
     return (
         f"{aligned(rows, left=1)}\n"
         f"{rate:,.0f} completion tokens per second of the whole step; {num_steps:,} steps take {hours:,.1f} hours\n"

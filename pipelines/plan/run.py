@@ -1,5 +1,6 @@
-"""A run in numbers: the model, the work of a step, and its distribution over GPUs."""
+"""A run in numbers: its model, the work of a step, and how GPUs share it."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,30 +8,30 @@ from components.policy.config import ALL_LINEAR
 from components.preflight.config import Params
 from components.shared import jsonl
 from components.shared.errors import PipelineError
-from components.shared.model import local_model
+from components.shared.model import ModelConfig, local_model
 from components.shared.model_shape import FAMILIES, ModelShape, config_file, shape_of
 from pipelines.plan.counted import CountedShape, counted_shape
 from pipelines.plan.hardware import GIB
 
 _MEAN_COMPLETION_FRACTION = 0.4
-"""Mean length of completions as a fraction of their limit, if not given (assumed)."""
-_MEAN_PROMPT_FRACTION = 0.25
-"""Mean length of prompts as a fraction of their limit (assumed)."""
+"""Mean length of completions as a fraction of their limit, unless the user says it (assumed)."""
+_MEAN_PROMPT_FRACTION = 0.25  # mean length of prompts as a fraction of their limit (assumed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The work of a step, and its distribution over GPUs."""
+    """The numbers of a params file, and the number of GPUs, that memory and time depend on."""
 
     shape: ModelShape
     num_gpus: int
 
     prompts: int
+    """Prompts of a step, on all GPUs together."""
     group_size: int
     prompt_tokens: int
     """Length of the longest prompt."""
     completion_tokens: int
-    """Length of the longest completion: some always reach the limit, so sampling takes as many tokens."""
+    """Length of the longest completion: the limit, as some completions always reach it."""
     mean_prompt_tokens: float
     mean_completion_tokens: float
     minibatches: int = 1
@@ -39,7 +40,7 @@ class Run:
     shared_prompts: bool = True
     """Whether a group stays on one GPU, and its prompt is computed once."""
     padded: bool = False
-    """Whether each completion is a separate padded row whose logits exist all at once."""
+    """Whether each completion is a separate padded row; the logits of all tokens then exist at once."""
 
     zero_stage: int
     element_bytes: int
@@ -47,7 +48,7 @@ class Run:
     micro_batch_tokens: int
     offload: Literal["none", "optimizer", "all"] = "none"
     lora_rank: int = 0
-    """0 trains all weights."""
+    """Rank of the adapters; 0 trains all weights."""
     lora_targets: tuple[str, ...] = ()
     quantised: bool = False
     """Whether the frozen matrices of the layers have 4 bits per element."""
@@ -57,21 +58,17 @@ class Run:
 
     sampler: Literal["transformers", "vllm", "vllm_server"]
     max_batch_size: int
-    """Completions at once on a GPU; with vLLM and a given `cache_bytes` those that fit the cache."""
+    """Completions that a GPU samples at once; vLLM with `cache_bytes` samples as many as fit into the cache."""
     num_server_gpus: int = 0
     """GPUs that only sample; 0 if all GPUs sample and train."""
     tensor_parallel: int = 1
+    """GPUs of each server."""
     cache_bytes: float = 0.0
-    """vLLM's KV cache on all GPUs of a copy; 0 for as much as needed."""
+    """KV cache of vLLM, on all GPUs of a server together; 0 for as much as needed."""
     compiled: bool = True
     """Whether vLLM runs captured graphs."""
     overlap: bool = False
     """Whether the next rollout is sampled while the policy is updated."""
-
-    @property
-    def completions(self) -> int:
-        """All completions of a step."""
-        return self.prompts * self.group_size
 
     @property
     def longest(self) -> int:
@@ -85,11 +82,11 @@ class Run:
 
     @property
     def tokens_at_once(self) -> int:
-        """Tokens of the largest micro-batch of a GPU; a longer sequence is a micro-batch by itself."""
-        groups = -(-self.prompts // self.minibatches // self.num_trainers)
-        rows = self.group_size if self.padded else 1
-        available = groups * (rows * self.prompt_tokens + self.group_size * self.completion_tokens)
-        return max(self.longest, min(self.micro_batch_tokens, available))
+        """Tokens of the largest micro-batch of a GPU; a sequence above the limit is a micro-batch by itself."""
+        groups = math.ceil(self.prompts / (self.minibatches * self.num_trainers))
+        num_prompt_copies = self.group_size if self.padded else 1
+        minibatch = groups * (num_prompt_copies * self.prompt_tokens + self.group_size * self.completion_tokens)
+        return max(self.longest, min(self.micro_batch_tokens, minibatch))
 
     @property
     def num_trained(self) -> int:
@@ -98,36 +95,31 @@ class Run:
             return self.shape.num_parameters
         matrices = self.shape.projections
         targets = tuple(matrices) if ALL_LINEAR in self.lora_targets else self.lora_targets
-        # An adapter has rank x (inputs + outputs) parameters.
-        ends = sum(sum(matrices[name]) for name in targets if name in matrices)
-        return self.shape.num_layers * self.lora_rank * ends
+        inputs_and_outputs = sum(sum(matrices[name]) for name in targets if name in matrices)
+        return self.shape.num_layers * self.lora_rank * inputs_and_outputs
 
 
 def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, *, engine_sequences: int = 256) -> Run:
-    """Return the run that a params file describes, on `num_gpus` GPUs.
+    """Return the run that a params file describes, on `num_gpus` GPUs; PipelineError if an option is out of range.
 
-    `engine_sequences` is vLLM's limit on the sequences in a batch, which depends on the GPU.
+    `mean_completion_tokens` is None if unknown; `engine_sequences` is vLLM's limit on the sequences in a batch.
     """
     config = params.train_grpo
     engine, sampler, limit = config.engine, config.sampler, config.sampling.max_new_tokens
     if mean_completion_tokens is not None and not 0 < mean_completion_tokens <= limit:
-        raise PipelineError(
-            f"--completion-tokens {mean_completion_tokens:g}: from 1 to sampling.max_new_tokens, {limit}, is accepted"
-        )
-    servers = sampler.servers
-    # Lists of GPUs such as "4,5"; a server whose GPUs are not named takes one.
-    devices = (servers.devices or ["0"] * servers.num_servers) if servers else []
+        accepted = f"from 1 to sampling.max_new_tokens, {limit}, is accepted"
+        raise PipelineError(f"--completion-tokens {mean_completion_tokens:g}: {accepted}")
+    devices = []
+    if sampler.servers:  # lists of GPUs such as "4,5"; a server whose GPUs are not named takes one
+        devices = sampler.servers.devices or ["0"] * sampler.servers.num_servers
     gpus_of_servers = [len(each.split(",")) for each in devices]
     num_server_gpus = sum(gpus_of_servers)
     if num_server_gpus >= num_gpus:
-        raise PipelineError(
-            f"--gpus {num_gpus}: sampler.servers takes {num_server_gpus} of them and leaves none to train on"
-        )
-    vllm = servers or sampler.vllm
-    model = params.train_sft.model
-    file = None if model.scratch else config_file(local_model(model.base))
-    is_known = not file or not file.is_file() or jsonl.read_json(file).get("model_type") in FAMILIES
-    shape = shape_of(model) if is_known or file is None else counted_shape(file)
+        problem = f"sampler.servers takes {num_server_gpus} of them and leaves none to train on"
+        raise PipelineError(f"--gpus {num_gpus}: {problem}")
+    vllm = sampler.servers or sampler.vllm
+    sampler_name: Literal["transformers", "vllm", "vllm_server"] = "vllm" if vllm else "transformers"
+    shape = _shape(params.train_sft.model)
     padded = isinstance(shape, CountedShape)
     return Run(
         shape=shape,
@@ -152,7 +144,7 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         quantised=engine.quantise is not None,
         reference=config.reference_placement if config.loss.kl.coefficient else "none",
         reward_model=config.reward.model is not None,
-        sampler="vllm_server" if sampler.servers else "vllm" if vllm else "transformers",
+        sampler="vllm_server" if sampler.servers else sampler_name,
         max_batch_size=engine_sequences if vllm else config.sampling.max_batch_size,
         num_server_gpus=num_server_gpus,
         tensor_parallel=gpus_of_servers[0] if gpus_of_servers else 1,
@@ -160,3 +152,11 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         compiled=vllm.compile if vllm else True,
         overlap=sampler.samples_ahead,
     )
+
+
+def _shape(model: ModelConfig) -> ModelShape:
+    """Return the shape of a base model; its tensors are counted if its family has no formula."""
+    file = None if model.scratch else config_file(local_model(model.base))
+    if file and file.is_file() and jsonl.read_json(file).get("model_type") not in FAMILIES:
+        return counted_shape(file)
+    return shape_of(model)

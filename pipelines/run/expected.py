@@ -11,14 +11,12 @@ from components.shared.stage import WORK, Stage
 from components.shared.work import is_in_use, last_step, work_folder
 from pipelines.run.history import Run
 from pipelines.run.screen import duration
-from pipelines.run.stages import declared
-
-_NEVER_FINISHED = "no earlier run of this params file has finished it"
+from pipelines.run.stages import load_stage
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """The expectation of one stage."""
+    """What a run will do with one stage."""
 
     stage: str
     reused_from: str | None
@@ -26,76 +24,77 @@ class Expectation:
     reason: str
     """Why it is computed; empty if it is reused."""
     seconds: float | None = None
-    """Duration the last time; None if it was never finished."""
+    """Duration in the latest run that finished it; None if there is none."""
     step: int | None = None
     """Step of unfinished work after which it resumes; None if it starts from the beginning."""
     num_steps: int | None = None
+    """Training steps in all; None for other stages."""
 
     def __str__(self) -> str:
         if self.reused_from:
             return f"unchanged: from {self.reused_from}"
         before = f"; took {duration(self.seconds)} before" if self.seconds is not None else ""
-        step = f"; goes on after step {self.step} of {self.num_steps}" if self.step is not None else ""
+        step = f"; resumes after step {self.step} of {self.num_steps}" if self.step is not None else ""
         return f"runs: {self.reason}{step}{before}"
 
 
 def records(stage: str) -> list[tuple[Fingerprint, list[Result]]]:
-    """Return the records of a stage's finished work, the latest first."""
+    """Return the fingerprint and the results of each finished work of a stage on this machine, the latest first."""
     paths = sorted((WORK / stage).glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     return [read_record(path) for path in paths]
 
 
 def expectations(params: Params, like: Sequence[Run], *, fresh_from: str = "") -> list[Expectation]:
-    """Return the expectation of each stage of a run that computes all stages from `fresh_from` on.
+    """Return what a run will do with each stage, if it computes all stages from `fresh_from` on.
 
-    Reasons and times come from the runs `like` it, of the same params file; differences from other runs would say
-    little. Outputs are reused from any run.
+    Outputs may be reused from any run. Reasons and durations come from the runs `like` it, of the same params file, the
+    latest first: how it differs from other runs would say little.
     """
-    known = {name for run in like for name in (run.name, *(stage.reused_from for stage in run.stages.values()))}
+    comparable = {run.name for run in like} | {stage.reused_from for run in like for stage in run.stages.values()}
     fresh = STAGES[STAGES.index(fresh_from) :] if fresh_from else ()
-    taken: dict[str, Result] = {}
+    reused: dict[str, Result] = {}
     expected = []
     for name in STAGES:
-        stage, config = declared(name), getattr(params, name)
-        each = _expected(stage, config, taken, known, is_fresh=name in fresh)
-        seconds = (run.stages[name].seconds for run in like if name in run.stages)
-        before = next((each for each in seconds if each is not None), None)
-        expected.append(replace(each, seconds=before, num_steps=getattr(config, "num_steps", None)))
+        config = getattr(params, name)
+        expectation = _expected(load_stage(name), config, reused, comparable, is_fresh=name in fresh)
+        durations = [run.stages[name].seconds for run in like if name in run.stages]
+        latest_s = next((seconds for seconds in durations if seconds is not None), None)
+        expected.append(replace(expectation, seconds=latest_s, num_steps=getattr(config, "num_steps", None)))
     return expected
 
 
 def _expected(
-    stage: Stage, config: Config, taken: dict[str, Result], known: Collection[str | None], *, is_fresh: bool
+    stage: Stage, config: Config, reused: dict[str, Result], comparable: Collection[str | None], *, is_fresh: bool
 ) -> Expectation:
-    """Return the expectation of one stage; `taken` has the results that earlier stages reuse, and gets its result."""
-    makers = {name: source.split("/") for name, source in stage.inputs.items()}
-    inputs = {name: taken[maker].digests[output] for name, (maker, output) in makers.items() if maker in taken}
-    computed = dict.fromkeys(maker for maker, _ in makers.values() if maker not in taken)
+    """Return the expectation of one stage; if it reuses a result, add this to `reused`, the results by stage."""
+    sources = {name: source.split("/") for name, source in stage.inputs.items()}  # its stage, and the output there
+    inputs = {name: reused[maker].digests[output] for name, (maker, output) in sources.items() if maker in reused}
+    computed = dict.fromkeys(maker for maker, _ in sources.values() if maker not in reused)
     work = fingerprint(stage.name, config, inputs, stage.sources(config))
+    reason = ""
     if stage.never_reused or is_fresh:
-        reason = stage.never_reused or "asked for"
+        reason = stage.never_reused or "requested"
     elif computed:
-        reason = _difference(stage, work, known, unknown=f"after {', '.join(computed)}")
+        reason = _difference(stage, work, comparable) or f"after {', '.join(computed)}"
     else:
-        results = [each for each in Record(WORK, stage.name, work).results() if each.outputs.keys() == {*stage.outputs}]
-        wrong = [changed(each) or damaged(each) for each in results]
-        found = next((each for each, reason in zip(results, wrong, strict=True) if not reason), None)
-        if found:
-            taken[stage.name] = found
-            return Expectation(stage.name, found.run, "")
-        reason = next(iter(wrong), "") or _difference(stage, work, known)
+        for result in Record(WORK, stage.name, work).results():
+            if result.outputs.keys() != {*stage.outputs}:
+                continue
+            defect = changed(result) or damaged(result)
+            if not defect:
+                reused[stage.name] = result
+                return Expectation(stage.name, result.run, "")
+            reason = reason or defect
+        reason = reason or _difference(stage, work, comparable)
     folder = work_folder(WORK, stage.name, work)
     can_resume = not computed and folder.is_dir() and not is_in_use(folder)
     return Expectation(stage.name, None, reason, step=last_step(folder) if can_resume else None)
 
 
-def _difference(stage: Stage, work: Fingerprint, known: Collection[str | None], *, unknown: str = "") -> str:
-    """Return how the work differs from the latest that a known run has finished, or `unknown` where it does not.
-
-    Inputs that are yet to be made are not in `work`, and are taken to be the same.
-    """
+def _difference(stage: Stage, work: Fingerprint, comparable: Collection[str | None]) -> str:
+    """Return how work differs from the latest of a comparable run, or ""; inputs yet to be computed count as equal."""
     for before, results in records(stage.name):
-        if any(each.run in known for each in results):
+        if any(result.run in comparable for result in results):
             inputs = {**before["inputs"], **work["inputs"]}
-            return differences(stage.name, before, {**work, "inputs": inputs}) or unknown
-    return _NEVER_FINISHED
+            return differences(stage.name, before, {**work, "inputs": inputs})
+    return "no earlier run of this params file has finished it"

@@ -19,63 +19,61 @@ from pipelines.run.listing import disk, remove_run
 
 
 class Garbage(NamedTuple):
-    """A file or folder that can be removed, and the run if it is a whole run."""
+    """A folder that can be removed."""
 
     path: Path
     reason: str
     run: Run | None = None
+    """The run, if `path` is the whole folder of a run."""
 
 
 def collect(keep: int | None, *, dry_run: bool) -> None:
-    """Remove all garbage, or with `dry_run` only print it; print how many bytes that frees.
-
-    With `keep`, all but the newest `keep` runs are removed, except running ones; without it no whole run is.
-    """
+    """Remove garbage, with `keep` also all but the newest `keep` runs, and print its size; `dry_run` only prints."""
     if keep is not None and keep < 1:
         raise PipelineError(f"--keep {keep}: the run started last always stays; accepted: 1 or more")
-    freed = 0
+    total_bytes = 0
     for each in garbage(every_run(), keep=keep):
-        number = disk(each.path)[1]
-        if not dry_run and not _remove(each):
-            continue
-        freed += number
-        print(f"{'would remove' if dry_run else 'removed'} {each.path} ({decimal(number)}): {each.reason}")
-    print(f"{decimal(freed)} {'would be freed' if dry_run else 'freed'}")
+        freed_bytes = disk(each.path)[1]
+        if dry_run or _remove(each):
+            total_bytes += freed_bytes
+            print(f"{'would remove' if dry_run else 'removed'} {each.path} ({decimal(freed_bytes)}): {each.reason}")
+    print(f"{decimal(total_bytes)} {'would be freed' if dry_run else 'freed'}")
 
 
-def garbage(every: Sequence[Run], *, keep: int | None) -> Iterator[Garbage]:
-    """Yield what can be removed; `every` has all runs, the newest first."""
-    old = every[max(1, keep) :] if keep is not None else []
-    for run in old:
+def garbage(runs: Sequence[Run], *, keep: int | None) -> Iterator[Garbage]:
+    """Yield what can be removed; `runs` are all runs, the newest first. Without `keep`, no whole run is removed."""
+    num_kept = len(runs) if keep is None else keep
+    for run in runs[num_kept:]:
         if not run.is_running:
             yield Garbage(run.folder, f"older than the newest {keep}", run)
-    finished = [run.started for run in every if run.state == "finished"]
-    for run in every[1:]:
-        failed = run.state != "finished" and not run.is_running and any(run.started < start for start in finished)
-        trained = run.stages.get("train_grpo")
-        has_policy = trained is not None and trained.finished is not None  # which may exist only here
-        if run not in old and failed and not has_policy and (run.folder / ARTIFACTS).is_dir():
+    finished = [run.started for run in runs if run.state == "finished"]
+    for run in runs[1:num_kept]:  # the run started last always stays
+        has_failed = run.state != "finished" and not run.is_running
+        is_superseded = any(run.started < started for started in finished)
+        training = run.stages.get("train_grpo")
+        has_policy = training is not None and training.finished is not None  # which may exist only here
+        if has_failed and is_superseded and not has_policy and (run.folder / ARTIFACTS).is_dir():
             yield Garbage(run.folder / ARTIFACTS, f"the run {run.state}, and a later one has finished")
-    yield from _abandoned(WORK)
+    yield from _abandoned()
 
 
-def _abandoned(root: Path) -> Iterator[Garbage]:
-    """Yield unfinished work of code that this checkout no longer has, or without a checkpoint."""
-    for folder in sorted(root.glob("*/[!.]*/")):
-        stage = folder.parent.name
-        recorded = fingerprint_in(folder)
-        if last_step(folder) is None:
+def _abandoned() -> Iterator[Garbage]:
+    """Yield folders of unfinished work without a checkpoint, or of other code than this checkout has."""
+    for folder in sorted(WORK.glob("*/[!.]*/")):
+        step, fingerprint = last_step(folder), fingerprint_in(folder)
+        if step is None:
             yield Garbage(folder, "has no checkpoint")
-        elif recorded is None or recorded.get("files") != lineage.stage_files(stage):
-            yield Garbage(folder, f"step {last_step(folder)} of other code, which cannot be resumed")
+        elif fingerprint is None or fingerprint.get("files") != lineage.stage_files(folder.parent.name):
+            yield Garbage(folder, f"step {step} of other code, which cannot be resumed")
 
 
-def _remove(each: Garbage) -> bool:
-    """Remove something unless a process has started to use it; return whether it was removed."""
-    if each.run:
-        remove_run(each.run)
+def _remove(item: Garbage) -> bool:
+    """Remove garbage and return True; return False if a process has locked the work meanwhile."""
+    if item.run:
+        remove_run(item.run)
         return True
-    with reserved(each.path) if each.path.name != ARTIFACTS else nullcontext(True) as is_free:
+    # Only folders of unfinished work have locks.
+    with reserved(item.path) if item.path.name != ARTIFACTS else nullcontext(True) as is_free:
         if is_free:
-            durable.discard(each.path)
+            durable.discard(item.path)
         return is_free

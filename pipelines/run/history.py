@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -18,26 +18,22 @@ from pydantic import BaseModel, ConfigDict
 
 from components.shared import durable, jsonl
 from components.shared.errors import PipelineError, RetryableError
+from pipelines.tables import listed
 
 OUTPUTS = Path("outputs")
-LATEST = "latest"
-"""Name for the run that was started last."""
 PARAMS, JOURNAL, LOG, ARTIFACTS, LOCK = "params.yaml", "journal.jsonl", "run.log", "artifacts", "run.lock"
 PAGE, FIGURES, ABOUT = "report.html", "summary.json", "about.json"
-MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
-"""The models that a run compares, with their names for people."""
+MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}  # display names of the models that a run compares
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-(.+)")
-_NUM_NAMED = 5
-_TRY_AGAIN = RetryableError.exit_code
 
 
 class About(BaseModel):
-    """The params file of a run, and its user's note and tags."""
+    """Content of about.json."""
 
     model_config = ConfigDict(frozen=True)
 
     params: str
-    """Name of its params file."""
+    """Name of the params file, without its suffix."""
     note: str = ""
     tags: tuple[str, ...] = ()
 
@@ -48,27 +44,28 @@ class StageRun:
 
     name: str
     outputs: Mapping[str, Path]
-    """Folders of its outputs, complete only if it is finished."""
+    """Folder of each output; complete only if the stage is finished."""
     finished: Mapping[str, Any] | None = None
     """Event `finished` of the journal; None until then."""
     error: Mapping[str, Any] | None = None
     """Event `failed` of the journal; None if the stage succeeded or was killed."""
     work: Path | None = None
-    """Folder of unfinished work, if the stage has one."""
+    """Folder of its checkpoints while it is unfinished, if the stage has one."""
 
     @property
     def seconds(self) -> float | None:
-        """Duration in the run that computed it; None if it is not finished."""
+        """Duration in the run that computed the outputs; None if the stage is not finished."""
         return None if self.finished is None else self.finished.get("seconds", 0.0)
 
     @property
     def end(self) -> str:
-        """How an unfinished stage ended: `failed`, or `stopped` if the same run can be tried again."""
-        return "stopped" if (self.error or {}).get("exit_code", _TRY_AGAIN) == _TRY_AGAIN else "failed"
+        """How an unfinished stage ended: `failed`, or `stopped` if it was killed or may succeed when it is resumed."""
+        is_stopped = self.error is None or self.error["exit_code"] == RetryableError.exit_code
+        return "stopped" if is_stopped else "failed"
 
     @property
     def reused_from(self) -> str | None:
-        """Name of the earlier run whose outputs it took; None if it computed them itself."""
+        """Name of the earlier run whose outputs it reuses; None if it computed them or is not finished."""
         return None if self.finished is None else self.finished.get("reused_from")
 
 
@@ -85,48 +82,54 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
+        """Name of its folder: start time and a name."""
         return self.folder.name
 
     @property
     def verdict(self) -> Mapping[str, Any]:
-        """The verdict of the gate; empty without a report."""
+        """Verdict of the gate; empty without a report."""
         return self.figures.get("verdict") or {}
 
     @property
     def version(self) -> Mapping[str, Any]:
-        """The version that it registered, if any."""
+        """Registered version; empty if it registered none."""
         return self.figures.get("version") or {}
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Paths of its files that exist, by label."""
+        names = {"report": PAGE, "figures": FIGURES, "params": PARAMS, "journal": JOURNAL, "log": LOG}
+        return {label: str(self.folder / name) for label, name in names.items() if (self.folder / name).is_file()}
 
     @cached_property
     def is_running(self) -> bool:
-        """Whether a process is executing it."""
+        """Whether a process is executing it, when first asked."""
         lock = self.folder / LOCK
         return lock.is_file() and durable.is_locked(lock)
 
     @cached_property
     def stages(self) -> dict[str, StageRun]:
-        """Every stage that was started, by name."""
-        made: dict[str, StageRun] = {}
+        """The stages that have events, by name, in the order of their first event."""
+        stages: dict[str, StageRun] = {}
         for event in self.events:
-            name, kind = event.get("stage"), event.get("event")
-            if kind == "started" and name:
-                outputs = {key: Path(path) for key, path in event.get("outputs", {}).items()}
-                made[name] = StageRun(name, outputs)
-            elif name:
-                before = made.get(name) or StageRun(name, {})
-                made[name] = StageRun(
-                    name,
-                    before.outputs,
-                    finished=event if kind == "finished" else before.finished,
-                    error=event if kind == "failed" else before.error,
-                    work=Path(event["folder"]) if kind == "work" else before.work,
-                )
-        return made
+            name = event["stage"]
+            stage = stages.get(name, StageRun(name, {}))
+            match event.get("event"):
+                case "started":
+                    outputs = {key: Path(path) for key, path in event.get("outputs", {}).items()}
+                    stage = StageRun(name, outputs)
+                case "finished":
+                    stage = replace(stage, finished=event)
+                case "failed":
+                    stage = replace(stage, error=event)
+                case "work":
+                    stage = replace(stage, work=Path(event["folder"]))
+            stages[name] = stage
+        return stages
 
     @property
     def unfinished(self) -> StageRun | None:
-        """The stage that was started last, unless it is finished."""
+        """The last stage that started, unless it is finished."""
         last = next(reversed(self.stages.values()), None)
         return last if last is not None and last.finished is None else None
 
@@ -144,8 +147,8 @@ class Run:
 
 def every_run(outputs: Path = OUTPUTS) -> list[Run]:
     """Return all runs in a folder of outputs, the newest first."""
-    found = filter(None, map(read_run, (outputs / "runs").glob("*/")))
-    return sorted(found, key=lambda run: (run.started, run.name), reverse=True)
+    runs = filter(None, map(read_run, (outputs / "runs").glob("*/")))
+    return sorted(runs, key=lambda run: (run.started, run.name), reverse=True)
 
 
 def read_run(folder: Path) -> Run | None:
@@ -155,7 +158,7 @@ def read_run(folder: Path) -> Run | None:
         return None
     figures: Mapping[str, Any] = {}
     about = {"params": match[2]}
-    with suppress(PipelineError):  # one that is missing, or half written
+    with suppress(PipelineError):  # missing, or half written
         figures = jsonl.read_json(folder / FIGURES)
     with suppress(PipelineError):
         about = jsonl.read_json(folder / ABOUT)
@@ -163,30 +166,35 @@ def read_run(folder: Path) -> Run | None:
     return Run(folder, About.model_validate(about), started, list(_events(folder / JOURNAL)), figures)
 
 
-def resolve(name: str, outputs: Path = OUTPUTS) -> Path:
-    """Return the folder of a run by `latest` (the one started last), its name, a part of that, or its path.
+def resolve(name: str, outputs: Path = OUTPUTS) -> Run:
+    """Return the run that `name` identifies: `latest` (started last), the name of a run or a part of it, or its path.
 
     PipelineError if no run matches, or if several do.
     """
     names = sorted((each.name for each in (outputs / "runs").glob("*/") if _NAME.fullmatch(each.name)), reverse=True)
     if not names:
         raise PipelineError(f"{outputs / 'runs'}: there are no runs; `grpo-pipeline run` makes one")
-    path = Path(name)
-    wanted = path.resolve().name if path.is_symlink() else path.name  # outputs/latest is a link
-    matching = names[:1] if name == LATEST else [each for each in names if each == wanted]
-    matching = matching or [each for each in names if wanted and wanted in each]
+    # outputs/latest is a link to the folder of a run.
+    run_name = Path(name).resolve().name if Path(name).is_symlink() else Path(name).name
+    if name == "latest":
+        run_name = names[0]
+    matching = [each for each in names if run_name and run_name in each]
+    if run_name in names:
+        matching = [run_name]
     if len(matching) == 1:
-        return outputs / "runs" / matching[0]
-    listed = ", ".join((matching or names)[:_NUM_NAMED]) + (", ..." if len(matching or names) > _NUM_NAMED else "")
+        run = read_run(outputs / "runs" / matching[0])
+        assert run is not None  # its name has the form of a run's
+        return run
     if matching:
-        raise PipelineError(f"{name}: {len(matching)} runs have this in their names: {listed}")
-    raise PipelineError(f"{name or repr(name)}: no such run in {outputs / 'runs'}; there are {listed}")
+        raise PipelineError(f"{name}: {len(matching)} runs have this in their names: {listed(matching)}")
+    raise PipelineError(f"{name or repr(name)}: no such run in {outputs / 'runs'}; there are {listed(names)}")
 
 
 def _events(journal: Path) -> Iterator[Mapping[str, Any]]:
-    """Yield the events of a journal; a half-written line is skipped."""
-    for line in journal.read_text(encoding="utf-8", errors="replace").splitlines() if journal.is_file() else ():
+    """Yield the events of stages in a journal; a half-written line is skipped."""
+    text = journal.read_text(encoding="utf-8", errors="replace") if journal.is_file() else ""
+    for line in text.splitlines():
         with suppress(ValueError):
             event = json.loads(line)
-            if isinstance(event, dict):
+            if isinstance(event, dict) and "stage" in event:
                 yield event

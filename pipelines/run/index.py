@@ -14,8 +14,7 @@ from components.shared.versioning import is_url
 from pipelines.run.curves import COLORS, curve_of, steps_of, svg_plot
 from pipelines.run.history import LOG, OUTPUTS, PAGE, PARAMS, Run, every_run
 
-_CURVES = ("reward", "accuracy")
-"""Figures of the GRPO steps with a curve in the row of a run."""
+_CURVES = ("reward", "accuracy")  # figures of the GRPO steps that have a curve in the row of a run
 
 
 def write_index() -> None:
@@ -25,31 +24,32 @@ def write_index() -> None:
 
 
 def write(outputs: Path, registry: str = "registry") -> Path:
-    """Write the index of the runs in `outputs` and of the versions in their registries; return its path."""
-    every = every_run(outputs)
+    """Write the index of the runs in `outputs`, and of the versions in `registry` and theirs; return its path."""
+    runs = every_run(outputs)
     versions: list[dict[str, Any]] = []
     problems: list[str] = []
-    # Of other runs, only folders: each URL would be cloned.
-    folders = [run.version["registry"] for run in every if run.version and not is_url(run.version["registry"])]
+    # A registry at a URL would be cloned: only that of the current run is worth the time.
+    folders = [run.version["registry"] for run in runs if run.version and not is_url(run.version["registry"])]
     for location in dict.fromkeys([registry, *folders]):
         if not is_url(location) and not Path(location).exists():
             continue
         try:
-            versions += _versions(location, every)
+            versions += _versions(location, runs)
         except PipelineError as error:
             problems.append(str(error))
-    rows = [_row(run, outputs) for run in every]
+    rows = [_row(run, outputs) for run in runs]
     values = {"runs": rows, "versions": versions, "problems": problems, "points": points}
     values["colors"] = dict(zip(_CURVES, COLORS, strict=False))
-    made, partial = outputs / "index.html", outputs / f".index.html.{os.getpid()}"
+    partial = outputs / f".index.html.{os.getpid()}"
     partial.write_text(page.render(Path(__file__).with_name("index.html.jinja"), **values), encoding="utf-8")
-    return partial.replace(made)
+    return partial.replace(outputs / "index.html")
 
 
 def _row(run: Run, outputs: Path) -> dict[str, Any]:
-    """Return what the page shows of a run beside its own values."""
+    """Return what the page shows of a run: the run itself, its status, links relative to the page, and curves."""
     report, steps = run.folder / PAGE, steps_of(run)
-    curves = {name: curve for name in _CURVES if (curve := curve_of(steps, name))}
+    every_curve = {name: curve_of(steps, name) for name in _CURVES}
+    curves = {name: curve for name, curve in every_curve.items() if curve}
     ends = ", ".join(f"{name} {curve[0][1]:.2f} to {curve[-1][1]:.2f}" for name, curve in curves.items())
     error = run.unfinished.error if run.unfinished else None
     return {
@@ -64,8 +64,8 @@ def _row(run: Run, outputs: Path) -> dict[str, Any]:
 def _versions(location: str, runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     """Yield what the page shows of the versions in a registry, the newest first."""
     with read_registry(location) as registry:
-        aliases = registry.aliases()
-        # The newest first: of several runs with equal weights the first one registered them.
+        aliases = registry.aliases_by_version()
+        # Several runs may name a version. The earliest, which is last in `runs`, has registered it.
         registered_by = {(run.version.get("tag"), run.version.get("registry")): run.name for run in runs}
         versions = registry.versions()[::-1]
         for version, contents in zip(versions, registry.read_each(versions, "verdict.json", VERSION_FILE), strict=True):
@@ -74,14 +74,14 @@ def _versions(location: str, runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
                 "tag": version.tag,
                 "at": version.at,
                 "by": registration.get("registered", {}).get("by", version.by),
-                "aliases": [alias.partition("@")[2] for alias, tag in aliases.items() if tag == version.tag],
+                "aliases": aliases.get(version.tag, []),
                 "target": verdict.get("target"),
                 "run": registered_by.get((version.tag, location)),
             }
 
 
 def _parsed(content: bytes | None) -> dict[str, Any]:
-    """Return the values of a file in a registry; none where there is no such file, or it is damaged."""
+    """Return the JSON object in a file of a registry; empty if the file is missing or damaged."""
     try:
         values = json.loads(content or "{}")
     except ValueError:

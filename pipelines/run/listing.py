@@ -1,11 +1,11 @@
-"""What the commands `grpo-pipeline runs` do: list, show, compare, open and remove the runs of this machine."""
+"""The commands `grpo-pipeline runs`: list, show, annotate, compare, open and remove the runs of this machine."""
 
 import os
 import stat
 import sys
 import webbrowser
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,152 +18,139 @@ from components.shared.lineage import flat
 from components.shared.page import percent
 from components.shared.work import last_step
 from pipelines.run.curves import COLORS, curve_of, steps_of, text_plot
-from pipelines.run.history import (
-    ABOUT,
-    FIGURES,
-    JOURNAL,
-    LOG,
-    MODELS,
-    OUTPUTS,
-    PAGE,
-    PARAMS,
-    Run,
-    StageRun,
-    every_run,
-    read_run,
-    resolve,
-)
+from pipelines.run.history import ABOUT, MODELS, OUTPUTS, PAGE, PARAMS, Run, StageRun, every_run, resolve
 from pipelines.run.screen import Screen, duration
 from pipelines.run.settings import own_keys
 from pipelines.tables import aligned, print_json, print_labelled
 
 
 def list_runs(text: str, *, as_json: bool) -> None:
-    """List the runs, the newest first; with `text`, those that have it in their description."""
-    keys = ("name", "state", "params", "gate", "version")
-    every = [each for each in map(_summary, every_run()) if text in f"{[each[key] for key in keys]} {_note(each)}"]
+    """List the runs with `text` in their name, state, params file, verdict, version, note or tags, the newest first."""
+    summaries = []
+    for summary in map(_summary, every_run()):
+        words = [*(summary[key] for key in ("name", "state", "params", "gate", "version")), _note(summary)]
+        if text in " ".join(map(str, words)):
+            summaries.append(summary)
     if as_json:
-        print_json(every)
-    elif not every:
+        print_json(summaries)
+    elif not summaries:
         print(f"{OUTPUTS / 'runs'} has no {f'run that says {text!r}' if text else 'runs'}")
     else:
-        header = ("run", "state", *MODELS.values(), "gate", "version", "size", "freed by `runs rm`", "note")
-        rows = [
-            (
-                each["name"],
-                each["state"],
-                *(percent(each["accuracy"][model]) if model in each["accuracy"] else "-" for model in MODELS),
-                each["gate"] or "-",
-                each["version"] or "-",
-                decimal(each["bytes"]),
-                decimal(each["bytes_freed"]),
-                _note(each),
-            )
-            for each in every
-        ]
-        print(aligned([header, *rows]))
+        rows = [("run", "state", *MODELS.values(), "gate", "version", "size", "freed by `runs rm`", "note")]
+        for each in summaries:
+            scores = each["accuracy"]
+            accuracies = [percent(scores[model]) if model in scores else "-" for model in MODELS]
+            sizes = [decimal(each["bytes"]), decimal(each["bytes_freed"])]
+            outcome = [each["gate"] or "-", each["version"] or "-"]
+            rows.append((each["name"], each["state"], *accuracies, *outcome, *sizes, _note(each)))
+        print(aligned(rows))
 
 
-def show(run: str, *, as_json: bool) -> None:
+def show(name: str, *, as_json: bool) -> None:
     """Show one run with its stages."""
-    shown = _read(run)
-    facts = _summary(shown)
+    run = resolve(name)
+    summary = _summary(run)
     if as_json:
         stages = [
             {
                 "name": stage.name,
                 "seconds": stage.seconds,
                 "reused_from": stage.reused_from,
-                "error": stage.error and stage.error["error"],
+                "error": stage.error["error"] if stage.error else None,
                 "outputs": {name: str(path) for name, path in stage.outputs.items()},
             }
-            for stage in shown.stages.values()
+            for stage in run.stages.values()
         ]
-        print_json({**facts, "stages": stages, "settings": _settings(shown), "files": _files(shown)})
+        print_json({**summary, "stages": stages, "settings": _settings(run), "files": run.files})
         return
-    gate = f", gate {facts['gate']}" if facts["gate"] else ""
-    print(f"{shown.name}: {shown.state}{gate}{', ' + facts['version'] if facts['version'] else ''}")
-    for stage in shown.stages.values():
-        print_labelled(stage.name, _told(stage))
-    if _note(facts):
-        print_labelled("note", [_note(facts)])
-    print_labelled("accuracy", _accuracies(shown))
-    print_labelled("params set", own_keys(shown.folder / PARAMS))
-    print_labelled("disk", [f"{decimal(facts['bytes'])}; `runs rm` frees {decimal(facts['bytes_freed'])}"])
-    print_labelled("files", _files(shown).values())
+    gate = f", gate {summary['gate']}" if summary["gate"] else ""
+    version = f", {summary['version']}" if summary["version"] else ""
+    print(f"{run.name}: {run.state}{gate}{version}")
+    for stage in run.stages.values():
+        print_labelled(stage.name, _stage_lines(stage))
+    if _note(summary):
+        print_labelled("note", [_note(summary)])
+    print_labelled("accuracy", _accuracies(run))
+    print_labelled("params set", own_keys(run.folder / PARAMS))
+    print_labelled("disk", [f"{decimal(summary['bytes'])}; `runs rm` frees {decimal(summary['bytes_freed'])}"])
+    print_labelled("files", run.files.values())
 
 
-def note(run: str, text: str, tags: Sequence[str]) -> None:
+def note(name: str, text: str, tags: Sequence[str]) -> None:
     """Replace the note and the tags of a run."""
-    noted = _read(run)
-    about = noted.about.model_copy(update={"note": text, "tags": tuple(tags)})
-    jsonl.write_json(noted.folder / ABOUT, about.model_dump(mode="json"))
+    run = resolve(name)
+    about = run.about.model_copy(update={"note": text, "tags": tuple(tags)})
+    jsonl.write_json(run.folder / ABOUT, about.model_dump(mode="json"))
 
 
-def compare(runs: Sequence[str], *, curve: str, as_json: bool) -> None:
-    """Show how runs differ, with a curve of each in one plot."""
-    compared = list(map(_read, runs))
-    if not 2 <= len(compared) <= len(COLORS):
-        raise PipelineError(f"runs compare: name 2 to {len(COLORS)} runs; these are {len(compared)}")
-    settings = list(map(_settings, compared))
-    params = {
-        key: [each.get(key) for each in settings] for key in dict(pair for each in settings for pair in each.items())
-    }
-    params = {key: values for key, values in params.items() if len(set(values)) > 1}
-    accuracies = list(map(_scores, compared))
-    stages = [run.stages.values() for run in compared]
+def compare(names: Sequence[str], *, curve: str, as_json: bool) -> None:
+    """Print how the params, accuracies and times of 2 to 6 runs differ, and plot the figure `curve` of their steps."""
+    runs = list(map(resolve, names))
+    full_names = [run.name for run in runs]
+    if not 2 <= len(runs) <= len(COLORS):
+        raise PipelineError(f"runs compare: name 2 to {len(COLORS)} runs; these are {len(runs)}")
+    settings = list(map(_settings, runs))
+    every_key = dict.fromkeys(key for each in settings for key in each)
+    values_by_key = {key: [each.get(key) for each in settings] for key in every_key}
+    params = {key: values for key, values in values_by_key.items() if len(set(values)) > 1}
+    accuracies = list(map(_accuracy_by_source, runs))
+    stages = [run.stages.values() for run in runs]
     seconds = [{stage.name: stage.seconds for stage in each if stage.seconds is not None} for each in stages]
     if as_json:
-        names = [run.name for run in compared]
-        print_json({"runs": names, "params": params, "accuracy": accuracies, "seconds": seconds})
+        print_json({"runs": full_names, "params": params, "accuracy": accuracies, "seconds": seconds})
         return
-    print(" -> ".join(run.name for run in compared))
+    print(" -> ".join(full_names))
     print_labelled("params", [f"{key}: {' -> '.join(map(str, values))}" for key, values in params.items()] or ["same"])
     print_labelled("accuracy", _side_by_side(accuracies, percent))
     print_labelled("times", _side_by_side(seconds, duration))
-    screen, rows = Screen(sys.stdout, sys.stderr), {run.name: steps_of(run) for run in compared}
-    plot = text_plot({name: curve_of(each, curve) for name, each in rows.items()}, screen.size[0])
-    known = sorted({column for each in rows.values() for row in each for column in row})
-    if not plot and known and curve not in known:
-        raise PipelineError(f"--curve {curve}: no step has this figure; there are {', '.join(known)}")
-    if plot:
+    _plot({run.name: steps_of(run) for run in runs}, curve)
+
+
+def _plot(steps_by_run: Mapping[str, Sequence[Mapping[str, Any]]], curve: str) -> None:
+    """Plot one figure of the steps of runs; PipelineError if there are steps, and none has the figure."""
+    screen = Screen(sys.stdout, sys.stderr)
+    lines = text_plot({name: curve_of(steps, curve) for name, steps in steps_by_run.items()}, screen.size[0])
+    figures = sorted({column for steps in steps_by_run.values() for row in steps for column in row})
+    if figures and curve not in figures:
+        raise PipelineError(f"--curve {curve}: no step has this figure; there are {', '.join(figures)}")
+    if lines:
         screen.show(f"{curve} by step")
-    for line in plot:
+    for line in lines:
         screen.show(line)
 
 
-def open_report(run: str) -> None:
-    """Open the report of a run, and print where it is."""
-    opened = _read(run)
-    page = opened.folder / PAGE
+def open_report(name: str) -> None:
+    """Print the path of a run's report, and open it in the browser."""
+    run = resolve(name)
+    page = run.folder / PAGE
     if not page.is_file():
-        raise PipelineError(f"{page}: there is no report yet: the run is {opened.state}")
+        raise PipelineError(f"{page}: there is no report yet: the run is {run.state}")
     print(page)
     webbrowser.open(page.resolve().as_uri())
 
 
-def remove(runs: Sequence[str], *, yes: bool) -> int:
-    """Remove runs, and return 1 if the user does not agree."""
-    chosen = {run.name: run for run in map(_read, runs)}
-    for run in chosen.values():
+def remove(names: Sequence[str], *, yes: bool) -> int:
+    """Remove runs after asking, or without with `yes`; return 1 if the user does not agree."""
+    runs = {run.name: run for run in map(resolve, names)}
+    for run in runs.values():
         if run.is_running:
             raise PipelineError(f"{run.name}: is running; stop it first")
-    for run in chosen.values():
+    for run in runs.values():
         print(f"{run.name}: {run.state}, frees {decimal(disk(run.folder)[1])}")
     try:
-        agreed = yes or input("remove? [y/N] ").strip().lower() == "y"
+        has_agreed = yes or input("remove? [y/N] ").strip().lower() == "y"
     except EOFError:
         raise PipelineError("runs rm: no terminal to ask for confirmation; pass --yes") from None
-    if not agreed:
+    if not has_agreed:
         print("nothing was removed")
         return 1
-    for run in chosen.values():
+    for run in runs.values():
         remove_run(run)
     return 0
 
 
 def remove_run(run: Run) -> None:
-    """Remove a run that is not running, and have outputs/latest name the newest run with a report that is left."""
+    """Remove a run that is not running; if outputs/latest pointed to it, point it to the newest run with a report."""
     durable.discard(run.folder)
     outputs = run.folder.parents[1]
     latest = outputs / "latest"
@@ -175,38 +162,32 @@ def remove_run(run: Run) -> None:
 
 
 def disk(folder: Path) -> tuple[int, int]:
-    """Return the bytes of all files in a folder, and of those without hard links elsewhere, which removal frees."""
-    links: Counter[tuple[int, int]] = Counter()
+    """Return the bytes of all files in a folder, and those that its removal frees: other runs may have hard links."""
+    num_links_here: Counter[tuple[int, int]] = Counter()
     files: dict[tuple[int, int], os.stat_result] = {}
     for _, status in durable.walk(folder):
         if stat.S_ISREG(status.st_mode):
-            links[status.st_dev, status.st_ino] += 1
+            num_links_here[status.st_dev, status.st_ino] += 1
             files[status.st_dev, status.st_ino] = status
-    freed = sum(status.st_size for key, status in files.items() if links[key] >= status.st_nlink)
-    return sum(status.st_size for status in files.values()), freed
-
-
-def _read(name: str) -> Run:
-    run = read_run(resolve(name))
-    assert run is not None
-    return run
+    freed_bytes = sum(status.st_size for key, status in files.items() if num_links_here[key] >= status.st_nlink)
+    return sum(status.st_size for status in files.values()), freed_bytes
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    size_bytes, freed = disk(run.folder)
-    passed = run.verdict.get("passed")
+    """Return the values of a run that `runs list --json` prints."""
+    size_bytes, freed_bytes = disk(run.folder)
     return {
         "name": run.name,
         "started": run.started.isoformat(),
         "params": run.about.params,
         "state": run.state,
-        "accuracy": _scores(run),
-        "gate": None if passed is None else "passed" if passed else "missed",
+        "accuracy": _accuracy_by_source(run),
+        "gate": {True: "passed", False: "missed", None: None}[run.verdict.get("passed")],
         "version": run.version.get("tag"),
         "note": run.about.note,
         "tags": run.about.tags,
         "bytes": size_bytes,
-        "bytes_freed": freed,
+        "bytes_freed": freed_bytes,
     }
 
 
@@ -214,15 +195,17 @@ def _note(summary: Mapping[str, Any]) -> str:
     return " ".join([*(f"#{tag}" for tag in summary["tags"]), summary["note"]])
 
 
-def _scores(run: Run) -> dict[str, float]:
-    """Return accuracies by model and source, `grpo.gsm8k`, and by model alone for the gate's first target."""
+def _accuracy_by_source(run: Run) -> dict[str, float]:
+    """Return accuracies by model and source, such as `grpo.gsm8k`, and by model alone for the gate's first target."""
     models = run.figures.get("models") or {}
     target = (run.verdict.get("target") or {}).get("source")
-    scores = {f"{model}.{source}": each["accuracy"] for model in models for source, each in models[model].items()}
-    return {**{model: each[target]["accuracy"] for model, each in models.items() if target in each}, **scores}
+    by_model = {model: scores[target]["accuracy"] for model, scores in models.items() if target in scores}
+    by_source = {f"{model}.{source}": models[model][source]["accuracy"] for model in models for source in models[model]}
+    return by_model | by_source
 
 
-def _told(stage: StageRun) -> Iterator[str]:
+def _stage_lines(stage: StageRun) -> Iterator[str]:
+    """Yield how a stage ended or how long it took, and which step of its work is saved."""
     if stage.reused_from:
         yield f"unchanged: from {stage.reused_from}"
     elif stage.seconds is not None:
@@ -237,24 +220,23 @@ def _told(stage: StageRun) -> Iterator[str]:
 
 
 def _settings(run: Run) -> dict[str, str]:
+    """Return each value of a run's params, as JSON, by its key, such as `train_grpo.num_steps`."""
     path = run.folder / PARAMS
     sections = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return {key: value for name, section in (sections or {}).items() for key, value in flat(name, section)}
 
 
-def _files(run: Run) -> dict[str, str]:
-    named = {"report": PAGE, "figures": FIGURES, "params": PARAMS, "journal": JOURNAL, "log": LOG}
-    return {what: str(run.folder / name) for what, name in named.items() if (run.folder / name).is_file()}
-
-
 def _accuracies(run: Run) -> Iterator[str]:
+    """Yield a line for each source, with the accuracy of each model."""
     models = run.figures.get("models") or {}
     for source in models.get("grpo", {}):
-        yield f"{source}: " + " -> ".join(
-            f"{name} {percent(models[model][source]['accuracy'])}" for model, name in MODELS.items()
-        )
+        accuracies = (f"{name} {percent(models[model][source]['accuracy'])}" for model, name in MODELS.items())
+        yield f"{source}: {' -> '.join(accuracies)}"
 
 
-def _side_by_side(values: Sequence[Mapping[str, float]], show: Any) -> list[str]:
-    names = dict.fromkeys(name for each in values for name in each if "." in name or name not in MODELS)
-    return [f"{name}: {' -> '.join(show(each[name]) if name in each else '-' for each in values)}" for name in names]
+def _side_by_side(columns: Sequence[Mapping[str, float]], to_text: Callable[[float], str]) -> Iterator[str]:
+    """Yield a line for each name in any column with its values, except for accuracies by model alone."""
+    for name in dict.fromkeys(name for column in columns for name in column):
+        if name not in MODELS:
+            values = (to_text(column[name]) if name in column else "-" for column in columns)
+            yield f"{name}: {' -> '.join(values)}"

@@ -1,4 +1,4 @@
-"""One run of the graph on this machine: messages of its stages on the screen, all their output in a log."""
+"""One run of the graph on this machine: shows messages of its stages, and writes all their output to a log."""
 
 import os
 import re
@@ -23,17 +23,18 @@ from pipelines.doctor import slow_here, unused_gpu
 from pipelines.requirements import missing_here, short_of_disk
 from pipelines.run import index, summary
 from pipelines.run.expected import Expectation, expectations, records
-from pipelines.run.history import ABOUT, JOURNAL, LOCK, LOG, OUTPUTS, PAGE, PARAMS, About, every_run, read_run, resolve
+from pipelines.run.history import ABOUT, JOURNAL, LOCK, LOG, OUTPUTS, PAGE, PARAMS, About, Run, every_run, resolve
 from pipelines.run.journal import Tracker
 from pipelines.run.process import process
 from pipelines.run.screen import Screen, Style, duration
 from pipelines.run.settings import heading, load
 from pipelines.run.stages import header
 from pipelines.run.watch import TRAININGS
+from pipelines.tables import listed
 
-_LINES_SHOWN, _FILES_SHOWN = 20, 5
-_TAIL_BYTES = 1 << 20
-_MARGIN_S = 5.0
+_LOG_LINES, _LOG_BYTES = 20, 1 << 20
+"""Last lines of the log that are shown when a stage is killed, and the end of the log in which they are looked for."""
+_MARGIN_S = 5.0  # time for a stopped stage to end after it has written a checkpoint
 _POLL_S = 0.2
 
 
@@ -50,11 +51,9 @@ def run(
 ) -> int:
     """Run the whole graph with the options of the command line; return 0, or the exit code of the stage that failed.
 
-    Stages that an earlier run finished are reused unless `start` or `fresh` says otherwise.
-
-    Raises:
-        PipelineError: Options or keys contradict one another, or data, a model, a reward or the registry is missing:
-            all problems at once, and nothing was run.
+    Stages reuse the outputs of earlier runs, except those from `start` on, or all with `fresh`. `about`: note and tags.
+    PipelineError, before anything runs, names all contradictions between options or keys, and all missing data, models
+    and rewards.
     """
     if start and start not in STAGES:
         raise PipelineError(f"--from {start}: no such stage; there are {', '.join(STAGES)}")
@@ -63,52 +62,53 @@ def run(
     if not re.fullmatch(r"[\w.-]*", name):
         raise PipelineError(f"--name {name}: accepted are letters, digits, `_`, `-` and `.`")
     fresh_from = STAGES[0] if fresh else start
-    before = read_run(resolve(resume)) if resume else None
-    path = before.folder / PARAMS if before else params or Path("params.yaml")
+    resumed = resolve(resume) if resume else None
+    path = resumed.folder / PARAMS if resumed else (params or Path("params.yaml"))
     config = load(path, settings)
     patch = current_revision().patch or ""
-    advice = _check(path, config, patch)
+    warnings = _check(path, config, patch)
     limit_spin()
     screen = Screen(sys.stdout, sys.stderr)
-    described = About(params=before.about.params if before else path.stem, **about)
-    if dry_run or before:
-        like = [before] if before else [run for run in every_run(OUTPUTS) if run.about.params == described.params]
+    description = About(params=resumed.about.params if resumed else path.stem, **about)
+    if dry_run or resumed:
+        like = [resumed] if resumed else [run for run in every_run(OUTPUTS) if run.about.params == description.params]
         _show_expected(expectations(config, like, fresh_from=fresh_from), screen, every=dry_run)
     if dry_run:
         return 0
-    folder = _new_folder(described, name or described.params)
+    folder = _new_folder(description, name or description.params)
     lock = durable.lock_folder(folder / LOCK)  # until the run ends
     (folder / PARAMS).write_text(f"{heading(path, settings)}{as_yaml(config)}", encoding="utf-8")
     screen.show(f"{path} -> {folder}/", Style.DIM)
     if files := uncommitted_files(patch):
-        shown = ", ".join(files[:_FILES_SHOWN]) + " ..." * (len(files) > _FILES_SHOWN)
-        screen.show(f"uncommitted changes are recorded in every lineage: {shown}", Style.DIM)
-    for line in advice:
-        screen.show(f"warning: {line}")
+        screen.show(f"uncommitted changes are recorded in every lineage: {listed(files)}", Style.DIM)
+    for warning in warnings:
+        screen.show(f"warning: {warning}")
     exit_code = _run(folder, config, screen, fresh_from)
     lock.release()
     return exit_code
 
 
 def _check(path: Path, params: Params, patch: str) -> list[str]:
-    """Return warnings about a run; PipelineError with everything that keeps it from being started."""
+    """Return warnings about a run; PipelineError with all problems that prevent it. `patch`: uncommitted changes."""
     data = None if params.prepare_data.repository else Path()
-    wrong = missing_here(params) + contradictions(params, data)
-    if any(map(is_about_limits, wrong)):
-        wrong.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
-    full = None if any("train_sft.model.base" in line for line in wrong) else short_of_disk(params, OUTPUTS)
-    wrong = [f"{path}: {line}" for line in wrong]
-    # Outputs that are reused take no space.
-    raise_all(wrong if full is None or records("train_sft") else [*wrong, full])
-    found = "seems to contain a key or a password; remove it: uncommitted changes are recorded in every lineage"
-    raise_all([f"{place}: {found}" for place in keys_in(patch)])
-    return [line for line in (*advisories(params, data), slow_here(params), full, unused_gpu()) if line]
+    problems = missing_here(params) + contradictions(params, data)
+    if any(map(is_about_limits, problems)):
+        problems.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
+    has_base = not any("train_sft.model.base" in line for line in problems)  # otherwise its size is unknown
+    full_disk = short_of_disk(params, OUTPUTS) if has_base else None
+    problems = [f"{path}: {line}" for line in problems]
+    if full_disk and not records("train_sft"):  # outputs that are reused take no space
+        problems.append(full_disk)
+    raise_all(problems)
+    advice = "seems to contain a key or a password; remove it: uncommitted changes are recorded in every lineage"
+    raise_all([f"{place}: {advice}" for place in keys_in(patch)])
+    return [line for line in (*advisories(params, data), slow_here(params), full_disk, unused_gpu()) if line]
 
 
 def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
     """Run all stages in the folder of a new run, and return the exit code."""
     started = time.monotonic()
-    # The longest time that a stage may need to write a checkpoint.
+    # A stopped training writes a checkpoint.
     grace_s = _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)
     with (folder / JOURNAL).open("a+", encoding="utf-8") as journal:
         tracker = Tracker(screen, journal, STAGES)
@@ -119,9 +119,10 @@ def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
             raise
         finally:
             screen.draw([])
-    exit_code = _exit_code(tracker, folder, screen)
-    run = read_run(folder)
-    assert run is not None
+    if not folder.is_dir():
+        raise PipelineError(f"{folder}: was removed during the run")
+    run = resolve(folder.name)
+    exit_code = _exit_code(tracker, run, screen)
     if "report" in run.stages and run.stages["report"].finished is not None:
         summary.write(run, exit_code)
         _make_latest(folder)
@@ -136,28 +137,29 @@ def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
 
 
 def _show_expected(expected: Sequence[Expectation], screen: Screen, *, every: bool) -> None:
-    """Show the expectation of every stage, or only of the first that is computed."""
+    """Show the expectation of every stage and the time of all, or only of the first stage that is computed."""
     computed = [each for each in expected if not each.reused_from]
     for each in expected if every else computed[:1]:
         screen.show(f"[{expected.index(each) + 1}/{len(expected)}] {each.stage:<14}{each}")
     if every:
-        seconds = [each.seconds for each in computed]
-        known = f"about {duration(sum(filter(None, seconds)))}"
-        if None in seconds:
-            known = "no time estimate: no earlier run is comparable"
-        screen.show(f"{len(computed)} of {len(expected)} stages would run ({known}); nothing was run", Style.DIM)
+        seconds = [each.seconds for each in computed if each.seconds is not None]
+        estimate = "no time estimate: no earlier run is comparable"
+        if len(seconds) == len(computed):
+            estimate = f"about {duration(sum(seconds))}"
+        screen.show(f"{len(computed)} of {len(expected)} stages would run ({estimate}); nothing was run", Style.DIM)
 
 
 def _end_of(folder: Path, params: Params) -> str:
     """Return where a run without a report ended, its last saved step, and the command that resumes it."""
-    run = read_run(folder)
-    stage = run.unfinished if run else None
-    done = list(run.stages) if run else []
-    end = f"{stage.end} at {stage.name}" if stage else f"stopped after {done[-1]}" if done else "stopped"
-    step = last_step(stage.work) if stage and stage.work else None
-    total = getattr(getattr(params, stage.name), "num_steps", None) if stage else None
-    saved = "" if step is None else f", step {step}{f' of {total}' if total else ''} is saved"
-    return f"{end}{saved}; resume with: grpo-pipeline run --resume {folder.name}"
+    run = resolve(folder.name)
+    end = f"stopped after {[*run.stages][-1]}" if run.stages else "stopped"
+    stage = run.unfinished
+    if stage:
+        end = f"{stage.end} at {stage.name}"
+        step = last_step(stage.work) if stage.work else None
+        if step is not None:
+            end += f", step {step} of {getattr(params, stage.name).num_steps} is saved"
+    return f"{end}; resume with: grpo-pipeline run --resume {folder.name}"
 
 
 def _new_folder(about: About, name: str) -> Path:
@@ -173,7 +175,7 @@ def _new_folder(about: About, name: str) -> Path:
 
 
 def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, fresh_from: str) -> None:
-    """Run all stages in another process until it ends, and show their messages."""
+    """Run all stages in another process, which gets `grace_s` to end if it is stopped, and show their messages."""
     command = [sys.executable, "-m", "pipelines.run.stages", str(folder.resolve()), f"--fresh-from={fresh_from}"]
     environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / JOURNAL)}
     with (
@@ -196,21 +198,19 @@ def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, fre
             raise
 
 
-def _exit_code(tracker: Tracker, folder: Path, screen: Screen) -> int:
-    """Return the exit code of the run, and show where to find the cause of a failure."""
-    if not folder.is_dir():
-        raise PipelineError(f"{folder}: was removed during the run")
-    name, run = tracker.running, read_run(folder)
-    if name is None:
+def _exit_code(tracker: Tracker, run: Run, screen: Screen) -> int:
+    """Return the exit code of a run that has ended, and show where to find the cause of a failure."""
+    stage = tracker.running
+    if stage is None:
         return 0
-    if tracker.exit_code is not None:
-        outputs = run.stages[name].outputs if run else {}
-        for page in filter(Path.is_file, (output / PAGE for output in outputs.values())):
+    if tracker.exit_code is not None:  # the stage has reported its error
+        for page in filter(Path.is_file, (output / PAGE for output in run.stages[stage].outputs.values())):
             screen.detail(f"see {os.path.relpath(page)}")
         return tracker.exit_code
-    last = durable.tail(folder / LOG, max_bytes=_TAIL_BYTES).rpartition(f"{header(name)}\n")[2].splitlines()
-    what = f"{name} stopped unexpectedly; the last lines of {folder / LOG}:"
-    screen.error(what, *[line for line in map(str.rstrip, last) if line][-_LINES_SHOWN:])
+    log = run.folder / LOG
+    _, _, output = durable.tail(log, max_bytes=_LOG_BYTES).rpartition(f"{header(stage)}\n")
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    screen.error(f"{stage} stopped unexpectedly; the last lines of {log}:", *lines[-_LOG_LINES:])
     return 1
 
 

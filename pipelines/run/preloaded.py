@@ -1,7 +1,7 @@
-"""Imports that the training and evaluation stages need, in the process that they are forked from; it computes nothing.
+"""Imports what the training and evaluation stages need, in the process that they are forked from.
 
-A fork has only one thread, and would hang if it waited for threads of OpenMP. (OpenBLAS and jemalloc restart their idle
-threads around a fork.)
+It computes nothing: a fork has only one thread, and would wait forever for threads that OpenMP had started. (OpenBLAS
+and jemalloc restart their idle threads around a fork.)
 """
 
 import gc
@@ -22,8 +22,8 @@ _MODULES = (
     "components.evaluate.worker",
 )
 
-signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once while it imports
-current_environment()  # cached: stages record it as it was before libraries add to it
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends this process at once while it imports
+current_environment()  # cached, because the imported libraries set variables that lineages should not record
 for module in _MODULES:
     import_module(module)
 gc.freeze()  # a garbage collection in a fork would copy the pages of all these objects

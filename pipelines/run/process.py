@@ -10,8 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_GRACE_S = 3.0
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_GRACE_S = 3.0  # time to end after SIGTERM, and time to wait after SIGKILL
 
 
 @contextmanager
@@ -25,11 +25,11 @@ def process(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process whose output goes to a log or the screen; it and its descendants end with the block.
 
-    Ctrl-C, SIGTERM and a closed terminal become a SystemExit with the usual exit code. The process then gets SIGINT,
-    and is terminated after `grace_s`.
+    During the block, Ctrl-C, SIGTERM and a closed terminal raise SystemExit with 128 + the number of the signal. The
+    process then gets SIGINT, and is terminated after `grace_s`.
     """
-    # Before the process starts: it would otherwise inherit a background job's disposition to ignore SIGINT.
-    before = {number: signal.signal(number, _stop) for number in _STOPS}
+    # Handlers are set before the process starts: it would inherit that background jobs ignore SIGINT.
+    handlers = {number: signal.signal(number, _stop) for number in _STOP_SIGNALS}
     try:
         with subprocess.Popen(
             command,
@@ -45,12 +45,13 @@ def process(
             finally:
                 _end(started, grace_s)
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    for each in _STOPS:
+    """Handle a signal to stop: ignore further ones, which would interrupt the graceful shutdown."""
+    for each in _STOP_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
@@ -64,7 +65,7 @@ def _end(started: subprocess.Popen[bytes], grace_s: float) -> None:
             os.killpg(started.pid, number)
             while time.monotonic() < deadline:
                 started.poll()
-                os.killpg(started.pid, 0)
+                os.killpg(started.pid, 0)  # raises once no process of the group is left
                 time.sleep(0.05)
         except ProcessLookupError:
             return

@@ -1,11 +1,8 @@
-"""The output of a run for people: a numbered header per stage, its messages, its time, its error.
-
-On a terminal, changing lines may be drawn below all others.
-"""
+"""The output of a run for people: a numbered header per stage, its messages, its time, its error."""
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +13,7 @@ INDENT = " " * 6
 
 
 def printable(text: str) -> str:
-    """Return a text without control characters: output of models and file names may contain terminal commands."""
+    """Return a text with control characters replaced: output of models and file names may contain terminal commands."""
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
@@ -31,19 +28,18 @@ class Style(StrEnum):
 
 
 class Screen:
-    """Writes for people: in colour, with changing lines at the end, on a terminal; plain lines elsewhere."""
+    """Writes lines for people: on a terminal in colour and with changing lines below all others, elsewhere plain."""
 
     def __init__(self, out: TextIO, error: TextIO) -> None:
         from rich.console import Console  # slow to import
 
-        for stream in (out, error):  # a terminal of another encoding shows ? for what it does not have
+        for stream in (out, error):  # characters that the encoding of the terminal lacks become a question mark
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
-        self._out, self._error = (
-            Console(file=stream, soft_wrap=True, highlight=False, markup=False, emoji=False) for stream in (out, error)
-        )
+        settings: dict[str, Any] = {"soft_wrap": True, "highlight": False, "markup": False, "emoji": False}
+        self._out, self._error = Console(file=out, **settings), Console(file=error, **settings)
         self.live = out.isatty() and not self._out.is_dumb_terminal
-        """Whether changing lines can be drawn."""
+        """Whether the output is a terminal that can draw changing lines."""
         self._view: Live | None = None
 
     @property
@@ -88,18 +84,18 @@ class Screen:
             self._write(self._error, f"{INDENT}{line}")
 
     def end(self, text: str) -> None:
-        """Write on standard error how a stopped run has ended, which is not an error."""
+        """Write on standard error how a stopped run has ended, without marking it as an error."""
         self.draw([])
         self._write(self._error, f"{INDENT}{text}")
 
     def _write(self, console: "Console", line: "str | Text", style: str = "") -> None:
         if self.live and self._view is None:
-            console.file.write("\r\x1b[K")  # over the ^C of a user
+            console.file.write("\r\x1b[K")  # erases the ^C that a terminal shows for Ctrl-C
         console.print(line, style=style or None)
 
 
 def duration(seconds: float) -> str:
-    """Return a time as a person would say it: `3.2 s`, `4 min 05 s`, `7 h 30 min`."""
+    """Return a time in the units that suit it: `3.2 s`, `4 min 05 s`, `7 h 30 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

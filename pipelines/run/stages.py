@@ -1,7 +1,7 @@
-"""The stages of a run, one after the other: `python -m pipelines.run.stages FOLDER`.
+"""Runs the stages of a run, one after the other: `python -m pipelines.run.stages FOLDER`.
 
-Each stage is a process, as from the command line. Training and evaluation are forked, if the machine allows it, from a
-process that imports their libraries while the first stages run (preloaded.py).
+Each stage is a process, with the options that its command line takes. Training and evaluation are forked from a process
+that imports their libraries while the first stages run (preloaded.py), unless the machine has an accelerator.
 """
 
 import argparse
@@ -22,45 +22,46 @@ from pipelines.run.history import ARTIFACTS, PARAMS
 
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Devices that libraries initialise while they are imported; a fork cannot use them afterwards."""
-_stops: list[int] = []
+_received_signals: list[int] = []  # SIGINTs that this process has received, from which forked stages inherit them
 
 
-def declared(name: str) -> Stage:
-    """Return a stage by its name."""
+def load_stage(name: str) -> Stage:
+    """Import a stage by its name, and return its declaration."""
     stage: Stage = import_module(f"components.{name}.__main__").STAGE
     return stage
 
 
 def header(name: str) -> str:
-    """Return the line of the log before the output of a stage."""
+    """Return the line that precedes the output of a stage in the log."""
     return f"--- {name}"
 
 
 def arguments(stage: Stage, folder: Path, *, fresh: bool) -> list[str]:
-    """Return the command-line options of a stage in the folder of a run."""
-    places = {**stage.inputs, **{name: f"{stage.name}/{name}" for name in stage.outputs}}
-    folders = ((f"--{name.replace('_', '-')}", str(folder / ARTIFACTS / place)) for name, place in places.items())
-    options = [word for pair in folders for word in pair]
-    return ["--params", str(folder / PARAMS), *options, *(["--fresh"] if fresh else [])]
+    """Return the command-line options of a stage of the run in a folder; with `fresh` it reuses no earlier outputs."""
+    options = ["--params", str(folder / PARAMS)]
+    outputs = {name: f"{stage.name}/{name}" for name in stage.outputs}
+    for name, path in {**stage.inputs, **outputs}.items():
+        options += [f"--{name.replace('_', '-')}", str(folder / ARTIFACTS / path)]
+    return [*options, "--fresh"] if fresh else options
 
 
 def run_stages(folder: Path, *, fresh_from: str) -> int:
-    """Run all stages of a run in its folder until one fails; return the exit code of the last one.
+    """Run the stages of the run in a folder, with `fresh_from` or without reuse from this stage on, until one fails.
 
-    Ctrl-C also reaches the running stage, which shuts down gracefully. A stage that is starting or ending may miss it,
-    so no other stage is started after that.
+    Return the exit code of the last one. Ctrl-C also reaches the running stage, which shuts down gracefully. A stage
+    that is starting or ending may miss it: this process remembers it, and starts no other stage.
     """
-    signal.signal(signal.SIGINT, lambda number, _: _stops.append(number))
+    signal.signal(signal.SIGINT, lambda number, _: _received_signals.append(number))
     forkserver.set_forkserver_preload(["pipelines.run.preloaded"])
     if not _has_accelerator():
         forkserver.ensure_running()
     fresh = STAGES[STAGES.index(fresh_from) :] if fresh_from else ()
     for name in STAGES:
-        if _stops:
-            return 128 + _stops[0]
+        if _received_signals:
+            return 128 + _received_signals[0]
         print(header(name), flush=True)
-        stage = declared(name)
-        exit_code = _in_process(stage, arguments(stage, folder, fresh=name in fresh))
+        stage = load_stage(name)
+        exit_code = _run_in_process(stage, arguments(stage, folder, fresh=name in fresh))
         if exit_code < 0:
             print(signal.strsignal(-exit_code), flush=True)  # as a shell does
         if exit_code:
@@ -68,10 +69,11 @@ def run_stages(folder: Path, *, fresh_from: str) -> int:
     return 0
 
 
-def _in_process(stage: Stage, options: list[str]) -> int:
+def _run_in_process(stage: Stage, options: list[str]) -> int:
+    """Run a stage in a new process, and return its exit code; a negative one is the signal that killed it."""
     process = _context(stage).Process(target=_run_stage, args=(stage.name, options))
-    process.start()  # waits for the fork server
-    if _stops:
+    process.start()  # may wait until the fork server has imported its modules
+    if _received_signals:
         process.terminate()
     process.join()
     assert process.exitcode is not None
@@ -79,7 +81,7 @@ def _in_process(stage: Stage, options: list[str]) -> int:
 
 
 def _context(stage: Stage) -> ForkContext | ForkServerContext | SpawnContext:
-    """Return how to start the process of a stage: libraries that use an accelerator do not survive a fork."""
+    """Return how to start the process of a stage: libraries that have initialised an accelerator cannot be forked."""
     if stage.image == GPU and _has_accelerator():
         return get_context("spawn")
     return get_context("forkserver") if stage.image == GPU else get_context("fork")
@@ -90,16 +92,17 @@ def _has_accelerator() -> bool:
 
 
 def _run_stage(name: str, options: list[str]) -> None:
+    """Run a stage in this new process, as its command line does."""
     end_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if _stops:  # Ctrl-C came before this fork could receive it
-        sys.exit(128 + _stops[0])
+    if _received_signals:  # Ctrl-C came before this process could receive it
+        sys.exit(128 + _received_signals[0])
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.argv = [f"components.{name}", *options]
     try:
-        main(declared(name))
+        main(load_stage(name))
     finally:
-        atexit._run_exitfuncs()  # multiprocessing does not call them
+        atexit._run_exitfuncs()  # multiprocessing ends its processes without calling them
 
 
 if __name__ == "__main__":

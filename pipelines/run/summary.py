@@ -18,12 +18,12 @@ from pipelines.run.screen import Screen, Style
 
 _FILES = {"figures": FIGURES, "params": PARAMS, "log": LOG, "journal": JOURNAL, "outputs of the stages": ARTIFACTS}
 _FILES |= {"all runs": "../../index.html"}
-"""Links from the report to other files of the run."""
-_COLUMN = 24
+"""Links from the report to other files of the run, by label."""
+_COLUMN_WIDTH = 24
 
 
 def write(run: Run, exit_code: int) -> None:
-    """Write report.html and summary.json into the folder of a run whose report stage has finished."""
+    """Write report.html and summary.json of a run: those of its report stage, with version, times and digests added."""
     folder = run.folder
     params = load_params(folder / PARAMS)
     outputs = {name: stage.outputs for name, stage in run.stages.items()}
@@ -33,8 +33,8 @@ def write(run: Run, exit_code: int) -> None:
         "validation": outputs["validate_data"]["validation"],
     }
     reused = {name: stage.reused_from for name, stage in run.stages.items() if stage.reused_from}
-    computed = ((name, each.seconds) for name, each in run.stages.items() if name not in reused)
-    seconds = {name: each for name, each in computed if each is not None}
+    computed = [stage for stage in run.stages.values() if not stage.reused_from]
+    seconds = {stage.name: stage.seconds for stage in computed if stage.seconds is not None}
     version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
     timings = outputs["train_grpo"]["timings"]
     made_by = lineage.read(outputs["report"]["report"])
@@ -54,7 +54,7 @@ def write(run: Run, exit_code: int) -> None:
 
 
 def _command(folder: Path, revision: Revision | None, version: Mapping[str, Any] | None) -> str:
-    """Return the shell command that repeats a run: from its version, or from its commit and uncommitted changes."""
+    """Return the shell command that repeats a run: from its version if it has one, otherwise from its commit."""
     if version:
         return f".venv/bin/grpo-pipeline reproduce {version['tag']}"
     lines = [f"git checkout {revision.commit}"] if revision and revision.commit else []
@@ -64,7 +64,7 @@ def _command(folder: Path, revision: Revision | None, version: Mapping[str, Any]
 
 
 def show(folder: Path, screen: Screen) -> None:
-    """Print the table of a run from its summary.json."""
+    """Show the accuracies, the verdict and the version of a run from its summary.json."""
     figures = jsonl.read_json(folder / FIGURES)
     verdict, version, lengths = figures["verdict"], figures["version"], figures["mean_length_tokens"]
     rows: dict[str, list[str]] = {"on held-out problems": list(MODELS.values())}
@@ -75,15 +75,16 @@ def show(folder: Path, screen: Screen) -> None:
     rows["with worked steps"] = [percent(figures["worked_fraction"][model]) for model in MODELS]
     rows["mean tokens"] = [f"{lengths[model]:.1f}" for model in MODELS]
     screen.show()
-    width = max(_COLUMN, *(len(label) + 2 for label in rows))
+    label_width = max(_COLUMN_WIDTH, *(len(label) + 2 for label in rows))
     for number, (label, cells) in enumerate(rows.items()):
-        line = f"{label:<{width}}" + "".join(f"{cell:<{_COLUMN}}" for cell in cells).rstrip()
-        screen.show(line, "" if number else Style.BOLD)
+        line = f"{label:<{label_width}}" + "".join(f"{cell:<{_COLUMN_WIDTH}}" for cell in cells).rstrip()
+        screen.show(line, Style.BOLD if number == 0 else "")
     screen.show()
-    missed = "MISSED" if verdict["enforced"] else "MISSED (not enforced)"
-    word, style = ("passed", Style.GREEN) if verdict["passed"] else (missed, Style.RED)
+    outcome = ("passed", Style.GREEN)
+    if not verdict["passed"]:
+        outcome = ("MISSED" if verdict["enforced"] else "MISSED (not enforced)", Style.RED)
     first, *others = verdict["reasons"] or [part["reason"] for part in verdict["sources"]]
-    screen.show(Text.assemble("gate        ", (word, style), f": {first}"))
+    screen.show(Text.assemble("gate        ", outcome, f": {first}"))
     for line in others:
         screen.show(f"            {line}")
     if verdict["champion"] and verdict["champion"]["passed"]:

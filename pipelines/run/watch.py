@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,11 +19,12 @@ from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.shared.live import COMPLETIONS, LIVE, RUN, STEPS
 from components.shared.progress import brief
-from pipelines.run.history import StageRun, read_run, resolve
+from pipelines.run.curves import chunks
+from pipelines.run.history import StageRun, resolve
 from pipelines.run.screen import Screen, Style, duration, printable
 
 TRAININGS = ("train_sft", "train_grpo")
-_SHOWN = {
+_LABELS = {
     "reward": "reward",
     "accuracy": "accuracy",
     "validation_accuracy": "validation accuracy",
@@ -38,11 +38,10 @@ _SHOWN = {
     "learning_rate": "learning rate",
     "tokens_per_s": "tokens per s",
 }
-"""Figures that have a curve, and their names for people."""
+"""Labels of the figures that have a curve, in order."""
 _BARS = "▁▂▃▄▅▆▇█"
-_NAME_WIDTH, _VALUE_WIDTH, _RANGE_WIDTH, _WIDTH_WITH_RANGE = 21, 9, 22, 68
-_STEPS_FOR_RATE = 20
-"""Number of latest steps from which the time left is estimated."""
+_NAME_WIDTH, _VALUE_WIDTH, _RANGE_WIDTH, _MIN_WIDTH_WITH_RANGE = 21, 9, 22, 68
+_STEPS_FOR_RATE = 20  # number of latest steps from which the time left is estimated
 _COMPLETION_LINES = 4
 _POLL_S = 0.5
 
@@ -58,7 +57,7 @@ class Training:
 
     @property
     def num_steps(self) -> int | None:
-        """Total steps; None before they are known, and for a finished training."""
+        """Total steps; None before they are known, and for a finished training, whose outputs lack run.json."""
         if self._num_steps is None:
             with suppress(PipelineError):
                 self._num_steps = jsonl.read_json(self._folder / RUN).get("num_steps")
@@ -66,9 +65,11 @@ class Training:
 
     @property
     def seconds_left(self) -> float | None:
-        """Time left, if the remaining steps take as long as the latest ones."""
+        """Time left if the remaining steps take as long as the latest ones; None if it cannot be estimated."""
         seconds = [row["step_s"] for row in self.rows[-_STEPS_FOR_RATE:] if row.get("step_s")]
-        return fmean(seconds) * (self.num_steps - len(self.rows)) if seconds and self.num_steps else None
+        if not seconds or self.num_steps is None:
+            return None
+        return fmean(seconds) * (self.num_steps - len(self.rows))
 
     def refresh(self) -> None:
         """Read new steps and completions."""
@@ -77,23 +78,23 @@ class Training:
 
 
 class _Lines:
-    """The objects in a growing file of JSON lines, which may be replaced or removed."""
+    """Reads a growing file of JSON lines, which may be replaced or removed."""
 
     def __init__(self, path: Path) -> None:
         self.values: list[dict[str, Any]] = []
-        self._path, self._place, self._inode = path, 0, 0
+        self._path, self._offset, self._inode = path, 0, 0
 
     def read(self) -> None:
-        """Read the new complete lines; if the file was removed, the lines read before stay."""
+        """Add the new complete lines to `values`; clear these first if the file was replaced, but not if it is gone."""
         with suppress(FileNotFoundError, NotADirectoryError), self._path.open("rb") as file:
             inode = self._path.stat().st_ino
             if inode != self._inode:  # a resumed training has replaced it
                 self.values.clear()
-                self._place, self._inode = 0, inode
-            file.seek(self._place)
+                self._offset, self._inode = 0, inode
+            file.seek(self._offset)
             content = file.read()
             complete = content[: content.rfind(b"\n") + 1]
-            self._place += len(complete)
+            self._offset += len(complete)
             self.values += map(json.loads, complete.splitlines())
 
 
@@ -102,10 +103,10 @@ class _Lines:
 
 def view(training: Training, width: int, height: int) -> list[Text]:
     """Return at most `height` lines about a training, up to `width` columns wide; empty before its first step."""
-    rows, width = training.rows, max(width, _NAME_WIDTH + _VALUE_WIDTH)
-    if not rows:
+    if not training.rows:
         return []
-    lines = [_headline(training, width), *_curves(rows, width)]
+    width = max(width, _NAME_WIDTH + _VALUE_WIDTH)
+    lines = [_headline(training, width), *_curves(training.rows, width)]
     if training.completions and height - len(lines) > _COMPLETION_LINES:
         lines += [Text(), *completion_lines(training.completions[-1], width, _COMPLETION_LINES)]
     lines = lines[:height]
@@ -115,69 +116,76 @@ def view(training: Training, width: int, height: int) -> list[Text]:
 
 
 def _headline(training: Training, width: int) -> Text:
-    done, total, left = len(training.rows), training.num_steps, training.seconds_left
-    line = Text(f"step {done}/{total}" if total else f"step {done}", Style.BOLD)
-    if total and width >= 60:
+    """Return the line with the number of finished steps, a bar if there is space, and the time left."""
+    done, total, left_s = len(training.rows), training.num_steps, training.seconds_left
+    if not total:
+        return Text(f"step {done}", Style.BOLD)
+    line = Text(f"step {done}/{total}", Style.BOLD)
+    if width >= 60:
         filled = round(20 * min(1.0, done / total))
         line.append("  ").append("=" * filled, Style.GREEN).append("-" * (20 - filled), Style.DIM)
-    if total:
-        line.append(f"  {done / total:.0%}")
-    if left and done != total:
-        line.append(f"  {duration(left)} left")
+    line.append(f"  {done / total:.0%}")
+    if left_s and done != total:
+        line.append(f"  {duration(left_s)} left")
     return line
 
 
 def _curves(rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[Text]:
     """Yield a line for each figure: its name, its latest value, its curve, and its range if there is space."""
-    has_range = width >= _WIDTH_WITH_RANGE
-    curve_width = max(1, width - _NAME_WIDTH - _VALUE_WIDTH - has_range * _RANGE_WIDTH)
-    for name, shown in _SHOWN.items():
+    has_range = width >= _MIN_WIDTH_WITH_RANGE
+    curve_width = max(1, width - _NAME_WIDTH - _VALUE_WIDTH - (_RANGE_WIDTH if has_range else 0))
+    for name, label in _LABELS.items():
         values = [row.get(name) for row in rows] if name in rows[-1] else []
-        known = [value for value in values if value is not None]
-        if not known or (name == "loss" and "reward" in rows[-1]):  # GRPO's loss says nothing about progress
+        numbers = [value for value in values if value is not None]
+        if not numbers or (name == "loss" and "reward" in rows[-1]):  # GRPO's loss says nothing about progress
             continue
-        line = Text(f"{shown:<{_NAME_WIDTH}}{brief(known[-1]):<{_VALUE_WIDTH}}")
+        line = Text(f"{label:<{_NAME_WIDTH}}{brief(numbers[-1]):<{_VALUE_WIDTH}}")
         line.append(sparkline(values, curve_width), Style.GREEN)
         if has_range:
-            line.append(f"  {brief(min(known))} to {brief(max(known))}", Style.DIM)
+            line.append(f"  {brief(min(numbers))} to {brief(max(numbers))}", Style.DIM)
         yield line
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Return a curve of at most `width` characters, each the mean of some values, or a space without values."""
-    count = min(width, len(values))
-    bounds = [len(values) * place // count for place in range(count + 1)]
-    parts = [[value for value in values[start:stop] if value is not None] for start, stop in pairwise(bounds)]
-    means = [fmean(part) if part else None for part in parts]
-    known = [mean for mean in means if mean is not None]
-    low, span = min(known), max(known) - min(known)
-    steps = len(_BARS) - 1
-    return "".join(
-        " " if mean is None else _BARS[round((mean - low) / span * steps) if span else steps // 2] for mean in means
-    )
+    """Return at most `width` bars, each for the mean of some values; a space stands for values that are all None."""
+    parts = [[value for value in part if value is not None] for part in chunks(values, width)]
+    means = [fmean(part) for part in parts if part]
+    low, span, highest_bar = min(means), max(means) - min(means), len(_BARS) - 1
+    curve = ""
+    for part in parts:
+        bar = round((fmean(part) - low) / span * highest_bar) if part and span else highest_bar // 2
+        curve += _BARS[bar] if part else " "
+    return curve
 
 
 def completion_lines(record: Mapping[str, Any], width: int, height: int | None = None) -> list[Text]:
-    """Return a completion with its problem and its rewards; in full without a `height`."""
-    rewards = {name: [value for value in values if value is not None] for name, values in record["rewards"].items()}
-    parts = [f"{name} {brief(sum(values))}" for name, values in rewards.items() if values and len(rewards) > 1]
+    """Return at most `height` lines, or all, with the rewards, question and answer of a logged completion."""
+    question, answer = printable(record["question"]), printable(record["completion"])
+    if height is None:
+        answer_lines = _conversation(record["turns"]) if record.get("turns") else map(Text, answer.split("\n"))
+        return [_rewards(record), *map(Text, question.split("\n")), *answer_lines]
+    question, answer = (" | ".join(filter(str.strip, text.split("\n"))) for text in (question, answer))
+    max_characters = (height - 2) * width
+    if len(answer) > max_characters:
+        answer = f"...{answer[3 - max_characters :]}"  # the final answer is at the end
+    lines = [answer[start : start + width] for start in range(0, len(answer), width)]
+    return [_rewards(record), Text(question, Style.DIM), *map(Text, lines)]
+
+
+def _rewards(record: Mapping[str, Any]) -> Text:
+    """Return a line with the step, verdict, reward and advantage of a completion, and the parts of several rewards."""
     reward = "none" if record["reward"] is None else brief(record["reward"])
     style = Style.GREEN if record["verdict"] == "right" else Style.RED
-    head = Text.assemble(f"step {record['step']}  ", (record["verdict"], style), f"  reward {reward}")
-    head.append("".join(f"  {part}" for part in parts)).append(f"  advantage {record['advantage']:+.3g}")
-    question, answer = (printable(record[name]) for name in ("question", "completion"))
-    if height is None:
-        answered = _conversation(record["turns"]) if record.get("turns") else map(Text, answer.split("\n"))
-        return [head, *map(Text, question.split("\n")), *answered]
-    question, answer = (" | ".join(filter(str.strip, text.split("\n"))) for text in (question, answer))
-    room = (height - 2) * width
-    answer = answer if len(answer) <= room else f"...{answer[3 - room :]}"  # the answer is at the end
-    lines = [answer[start : start + width] for start in range(0, len(answer), width)]
-    return [head, Text(question, Style.DIM), *map(Text, lines)]
+    line = Text.assemble(f"step {record['step']}  ", (record["verdict"], style), f"  reward {reward}")
+    for name, values in record["rewards"].items() if len(record["rewards"]) > 1 else ():
+        numbers = [value for value in values if value is not None]
+        if numbers:
+            line.append(f"  {name} {brief(sum(numbers))}")
+    return line.append(f"  advantage {record['advantage']:+.3g}")
 
 
 def _conversation(turns: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
-    """Yield the lines of turns; those of the environment are indented and dim."""
+    """Yield the lines of the model's turns, and of the environment's answers, indented and dim."""
     for turn in turns:
         yield from map(Text, printable(turn["text"]).strip("\n").split("\n"))
         if turn["observation"]:
@@ -189,43 +197,41 @@ def _conversation(turns: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
 
 
 def watch(
-    run: str, *, plain: bool = False, completions: bool = False, sleep: Callable[[float], None] = time.sleep
+    name: str, *, plain: bool = False, completions: bool = False, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Show the trainings of a run until the run has ended."""
-    folder, screen = resolve(run), Screen(sys.stdout, sys.stderr)
-    shown: dict[str, _Shown] = {}
+    """Show the trainings of a run until it ends; with `plain` as a line per step, with `completions` each of these."""
+    run, screen = resolve(name), Screen(sys.stdout, sys.stderr)
+    displays: dict[str, _Display] = {}
     try:
         while True:
-            now = read_run(folder)
-            assert now is not None  # resolve has found it
-            is_running = now.is_running
-            for stage in (now.stages[name] for name in TRAININGS if name in now.stages):
-                if stage.name not in shown:
-                    screen.show(Text(f"{now.name}  {stage.name}", Style.BOLD))
-                    shown[stage.name] = _Shown(screen, plain=plain or not screen.live, completions=completions)
-                shown[stage.name].update(stage, is_over=stage.finished is not None or not is_running)
-            if not is_running:
-                screen.show(f"{now.name}: {now.state}")
+            for stage in (run.stages[name] for name in TRAININGS if name in run.stages):
+                if stage.name not in displays:
+                    screen.show(Text(f"{run.name}  {stage.name}", Style.BOLD))
+                    displays[stage.name] = _Display(screen, plain=plain or not screen.live, completions=completions)
+                displays[stage.name].update(stage, has_ended=stage.finished is not None or not run.is_running)
+            if not run.is_running:
+                screen.show(f"{run.name}: {run.state}")
                 return
             sleep(_POLL_S)
+            run = resolve(run.name)
     finally:
         screen.draw([])
 
 
-class _Shown:
-    """A training on the screen, and how much of it has been shown."""
+class _Display:
+    """Shows a training on the screen, and remembers what it has shown."""
 
     def __init__(self, screen: Screen, *, plain: bool, completions: bool) -> None:
         self._screen, self._plain, self._with_completions = screen, plain, completions
         self._training: Training | None = None
         self._num_rows = self._num_completions = 0
-        self._is_over = False
+        self._has_ended = False
 
-    def update(self, stage: StageRun, *, is_over: bool) -> None:
-        """Show new steps and completions; when the training is over, its last view stays."""
-        if self._is_over:
+    def update(self, stage: StageRun, *, has_ended: bool) -> None:
+        """Show new steps and completions; when the training has ended, its last view stays on the screen."""
+        if self._has_ended:
             return
-        self._is_over = is_over
+        self._has_ended = has_ended
         if stage.finished is not None and stage.outputs:
             self._training = Training(stage.name, stage.outputs["training"])
         elif self._training is None and stage.work is not None:
@@ -234,13 +240,15 @@ class _Shown:
             return
         self._training.refresh()
         self._show_new(self._training)
-        if not self._plain:
-            lines = view(self._training, *self._screen.size)
-            self._screen.draw([] if is_over else lines)
-            for line in lines if is_over else ():
-                self._screen.show(line)
+        if self._plain:
+            return
+        lines = view(self._training, *self._screen.size)
+        self._screen.draw([] if has_ended else lines)
+        for line in lines if has_ended else ():
+            self._screen.show(line)
 
     def _show_new(self, training: Training) -> None:
+        """Print the new completions, or else a line for each new step if no view is drawn."""
         if self._with_completions:
             for record in training.completions[self._num_completions :]:
                 for line in completion_lines(record, self._screen.size[0]):
@@ -248,8 +256,8 @@ class _Shown:
                 self._screen.show()
         elif self._plain:
             for row in training.rows[self._num_rows :]:
-                known = ((shown, row.get(name)) for name, shown in _SHOWN.items())
-                figures = "  ".join(f"{shown} {brief(value)}" for shown, value in known if value is not None)
-                of = f"/{training.num_steps}" if training.num_steps else ""
-                self._screen.show(f"{training.stage} {row['step']}{of}  {figures}")
+                known = ((label, row.get(name)) for name, label in _LABELS.items())
+                figures = "  ".join(f"{label} {brief(value)}" for label, value in known if value is not None)
+                total = f"/{training.num_steps}" if training.num_steps else ""
+                self._screen.show(f"{training.stage} {row['step']}{total}  {figures}")
         self._num_completions, self._num_rows = len(training.completions), len(training.rows)

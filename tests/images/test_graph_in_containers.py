@@ -10,7 +10,7 @@ from components.preflight.config import STAGES
 from components.shared.images import GPU
 from components.shared.jsonl import read_json
 from components.shared.lineage import FILE_NAME, digest, read
-from pipelines.run.stages import arguments, declared
+from pipelines.run.stages import arguments, load_stage
 from tests.images import engine
 from tests.images.engine import ANYBODY, Image
 from tests.pipelines.project import FinishedRun, bytes_in, copy_project, unmoved
@@ -29,7 +29,7 @@ def _run_in_containers(folder: Path, variables: dict[str, str]) -> None:
     subprocess.run(["chmod", "-R", "a+rwX", str(folder)], check=True)
     for parent in list(folder.parents)[:2]:
         parent.chmod(0o755)
-    for stage in map(declared, STAGES):
+    for stage in map(load_stage, STAGES):
         kind = "gpu" if stage.image == GPU else "light"
         image = Image(f"{variables['IMAGE_REGISTRY']}/grpo-pipeline/python-{kind}:{variables['IMAGE_TAG']}")
         command = ["python3", "-m", f"components.{stage.name}", *arguments(stage, folder, fresh=False)]

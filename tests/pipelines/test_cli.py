@@ -111,7 +111,7 @@ def test_what_follows_two_dashes_is_handed_on_to_vllm(monkeypatch: pytest.Monkey
     asked: dict[str, Any] = {}
     monkeypatch.setattr("pipelines.use.serve", lambda **options: asked.update(options))
     assert main(["serve", "--port", "8001", "MODEL", "--", "--max-model-len", "512"]) == 0
-    assert (asked["port"], asked["handed_on"]) == (8001, ["--max-model-len", "512"])
+    assert (asked["port"], asked["vllm_options"]) == (8001, ["--max-model-len", "512"])
 
 
 def test_keys_are_set_before_the_file() -> None:

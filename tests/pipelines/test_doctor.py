@@ -112,7 +112,7 @@ def test_the_precision_that_a_processor_is_fast_in_is_named(
 ) -> None:
     """Where a large model would be trained without a GPU in the other one."""
     monkeypatch.setattr(doctor, "_nvidia", list)
-    monkeypatch.setattr(doctor, "_has_fast_bf16", lambda: is_fast)
+    monkeypatch.setattr(doctor, "_has_bf16_instructions", lambda: is_fast)
     monkeypatch.setattr(
         "components.preflight.resources.shape_of_base",
         lambda params: ModelShape(576, 1536, 30, 9, 3, 64, 49152, tied=True),

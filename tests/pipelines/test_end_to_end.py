@@ -126,8 +126,8 @@ def test_ctrl_c_leaves_a_checkpoint_of_what_was_trained(tmp_path: Path) -> None:
     assert name, ended.errors
     expected = project.pipeline("run", "--resume", name[1], "--dry-run").printed.splitlines()
     assert expected[0] == f"[1/7] prepare_data  unchanged: from {name[1]}"
-    goes_on = f"goes on after step {step} of 100000"
-    assert expected[2] == f"[3/7] train_sft     runs: no earlier run of this params file has finished it; {goes_on}"
+    resumes = f"resumes after step {step} of 100000"
+    assert expected[2] == f"[3/7] train_sft     runs: no earlier run of this params file has finished it; {resumes}"
 
 
 @pytest.mark.long(minutes=8)

@@ -92,14 +92,14 @@ def test_no_stage_starts_after_a_stop(tmp_path: Path, monkeypatch: pytest.Monkey
         os.kill(os.getpid(), signal.SIGINT)
         return 0
 
-    monkeypatch.setattr(stages, "_in_process", start)
+    monkeypatch.setattr(stages, "_run_in_process", start)
     monkeypatch.setattr(stages, "_has_accelerator", lambda: True)
     before = signal.getsignal(signal.SIGINT)
     try:
         assert stages.run_stages(tmp_path, fresh_from="") == 128 + signal.SIGINT
     finally:
         signal.signal(signal.SIGINT, before)
-        stages._stops.clear()
+        stages._received_signals.clear()
     assert started == ["prepare_data"]
 
 

@@ -221,7 +221,10 @@ def test_garbage_is_what_no_run_needs(outputs: Path, capsys: pytest.CaptureFixtu
         (run / "artifacts").mkdir(parents=True)
         (run / "artifacts/weights").write_bytes(bytes(2000))
     # Of a run that missed the gate the policy is registered nowhere, and took the longest to make.
-    events = [{"stage": "train_grpo", "event": "finished"}, {"stage": "report", "event": "failed", "error": "missed"}]
+    events = [
+        {"stage": "train_grpo", "event": "finished"},
+        {"stage": "report", "event": "failed", "error": "missed", "exit_code": 1},
+    ]
     (missed / "journal.jsonl").write_text("\n".join(map(json.dumps, events)))
     work = {name: outputs / "work/train_sft" / name for name in ("same", "other", "empty", "used")}
     for name, folder in work.items():
