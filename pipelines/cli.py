@@ -128,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
 
     option = _add(commands, "run", "pipelines.run.local:run", "run the whole pipeline on this machine", _SETTINGS)
     option("--params", type=Path, help="params file (default: params.yaml)")
-    option("--resume", metavar="RUN", help=f"resume a stopped or failed run with its params: {_RUN}")
+    option("--resume", metavar="RUN", help=f"resume, with its params, a stopped or failed run: {_RUN}")
     text = "recompute this stage, such as train_grpo, and those after it"
     option("--from", dest="start", default="", metavar="STAGE", help=text)
     option("--fresh", action="store_true", help="recompute every stage; reuse nothing from earlier runs")
@@ -273,7 +273,7 @@ def _add_use(commands: Any) -> None:
     option("--question", metavar="TEXT", help="answer this question and exit (default: read a question per line)")
     option("--temperature", type=float, default=0.0, help="0 answers greedily (default: %(default)s)")
     option("--max-new-tokens", type=int, default=1024, help="(default: %(default)s)")
-    text = "serve a model with vLLM's OpenAI-compatible API and the prompt of its training"
+    text = "serve a model and its prompt template with vLLM's OpenAI-compatible API"
     more = "Options after `--` are handed on to vLLM: serve MODEL --port 8001 -- --max-model-len 512"
     option = _add(commands, "serve", "pipelines.use:serve", text, _ONE_MODEL, _REGISTRY, epilog=more)
     option("--host", default="127.0.0.1", help="(default: %(default)s)")

@@ -43,7 +43,7 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--name", help="name of the run (default: the params file's and the time)")
     command.add_argument("--wait", action="store_true", help="show the run until it has ended")
 
-    command = _add(commands, "status", _status, "list runs on a cluster, or the stages of one")
+    command = _add(commands, "status", _status, "list the runs of a cluster, or the stages of a run")
     command.add_argument("run", nargs="?", **run)
 
     command = _add(commands, "logs", _logs, "print what the stages of a run have printed")

@@ -82,9 +82,9 @@ def _memory(run: Run, gpu: Gpu) -> str:
             rows.append([_LABELS.get(name, name), *(_gib(memory[name]) for memory in by_stage.values())])
     fit = ["yes" if peak(memory) <= gpu.usable_bytes else "no" for memory in by_stage.values()]
     if run.element_bytes == 2:
-        fit[:2] = ["fp32 only"] * 2  # only ZeRO 2 and 3 sum the gradients of bf16 in fp32
+        fit[:2] = ["not bf16"] * 2  # only ZeRO 2 and 3 sum the gradients of bf16 in fp32
     rows.append([f"fits into {_gib(gpu.usable_bytes)}", *fit])
-    return f"{aligned(rows, left=1)}\n* as in the params file; the driver and fragments take the rest of the card"
+    return f"{aligned(rows, left=1)}\n* as in the params file; the driver and fragments take the rest of the memory"
 
 
 def _verdict(run: Run, gpu: Gpu) -> str:
@@ -107,9 +107,9 @@ def _time(run: Run, gpu: Gpu, num_steps: int) -> str:
     rate, hours = completion_tokens / time.total, num_steps * time.total / 3600
     return (
         f"{aligned(rows, left=1)}\n"
-        f"{rate:,.0f} completion tokens per second of the whole step; {num_steps:,} steps take {hours:,.1f} hours\n"
+        f"{rate:,.0f} completion tokens per second over a whole step; {num_steps:,} steps take {hours:,.1f} hours\n"
         f"GPUs are assumed to reach {EFFICIENCY:.0%} of their peak arithmetic and bandwidth. Published steps of\n"
-        "other trainers took 0.7 to 1.5 times as long; models below a billion parameters take longer still."
+        "other trainers took 0.7 to 1.5 times the plan; models below a billion parameters take even longer."
     )
 
 

@@ -72,7 +72,7 @@ def show(folder: Path, screen: Screen) -> None:
         scores = [figures["models"][model][source] for model in MODELS]
         cells = [f"{percent(score['accuracy'])} ({formatting.interval(score['interval'])})" for score in scores]
         rows[f"{source} accuracy"] = cells
-    rows["with worked steps"] = [percent(figures["worked_fraction"][model]) for model in MODELS]
+    rows["answers with steps"] = [percent(figures["worked_fraction"][model]) for model in MODELS]
     rows["mean tokens"] = [f"{lengths[model]:.1f}" for model in MODELS]
     screen.show()
     label_width = max(_COLUMN_WIDTH, *(len(label) + 2 for label in rows))
@@ -90,6 +90,6 @@ def show(folder: Path, screen: Screen) -> None:
     if verdict["champion"] and verdict["champion"]["passed"]:
         screen.show(f"champion    {verdict['champion']['reason'].removeprefix('champion ')}")
     if verdict["looks"]:
-        screen.show(f"looks       {formatting.test_set_use(verdict['looks'])}")
+        screen.show(f"test set    {formatting.test_set_use(verdict['looks'])}")
     screen.show(f"registered  {version['tag']} in {version['registry']}" if version else "registered  nothing")
     screen.show(f"report      {folder / PAGE}")

@@ -131,7 +131,7 @@ def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     text = "\n".join(lines)
     assert "72.7 are usable.\nWhat makes it fit and costs least, below train_grpo: sampling.max_batch_size: 64." in text
     assert "Time of a step, if it fitted" in text
-    assert " completion tokens per second of the whole step; 900 steps take " in text
+    assert " completion tokens per second over a whole step; 900 steps take " in text
     overlay = tmp_path / "changed.yaml"
     overlay.write_text(f"extends: {DEEPSEEK}\ntrain_grpo: {{sampling: {{max_batch_size: 64}}}}\n")
     assert _plan(params=overlay) == 0
