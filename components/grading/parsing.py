@@ -196,7 +196,7 @@ def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
     latex = with_symbols_apart(_normalized(written), context.symbols)
     value, unit = split_unit(latex, context)
     if in_words := parse_number_in_words(unstyled(value)):
-        digits = _in_digits(in_words.value)
+        digits = in_latex(in_words.value)
         return Answer(text=digits, number=in_words, unit=unit, latex=digits)
     # Each member of a list has its own unit.
     if _MAY_BE_LIST.search(latex) and parse_structure(latex).kind is Kind.LIST:
@@ -208,10 +208,12 @@ def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
     return Answer(text=text, number=number, unit=unit, latex=latex)
 
 
-def _in_digits(value: Fraction) -> str:
+def in_latex(value: Fraction) -> str:
+    r"""Return a number as an integer or a fraction, such as `-\frac{1}{2}`."""
+    if value.denominator == 1:
+        return str(value)
     sign = "-" if value < 0 else ""
-    whole = value.denominator == 1
-    return f"{value}" if whole else rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
+    return rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
 
 
 def unstyled(latex: str) -> str:
