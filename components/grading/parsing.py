@@ -1,4 +1,4 @@
-r"""Parsing of answers: the notation is normalized, and lists, intervals, equations ... come apart into their parts."""
+r"""Parsing of answers: normalize the notation, and split lists, intervals, equations and the like into their parts."""
 
 import re
 import unicodedata
@@ -19,13 +19,12 @@ class Answer:
     """One answer, parsed."""
 
     text: str
-    """Canonical: two answers with the same text are the same answer."""
+    """Canonical: answers with the same text are equal."""
     number: Number | None
-    """Its exact value, where it is written as an integer, a decimal, a fraction or a mixed number."""
+    """The exact value of an integer, a decimal, a fraction, a mixed number or a number in words; otherwise None."""
     unit: Unit | None
-    """What it is measured in, where that is written."""
     latex: str
-    """The answer without its wrapping and its unit, with its spaces."""
+    """The answer in normalized LaTeX, without delimiters around it and without its unit."""
 
 
 class Kind(StrEnum):
@@ -51,7 +50,7 @@ class Structure:
 
     kind: Kind
     parts: tuple[str, ...]
-    """The parts as they are written; an expression has one."""
+    """The parts in LaTeX; an expression is its only part."""
     signs: tuple[str, ...] = ()
     """The two brackets of a tuple, or the relations between the parts of an equation or inequality."""
 
@@ -89,7 +88,7 @@ _WITHOUT_MEANING = rf"\\!\s*|\\(?:left|right|[bB]igg?[lr]?|limits){_END}\.?|\\di
 _ABOUT = r"^(?:\\text\s*\{\s*)?(?:\\approx|approximately|about|roughly|around)(?![a-zA-Z])(?:\s*\})?"
 _ALL_REALS = r"(?i)^(?:\\text\s*\{)?all real(?: numbers|s)\}?$|^\\mathbb\{?\s*R\}?$"
 _Rewrite = tuple[tuple[str, ...], re.Pattern[str], str]
-"""Parts of which each text to be rewritten has one, a pattern, and what replaces it."""
+"""Texts of which one must occur (a quick test), a pattern, and its replacement."""
 _REWRITES: list[_Rewrite] = [
     (tuple(needed.split(" ")), re.compile(pattern), replacement)
     for needed, pattern, replacement in [
@@ -189,7 +188,7 @@ def is_integer(written: str) -> bool:
 def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
     """Return an answer with its notation normalized; any text can be parsed.
 
-    The context of the question matters for whole answers, not for their parts: it decides about units, and they go.
+    Only whole answers need the context, which decides what is a unit: their parts no longer have units.
     """
     if is_integer(written):
         return Answer(text=written, number=Number(Fraction(int(written)), None), unit=None, latex=written)
@@ -198,7 +197,7 @@ def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
     if in_words := parse_number_in_words(unstyled(value)):
         digits = in_latex(in_words.value)
         return Answer(text=digits, number=in_words, unit=unit, latex=digits)
-    # Each member of a list has its own unit.
+    # The unit at the end of a list belongs to its last member only.
     if _MAY_BE_LIST.search(latex) and parse_structure(latex).kind is Kind.LIST:
         unit = None
     else:
@@ -217,7 +216,7 @@ def in_latex(value: Fraction) -> str:
 
 
 def unstyled(latex: str) -> str:
-    r"""Return the text without commands such as `\text{}`, but with what they hold."""
+    r"""Return the text with commands such as `\text{}` replaced by their arguments."""
     while "\\" in latex and (plain := _STYLED.sub(r"\1", latex)) != latex:
         latex = plain
     return latex
@@ -225,16 +224,14 @@ def unstyled(latex: str) -> str:
 
 def _rewritten(text: str, rewrites: list[_Rewrite]) -> str:
     for needed, pattern, replacement in rewrites:
-        for part in needed:
-            if part in text:
-                text = pattern.sub(replacement, text)
-                break
+        if any(part in text for part in needed):
+            text = pattern.sub(replacement, text)
     return text
 
 
 def _normalized(written: str) -> str:
-    """The answer without delimiters and styles around it, and with one sign for each meaning."""
-    text = _EDGES.sub("", _DOTS.sub(r"\\ldots ", written) if ".." in written or "\u2026" in written else written)
+    """The answer without delimiters and styles around it, and with one notation for each meaning."""
+    text = _EDGES.sub("", _DOTS.sub(r"\\ldots ", written))
     boxes = find_boxes(text) if "box" in text else []
     if len(boxes) == 1 and (boxes[0].start, boxes[0].end) == (0, len(text)):
         text = boxes[0].content
@@ -242,14 +239,14 @@ def _normalized(written: str) -> str:
         digits = "".join(str(unicodedata.decimal(each, each)) for each in text)
         text = _ROOT.sub(r"\\sqrt{\1}", digits).translate(_SIGNS)
     text = _SYNONYM.sub(lambda match: _SYNONYMS.get(match[1] or match[0], match[0]), _in_symbols(_plain(text)))
-    text = _EDGES.sub("", _rewritten(text, _REWRITES))
-    text = _unwrapped(text)
-    text = _DOLLARS.sub(" ", text).strip() if "$" in text else text.strip()
-    is_bracketed = text[:1] in {"(", "["} or text[:2] == r"\{"
-    return text if is_bracketed or "," not in text else _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+    text = _unwrapped(_EDGES.sub("", _rewritten(text, _REWRITES)))
+    text = _DOLLARS.sub(" ", text).strip()
+    if text.startswith(("(", "[", r"\{")):  # `(1,234)` is a pair
+        return text
+    return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
 
 
-# Fonts and sizes, which change nothing; those of text may hold a word or a unit, and stay.
+# Fonts and sizes have no meaning; commands for text stay, since their arguments may be words or units.
 _DECLARATION = re.compile(
     r"\\(?:bf|rm|it|sf|tt|cal|bfseries|itshape|tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
     r"|displaystyle|textstyle|scriptstyle|limits|nonumber|notag|centering)(?![a-zA-Z])\s*"
@@ -271,7 +268,7 @@ _ROOT = re.compile("\u221a\\s*([0-9]+(?:\\.[0-9]+)?)")
 
 
 def _plain(text: str) -> str:
-    """The text without fonts, sizes, line breaks, and words and marks that say that this is the answer."""
+    """The text without fonts, sizes, line breaks, and words and marks such as "Answer:" and a check mark."""
     if "\\" in text:
         text = _TEXT_DOLLAR.sub(r"\\$", _FONT.sub(" ", _DECLARATION.sub(" ", text)))
         if environment := _ENVIRONMENT.fullmatch(text.strip()):
@@ -321,9 +318,9 @@ _MAX_WORDS_CHARACTERS = 120
 
 
 def _in_symbols(text: str) -> str:
-    """The interval or inequality that an answer describes in words; the same text if it does not clearly describe one.
+    """The interval or inequality that an answer describes in words; any other text unchanged.
 
-    "Between 2 and 5" leaves open whether its ends belong to it; it has to say "strictly", "inclusive" or "exclusive".
+    "Between 2 and 5" is ambiguous about its ends, so it needs "strictly", "inclusive" or "exclusive".
     """
     if len(text) > _MAX_WORDS_CHARACTERS or not _MAY_COMPARE.search(text):
         return text
@@ -394,13 +391,13 @@ def parse_structure(latex: str) -> Structure:
 
 
 def is_name(latex: str) -> bool:
-    r"""Tell whether this names something rather than being a value: `x`, `f(x)`, `(x, y)`, `\angle A`, `5 \star 1`."""
+    r"""Tell whether a text is a name, not a value: `x`, `f(x)`, `(x, y)`, `\angle A`, `5 \star 1`."""
     name = latex.strip()
     return name not in {"e", "i"} and bool(_NAME.fullmatch(name) or _OPERATION.search(name))
 
 
 def exact_parts(equation: Structure) -> tuple[str, ...]:
-    r"""Return the parts before an approximation: of `x = 1/3 \approx 0.33` x and 1/3, but of `x \approx 11` both."""
+    r"""Return the parts before an approximation, x and 1/3 for `x = 1/3 \approx 0.33`; both parts of `x \approx 11`."""
     start, signs = int(is_name(equation.parts[0])), equation.signs
     return equation.parts[: signs.index("~", start) + 1] if "~" in signs[start:] else equation.parts
 
@@ -433,7 +430,10 @@ def _list(latex: str) -> Structure | None:
 
 
 def _items(latex: str) -> list[str]:
-    """The members of a list: between semicolons, or "and" between groups of the same size, or commas."""
+    """The members of a list.
+
+    They are separated by semicolons, by "and" if that separates equations of equal number, or by commas and "and".
+    """
     groups = [part for part in _split(latex, ";") if part]
     if len(groups) > 1:
         return groups
@@ -445,6 +445,8 @@ def _items(latex: str) -> list[str]:
 
 
 def _union(latex: str) -> Structure | None:
+    if r"\cup" not in latex:
+        return None
     parts = _split(latex, r"\cup")
     return Structure(Kind.UNION, tuple(parts)) if len(parts) > 1 else None
 
@@ -473,7 +475,7 @@ def _relation(latex: str) -> Structure | None:
 
 
 def _plus_minus(latex: str) -> Structure | None:
-    r"""`a \pm b` is the list of `a + b` and `a - b`; every `\pm` of it means the same sign."""
+    r"""`a \pm b` is the list of `a + b` and `a - b`; all its `\pm` have the same sign."""
     if not _TWO_SIGNS.search(latex):
         return None
     both = [re.sub(rf"\\pm{_END}", plus, re.sub(rf"\\mp{_END}", minus, latex)) for plus, minus in ("+-", "-+")]
@@ -481,9 +483,7 @@ def _plus_minus(latex: str) -> Structure | None:
 
 
 def _split(latex: str, *separators: str) -> list[str]:
-    """The parts between the separators that no bracket encloses."""
-    if not any(separator in latex for separator in separators) and not latex.endswith("\\"):
-        return [latex.strip()]
+    """The parts between separators outside of brackets."""
     parts = [""]
     for token, depth in _tokens(latex):
         if depth == 0 and token in separators:
@@ -494,7 +494,7 @@ def _split(latex: str, *separators: str) -> list[str]:
 
 
 def _closing(latex: str) -> int:
-    """Where the bracket that begins the text is closed; -1 if it never is."""
+    """The position after the bracket that closes the first one; -1 if it is never closed."""
     position = 0
     for token, depth in _tokens(latex):
         position += len(token)
@@ -504,10 +504,12 @@ def _closing(latex: str) -> int:
 
 
 def _tokens(latex: str) -> Iterator[tuple[str, int]]:
-    """Each command and character with how many brackets enclose it; a bracket is outside of itself."""
+    """Each command and character with its depth in brackets; a bracket has the depth of the text around it."""
     depth = 0
     for match in _TOKEN.finditer(latex):
         token = match.group()
-        depth -= token in _CLOSE
+        if token in _CLOSE:
+            depth -= 1
         yield token, depth
-        depth += token in _OPEN
+        if token in _OPEN:
+            depth += 1
