@@ -1,7 +1,7 @@
-r"""Expressions in LaTeX as parsing.py normalizes it, read by a closed grammar: anything else makes a text unreadable.
+r"""A parser of expressions in LaTeX, as parsing.py normalizes it, with a closed grammar.
 
-Nothing is skipped: each command, letter and sign is part of the expression or makes it unreadable. Readings where TeX
-leaves a choice:
+Nothing is skipped: a command, letter or sign that is not in the grammar makes the text unreadable. Ambiguous notation
+is read as follows:
 
 - An unbracketed argument of a function ends at an operator, at the next function, and at a bracket that does not follow
   a number: `\sin 2x\cos x` and `\ln 2\cdot\ln 3` are products, `\sin x(1+x)` too, and `\sin 2(x+1)` is not.
@@ -80,15 +80,12 @@ _INFINITY = Node("constant", value="infinity")
 
 @lru_cache(maxsize=4096)
 def parse_expression(latex: str) -> Node:
-    """Return the expression that a text writes.
-
-    Raises UnreadableError where any part of the text is not understood.
-    """
+    """Return the expression that a text denotes; raise UnreadableError if any part of it is not in the grammar."""
     return _Parser(latex).parse()
 
 
 def variables(node: Node) -> set[str]:
-    """Return the names of the variables of an expression, and its values of unknown functions such as `f(2)`."""
+    """Return the variables of an expression, and its values of unknown functions such as `f(2)`."""
     if node.operation == "name":
         return {str(node.value)}
     if node.operation == "apply":
@@ -97,7 +94,7 @@ def variables(node: Node) -> set[str]:
 
 
 def _nested(read: Callable[..., Node]) -> Callable[..., Node]:
-    """A method of a parser that may call itself only so deeply."""
+    """Limit how deeply a method of the parser may call itself; deeper text is unreadable."""
 
     def read_deeper(parser: "_Parser", **options: bool) -> Node:
         parser.depth += 1
@@ -111,7 +108,7 @@ def _nested(read: Callable[..., Node]) -> Callable[..., Node]:
 
 
 class _Parser:
-    """A parser of one text, by recursive descent."""
+    """A recursive-descent parser of one text."""
 
     def __init__(self, latex: str) -> None:
         self._tokens: list[str] = _TOKEN.findall(latex)
@@ -163,7 +160,7 @@ class _Parser:
         return terms[0] if len(terms) == 1 else Node("+", tuple(terms))
 
     def _is_negative(self) -> bool:
-        """Take the signs before a term, a factor or an exponent."""
+        """Consume the signs before a term or a factor; return whether they make it negative."""
         is_negative = False
         while self._peek() in {"+", "-"}:
             is_negative ^= self._next() == "-"
@@ -227,7 +224,7 @@ class _Parser:
         return Node("-", (power,)) if negative else power
 
     def _argument(self, *, is_last: bool = False) -> Node:
-        r"""What a command such as `\frac` takes: one group, one digit, one letter or one command."""
+        r"""The argument of a command such as `\frac`: one group, one digit, one letter or one command."""
         token = self._peek()
         if token.isascii() and token.isdigit():
             digit = self._next()
@@ -241,7 +238,7 @@ class _Parser:
     # Functions.
 
     def _function_name(self) -> str:
-        r"""Take the name of a function, with a backslash, in `\operatorname` or without; empty where none comes."""
+        r"""Consume the name of a function: a command, a word in `\operatorname` or a typed word; empty without one."""
         name = self._command()
         if name in _UNBRACKETED or name in _WITH_LIST:
             self._next()
@@ -293,7 +290,7 @@ class _Parser:
         return power, base
 
     def _is_long_index(self) -> bool:
-        r"""Whether an index that is a number is followed by a space: `\log_10 2`, but `\log_28` is of 8."""
+        r"""Whether all digits that follow are the base: `\log_10 2` has the base 10, but `\log_28` is the log of 8."""
         place = self._place
         while place < len(self._tokens) and self._tokens[place].isdigit():
             place += 1
@@ -374,7 +371,7 @@ class _Parser:
         return Node("root", (self._argument(is_last=True), index))
 
     def _series(self, name: str) -> Node:
-        r"""`\sum_{k=1}^{n} ...`, which is not computed: it equals a series of equal bounds and terms over its index."""
+        """A sum or product over an index, which is not evaluated: it equals only one with the same bounds and terms."""
         self._expect("_")
         self._expect("{")
         index = self._next()
@@ -440,7 +437,7 @@ class _Parser:
         return self._applied(name, is_function=is_function or "'" in name) or _named(name)
 
     def _applied(self, name: str, *, is_function: bool) -> Node | None:
-        """The value of a function that has this name; None where it is the name of a factor."""
+        """The value of a function with this name; None if the name is a factor and a bracket the next one."""
         if self._peek() != "(" or name in {"e", "i"}:
             return None
         start, bars, self._bars = self._place, self._bars, 0
@@ -449,7 +446,7 @@ class _Parser:
         self._bars = bars
         if is_function or len(arguments) > 1 or arguments[0].operation in {"name", "number"}:
             return Node("apply", arguments, name)
-        # The bracket is read once: reading each twice would take exponentially long in how deeply they are nested.
+        # Keep the bracket: reading it again would take time exponential in the depth of nesting.
         self._brackets[start] = _grouped(arguments[0]), self._place
         self._place = start
         return None
@@ -525,7 +522,7 @@ def _renamed(node: Node, name: str, new: str) -> Node:
 
 
 def _grouped(node: Node) -> Node:
-    """What is in brackets: `(2)3` is a product, and `(x^2)^3` has one meaning."""
+    """A node for brackets, where they matter: `(2)3` is a product, and `(x^2)^3` is allowed, unlike `x^2^3`."""
     return Node("group", (node,)) if node.operation in {"number", "name", "^"} else node
 
 
@@ -538,7 +535,7 @@ def _named(name: str) -> Node:
 
 @lru_cache(maxsize=4096)
 def exact_value(node: Node) -> Fraction | None:
-    """Return the value of a constant expression; None where it is irrational, undefined or huge."""
+    """Return the value of a constant expression; None if it is irrational, undefined or huge, or has variables."""
     try:
         return _evaluate(node)
     except ArithmeticError:
