@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 from sympy.core.function import AppliedUndef
 
-from components.grading.expression import Node, UnreadableError, parse_expression
+from components.grading.expression import ARITHMETIC, Node, UnreadableError, parse_expression
 from components.grading.quantities import Number
 from components.grading.regions import Interval
 
@@ -111,9 +111,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{"ln": sympy.log, "lg": lambda value: sympy.log(value, 10), "log": lambda value, base=10: sympy.log(value, base)},
     **{"factorial": sympy.factorial, "double factorial": sympy.factorial2, "binomial": sympy.binomial},
     "degree": lambda value: value * sympy.pi / 180,
-    **{"^": operator.pow, "/": operator.truediv, "-": operator.neg, "group": lambda value: value},
-    "+": lambda *values: reduce(operator.add, values),
-    "*": lambda *values: reduce(operator.mul, values),
+    **ARITHMETIC,
+    "^": operator.pow,
     "root": _root,
     "determinant": lambda matrix: matrix.det(),
 }

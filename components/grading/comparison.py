@@ -12,7 +12,6 @@ The rules are symmetric in the two answers, except that only the answer to be gr
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
@@ -111,22 +110,16 @@ def _compare_expressions(expected: Answer, actual: Answer) -> Decision:
     """Compare two expressions; a decimal may round the other one."""
     decimal, latex = (actual.number, expected.latex) if actual.number else (expected.number, actual.latex)
     if decimal and decimal.places:
-        return _by_algebra("value", lambda: _equals_decimal(latex, decimal))
+        from components.grading.algebra import equals_decimal
+
+        return _by_algebra("value", lambda: equals_decimal(latex, decimal))
     return _by_algebra("value", lambda: _same_value(actual.latex, expected.latex))
 
 
-def _equals_decimal(latex: str, decimal: Number) -> bool:
-    if number := _exact_number(latex):
-        return number.equals(decimal)
-    from components.grading.algebra import equals_decimal
-
-    return equals_decimal(latex, decimal)
-
-
 def _same_value(latex: str, other: str) -> bool:
-    numbers = [_exact_number(each) for each in (latex, other)]
-    if numbers[0] and numbers[1]:
-        return numbers[0].value == numbers[1].value
+    value, other_value = (exact_value(parse_expression(each)) for each in (latex, other))
+    if value is not None and other_value is not None:
+        return value == other_value
     from components.grading.algebra import same_value
 
     return same_value(latex, other)
@@ -403,13 +396,6 @@ def _is_quantity(names: list[set[str] | None], *, is_asked: bool) -> bool:
     if not first or len(first) < 2 or any(each is None or each & first for each in names[1:]):
         return False
     return is_asked or all(re.fullmatch("[A-Z]", name) for name in first)
-
-
-def _exact_number(latex: str) -> Number | None:
-    with suppress(UnreadableError):
-        if (value := exact_value(parse_expression(latex))) is not None:
-            return Number(value, None)
-    return None
 
 
 def _names(latex: str) -> set[str] | None:

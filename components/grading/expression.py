@@ -14,8 +14,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
-from math import factorial, isqrt, prod
+from functools import lru_cache, reduce
+from math import factorial, isqrt
+from typing import Any
 
 from components.grading.vocabulary import FUNCTION_NAMES, LETTER_STYLES, TEXT_STYLES
 
@@ -532,6 +533,15 @@ def _named(name: str) -> Node:
 
 # Exact arithmetic.
 
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "+": lambda *terms: reduce(operator.add, terms),
+    "-": operator.neg,
+    "*": lambda *factors: reduce(operator.mul, factors),
+    "/": operator.truediv,
+    "group": lambda value: value,
+}
+"""Operations that Python's operators compute, for fractions as well as for the expressions of sympy."""
+
 
 @lru_cache(maxsize=4096)
 def exact_value(node: Node) -> Fraction | None:
@@ -545,9 +555,9 @@ def exact_value(node: Node) -> Fraction | None:
 def _evaluate(node: Node) -> Fraction:
     if node.operation == "number":
         return Fraction(node.value)
-    if node.operation not in _ARITHMETIC:
+    if node.operation not in _EXACT:
         raise ArithmeticError
-    value = _ARITHMETIC[node.operation](*map(_evaluate, node.operands))
+    value = _EXACT[node.operation](*map(_evaluate, node.operands))
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
         raise ArithmeticError
     return value
@@ -577,13 +587,4 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return base ** int(exponent)
 
 
-_ARITHMETIC: dict[str, Callable[..., Fraction]] = {
-    "+": lambda *terms: sum(terms, Fraction(0)),
-    "-": operator.neg,
-    "*": lambda *factors: prod(factors, start=Fraction(1)),
-    "/": operator.truediv,
-    "^": _power,
-    "root": _root,
-    "factorial": _factorial,
-    "group": lambda value: value,
-}
+_EXACT = ARITHMETIC | {"^": _power, "root": _root, "factorial": _factorial}
