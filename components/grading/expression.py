@@ -64,6 +64,16 @@ _BRACKETS = {
     r"\lceil": r"\rceil",
     "|": "|",
 }
+_BEGIN_FACTOR = (
+    _NAMES
+    | _ACCENTS
+    | _STYLES
+    | _UNBRACKETED
+    | _WITH_LIST
+    | {
+        *(*_CONSTANTS, *_OF_TWO, "sqrt", "begin", "degree"),
+    }
+)
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 _PRODUCTS = frozenset({r"\cdot", r"\times", "*", r"\ast"})
 _QUOTIENTS = frozenset({"/", r"\div"})
@@ -128,13 +138,18 @@ class _Parser:
 
     # Tokens.
 
-    def _peek(self) -> str:
-        """The next token that is not a space; empty at the end."""
-        while self._place < len(self._tokens) and self._tokens[self._place] in _SPACES:
-            self._place += 1
+    def _token(self) -> str:
+        """The next token, which may be a space; empty at the end."""
         return self._tokens[self._place] if self._place < len(self._tokens) else ""
 
+    def _peek(self) -> str:
+        """Skip spaces and return the next token; empty at the end."""
+        while self._token() in _SPACES:
+            self._place += 1
+        return self._token()
+
     def _next(self) -> str:
+        """Consume the next token that is not a space."""
         token = self._peek()
         self._place += 1
         return token
@@ -144,6 +159,7 @@ class _Parser:
             raise UnreadableError
 
     def _command(self) -> str:
+        """The name of the command that comes next; empty if none does."""
         token = self._peek()
         return token[1:] if token[:1] == "\\" else ""
 
@@ -160,27 +176,28 @@ class _Parser:
             terms.append(Node("-", (term,)) if is_minus else term)
         return terms[0] if len(terms) == 1 else Node("+", tuple(terms))
 
-    def _is_negative(self) -> bool:
-        """Consume the signs before a term or a factor; return whether they make it negative."""
-        is_negative = False
+    def _signs(self) -> int:
+        """Consume the signs before a term or a factor; return how many are minus signs."""
+        num_minus = 0
         while self._peek() in {"+", "-"}:
-            is_negative ^= self._next() == "-"
-        return is_negative
+            num_minus += self._next() == "-"
+        return num_minus
 
     def _product(self, *, signed: bool) -> Node:
-        negative = signed and self._is_negative()
+        num_minus = self._signs() if signed else 0
         left = self._factors()
         while (operator := self._peek()) in _PRODUCTS or operator in _QUOTIENTS:
             self._next()
-            negative ^= self._is_negative()
+            num_minus += self._signs()
             left = Node("*" if operator in _PRODUCTS else "/", (left, self._factors()))
-        return Node("-", (left,)) if negative else left
+        return Node("-", (left,)) if num_minus % 2 else left
 
     def _factors(self) -> Node:
+        """The product of factors without a sign between them, such as `2x(y+1)`."""
         factors = [self._factor()]
         while self._begins_factor():
             if self._peek().isdigit() and factors[-1].operation in {"number", "name"}:
-                raise UnreadableError  # `2 3` and `x2` are no products
+                raise UnreadableError  # `2 3` and `x2` are not products
             factors.append(self._factor())
         return factors[0] if len(factors) == 1 else Node("*", tuple(factors))
 
@@ -190,10 +207,7 @@ class _Parser:
             return self._bars == 0
         if token in _BRACKETS or (token.isascii() and token.isalnum()):
             return True
-        name = self._command()
-        return name in (_NAMES | _ACCENTS | _STYLES | _UNBRACKETED | _WITH_LIST) or (
-            name in {*_CONSTANTS, *_OF_TWO, "sqrt", "begin", "degree"}
-        )
+        return self._command() in _BEGIN_FACTOR
 
     def _factor(self) -> Node:
         if function := self._function_name():
@@ -201,6 +215,7 @@ class _Parser:
         return self._powers(self._atom())
 
     def _powers(self, base: Node) -> Node:
+        """An atom with the powers, factorials and degree signs after it."""
         while (token := self._peek()) in {"^", "!", "_", "'"} or token == r"\degree":
             if token == "^" and base.operation == "^":
                 raise UnreadableError
@@ -209,7 +224,8 @@ class _Parser:
                 base = Node("^", (base, self._exponent()))
             elif token == "!":
                 is_double = self._peek() == "!"
-                self._place += is_double
+                if is_double:
+                    self._next()
                 base = Node("double factorial" if is_double else "factorial", (base,))
             elif token == r"\degree":
                 base = Node("degree", (base,))
@@ -229,8 +245,8 @@ class _Parser:
         token = self._peek()
         if token.isascii() and token.isdigit():
             digit = self._next()
-            if is_last and self._place < len(self._tokens) and self._tokens[self._place].isdigit():
-                raise UnreadableError  # TeX prints the root of 1, and then 0, for `\sqrt10`
+            if is_last and self._token().isdigit():
+                raise UnreadableError  # TeX prints `\sqrt10` as the root of 1, followed by 0
             return Node("number", value=Fraction(digit))
         if token.isalpha() or token in {"{", "("} or token[:1] == "\\":
             return self._atom(indexed=False)
@@ -258,10 +274,12 @@ class _Parser:
         return ""
 
     def _typed(self) -> str:
+        """The function name that comes next, typed without a backslash; empty if none does."""
         match = _TYPED.match("".join(self._tokens[self._place : self._place + 7]))
         return match[0] if match else ""
 
     def _function(self, name: str) -> Node:
+        """The value of a function, with what follows its name: a power, a base and the argument."""
         power, base = self._scripts(name)
         if name in _WITH_LIST:
             self._expect("(")
@@ -270,14 +288,15 @@ class _Parser:
             if name not in _INVERSES:
                 raise UnreadableError
             name, power = _INVERSES[name], None
-        bracketed = self._peek() in _BRACKETS
-        argument = self._atom() if bracketed else self._unbracketed()
+        is_bracketed = self._peek() in _BRACKETS
+        argument = self._atom() if is_bracketed else self._unbracketed()
         value = Node(name, (argument,) if base is None else (argument, base))
         if power is not None:
             return Node("^", (value, power))
-        return self._powers(value) if bracketed else value
+        return self._powers(value) if is_bracketed else value
 
     def _scripts(self, name: str) -> tuple[Node | None, Node | None]:
+        r"""The power and the base after the name of a function, as in `\log_2^3 x`; None for each that is missing."""
         power = base = None
         while (token := self._peek()) in {"^", "_"}:
             self._next()
@@ -292,14 +311,16 @@ class _Parser:
 
     def _is_long_index(self) -> bool:
         r"""Whether all digits that follow are the base: `\log_10 2` has the base 10, but `\log_28` is the log of 8."""
-        place = self._place
-        while place < len(self._tokens) and self._tokens[place].isdigit():
-            place += 1
-        return place - self._place > 1 and place < len(self._tokens) and not self._tokens[place].isdigit()
+        start = self._place
+        num_digits = len(self._digits())
+        has_more = self._token() != ""
+        self._place = start
+        return num_digits > 1 and has_more
 
     @_nested
     def _unbracketed(self) -> Node:
-        if self._is_negative():
+        """The argument of a function without brackets; see the top of this file for its end."""
+        if self._signs() % 2:
             return Node("-", (self._unbracketed(),))
         if function := self._function_name():
             return self._function(function)
@@ -321,6 +342,7 @@ class _Parser:
 
     @_nested
     def _atom(self, *, indexed: bool = True) -> Node:
+        """A number, a name, a bracket or a command with its arguments; with `indexed`, a name may have an index."""
         token = self._peek()
         if (token.isascii() and token.isdigit()) or token == ".":
             return self._number()
@@ -387,10 +409,11 @@ class _Parser:
         return Node("apply", (low, high, term), f"\\{name}")
 
     def _verbatim(self) -> str:
+        """The text in a group in braces that contains no other group."""
         self._expect("{")
         text = ""
-        while (token := self._tokens[self._place] if self._place < len(self._tokens) else "{") != "}":
-            if token == "{":
+        while (token := self._token()) != "}":
+            if token in {"{", ""}:
                 raise UnreadableError
             text += token
             self._place += 1
@@ -398,8 +421,9 @@ class _Parser:
         return text.strip()
 
     def _number(self) -> Node:
+        """An integer, a decimal, a repeating decimal or a mixed number."""
         digits = self._digits()
-        if self._place < len(self._tokens) and self._tokens[self._place] == ".":
+        if self._token() == ".":
             self._place += 1
             places = self._digits()
             if not digits + places:
@@ -417,7 +441,7 @@ class _Parser:
 
     def _digits(self) -> str:
         start = self._place
-        while self._place < len(self._tokens) and "0" <= self._tokens[self._place] <= "9":
+        while "0" <= self._token() <= "9":
             self._place += 1
         return "".join(self._tokens[start : self._place])
 
@@ -453,9 +477,10 @@ class _Parser:
         return None
 
     def _index(self) -> str:
+        """The index of a name: digits, a letter, a command or a group in braces."""
         if self._peek() != "{":
             index = self._next()
-            while index.isdigit() and self._place < len(self._tokens) and self._tokens[self._place].isdigit():
+            while index.isdigit() and self._token().isdigit():
                 index += self._next()
         else:
             index = "".join(self._verbatim().split())
@@ -466,6 +491,7 @@ class _Parser:
     # Brackets and matrices.
 
     def _bracket(self) -> Node:
+        """The content of brackets, or a function that is written as brackets: floor, ceiling, absolute value."""
         if known := self._brackets.get(self._place):
             content, self._place = known
             return content
@@ -517,6 +543,7 @@ def _holds(node: Node, part: Node) -> bool:
 
 
 def _renamed(node: Node, name: str, new: str) -> Node:
+    """An expression with another name for one of its variables."""
     if node.operation in ("name", "constant") and node.value == name:  # `i` may be an index, too
         return Node("name", value=new)
     return Node(node.operation, tuple(_renamed(each, name, new) for each in node.operands), node.value)
@@ -528,6 +555,7 @@ def _grouped(node: Node) -> Node:
 
 
 def _named(name: str) -> Node:
+    """A variable, or one of the constants e and i."""
     return Node("constant", value=name) if name in {"e", "i"} else Node("name", value=name)
 
 
