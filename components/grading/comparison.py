@@ -61,10 +61,6 @@ def _is_readable(answer: Answer) -> bool:
     return structure.kind is Kind.MATRIX or all(_is_readable(parse(part)) for part in structure.parts)
 
 
-def _equal(one: str, other: str) -> bool:
-    return _compare(parse(one), parse(other)).equal
-
-
 def _compare(expected: Answer, actual: Answer) -> Decision:
     """Compare two answers or parts of answers, with their units."""
     if expected.unit and actual.unit and expected.unit != actual.unit:
@@ -248,7 +244,7 @@ def _same_in_order(first: Sequence[str], second: Sequence[str]) -> bool:
 def _same_part(one: str, other: str) -> bool:
     """Whether two parts are equal; a set of one value within an answer does not equal that value."""
     kinds = [parse_structure(each).kind for each in (one, other)]
-    return kinds.count(Kind.SET) != 1 and _equal(one, other)
+    return kinds.count(Kind.SET) != 1 and _compare(parse(one), parse(other)).equal
 
 
 def _same_members(first: Sequence[str], second: Sequence[str]) -> bool:

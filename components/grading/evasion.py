@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
 
-from components.grading.expression import Node, UnreadableError, exact_value, parse_expression
+from components.grading.expression import Node, UnreadableError, exact_value, parse_expression, within
 from components.grading.parsing import Answer, Kind, Structure, exact_parts, is_name, parse, parse_structure
 from components.grading.quantities import parse_number
 from components.grading.text_rules import approximates
@@ -86,7 +86,7 @@ def _reason(question: str, expected: "list[_Value]", latex: str, node: Node | No
             return Reason.SETUP if _is_setup(question, node) else None
         return Reason.ECHO if _is_unconverted(question, forms, latex, node) else None
     wants_numbers = bool(expected) and all(each and _is_number(each) for _, each in expected)
-    parts = [each for each in _within(node) if each.operands and not _is_number(each) and not _has_names(each)]
+    parts = [each for each in within(node) if each.operands and not _is_number(each) and not _has_names(each)]
     if _is_in_any(node, asked) or (wants_numbers and any(_is_in_any(part, asked) for part in parts)):
         return Reason.ECHO
     is_unfinished = wants_numbers or (_is_open(latex) and not any(_is_open(each) for each, _ in expected))
@@ -115,9 +115,9 @@ def _is_setup(question: str, node: Node) -> bool:
 
     Other numbers among 1, 2 and 100 are allowed beside two numbers of the question.
     """
-    numbers = {abs(Fraction(each.value)) for each in _within(node) if each.operation == "number"} - {Fraction(1)}
+    numbers = {abs(Fraction(each.value)) for each in within(node) if each.operation == "number"} - {Fraction(1)}
     asked = _numbers(question)
-    if any(each.operation == "factorial" for each in _within(node)):  # a binomial coefficient has (n - k)!
+    if any(each.operation == "factorial" for each in within(node)):  # a binomial coefficient has (n - k)!
         asked |= {one - other for one in asked for other in numbers}
     copied, others = numbers & asked, numbers - asked
     if others:
@@ -155,7 +155,7 @@ def _has_open_part(node: Node) -> bool:
 def _is_known(node: Node) -> bool:
     """Whether an expression is a rational number without roots and factorials, or such a number of degrees."""
     node = node.operands[0] if node.operation == "degree" else node
-    return exact_value(node) is not None and not any(each.operation in {"root", "factorial"} for each in _within(node))
+    return exact_value(node) is not None and not any(each.operation in {"root", "factorial"} for each in within(node))
 
 
 def _is_closed_form(node: Node) -> bool:
@@ -255,13 +255,6 @@ def _numbers(question: str) -> frozenset[Fraction]:
     return frozenset([*written, *(each.value for each in words if each)])
 
 
-def _within(node: Node) -> Iterator[Node]:
-    """An expression and all its parts, at any depth."""
-    yield node
-    for operand in node.operands:
-        yield from _within(operand)
-
-
 def _terms(node: Node) -> Iterator[Node]:
     """An expression and its parts at any depth, except the factors of products: `x/2` has no term 1/2."""
     yield node
@@ -278,11 +271,11 @@ def _is_in_any(node: Node, wholes: tuple[Node, ...]) -> bool:
 def _contains(whole: Node, part: Node) -> bool:
     """Whether an expression is in another one, or is some of the terms of a sum or factors of a product in it."""
     if part.operation not in {"+", "*"}:
-        return part in _within(whole)
+        return part in within(whole)
     wanted = [Counter(part.operands)]
     if part.operation == "+":
         wanted.append(Counter(map(_negative, part.operands)))
-    same_kind = [Counter(each.operands) for each in _within(whole) if each.operation == part.operation]
+    same_kind = [Counter(each.operands) for each in within(whole) if each.operation == part.operation]
     return any(need <= operands for operands in same_kind for need in wanted)
 
 
@@ -298,7 +291,7 @@ def _is_number(node: Node) -> bool:
 
 
 def _has_names(node: Node) -> bool:
-    return any(each.operation in {"name", "apply"} for each in _within(node))
+    return any(each.operation in {"name", "apply"} for each in within(node))
 
 
 # Canonical forms: the same expression for trivially different notation, with nothing evaluated or expanded.

@@ -11,7 +11,7 @@ is read as follows:
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache, reduce
@@ -104,6 +104,13 @@ def variables(node: Node) -> set[str]:
     return set().union(*map(variables, node.operands)) if node.operands else set()
 
 
+def within(node: Node) -> Iterator[Node]:
+    """Yield an expression and all its parts, at any depth."""
+    yield node
+    for operand in node.operands:
+        yield from within(operand)
+
+
 def _nested(read: Callable[..., Node]) -> Callable[..., Node]:
     """Limit how deeply a method of the parser may call itself; deeper text is unreadable."""
 
@@ -132,7 +139,7 @@ class _Parser:
     def parse(self) -> Node:
         node = self._sum()
         infinite = node.operands[0] if node.operation == "-" else node
-        if self._peek() or (infinite != _INFINITY and _holds(node, _INFINITY)):
+        if self._peek() or (infinite != _INFINITY and _INFINITY in within(node)):
             raise UnreadableError
         return node
 
@@ -283,7 +290,9 @@ class _Parser:
         power, base = self._scripts(name)
         if name in _WITH_LIST:
             self._expect("(")
-            return self._powers(Node(name, self._list(")")))
+            arguments = self._separated(",")
+            self._expect(")")
+            return self._powers(Node(name, arguments))
         if power is not None and exact_value(power) == -1:
             if name not in _INVERSES:
                 raise UnreadableError
@@ -467,7 +476,8 @@ class _Parser:
             return None
         start, bars, self._bars = self._place, self._bars, 0
         self._next()
-        arguments = self._list(")")
+        arguments = self._separated(",")
+        self._expect(")")
         self._bars = bars
         if is_function or len(arguments) > 1 or arguments[0].operation in {"name", "number"}:
             return Node("apply", arguments, name)
@@ -505,13 +515,13 @@ class _Parser:
             return Node(functions[opening], (content,))
         return _grouped(content)
 
-    def _list(self, closing: str) -> tuple[Node, ...]:
-        arguments = [self._sum()]
-        while self._peek() == ",":
+    def _separated(self, separator: str) -> tuple[Node, ...]:
+        """Expressions between separators: the arguments of a function, or the elements in a row of a matrix."""
+        nodes = [self._sum()]
+        while self._peek() == separator:
             self._next()
-            arguments.append(self._sum())
-        self._expect(closing)
-        return tuple(arguments)
+            nodes.append(self._sum())
+        return tuple(nodes)
 
     def _matrix(self) -> Node:
         kind = self._verbatim()
@@ -519,27 +529,16 @@ class _Parser:
             raise UnreadableError
         if kind == "array" and not re.fullmatch(r"[clr|\s]+", self._verbatim()):
             raise UnreadableError
-        rows = [self._row()]
+        rows = [self._separated("&")]
         while self._peek() == r"\\":
             self._next()
             if self._peek() != r"\end":
-                rows.append(self._row())
+                rows.append(self._separated("&"))
         self._expect(r"\end")
         if self._verbatim() != kind or len({len(row) for row in rows}) != 1:
             raise UnreadableError
         matrix = Node("matrix", tuple(each for row in rows for each in row), Fraction(len(rows[0])))
         return Node("determinant", (matrix,)) if kind == "vmatrix" else matrix
-
-    def _row(self) -> list[Node]:
-        elements = [self._sum()]
-        while self._peek() == "&":
-            self._next()
-            elements.append(self._sum())
-        return elements
-
-
-def _holds(node: Node, part: Node) -> bool:
-    return node == part or any(_holds(operand, part) for operand in node.operands)
 
 
 def _renamed(node: Node, name: str, new: str) -> Node:

@@ -94,8 +94,7 @@ _CODE_BEGINS = re.compile(
     r"(?P<indent>[ \t]*)"
     r"(?:(?:async +)?def \w|class \w|import \w|from [\w.]+ import\b|@\w|[A-Za-z_]\w* *(?::[^=]*)?=(?!=))"
 )
-_MAX_PARSED_CHARACTERS = 500_000
-"""In all attempts: text that is not Python is parsed again after each error."""
+_MAX_PARSED_CHARACTERS = 500_000  # in all attempts: text that is not Python is parsed again after each error
 
 
 def last_code_block(text: str) -> str | None:

@@ -60,7 +60,6 @@ _CURRENCY = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<before>\\\$|\\pounds?(?![a-zA-Z])|[€£])\s*(?P<value>.+)"
     r"|(?P<amount>.+?)\s*(?P<after>\\\$|[€£])"
 )
-_CURRENCIES = (r"\$", r"\pound", "€", "£")
 _MAY_HAVE_UNIT = re.compile(r"[^\W\d_]|[%€£]|\\\$")
 _RADIANS = re.compile(r"(.+?)\s*(?:" + _STYLES + r"\{)?\s*\b(?:radians?|rad)\s*\}?")
 
@@ -139,7 +138,8 @@ def _angle_or_percent(latex: str) -> tuple[str, Unit] | None:
 
 def _money(latex: str, context: Context) -> tuple[str, Unit] | None:
     """The value and unit of an amount with a currency sign, such as `$5` or `$5 per hour`."""
-    if not any(sign in latex for sign in _CURRENCIES) or not (match := _CURRENCY.fullmatch(latex)):
+    match = _CURRENCY.fullmatch(latex)
+    if not match:
         return None
     value, unit = split_unit(match["amount"] or match["sign"] + match["value"], context)
     sign = match["before"] or match["after"]

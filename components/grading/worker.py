@@ -17,8 +17,7 @@ from components.workers.service import Service
 
 _MAX_MEMORY_KIB = 1 << 19  # checked as well as the address space: a library may catch a MemoryError and go on
 _MAX_REUSABLE_KIB = 1 << 18  # three times what the imports take; a larger process is replaced
-_MEMORY_CHECK_S = 0.02
-"""A submission that computed for less cannot have filled much memory."""
+_MEMORY_CHECK_S = 0.02  # A submission that computed for less cannot have filled much memory
 
 
 class GradingService(Service):
@@ -35,19 +34,11 @@ class GradingService(Service):
     def answer(self, state: None, request: Any) -> Any:
         """Return the fields of a grade; raise MemoryError if grading used too much memory."""
         gold, response, policy, question = request
-        graded = self._grade(gold, response, AnswerPolicy(policy), question)
-        return [graded.verdict, graded.extracted, graded.reason, graded.tests_passed, graded.detail]
-
-    def is_used_up(self) -> bool:
-        """Tell whether this process has grown too large for another submission."""
-        return self._used_kib > _MAX_REUSABLE_KIB
-
-    def _grade(self, gold: str, response: str, policy: AnswerPolicy, question: str) -> Grade:
         started = time.process_time()
         # After this processor time the kernel ends the process, since nothing handles its signal SIGPROF.
         signal.setitimer(signal.ITIMER_PROF, self._deadline_s)
         try:
-            graded: Grade = self._function(gold, response, policy, question)
+            graded: Grade = self._function(gold, response, AnswerPolicy(policy), question)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         if time.process_time() - started > _MEMORY_CHECK_S:
@@ -56,4 +47,8 @@ class GradingService(Service):
             self._used_kib = int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])
         if self._used_kib > _MAX_MEMORY_KIB:
             raise MemoryError
-        return graded
+        return [graded.verdict, graded.extracted, graded.reason, graded.tests_passed, graded.detail]
+
+    def is_used_up(self) -> bool:
+        """Tell whether this process has grown too large for another submission."""
+        return self._used_kib > _MAX_REUSABLE_KIB

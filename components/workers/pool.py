@@ -27,8 +27,7 @@ _STEAL_AFTER_S = 0.2
 _MAX_LOSSES = 10
 """Workers that a request may lose without being the likely cause: the worker was killed from outside, the fork server
 ended, or something else wrote into the worker's socket."""
-_MAX_FAILED_STARTS = 10
-"""Fork servers in a row that may be killed, or end before one of their workers reports."""
+_MAX_FAILED_STARTS = 10  # fork servers in a row that may be killed, or end before one of their workers reports
 _MAX_LINE_BYTES = 1 << 26
 _OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 

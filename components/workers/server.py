@@ -36,10 +36,8 @@ FORK, END = b"fork", b"end"
 follows, and reply with its exit code."""
 HEARTBEAT = b"alive"
 """Sent by a worker after each past request that it replayed."""
-_MAX_KILL_S = 5.0
-"""Longest wait for killed processes to end; a process of another user cannot be killed."""
-_SIGNAL_EXIT_CODE = 128
-"""Added to the number of the signal that ended a process, as shells do."""
+_MAX_KILL_S = 5.0  # longest wait for killed processes to end; a process of another user cannot be killed
+_SIGNAL_EXIT_CODE = 128  # added to the number of the signal that ended a process, as shells do
 _SET_CHILD_SUBREAPER = 36  # of prctl
 _libc = ctypes.CDLL(None, use_errno=True)
 

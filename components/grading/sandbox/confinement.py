@@ -90,8 +90,7 @@ _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 _NUM_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 _NUM_FILE_RIGHTS_SINCE_5 = 16
 _TCP = 0b11
-_SCOPES = 0b11
-"""Abstract Unix sockets and signals."""
+_SCOPES = 0b11  # abstract Unix sockets and signals
 _DO_NOT_LOG = 1
 
 
@@ -137,8 +136,7 @@ uname 63 160          restart_syscall 219 128     exit_group 231 94
 _OPENAT = (257, 56)
 _OPENAT_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NOCTTY
 _NEWFSTATAT = (262, 79)
-_EMPTY_PATH = 0x1000
-"""Flag by which some versions of glibc ask for the status of an open file."""
+_EMPTY_PATH = 0x1000  # flag by which some versions of glibc ask for the status of an open file
 
 # Classic BPF: operations, and offsets in seccomp_data.
 _LOAD, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06

@@ -26,18 +26,14 @@ DEADLINE_S = 5
 continue up to its limit of processor time."""
 MAX_OUTPUT_BYTES = 2**20
 """Maximum output of the code, and separately of its results."""
-_MAX_START_S = 60
-"""Time to start the interpreter; long, since a busy machine is slow."""
-_MAX_COMPUTING_S = 60
-"""Time in which the code uses its processor time; as long, since a busy machine is slow."""
-_CHECK_EVERY_S = 0.1
-"""Interval of checks after the deadline whether the code still computes."""
+_MAX_START_S = 60  # time to start the interpreter; long, since a busy machine is slow
+_MAX_COMPUTING_S = 60  # time in which the code uses its processor time; as long, since a busy machine is slow
+_CHECK_EVERY_S = 0.1  # interval of checks after the deadline whether the code still computes
 _MAX_HASHED_PARTS = 1000
 """Elements of one set or dict in a result: with colliding hashes, building it takes quadratic time."""
 _PIPE_BYTES = 2**20
 """At least the capacity of a pipe, so that one read takes everything that an ended process left in it."""
-_PYTHON = [sys.executable, "-P", "-s", "-S"]
-"""Options: no script folder and no site-packages on the path."""
+_PYTHON = [sys.executable, "-P", "-s", "-S"]  # options: no script folder and no site-packages on the path
 _IMPORT = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
