@@ -243,8 +243,8 @@ _JOIN = re.compile(r"(?=.*(?:[,;]|\b(?:and|or)\b))(?:[^.!?]|\\[!.])*", re.DOTALL
 
 def _last_boxes(text: str) -> list[Box]:
     """The last box and those before it in the same list; none if the last box is never closed."""
-    boxes, all_closed = _boxes(text)
-    if not boxes or not all_closed:
+    boxes = find_boxes(text)
+    if not boxes or _COMMAND.search(text, boxes[-1].end):
         return []
     first = len(boxes) - 1
     while first and boxes[first].start - boxes[first - 1].end <= _MAX_JOIN_CHARACTERS:
@@ -257,19 +257,14 @@ def _last_boxes(text: str) -> list[Box]:
 
 def find_boxes(text: str) -> list[Box]:
     r"""Return each `\boxed{...}`, `\fbox{...}` or `\boxed 2` up to the first that is never closed."""
-    return _boxes(text)[0]
-
-
-def _boxes(text: str) -> tuple[list[Box], bool]:
-    """The boxes up to the first that is never closed, and whether all boxes are closed."""
     boxes: list[Box] = []
     position = 0
     while command := _COMMAND.search(text, position):
         content, position = _content(text, command.end())
         if content is None:
-            return boxes, False
+            break
         boxes.append(Box(command.start(), position, _innermost(content)))
-    return boxes, True
+    return boxes
 
 
 def _content(text: str, start: int) -> tuple[str | None, int]:

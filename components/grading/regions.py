@@ -11,8 +11,8 @@ from itertools import pairwise
 from components.grading.parsing import Kind, Structure, is_name, parse, parse_structure
 
 _REALS = r"(?:\\mathbb\s*\{?\s*R\s*\}?|\\R(?![a-zA-Z])|\(-\\infty\s*,\s*\\infty\s*\))"
-_WITHOUT = re.compile(
-    rf"({_REALS}|.*?)\s*(?:\\setminus|\\backslash|\\smallsetminus)(?![a-zA-Z])\s*(\\\{{.*\\\}})", re.DOTALL
+_REALS_WITHOUT = re.compile(
+    _REALS + r"(?:\s*\\(?:setminus|backslash|smallsetminus)(?![a-zA-Z])\s*(\\\{.*\\\}))?", re.DOTALL
 )
 _BARS = re.compile(r"\|([^|]*)\|")
 
@@ -131,14 +131,14 @@ def _bare(latex: str) -> str:
 
 
 def _complement(latex: str) -> Region | None:
-    r"""Read `\mathbb{R}\setminus\{1,2\}`."""
-    match = _WITHOUT.fullmatch(latex)
+    r"""The region of `\mathbb{R}` or `\mathbb{R}\setminus\{1,2\}`."""
+    match = _REALS_WITHOUT.fullmatch(latex)
     if not match:
-        return Region(_without([])) if re.fullmatch(_REALS, latex) else None
-    points = parse_structure(match[2])
-    if points.kind is not Kind.SET or not re.fullmatch(_REALS, match[1].strip()):
         return None
-    return Region(_without(list(points.parts)))
+    if not match[1]:
+        return Region(_without([]))
+    points = parse_structure(match[1])
+    return Region(_without(list(points.parts))) if points.kind is Kind.SET else None
 
 
 def _without(points: list[str]) -> tuple[Interval, ...]:

@@ -295,7 +295,8 @@ class _Dispatcher:
         if request is None:
             return
         if must_retry:
-            self._retry_in_fresh_worker(request)
+            request.needs_fresh_worker = True
+            self._retry(request)
         elif failure is None:
             request.finish(value)
         else:
@@ -330,7 +331,8 @@ class _Dispatcher:
         elif worker.is_fresh or code == -signal.SIGPROF:
             request.fail(Failure("ended", f"its process ended {ending(code)}", code))
         else:
-            self._retry_in_fresh_worker(request)
+            request.needs_fresh_worker = True
+            self._retry(request)
 
     def _retry(self, request: _Request) -> None:
         request.worker = None
@@ -340,10 +342,6 @@ class _Dispatcher:
             return
         queue = self._need_fresh_worker if request.needs_fresh_worker else self._waiting
         queue.appendleft(request)
-
-    def _retry_in_fresh_worker(self, request: _Request) -> None:
-        request.needs_fresh_worker = True
-        self._retry(request)
 
     def _end(self, worker: "_Worker") -> int | None:
         """End a worker and what it started; return its exit code, None if the fork server has ended."""
