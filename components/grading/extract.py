@@ -5,7 +5,6 @@ states another answer; a text may check or doubt itself. An answer and the words
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
@@ -59,7 +58,9 @@ def find_answer(text: str, policy: AnswerPolicy) -> FinalAnswer | None:
     declared = max(filter(None, (find(text) for find in forms)), key=attrgetter("place"), default=None)
     later = _stated_after(text, declared) if declared else None
     if policy in _DECLARED_FORMS:
-        return replace(declared, others=(*declared.others, later.text)) if declared and later else declared
+        if declared and later:
+            return replace(declared, others=(*declared.others, later.text))
+        return declared
     return later or declared or _stated(text, last_sentence=policy is AnswerPolicy.LAST_SENTENCE)
 
 
@@ -83,7 +84,7 @@ def outside_thoughts(text: str) -> str:
 
 def _tagged(text: str) -> FinalAnswer | None:
     """The answer that the content of the last `<answer>` states, or else all of the content."""
-    tags = list(_TAGGED.finditer(text)) if "</answer>" in text else []
+    tags = list(_TAGGED.finditer(text))
     content = tags[-1][1].strip() if tags else ""
     if not content:
         return None
@@ -187,7 +188,7 @@ def _read_line(line: str, place: int) -> FinalAnswer:
         return replace(boxed, place=place)
     if len(line) > _MAX_BARE_CHARACTERS:
         return FinalAnswer(line, place=place)
-    line = _CODE.sub(r"\2", line) if "`" in line else line
+    line = _CODE.sub(r"\2", line)
     if remark := _REMARK_BEHIND_NUMBER.match(line):
         line = remark[1]
     if gloss := _GLOSS.fullmatch(line):
@@ -434,7 +435,7 @@ def _stated(text: str, *, last_sentence: bool) -> FinalAnswer | None:
     # Only the end is searched: a model's text may be long and made to be slow to search.
     end = _before_special_tokens(text).strip()[-_MAX_CHARACTERS:]
     end = _without_courtesy(_CALCULATION.sub("", end))
-    if phrases := list(_phrases(end)):
+    if phrases := _phrases(end):
         answer = next(filter(None, (_after_phrase(end, phrase) for phrase in phrases)), None)
     else:
         answer = _bare(end) or _concluded(end, last_sentence=last_sentence)
@@ -450,10 +451,10 @@ def _without_courtesy(text: str) -> str:
     return _COURTESY.sub("", text).rstrip() if _COURTESY_WORDS.search(text, max(0, len(text) - 200)) else text
 
 
-def _phrases(text: str) -> Iterator[re.Match[str]]:
+def _phrases(text: str) -> list[re.Match[str]]:
     """The last phrases that state an answer, such as "The answer is", beginning with the last one."""
     phrases = list(_STATES.finditer(text)) if _MENTIONS_ANSWER.search(text) else []
-    yield from reversed(phrases[-_MAX_PHRASES:])
+    return phrases[-_MAX_PHRASES:][::-1]
 
 
 def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
@@ -496,7 +497,7 @@ def _bare(text: str) -> str | None:
 
 
 def _concluded(text: str, *, last_sentence: bool) -> str | None:
-    """The value in the last sentence, if that is finished and begins like a conclusion, or is the only sentence."""
+    """The value in the last sentence, if that is finished and says "therefore" or the like, or is the only sentence."""
     # A full stop inside a formula does not end a sentence.
     ends = [match.end() for match in _SENTENCE_END.finditer(_without_formulas(text))]
     parts = [text[start:end].strip() for start, end in pairwise([0, *ends, len(text)])]
