@@ -19,13 +19,7 @@ from components.grading.expression import UnreadableError, exact_value, parse_ex
 from components.grading.parsing import Answer, Kind, Structure, exact_parts, in_latex, is_name, parse, parse_structure
 from components.grading.quantities import Number
 from components.grading.regions import ascending, parse_region
-from components.grading.text_rules import (
-    Decision,
-    RejectedError,
-    decide_by_text,
-    is_text,
-    reject_evasions,
-)
+from components.grading.text_rules import Decision, RejectedError, decide_by_text, is_text, reject_evasions
 from components.grading.units import DEGREE, PERCENT
 from components.grading.verdicts import Reason
 

@@ -18,7 +18,7 @@ from functools import lru_cache, reduce
 from math import factorial, isqrt
 from typing import Any
 
-from components.grading.vocabulary import FUNCTION_NAMES, LETTER_STYLES, TEXT_STYLES
+from components.grading.vocabulary import FUNCTION_NAMES, TEXT_STYLES
 
 _MAX_DEPTH = 60
 _MAX_BITS = 20_000
@@ -54,26 +54,10 @@ _UNKNOWN_FUNCTIONS = frozenset("fghFGH")
 _TYPED = re.compile(rf"(?:{'|'.join(_TYPED_FUNCTIONS)}|sqrt)(?![a-df-hj-wyzA-Z])")
 _OF_TWO = {"frac": "/", "binom": "binomial"}
 _ACCENTS = frozenset({"bar", "hat", "tilde", "overline", "vec", "overrightarrow", "dot"})
-_STYLES = frozenset(TEXT_STYLES + LETTER_STYLES)
-_BRACKETS = {
-    "(": ")",
-    "[": "]",
-    "{": "}",
-    r"\{": r"\}",
-    r"\lfloor": r"\rfloor",
-    r"\lceil": r"\rceil",
-    "|": "|",
-}
-_BEGIN_FACTOR = (
-    _NAMES
-    | _ACCENTS
-    | _STYLES
-    | _UNBRACKETED
-    | _WITH_LIST
-    | {
-        *(*_CONSTANTS, *_OF_TWO, "sqrt", "begin", "degree"),
-    }
-)
+_STYLES = frozenset(TEXT_STYLES)
+_BRACKETS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", "|": "|"}
+_BEGIN_FACTOR = _NAMES | _ACCENTS | _STYLES | _UNBRACKETED | _WITH_LIST
+_BEGIN_FACTOR |= {*_CONSTANTS, *_OF_TWO, "sqrt", "begin", "degree"}
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 _PRODUCTS = frozenset({r"\cdot", r"\times", "*", r"\ast"})
 _QUOTIENTS = frozenset({"/", r"\div"})

@@ -11,7 +11,7 @@ from functools import lru_cache
 from components.grading.extract import find_boxes
 from components.grading.quantities import Number, parse_number, parse_number_in_words
 from components.grading.units import NO_CONTEXT, Context, Unit, split_unit, with_symbols_apart
-from components.grading.vocabulary import FUNCTION_NAMES, LETTER_STYLES, TEXT_STYLES
+from components.grading.vocabulary import FUNCTION_NAMES, STYLE, STYLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,7 @@ class Structure:
 
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
-_STYLES = rf"\\(?:{'|'.join(TEXT_STYLES + LETTER_STYLES)})\*?\s*"
-_STYLE = re.compile(_STYLES + r"(?=\{)")
-_STYLED = re.compile(_STYLES + r"\{([^{}]*)\}")
+_STYLE = re.compile(STYLE + r"(?=\{)")
 _SIGNS = str.maketrans(
     dict.fromkeys("\u2010\u2011\u2212\u2013\uff0d", "-")
     | dict.fromkeys("\u00b7\u22c5", r"\cdot ")
@@ -84,7 +82,7 @@ _MONTHS = r"(?:January|February|March|April|May|June|July|August|September|Octob
 _AND_BELOW = rf"\s*(?:\\text\s*\{{\s*and\s*\}}|and|,)\s*\1\s*(<|\\le)\s*({_PLAIN_VALUE})"
 _BASES = "two three four five six seven eight nine ten eleven twelve"
 _END = "(?![a-zA-Z])"
-_WITHOUT_MEANING = rf"\\!\s*|\\(?:left|right|[bB]igg?[lr]?|limits){_END}\.?|\\displaystyle{_END}"
+_WITHOUT_MEANING = rf"\\!\s*|\\(?:left|right|[bB]igg?[lr]?){_END}\.?"
 _ABOUT = r"^(?:\\text\s*\{\s*)?(?:\\approx|approximately|about|roughly|around)(?![a-zA-Z])(?:\s*\})?"
 _ALL_REALS = r"(?i)^(?:\\text\s*\{)?all real(?: numbers|s)\}?$|^\\mathbb\{?\s*R\}?$"
 _Rewrite = tuple[tuple[str, ...], re.Pattern[str], str]
@@ -96,7 +94,7 @@ _REWRITES: list[_Rewrite] = [
         ("\\\\", rf"\\\\(?=(?:left|right|frac|sqrt|boxed|text|pi|cdot){_END})", r"\\"),  # escaped once too often
         ("\\\\", r"\\\\\s*\[-?[0-9.]+\s*(?:mm|cm|pt|em|ex|in)\]", r"\\\\ "),
         ("matrix", r"\\([pb]?matrix)\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"\\begin{\1}\2\\end{\1}"),
-        (r"\! \left \right \b \B \limits \displaystyle", _WITHOUT_MEANING, ""),
+        (r"\! \left \right \b \B", _WITHOUT_MEANING, ""),
         ("US", r"US\s*\\?\$|^USD\s*(?=[0-9])", r"\\$"),
         ("color", r"\\(?:text)?color\s*\{[a-zA-Z]+\}\s*", ""),
         ("", rf"\\q?quad{_END}|(?<!\\)\\[,;:> ]|(?<!~)~(?!~)|\s", " "),
@@ -118,7 +116,7 @@ _REWRITES: list[_Rewrite] = [
         ("o", r"(?<=[0-9])\s*\^\s*(?:\{\s*o\s*\}|o)$", r"\\degree "),
         (r"approx about roughly around", _ABOUT, ""),
         (r"\mathbb a A", _ALL_REALS, r"(-\\infty,\\infty)"),
-        ("o O", rf"(?i)^(?:{_STYLES}\{{)?\s*(?:there (?:is|are) )?no (?:real )?solutions?\.?\s*\}}?$", r"\\emptyset"),
+        ("o O", rf"(?i)^(?:{STYLE}\{{)?\s*(?:there (?:is|are) )?no (?:real )?solutions?\.?\s*\}}?$", r"\\emptyset"),
         # Numbers: separators, bases, ratios.
         (",", r"(?<=[0-9])\s*\{\s*,\s*\}\s*(?=[0-9]{3})", ""),
         (",", r"\{,\}", ","),
@@ -150,7 +148,7 @@ _REWRITES: list[_Rewrite] = [
             for base, word in enumerate(_BASES.split(), 2)
         ),
         ("to", r"(?<=[0-9])\s*(?:\\text\s*\{\s*to\s*\}|\bto\b)\s*(?=[0-9])", ":"),
-        ("{", rf"(?<![\^_}}a-z])(?:{_STYLES})?\{{\s*([-+])\s*\}}", r"\1"),
+        ("{", rf"(?<![\^_}}a-z])(?:{STYLE})?\{{\s*([-+])\s*\}}", r"\1"),
         # Mathematics typed without LaTeX.
         ("**", r"\*\*(?=[0-9({])", "^"),
         ("*", r"(?<=[0-9a-zA-Z)}\s])\*(?=[\s0-9a-zA-Z(\\])", r"\\cdot "),
@@ -217,12 +215,13 @@ def in_latex(value: Fraction) -> str:
 
 def unstyled(latex: str) -> str:
     r"""Return the text with commands such as `\text{}` replaced by their arguments."""
-    while "\\" in latex and (plain := _STYLED.sub(r"\1", latex)) != latex:
+    while "\\" in latex and (plain := STYLED.sub(r"\1", latex)) != latex:
         latex = plain
     return latex
 
 
 def _rewritten(text: str, rewrites: list[_Rewrite]) -> str:
+    """The text after all rewrites, in their order."""
     for needed, pattern, replacement in rewrites:
         if any(part in text for part in needed):
             text = pattern.sub(replacement, text)
@@ -280,9 +279,9 @@ def _plain(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """The text without a command or braces around the whole of it."""
+    """The text without a style command or braces around all of it."""
     while True:
-        if styled := _STYLED.fullmatch(text):
+        if styled := STYLED.fullmatch(text):
             text = styled[1]
         elif text.startswith("{") and _closing(text) == len(text) and not _AND.search(text):
             text = text[1:-1]
@@ -355,10 +354,7 @@ _RELATION = {r"\le": "<=", r"\ge": ">=", r"\ne": "!=", r"\approx": "~", r"\in": 
     sign: sign for sign in "<>="
 }
 _GRID = r"\{(?:[pb]matrix|matrix|array|smallmatrix)\}"
-_MATRIX = re.compile(
-    rf"(?:[\[(]\s*)?\\begin{_GRID}(?:\s*\{{[clr|\s]*\}})?(.*?)\\end{_GRID}(?:\s*[\])])?",
-    re.DOTALL,
-)
+_MATRIX = re.compile(rf"(?:[\[(]\s*)?\\begin{_GRID}(?:\s*\{{[clr|\s]*\}})?(.*?)\\end{_GRID}(?:\s*[\])])?", re.DOTALL)
 _NESTED = re.compile(r"\[\s*\[([^()\[\]{}]+(?:\]\s*,\s*\[[^()\[\]{}]+)+)\]\s*\]")
 _ROW_END = re.compile(r"\]\s*,\s*\[")
 _TWO_SIGNS = re.compile(rf"\\(?:pm|mp){_END}")

@@ -12,7 +12,7 @@ from itertools import takewhile
 from string import ascii_lowercase
 
 from components.grading.quantities import NUMBER_WORDS, parse_number_in_words
-from components.grading.vocabulary import FUNCTION_WORDS, TEXT_STYLES
+from components.grading.vocabulary import FUNCTION_WORDS, STYLE, STYLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +41,14 @@ class Context:
 
 NO_CONTEXT = Context()
 
-_STYLES = rf"\\(?:{'|'.join(TEXT_STYLES)})\s*"
 _POWER = r"(?:(?:\s*\^\s*\{?\s*|(?<=[a-zA-Z]))([23])\s*\}?)?"  # "5 feet 3" are not cubic feet
-_STYLED_UNIT = re.compile(r"(.*?[0-9}a-zA-Z)])\s*" + _STYLES + r"\{([a-zA-Z/. -]+)" + _POWER + r"\}" + _POWER)
+_STYLED_UNIT = re.compile(r"(.*?[0-9}a-zA-Z)])\s*" + STYLE + r"\{([a-zA-Z/. -]+)" + _POWER + r"\}" + _POWER)
 _PLAIN_UNIT = re.compile(r"(.*?[0-9})])(\s*)([a-zA-Z][a-zA-Z/. -]*)" + _POWER)
-_STYLED = re.compile(_STYLES + r"\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
-_PERCENT = re.compile(r"(.+?)\s*(?:\\?%|(?:" + _STYLES + r"\{)?\s*(?:per ?cent|pct|percentage)\b\s*(?:points?)?\s*\}?)")
-_DEGREES = re.compile(r"(.+?)\s*(?:\\degree|(?:" + _STYLES + r"\{)?\s*\bdegrees?\s*\}?)\s*")
+_PERCENT = re.compile(r"(.+?)\s*(?:\\?%|(?:" + STYLE + r"\{)?\s*(?:per ?cent|pct|percentage)\b\s*(?:points?)?\s*\}?)")
+_DEGREES = re.compile(r"(.+?)\s*(?:\\degree|(?:" + STYLE + r"\{)?\s*\bdegrees?\s*\}?)\s*")
 _TEMPERATURE = re.compile(
-    r"(.+?)\s*(?:\\degree|(?:" + _STYLES + r"\{)?\s*\bdegrees?)\s*(?:" + _STYLES + r"\{)?\s*"
+    r"(.+?)\s*(?:\\degree|(?:" + STYLE + r"\{)?\s*\bdegrees?)\s*(?:" + STYLE + r"\{)?\s*"
     r"(C|F|Celsius|Fahrenheit)\s*\}?"
 )
 _ANGLE_INSIDE = re.compile(r"degree|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
@@ -61,7 +59,7 @@ _CURRENCY = re.compile(
     r"|(?P<amount>.+?)\s*(?P<after>\\\$|[€£])"
 )
 _MAY_HAVE_UNIT = re.compile(r"[^\W\d_]|[%€£]|\\\$")
-_RADIANS = re.compile(r"(.+?)\s*(?:" + _STYLES + r"\{)?\s*\b(?:radians?|rad)\s*\}?")
+_RADIANS = re.compile(r"(.+?)\s*(?:" + STYLE + r"\{)?\s*\b(?:radians?|rad)\s*\}?")
 
 _UNITS_OF = {
     "length": "mm millimeter millimetre:1/1000 cm centimeter centimetre:1/100 dm decimeter decimetre:1/10 "
@@ -169,13 +167,13 @@ def _unit_in_words(latex: str, context: Context) -> tuple[str, Unit] | None:
 
 def _is_symbol(letter: str, value: str) -> bool:
     r"""Whether the text before a letter shows that it is a variable: `3 + 5 m`, `m^2 5 m`, `\cos^2 m`, `\ln 2m`."""
-    letters = _COMMAND.sub(" ", _STYLED.sub(" ", value))
+    letters = _COMMAND.sub(" ", STYLED.sub(" ", value))
     return letter in letters or bool(_TAKES_LETTER.search(value) or _SUM.search(value))
 
 
 def _behind_words(latex: str, context: Context) -> tuple[str, Unit] | None:
     """The value and unit of a number in words: "twenty apples", "half an hour", "5 million people"."""
-    words = _STYLED.sub(r" \1 ", latex).split()
+    words = STYLED.sub(r" \1 ", latex).split()
     if len(words) > _MAX_UNIT_WORDS or NUMBER_WORDS.isdisjoint(" ".join(words).casefold().replace("-", " ").split()):
         return None
     for place in range(1, len(words)):
@@ -267,7 +265,7 @@ def read_question(question: str, gold: str) -> Context:
 def _symbols(question: str) -> frozenset[str]:
     """The letters in the formulas of a question."""
     formulas = (match[1] or match[2] or match[3] for match in FORMULA.finditer(question))
-    bare = (_COMMAND.sub(" ", _STYLED.sub(" ", formula)) for formula in formulas)
+    bare = (_COMMAND.sub(" ", STYLED.sub(" ", formula)) for formula in formulas)
     return frozenset(letter for text in bare if not _PROSE.search(text) for letter in text if letter.isalpha())
 
 
@@ -277,7 +275,7 @@ def _may_be_thing(word: str) -> bool:
     return is_word and not {word, word.removesuffix("s")} & _NUMBER_WORDS and not _CHANGES.match(word)
 
 
-_SYMBOL = re.compile(_STYLES + r"\{[^{}]*\}|(?<=[0-9})])(\s*)([a-zA-Z]{1,3})(?![a-zA-Z])")
+_SYMBOL = re.compile(STYLE + r"\{[^{}]*\}|(?<=[0-9})])(\s*)([a-zA-Z]{1,3})(?![a-zA-Z])")
 
 
 def _gold_symbols(gold: str, question: str) -> frozenset[str]:

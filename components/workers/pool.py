@@ -213,6 +213,7 @@ class _Dispatcher:
         return max(0.0, timeout_s)
 
     def _take_requests(self) -> None:
+        """Move new requests into queues: that of the worker with their session, or the common one."""
         while self._requests:
             request = self._requests.popleft()
             if request.worker not in self._workers:  # its process has ended
@@ -225,6 +226,7 @@ class _Dispatcher:
                 request.worker = None
 
     def _assign(self) -> None:
+        """Give each idle worker a request, and start workers for the remaining ones up to the limit."""
         for worker in [each for each in self._workers if not each.is_busy]:
             if worker.ended:
                 self._send(worker, None)
@@ -267,6 +269,7 @@ class _Dispatcher:
             self._lose(worker)
 
     def _read(self, worker: "_Worker") -> None:
+        """Read a worker's lines: first its process ID, then heartbeats and replies; each one extends its deadline."""
         lines = worker.receive()
         if lines is None:
             self._lose(worker)
@@ -283,6 +286,7 @@ class _Dispatcher:
             worker.deadline = time.monotonic() + self._config.timeout_s
 
     def _take_reply(self, worker: "_Worker", line: bytes) -> None:
+        """Deliver a reply or failure; retry in a fresh worker if memory ran out after other requests."""
         reply = _parsed_reply(line)
         if reply is None or not worker.is_busy or reply[0] != worker.num_requests:
             self._lose(worker, is_broken=True)  # code under the service wrote into our socket, or forked
@@ -303,6 +307,7 @@ class _Dispatcher:
             request.fail(Failure("memory" if is_out_of_memory else "error", failure))
 
     def _give_up(self, worker: "_Worker") -> None:
+        """End a worker past its deadline and fail its request; if it never reported, end the fork server."""
         if worker.process:
             request, worker.request = worker.request, None
             self._lose(worker)
@@ -335,6 +340,7 @@ class _Dispatcher:
             self._retry(request)
 
     def _retry(self, request: _Request) -> None:
+        """Put a request at the front of its queue, or fail it if it has lost too many workers."""
         request.worker = None
         if request.num_losses == _MAX_LOSSES:
             cause = "its worker process was killed (for example by the OOM killer), or sent what is no reply"
