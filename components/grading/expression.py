@@ -319,9 +319,9 @@ class _Parser:
             return self._function(function)
         factors = [self._powers(self._atom())]
         while self._begins_factor():
-            place = self._place
-            if self._function_name():
-                self._place = place
+            start = self._place
+            if self._function_name():  # the next function is not part of the argument
+                self._place = start
                 break
             is_numeric = all(exact_value(factor) is not None for factor in factors)
             if self._peek() in _BRACKETS and not is_numeric:
@@ -568,7 +568,7 @@ def _evaluate(node: Node) -> Fraction:
         return Fraction(node.value)
     if node.operation not in _EXACT:
         raise ArithmeticError
-    value = _EXACT[node.operation](*map(_evaluate, node.operands))
+    value: Fraction = _EXACT[node.operation](*map(_evaluate, node.operands))
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
         raise ArithmeticError
     return value

@@ -325,8 +325,9 @@ def _in_symbols(text: str) -> str:
         return text
     plain = " ".join(_DOLLARS.sub("", unstyled(text)).split())
     if match := _BETWEEN.fullmatch(plain):
-        is_open = bool(match["strictly"]) or (match["ends"] or "").lower() == "exclusive"
-        is_clear = bool(match["ends"]) != bool(match["strictly"])
+        is_strict, ends = match["strictly"] is not None, (match["ends"] or "").lower()
+        is_open = is_strict or ends == "exclusive"
+        is_clear = is_strict != bool(ends)
         if not is_clear or not _BOUND.fullmatch(match["low"]) or not _BOUND.fullmatch(match["high"]):
             return text
         if match["name"]:
@@ -350,9 +351,8 @@ _AND = re.compile(
 )
 _AND_TOKEN = "\x01"
 _SEPARATORS = (_AND_TOKEN, ",", ";", "and", "or", r"\vee", r"\wedge")
-_RELATION = {r"\le": "<=", r"\ge": ">=", r"\ne": "!=", r"\approx": "~", r"\in": "in", r"\equiv": "=="} | {
-    sign: sign for sign in "<>="
-}
+_RELATION = {"<": "<", ">": ">", "=": "=", r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
+_RELATION |= {r"\approx": "~", r"\in": "in", r"\equiv": "=="}
 _GRID = r"\{(?:[pb]matrix|matrix|array|smallmatrix)\}"
 _MATRIX = re.compile(rf"(?:[\[(]\s*)?\\begin{_GRID}(?:\s*\{{[clr|\s]*\}})?(.*?)\\end{_GRID}(?:\s*[\])])?", re.DOTALL)
 _NESTED = re.compile(r"\[\s*\[([^()\[\]{}]+(?:\]\s*,\s*\[[^()\[\]{}]+)+)\]\s*\]")
@@ -394,11 +394,14 @@ def is_name(latex: str) -> bool:
 
 def exact_parts(equation: Structure) -> tuple[str, ...]:
     r"""Return the parts before an approximation, x and 1/3 for `x = 1/3 \approx 0.33`; both parts of `x \approx 11`."""
-    start, signs = int(is_name(equation.parts[0])), equation.signs
-    return equation.parts[: signs.index("~", start) + 1] if "~" in signs[start:] else equation.parts
+    start = 1 if is_name(equation.parts[0]) else 0
+    if "~" not in equation.signs[start:]:
+        return equation.parts
+    return equation.parts[: equation.signs.index("~", start) + 1]
 
 
 def _matrix(latex: str) -> Structure | None:
+    """The rows of an environment such as `pmatrix` or of `[[1,2],[3,4]]`, with `&` between their elements."""
     if latex[:1] != "[" and r"\begin" not in latex:
         return None
     if nested := _NESTED.fullmatch(latex):
@@ -411,6 +414,7 @@ def _matrix(latex: str) -> Structure | None:
 
 
 def _set(latex: str) -> Structure | None:
+    r"""The members of a set in braces; `\{x : x > 1\}` is read as its condition."""
     if latex[:2] != r"\{" or _closing(latex) != len(latex):
         return None
     if condition := _SUCH_THAT.fullmatch(latex[2:-2]):
@@ -448,6 +452,7 @@ def _union(latex: str) -> Structure | None:
 
 
 def _tuple(latex: str) -> Structure | None:
+    """The parts of a tuple or interval; if brackets contain only one part, they are dropped."""
     opening = next((sign for sign in ("(", "[", r"\langle") if latex.startswith(sign)), "")
     closing = next((sign for sign in (")", "]", r"\rangle") if latex.endswith(sign)), "")
     if not opening or not closing or _closing(latex) != len(latex):
@@ -461,6 +466,7 @@ def _tuple(latex: str) -> Structure | None:
 
 
 def _relation(latex: str) -> Structure | None:
+    """The sides of an equation or inequality, and the signs between them."""
     if not any(sign in latex for sign in _RELATION):
         return None
     signs = tuple(_RELATION[token] for token, depth in _tokens(latex) if depth == 0 and token in _RELATION)

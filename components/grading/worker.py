@@ -17,7 +17,7 @@ from components.workers.service import Service
 
 _MAX_MEMORY_KIB = 1 << 19  # checked as well as the address space: a library may catch a MemoryError and go on
 _MAX_REUSABLE_KIB = 1 << 18  # three times what the imports take; a larger process is replaced
-_MEMORY_CHECK_S = 0.02  # A submission that computed for less cannot have filled much memory
+_MEMORY_CHECK_S = 0.02  # a submission that computed for less cannot have filled much memory
 
 
 class GradingService(Service):
