@@ -1,7 +1,7 @@
-"""Whether two expressions are equal, with sympy.
+"""Equality of expressions, equations and regions, with sympy.
 
-Imported where it is needed: most verdicts need no algebra, and these libraries take a quarter of a second to import.
-Nothing here has a time limit: compare what a model wrote in a process that can be killed.
+Imported inside functions: most verdicts need no algebra, and sympy takes a quarter of a second to import. Nothing here
+has a time limit, so call it on a model's text only in a process that can be killed.
 """
 
 import operator
@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 from sympy.core.function import AppliedUndef
 
-from components.grading.expression import Node, UnreadableError, parse_expression
+from components.grading.expression import ARITHMETIC, Node, UnreadableError, parse_expression
 from components.grading.quantities import Number
 from components.grading.regions import Interval
 
@@ -32,7 +32,7 @@ _ZERO = sympy.Integer(0)
 
 
 def is_readable(latex: str) -> bool:
-    """Tell whether a text is a mathematical object of any kind, be it a ratio, which compares with its text alone."""
+    """Tell whether a text is an expression, or a ratio of expressions."""
     with suppress(UnreadableError):
         for part in latex.split(":"):
             _parse(part)
@@ -41,7 +41,7 @@ def is_readable(latex: str) -> bool:
 
 
 def equals_decimal(latex: str, decimal: Number) -> bool:
-    """Tell whether a decimal is the value of a constant expression, or rounds it."""
+    """Tell whether a decimal is the value of a constant expression, exactly or rounded."""
     expression = _parse(latex)
     if not isinstance(expression, sympy.Expr) or expression.free_symbols:
         return False
@@ -71,7 +71,7 @@ def same_value(latex: str, other: str) -> bool:
 
 
 def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
-    """Tell whether two equations are equivalent: multiples of each other, or one solves the other."""
+    """Tell whether two equations, as pairs of sides, are multiples of each other, or one is the other's solution."""
     first, second = (_parse(left) - _parse(right) for left, right in (sides, others))
     if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
         return False
@@ -86,7 +86,7 @@ def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
 
 @lru_cache(maxsize=2048)
 def _parse(latex: str) -> Any:
-    """The expression, with decimals as the exact numbers they write, and `i` as the imaginary unit."""
+    """The sympy expression of a text, with decimals as exact rationals, and `i` as the imaginary unit."""
     try:
         return _to_sympy(parse_expression(latex))
     except (UnreadableError, MemoryError):
@@ -111,9 +111,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{"ln": sympy.log, "lg": lambda value: sympy.log(value, 10), "log": lambda value, base=10: sympy.log(value, base)},
     **{"factorial": sympy.factorial, "double factorial": sympy.factorial2, "binomial": sympy.binomial},
     "degree": lambda value: value * sympy.pi / 180,
-    **{"^": operator.pow, "/": operator.truediv, "-": operator.neg, "group": lambda value: value},
-    "+": lambda *values: reduce(operator.add, values),
-    "*": lambda *values: reduce(operator.mul, values),
+    **ARITHMETIC,
+    "^": operator.pow,
     "root": _root,
     "determinant": lambda matrix: matrix.det(),
 }
@@ -144,7 +143,7 @@ def _has_unknown_functions(*expressions: Any) -> bool:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Equality of two expressions: at several points, with enough digits that rounding cannot hide a difference."""
+    """Whether two expressions are equal at several points, to so many digits that rounding hides no difference."""
     if any(_has(each, sympy.nan, sympy.zoo, sympy.oo) for each in (first, second)):
         return False
     if _has_unknown_functions(first, second):
@@ -159,7 +158,7 @@ def _equal(first: Any, second: Any) -> bool:
         each.atoms(sympy.floor, sympy.sign, sympy.Mod) | {power for power in each.atoms(sympy.Pow) if power.base == 0}
         for each in (first, second)
     ]
-    if steps[0] != steps[1]:  # a step is nowhere to be seen but where it is
+    if steps[0] != steps[1]:  # points between the steps would not show a difference
         return False
     names = {step: sympy.Dummy() for step in steps[0]}
     first, second = (each.xreplace(names) for each in (first, second))
@@ -170,7 +169,7 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def _is_extreme(expression: Any) -> bool:
-    """Whether a constant part is so large or small that the digits that are compared cannot show it."""
+    """Whether a constant part is so large or small that the compared digits could hide it."""
     for part in sympy.preorder_traversal(expression):
         if isinstance(part, sympy.Rational):
             if max(int(part.p).bit_length(), int(part.q).bit_length()) > _MAX_BITS:
@@ -185,14 +184,14 @@ def _is_extreme(expression: Any) -> bool:
 
 
 def _with_steps(expression: Any) -> Any:
-    """The expression with floors and absolute values in place of ceilings, maxima and minima."""
+    """The expression with floors instead of ceilings, and absolute values instead of maxima and minima."""
     expression = expression.replace(sympy.ceiling, lambda value: -sympy.floor(-value))
     expression = expression.replace(sympy.floor, lambda value: sympy.floor(sympy.expand(value)))
     return expression.rewrite((sympy.Max, sympy.Min), sympy.Abs)
 
 
 def _agree_around_kinks(first: Any, second: Any, point: dict[Any, Any]) -> bool:
-    """Whether two expressions are equal on all sides of where an absolute value or a root in them is zero."""
+    """Whether two expressions are equal on both sides of each zero of an absolute value or a root in them."""
     expressions = (first, second)
     kinks = {part.args[0] for each in expressions for part in each.atoms(sympy.Abs)}
     kinks |= {part.base for each in expressions for part in each.atoms(sympy.Pow) if not part.exp.is_integer}
@@ -211,7 +210,7 @@ def _agree_around_kinks(first: Any, second: Any, point: dict[Any, Any]) -> bool:
 
 
 def _real_roots(expression: Any, symbol: Any) -> list[Any]:
-    """Where a product of polynomials of low degree is zero; none for any other expression."""
+    """The real zeros of a product of polynomials of low degree; none for any other expression."""
     while expression.is_Pow:
         expression = expression.base
     if expression.is_Mul:
@@ -223,7 +222,7 @@ def _real_roots(expression: Any, symbol: Any) -> list[Any]:
 
 
 def _between(roots: Sequence[Any]) -> list[Any]:
-    """A value between each two neighbours, and one beyond each end."""
+    """A value between each two neighbours of sorted roots, and one beyond each end."""
     if not roots:
         return []
     low, high = (1 + abs(roots[0])) * sympy.Rational(3, 7), (1 + abs(roots[-1])) * sympy.Rational(4, 9)
@@ -232,6 +231,7 @@ def _between(roots: Sequence[Any]) -> list[Any]:
 
 
 def _are_multiples(first: Any, second: Any) -> bool:
+    """Whether one expression is a constant times the other: the factor at one point must hold at all others."""
     start, *points = _points(first.free_symbols, f"{sorted(map(str, (first, second)))}")
     ours, theirs = first.subs(start), second.subs(start)
     if 0 in {_evaluate(ours, {}), _evaluate(theirs, {})}:
@@ -240,13 +240,13 @@ def _are_multiples(first: Any, second: Any) -> bool:
 
 
 def _agree_at(points: list[dict[Any, Any]], first: Any, second: Any, *, real: bool = False) -> bool:
-    """Whether two expressions are equal at all points where they have values, and those are not too few."""
+    """Whether two expressions are equal at all points where both have values, of which there must be enough."""
     known = [agrees for point in points if (agrees := _agree(first, second, point, real=real)) is not None]
     return len(known) >= _MIN_POINTS and all(known)
 
 
 def _describes(solved: Any, other: Any) -> bool:
-    """Whether `y - f(x)` is zero just where another difference is, which is linear in y: `y = 6/x` and `xy = 6`."""
+    """Whether `solved` is y - f(x) and has the same zeros as `other`, which is linear in y: `y = 6/x` and `xy = 6`."""
     for symbol in solved.free_symbols:
         value = sympy.expand(symbol - solved)
         if symbol in value.free_symbols or sympy.diff(other, symbol, 2) != 0:
@@ -260,7 +260,7 @@ def _describes(solved: Any, other: Any) -> bool:
 
 
 def _points(symbols: Any, seed: str) -> list[dict[Any, Any]]:
-    """Values of the variables, always the same for a seed: positive and negative fractions, and whole numbers."""
+    """Points with positive and negative fractions and whole numbers as values, the same ones for the same seed."""
     generator = random.Random(seed)
     ordered = sorted(symbols, key=lambda symbol: (str(symbol), isinstance(symbol, sympy.Dummy)))
 
@@ -274,7 +274,7 @@ def _points(symbols: Any, seed: str) -> list[dict[Any, Any]]:
 
 
 def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False) -> bool | None:
-    """Whether two expressions are equal at a point; None where they have no (real) value."""
+    """Whether two expressions are equal at a point; None if one has no value there, or with `real` no real one."""
     left, right = _evaluate(first, point), _evaluate(second, point)
     if left is None or right is None:
         return None
@@ -283,7 +283,7 @@ def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False
     difference = _evaluate(first - second, point)
     if difference is None:
         return False
-    # Zero to hundreds of digits.
+    # A precision of 1 says that evaluation to hundreds of digits found no digit other than 0.
     bound = sympy.Float(10) ** -30 * max(1, abs(left))
     return all(part == 0 or (part._prec == 1 and abs(part) < bound) for part in difference.as_real_imag())
 
@@ -295,13 +295,13 @@ def _is_real(expression: Any, point: dict[Any, Any]) -> bool:
 
 
 def _evaluate(expression: Any, point: dict[Any, Any]) -> Any:
-    """The value at a point, computed to hundreds of digits where necessary; None where it is undefined."""
+    """The value at a point, computed to hundreds of digits if necessary; None if it is undefined."""
     value = expression.subs(point).doit().evalf(15, maxn=_MAX_DIGITS)
     return value if value.is_number and value.is_finite and not value.free_symbols else None
 
 
 def same_region(first: Sequence[Interval], second: Sequence[Interval]) -> bool:
-    """Tell whether two unions of intervals with constant ends are the same part of the real line."""
+    """Tell whether two unions of intervals with constant ends are the same set of real numbers."""
     ours, theirs = _parts(first), _parts(second)
     return len(ours) == len(theirs) and all(
         one[2:] == other[2:] and all(_same_end(*ends) for ends in zip(one[:2], other[:2], strict=True))
@@ -314,15 +314,15 @@ def _same_end(first: Any, second: Any) -> bool:
 
 
 def _parts(intervals: Sequence[Interval]) -> list[tuple[Any, Any, bool, bool]]:
-    """The ends of the parts of a union, in order, and whether they belong to it."""
+    """The ends of the disjoint parts of a union, in order, and whether each end belongs to it."""
     union = sympy.Union(*map(_interval, intervals))
-    read = []
+    ends: list[tuple[Any, Any, bool, bool]] = []
     for part in union.args if isinstance(union, sympy.Union) else (union,):
         if isinstance(part, sympy.Interval):
-            read.append((part.start, part.end, not part.left_open, not part.right_open))
+            ends.append((part.start, part.end, not part.left_open, not part.right_open))
         else:
-            read += [(point, point, True, True) for point in part]
-    return sorted(read, key=lambda part: float(part[0]))
+            ends += [(point, point, True, True) for point in part]
+    return sorted(ends, key=lambda part: float(part[0]))
 
 
 def _interval(interval: Interval) -> Any:

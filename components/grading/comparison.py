@@ -1,32 +1,25 @@
-r"""Comparison of two answers: part by part where they have parts, exactly where they are numbers, else by algebra.
+r"""Comparison of two answers: part by part if they have parts, exactly if they are numbers, otherwise by algebra.
 
-The rules are the same whichever answer comes first, except that only the answer to be graded can be rejected:
+The rules are symmetric in the two answers, except that only the answer to be graded can be rejected:
 
 - Values of a list or set may come in any order, those of a tuple, an interval or a matrix may not; brackets count.
 - A unit may be missing; two units are converted, and must be of the same kind. `25\%` is 25 and 0.25.
-- A decimal equals a fraction that no finite decimal equals if it rounds it, with three significant digits or more;
-  five for an irrational value. Two decimals are equal if they are the same number.
-- `x = 5` is 5, and a chain `x = 2 + 3 = 5` is worth its last side; a chain of different numbers is rejected.
+- A decimal with at least three significant digits equals a fraction that it rounds, if the fraction has no finite
+  decimal form; for an irrational value it needs five digits. Two decimals are equal only if they are the same number.
+- `x = 5` is 5, and a chain such as `x = 2 + 3 = 5` counts as its last side.
 - Words are compared as words, never as products of letters.
 """
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 
 from components.grading.expression import UnreadableError, exact_value, parse_expression, variables
-from components.grading.parsing import Answer, Kind, Structure, exact_parts, is_name, parse, parse_structure
+from components.grading.parsing import Answer, Kind, Structure, exact_parts, in_latex, is_name, parse, parse_structure
 from components.grading.quantities import Number
 from components.grading.regions import ascending, parse_region
-from components.grading.text_rules import (
-    Decision,
-    RejectedError,
-    decide_by_wording,
-    is_wording,
-    reject_evasions,
-)
+from components.grading.text_rules import Decision, RejectedError, decide_by_text, is_text, reject_evasions
 from components.grading.units import DEGREE, PERCENT
 from components.grading.verdicts import Reason
 
@@ -36,9 +29,9 @@ _UNORDERED = {Kind.LIST, Kind.SET, Kind.UNION}
 
 
 def compare(expected: Answer, actual: Answer) -> Decision:
-    """Return whether an answer is the expected one.
+    """Return whether an answer equals the expected one.
 
-    Raises RejectedError for an answer that cannot be right, and for a gold that says nothing.
+    Raises RejectedError for an answer that cannot be right, and for an expected answer that is empty or unreadable.
     """
     if not expected.text:
         raise RejectedError(Reason.NO_GOLD)
@@ -52,43 +45,35 @@ def compare(expected: Answer, actual: Answer) -> Decision:
 
 
 def _is_readable(answer: Answer) -> bool:
-    if answer.number or is_wording(answer):
-        return True
-    if _REMAINDER.fullmatch(answer.latex) or answer.latex in _SETS:
+    if answer.number or is_text(answer) or _REMAINDER.fullmatch(answer.latex) or answer.latex in _SETS:
         return True
     structure = parse_structure(answer.latex)
     if structure.kind is Kind.EXPRESSION:
-        if parse_region(structure, answer.latex):
-            return True
         from components.grading.algebra import is_readable
 
-        return is_readable(answer.latex)
+        return parse_region(answer.latex) is not None or is_readable(answer.latex)
     return structure.kind is Kind.MATRIX or all(_is_readable(parse(part)) for part in structure.parts)
 
 
-def _equal(one: str, other: str) -> bool:
-    return _compare(parse(one), parse(other)).equal
-
-
 def _compare(expected: Answer, actual: Answer) -> Decision:
+    """Compare two answers or parts of answers, with their units."""
     if expected.unit and actual.unit and expected.unit != actual.unit:
         return _compare_in_other_units(expected, actual)
-    # One in degrees, the other without a unit but with a pi in it: radians.
+    # An answer in degrees, and one with pi in it but no unit, which is in radians.
     if (expected.unit == DEGREE) != (actual.unit == DEGREE) and r"\pi" in expected.latex + actual.latex:
         return Decision.on("value", any(_compare_values(*pair).equal for pair in _conversions(expected, actual)))
     if expected.text == actual.text:
         return Decision(True, Reason.SAME_NOTATION)
-    if expected.number and actual.number and expected.number.equals(actual.number):
-        return Decision(True, Reason.SAME_NUMBER)
     if any(_compare_values(*pair).equal for pair in _conversions(expected, actual)):
         return Decision(True, Reason.SAME_VALUE)
     return _compare_values(expected, actual)
 
 
 def _compare_values(expected: Answer, actual: Answer) -> Decision:
+    """Compare two answers without regard to their units."""
     if expected.number and actual.number:
         return Decision.on("number", expected.number.equals(actual.number))
-    if decision := decide_by_wording(expected, actual):
+    if decision := decide_by_text(expected, actual):
         return decision
     expected, actual = _without_name(expected, actual), _without_name(actual, expected)
     first, second = parse_structure(expected.latex), parse_structure(actual.latex)
@@ -96,8 +81,6 @@ def _compare_values(expected: Answer, actual: Answer) -> Decision:
         return _compare_expressions(expected, actual)
     if Kind.EQUATION in (first.kind, second.kind):
         return _compare_equations(expected, actual)
-    if Kind.INEQUALITY in (first.kind, second.kind):
-        return _compare_regions(expected, actual)
     return _compare_parts(expected, actual, first, second)
 
 
@@ -106,7 +89,7 @@ _POINT = re.compile(r"(?:[A-Z]|\\(?:text|mathrm)\s*\{[A-Z]\})(?:_(?:\{\w+\}|\w)|
 
 
 def _without_name(answer: Answer, other: Answer) -> Answer:
-    """The coordinates of a point with a name, as in `P(3,4)`, where the other answer has none."""
+    """The coordinates of a named point such as `P(3,4)`, unless the other answer is a named point too."""
     match = _POINT.match(answer.latex)
     if not match or _POINT.match(other.latex) or parse_structure(answer.latex[match.end() :]).kind is not Kind.TUPLE:
         return answer
@@ -114,31 +97,26 @@ def _without_name(answer: Answer, other: Answer) -> Answer:
 
 
 def _compare_expressions(expected: Answer, actual: Answer) -> Decision:
+    """Compare two expressions; a decimal may round the other one."""
     decimal, latex = (actual.number, expected.latex) if actual.number else (expected.number, actual.latex)
     if decimal and decimal.places:
-        return _by_algebra("value", lambda: _equals_decimal(latex, decimal))
+        from components.grading.algebra import equals_decimal
+
+        return _by_algebra("value", lambda: equals_decimal(latex, decimal))
     return _by_algebra("value", lambda: _same_value(actual.latex, expected.latex))
 
 
-def _equals_decimal(latex: str, decimal: Number) -> bool:
-    if number := _exact_number(latex):
-        return number.equals(decimal)
-    from components.grading.algebra import equals_decimal
-
-    return equals_decimal(latex, decimal)
-
-
 def _same_value(latex: str, other: str) -> bool:
-    numbers = [_exact_number(each) for each in (latex, other)]
-    if numbers[0] and numbers[1]:
-        return numbers[0].value == numbers[1].value
+    value, other_value = (exact_value(parse_expression(each)) for each in (latex, other))
+    if value is not None and other_value is not None:
+        return value == other_value
     from components.grading.algebra import same_value
 
     return same_value(latex, other)
 
 
 def _by_algebra(what: str, decide: Callable[[], bool]) -> Decision:
-    """Return what algebra decides; an answer on which it fails in any way is not right."""
+    """Return the decision of an algebraic comparison; if it fails in any way, the answers are not equal."""
     try:
         return Decision.on(what, decide())
     except MemoryError:
@@ -151,9 +129,7 @@ def _by_algebra(what: str, decide: Callable[[], bool]) -> Decision:
 
 
 def _conversions(expected: Answer, actual: Answer) -> list[tuple[Answer, Answer]]:
-    """The two answers as plain numbers, where one is in percent or degrees and the other has no unit."""
-    if not expected.unit and not actual.unit:
-        return []
+    """The two answers without units, if one is in percent or degrees and the other has no unit; otherwise no pair."""
     return [
         (_converted(one), other)
         for one, other in ((expected, actual), (actual, expected))
@@ -168,6 +144,7 @@ def _converted(answer: Answer) -> Answer:
 
 
 def _compare_in_other_units(expected: Answer, actual: Answer) -> Decision:
+    """Compare two answers with different units."""
     if Kind.EQUATION in {parse_structure(each.latex).kind for each in (expected, actual)}:
         return _compare_equations(expected, actual)
     units = [unit for unit in (expected.unit, actual.unit) if unit]
@@ -179,14 +156,13 @@ def _compare_in_other_units(expected: Answer, actual: Answer) -> Decision:
 
 
 def _times(answer: Answer, factor: Fraction, *, places: int = 0) -> Answer:
-    """A value in another unit, where a decimal then has `places` more digits behind its point."""
+    """An answer times a factor. A decimal gets `places` more decimal places; with 0 it no longer counts as rounded."""
     number = answer.number
     if not number:
-        return parse(rf"({answer.latex})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}")
+        return parse(rf"({answer.latex})\cdot {in_latex(factor)}")
     value = number.value * factor
-    sign = "-" if value < 0 else ""
-    exact = parse(rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}")
-    return replace(exact, number=Number(value, number.places + places if number.places and places else None))
+    new_places = number.places + places if number.places and places else None
+    return replace(parse(in_latex(value)), number=Number(value, new_places))
 
 
 # Lists, sets, tuples and matrices.
@@ -199,18 +175,20 @@ _COMMAND = re.compile(r"\\[a-z]+\s*\{([^{}]*)\}")
 
 
 def _compare_parts(expected: Answer, actual: Answer, first: Structure, second: Structure) -> Decision:
+    """Compare two answers of which at least one has parts or is an inequality."""
     kinds = {first.kind, second.kind}
-    sides = ((first, expected.latex), (second, actual.latex))
-    # "and" or "or" between values makes no difference, but between inequalities it does.
-    any_of = {each.kind is Kind.UNION or bool(_ANY_OF.search(latex)) for each, latex in sides}
-    if kinds <= {Kind.LIST, Kind.UNION} and len(any_of) == 2 and any(_RELATED.search(latex) for _, latex in sides):
-        return Decision(False, Reason.OTHER_RELATION)
+    if kinds <= {Kind.LIST, Kind.UNION} and (_RELATED.search(expected.latex) or _RELATED.search(actual.latex)):
+        # "and" or "or" between values makes no difference, but between inequalities it does.
+        is_first_union = first.kind is Kind.UNION or bool(_ANY_OF.search(expected.latex))
+        is_second_union = second.kind is Kind.UNION or bool(_ANY_OF.search(actual.latex))
+        if is_first_union != is_second_union:
+            return Decision(False, Reason.OTHER_RELATION)
     if kinds <= _UNORDERED:
         return _compare_members(first.parts, second.parts)
     if kinds <= _ORDERED or kinds == {Kind.LIST, Kind.TUPLE}:
         return _compare_elements(first, second)
-    is_part_of_line = r"\emptyset" in (expected.text, actual.text) or r"\setminus" in expected.text + actual.text
-    if Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and not is_part_of_line:
+    is_region = r"\emptyset" in (expected.text, actual.text) or r"\setminus" in expected.text + actual.text
+    if Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and not is_region:
         return _compare_members(first.parts, second.parts)
     if kinds == {Kind.MATRIX, Kind.EXPRESSION}:
         return _compare_expressions(expected, actual)
@@ -219,20 +197,21 @@ def _compare_parts(expected: Answer, actual: Answer, first: Structure, second: S
 
 
 def _compare_members(first: Sequence[str], second: Sequence[str]) -> Decision:
-    """Compare values in any order; where only one side names several, in the order of the names."""
-    sides = [_members(first), _members(second)]
+    """Compare values in any order; if only one side gives several names, in the order of the names."""
+    sides = _members(first), _members(second)
     assignments = [[_assignment(part) for part in side] for side in sides]
     num_names = [len({name for name, _ in side if name}) for side in assignments]
-    values = [_by_name(side) if max(num_names) > 1 else [value for _, value in side] for side in assignments]
     if max(num_names) <= 1:
-        return Decision.on("parts", _same_members(*values))
-    if min(num_names) == 0:
-        return Decision.on("parts", _same_in_order(*values))
-    return Decision.on("parts", _same_members(*sides))
+        is_equal = _same_members(*([value for _, value in side] for side in assignments))
+    elif min(num_names) == 0:
+        is_equal = _same_in_order(*map(_by_name, assignments))
+    else:
+        is_equal = _same_members(*sides)
+    return Decision.on("parts", is_equal)
 
 
 def _compare_elements(first: Structure, second: Structure) -> Decision:
-    """Compare tuples, intervals, vectors and matrices: element by element, within the same brackets."""
+    """Compare tuples, intervals, vectors and matrices element by element; brackets and shape must be the same."""
     ours, theirs = _rows(first), _rows(second)
     if first.kind is second.kind and (first.signs != second.signs or [*map(len, ours)] != [*map(len, theirs)]):
         return Decision(False, Reason.OTHER_PARTS)
@@ -244,10 +223,10 @@ def _compare_elements(first: Structure, second: Structure) -> Decision:
 
 
 def _by_name(assignments: Sequence[tuple[str, str]], *, are_named: bool = False) -> list[str]:
-    """The values, in the order of their names if all sides name them, or if x, y and z are the names."""
-    names = [name for name, _ in assignments]
-    is_distinct = len(set(names)) == len(names) and "" not in names
-    if is_distinct and (are_named or any(set(names) <= set(usual) for usual in ("xyz", "abcd"))):
+    """The values, sorted by their names if `are_named` (both sides give names) or the names are among xyz or abcd."""
+    names = {name for name, _ in assignments}
+    has_order = are_named or names <= set("xyz") or names <= set("abcd")
+    if has_order and len(names) == len(assignments):
         assignments = sorted(assignments)
     return [value for _, value in assignments]
 
@@ -257,22 +236,22 @@ def _same_in_order(first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 def _same_part(one: str, other: str) -> bool:
-    """Whether two members are equal; a set of one value is not that value here."""
+    """Whether two parts are equal; a set of one value within an answer does not equal that value."""
     kinds = [parse_structure(each).kind for each in (one, other)]
-    return kinds.count(Kind.SET) != 1 and _equal(one, other)
+    return kinds.count(Kind.SET) != 1 and _compare(parse(one), parse(other)).equal
 
 
 def _same_members(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether each value of either side is among those of the other; a repeated value adds nothing."""
-    ours, left = _distinct(first), _distinct(second)
-    if len(ours) != len(left):
+    """Whether two lists have the same values in any order; a repeated value counts once."""
+    ours, theirs = _distinct(first), _distinct(second)
+    if len(ours) != len(theirs):
         return False
     for value in ours:
         # The same text first: algebra is a thousand times slower.
-        match = value if value in left else next((other for other in left if _same_part(value, other)), None)
+        match = value if value in theirs else next((other for other in theirs if _same_part(value, other)), None)
         if match is None:
             return False
-        left.remove(match)
+        theirs.remove(match)
     return True
 
 
@@ -285,11 +264,15 @@ def _distinct(values: Sequence[str]) -> list[str]:
 
 
 def _members(parts: Sequence[str]) -> list[str]:
-    return [value for part in parts for value in (parse_structure(part).parts if _TWO_SIGNS.search(part) else [part])]
+    r"""The parts, with both values of a part such as `\pm 2`."""
+    members: list[str] = []
+    for part in parts:
+        members += parse_structure(part).parts if _TWO_SIGNS.search(part) else [part]
+    return members
 
 
 def _assignment(part: str) -> tuple[str, str]:
-    """The letter that a part gives a value to, empty if none, and the value."""
+    """The name and the value of a part such as `x = 2`; the name is empty without one."""
     structure = parse_structure(part)
     if structure.kind is not Kind.EQUATION or not is_name(structure.parts[0]):
         return "", part
@@ -298,13 +281,12 @@ def _assignment(part: str) -> tuple[str, str]:
 
 def _letter(name: str) -> str:
     """A name without its argument, f for f(x), and without the index of a root: x_1 and x_2 are both x."""
-    plain = _COMMAND.sub(r"\1", name)
-    bare = "".join((plain if plain.startswith("(") else plain.partition("(")[0]).split())
-    return _ROOT.sub(r"\1", bare)
+    plain = _COMMAND.sub(r"\1", name).partition("(")[0]
+    return _ROOT.sub(r"\1", "".join(plain.split()))
 
 
 def _is_vector(structure: Structure) -> bool:
-    """Whether elements stand in one row or column, in round brackets if in any."""
+    """Whether this is a matrix of one row or column, or a tuple in round brackets or none."""
     if structure.kind is Kind.MATRIX:
         return len(structure.parts) == 1 or all("&" not in row for row in structure.parts)
     return structure.signs in {(), ("(", ")")}
@@ -316,32 +298,29 @@ def _rows(structure: Structure) -> list[list[str]]:
     return [[element.strip() for element in row.split("&")] for row in structure.parts]
 
 
-# Equations and inequalities, with one another, and with the values and intervals they describe.
+# Equations and inequalities, compared with each other and with the values and intervals that they describe.
 
 
 def _compare_equations(expected: Answer, actual: Answer) -> Decision:
-    """Compare two answers of which one or both are equations."""
+    """Compare two answers of which at least one is an equation."""
     first, second = parse_structure(expected.latex), parse_structure(actual.latex)
-    is_value = first.kind is not Kind.EQUATION
-    ours = None if is_value else _value(first)
-    theirs = _value(second, asked=is_value) if second.kind is Kind.EQUATION else None
     if first.kind is second.kind:
+        ours, theirs = _value(first), _value(second)
         if ours is not None and theirs is not None and _same_name(first.parts[0], second.parts[0]):
             return _compare(parse(_in_order(first, ours)), parse(_in_order(second, theirs)))
         return _compare_relations(first, second)
-    if ours is None and theirs is None:
+    is_first = first.kind is Kind.EQUATION
+    equation, answer = (first, expected) if is_first else (second, actual)
+    value = _value(equation, is_asked=not is_first)
+    if value is None:
         return Decision(False, Reason.OTHER_KIND)
-    # The value of an equation is in the unit that stands behind the whole of it.
-    sides = ((expected, first, ours), (actual, second, theirs))
-    values = (
-        (each, each if value is None else parse(_in_order(structure, value, only="xyz")))
-        for each, structure, value in sides
-    )
-    return _compare(*(replace(value, unit=value.unit or each.unit) for each, value in values))
+    parsed = parse(_in_order(equation, value, only="xyz"))
+    parsed = replace(parsed, unit=parsed.unit or answer.unit)  # a unit at the end belongs to the whole equation
+    return _compare(parsed, actual) if is_first else _compare(expected, parsed)
 
 
 def _same_name(name: str, other: str) -> bool:
-    """Whether two names mean the same: `f(x)` is also called `f`, and `y`; `(y,x)` names what `(x,y)` does."""
+    """Whether two names may mean the same: `f(x)` and `f` or `y`; `(y,x)` and `(x,y)`."""
     names, others = parse_structure(name), parse_structure(other)
     if Kind.TUPLE in (names.kind, others.kind):
         return sorted(map(_letter, names.parts)) == sorted(map(_letter, others.parts))
@@ -353,17 +332,22 @@ def _same_name(name: str, other: str) -> bool:
 
 
 def _in_order(equation: Structure, value: str, only: str = "") -> str:
-    """The value of `(y,x) = (2,1)`, in the alphabetical order of the names; with `only`, if they are among these."""
+    """The value of `(y,x) = (2,1)` in the alphabetical order of the names: `(1,2)`.
+
+    With `only`, the order changes only if all names are among these letters. Any other value is returned unchanged.
+    """
     names, values = parse_structure(equation.parts[0]), parse_structure(value)
-    if names.kind is not Kind.TUPLE or values.kind is not Kind.TUPLE or len(names.parts) != len(values.parts):
+    if values.kind is not Kind.TUPLE or len(names.parts) != len(values.parts):
         return value
     if only and not set(names.parts) <= set(only):
         return value
     opening, closing = values.signs
-    return opening + ",".join(part for _, part in sorted(zip(names.parts, values.parts, strict=True))) + closing
+    ordered = sorted(zip(names.parts, values.parts, strict=True))
+    return opening + ",".join(part for _, part in ordered) + closing
 
 
 def _compare_relations(first: Structure, second: Structure) -> Decision:
+    """Compare two equations as relations between their variables."""
     if len(first.parts) != 2 or len(second.parts) != 2:
         return Decision(False, Reason.OTHER_RELATION)
     if any(_UNKNOWN.fullmatch(each.parts[0]) and _names(each.parts[1]) == set() for each in (first, second)):
@@ -378,41 +362,34 @@ _UNKNOWN = re.compile(r"(?:[a-zA-Z]|\\[a-z]+)(?:_(?:\{[^{}]*\}|.))?")
 _QUESTION = re.compile(r"\\(?:sum|prod|int|lim|det|max|min)(?![a-zA-Z])")
 
 
-def _value(equation: Structure, *, asked: bool = False) -> str | None:
-    r"""The value that an equation gives a name, or that of one between constants: its last side; None for any other.
+def _value(equation: Structure, *, is_asked: bool = False) -> str | None:
+    r"""The last side of an equation that gives a value to a name, or is between constants; None for any other equation.
 
-    Only that side counts, whether or not the others are equal to it. With `asked`, an equation may also give a value to
-    an expression of several variables, which is no equation for one of them: `a+b=3`, but not `x+1=3`.
+    Only that side counts, whether or not the others equal it. With `is_asked`, the equation may also give a value to an
+    expression of several variables, such as `a+b=3`; `x+1=3` is an equation to be solved.
     """
     parts = exact_parts(equation)
     if is_name(parts[0]) or len(parts) == 1:
         return parts[-1]
-    if any(map(is_name, parts)):  # in `1 = z = x = 0` the name may stand anywhere
+    if any(map(is_name, parts)):  # in a chain such as `1 = z = x = 0` the name may be anywhere
         return parts[-1] if len(parts) > 2 else None
     names = [_names(part) for part in parts]
-    if _is_quantity(names, asked=asked):
+    if _is_quantity(names, is_asked=is_asked):
         return parts[-1]
     is_constant = not any(names) and (None not in names or _QUESTION.search(parts[0]))
     return parts[-1] if is_constant else None
 
 
-def _is_quantity(names: list[set[str] | None], *, asked: bool) -> bool:
-    """Whether the first side is an expression of several variables, or lengths, that no other side names."""
+def _is_quantity(names: list[set[str] | None], *, is_asked: bool) -> bool:
+    """Whether the first side has several variables that no other side has; without `is_asked`, only capital letters."""
     first = names[0]
     if not first or len(first) < 2 or any(each is None or each & first for each in names[1:]):
         return False
-    return asked or all(re.fullmatch("[A-Z]", name) for name in first)
-
-
-def _exact_number(latex: str) -> Number | None:
-    with suppress(UnreadableError):
-        if (value := exact_value(parse_expression(latex))) is not None:
-            return Number(value, None)
-    return None
+    return is_asked or all(re.fullmatch("[A-Z]", name) for name in first)
 
 
 def _names(latex: str) -> set[str] | None:
-    """The variables of an expression, and its values of unknown functions; None for anything else."""
+    """The variables and unknown function values of an expression; None for any other text."""
     try:
         return variables(parse_expression(parse(latex).latex))
     except UnreadableError:
@@ -420,24 +397,25 @@ def _names(latex: str) -> set[str] | None:
 
 
 def _compare_regions(expected: Answer, actual: Answer) -> Decision:
+    """Compare two answers as sets of real numbers, or two unsolved inequalities side by side."""
     structures = [parse_structure(each.latex) for each in (expected, actual)]
-    regions = [parse_region(each, answer.latex) for each, answer in zip(structures, (expected, actual), strict=True)]
-    if not any(regions) and all(each.kind is Kind.INEQUALITY and len(each.parts) == 2 for each in structures):
-        (ours, signs), (theirs, others) = map(ascending, structures)
+    first, second = parse_region(expected.latex), parse_region(actual.latex)
+    unread = [each for each, region in zip(structures, (first, second), strict=True) if not region]
+    if len(unread) == 2 and all(each.kind is Kind.INEQUALITY and len(each.parts) == 2 for each in unread):
+        (ours, signs), (theirs, others) = map(ascending, unread)
         if signs == others:
-            return Decision.on("relation", all(_same_part(*pair) for pair in zip(ours, theirs, strict=True)))
-    if any(not region and each.kind is Kind.INEQUALITY for region, each in zip(regions, structures, strict=True)):
+            return Decision.on("relation", _same_in_order(ours, theirs))
+    if any(each.kind is Kind.INEQUALITY for each in unread):
         return Decision(False, Reason.NOT_SOLVED)
-    if not regions[0] or not regions[1]:
+    if not first or not second:
         return Decision(False, Reason.OTHER_KIND)
-    if len({_letter(region.name) for region in regions if region and region.name}) > 1:
+    if first.name and second.name and _letter(first.name) != _letter(second.name):
         return Decision(False, Reason.OTHER_RELATION)
-    first, second = (region.intervals for region in regions if region)
-    if len(first) == len(second) == 1:
-        (one,), (other,) = first, second
-        ends = zip((one.low, one.high), (other.low, other.high), strict=True)
+    if len(first.intervals) == len(second.intervals) == 1:  # the ends may have variables
+        (one,), (other,) = first.intervals, second.intervals
         has_same_ends = (one.has_low, one.has_high) == (other.has_low, other.has_high)
-        return Decision.on("relation", has_same_ends and all(_same_part(*pair) for pair in ends))
+        is_equal = has_same_ends and _same_in_order((one.low, one.high), (other.low, other.high))
+        return Decision.on("relation", is_equal)
     from components.grading.algebra import same_region
 
-    return _by_algebra("relation", lambda: same_region(first, second))
+    return _by_algebra("relation", lambda: same_region(first.intervals, second.intervals))

@@ -1,7 +1,7 @@
-r"""Whether an answer that has the right value leaves to others what the expected answer has done.
+r"""Refusal of answers that have the right value but leave the work undone: echoes of the question, unevaluated sums.
 
-"Compute 513^2 - 487^2" has the answer 26000; `513^2 - 487^2` has the same value, and is the question. The rules do not
-ask how an answer was found. Those about parts of the question need the question; that about sums and products does not.
+"Compute 513^2 - 487^2" has the answer 26000; `513^2 - 487^2` has the same value, but repeats the question. The rules do
+not ask how an answer was found. They need the question, except for the rule about sums and products of numbers.
 """
 
 import re
@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
 
-from components.grading.expression import Node, UnreadableError, exact_value, parse_expression
+from components.grading.expression import Node, UnreadableError, exact_value, parse_expression, within
 from components.grading.parsing import Answer, Kind, Structure, exact_parts, is_name, parse, parse_structure
 from components.grading.quantities import parse_number
 from components.grading.text_rules import approximates
@@ -19,7 +19,7 @@ from components.grading.units import DEGREE, FORMULA, PERCENT
 from components.grading.verdicts import Reason
 
 _FREE = frozenset(map(Fraction, (1, 2, 100)))
-"""Numbers that stand in formulas rather than in questions: a half, a square, a percentage."""
+"""Numbers that an expression needs although they are not in the question: for a half, a square, a percentage."""
 _CONVERTS = re.compile(
     r"\b(?:fraction|decimal|percent(?:age)?|mixed number|lowest terms|simplest form|scientific notation)", re.IGNORECASE
 )
@@ -34,17 +34,17 @@ _FORMS = {
     "mixed": re.compile(r"-?[0-9]+ ?\\frac\{[0-9]+\}\{[0-9]+\}|-?[0-9]+ [0-9]+/[0-9]+"),
 }
 _SPACING = re.compile(r"\s+|\\(?:left|right|[,;:! ])|\$")
-_LETTER = re.compile("[A-H]")
+_CHOICE = re.compile("[A-H]")
 _MIN_CHARACTERS = 3
 _MAX_PRIME = 10**6
 
 
 def evasion(question: str, gold: Answer, answer: Answer) -> Reason | None:
-    """Return why an answer with the right value is refused: it repeats the question, or is still to be evaluated.
+    """Return why an answer with the right value is refused; None for an answer that counts.
 
-    None for an honest answer, such as one that is written as the expected answer is.
+    An answer that is written like the expected answer always counts.
     """
-    if _LETTER.fullmatch(gold.text):  # the question has the text of each choice
+    if _CHOICE.fullmatch(gold.text):  # the text of the right choice is in the question
         return None
     if question and _is_in_old_unit(question, gold, answer):
         return Reason.ECHO
@@ -57,86 +57,88 @@ def evasion(question: str, gold: Answer, answer: Answer) -> Reason | None:
         for latex, node in values:
             if node not in known and (reason := _reason(question, expected, latex, node)):
                 return reason
-    if answer.number or _computes(structure, gold):
+    if answer.number or _has_result(structure, gold):
         return None
-    wants_numbers = all(r"\infty" in latex or _number(latex) for latex, _ in expected)
+    wants_numbers = all(r"\infty" in latex or parse(latex).number for latex, _ in expected)
     return Reason.SETUP if wants_numbers and any(_is_open(latex) for latex, _ in values) else None
 
 
-def _computes(structure: Structure, gold: Answer) -> bool:
-    """Whether a side of an equation is a number, and not another one than is expected: `48+24 = 72`."""
+def _has_result(structure: Structure, gold: Answer) -> bool:
+    """Whether this is an equation with a number as one side, as in `48+24 = 72`; it must not contradict the gold."""
     sides = exact_parts(structure) if structure.kind is Kind.EQUATION else ()
     numbers = [number for side in sides if (number := parse(side).number)]
     return any(gold.number is None or number.equals(gold.number) for number in numbers)
 
 
 def _reason(question: str, expected: "list[_Value]", latex: str, node: Node | None) -> Reason | None:
-    """Why a value is a part of the question, or puts numbers of it together."""
-    asked, wanted = _asked(question), {each for _, each in expected}
+    """Return why a value of the answer is refused: it is in the question, or only combines numbers of the question."""
     if node is None:
-        squeezed = _SPACING.sub("", latex)
-        return Reason.ECHO if len(squeezed) >= _MIN_CHARACTERS and squeezed in _SPACING.sub("", question) else None
-    if node.operation == "=":
-        is_echo = any(side.operands for side in node.operands) and all(
-            not side.operands or _stands_in(side, asked) for side in node.operands
-        )
+        written = _SPACING.sub("", latex)
+        is_echo = len(written) >= _MIN_CHARACTERS and written in _SPACING.sub("", question)
         return Reason.ECHO if is_echo else None
-    wants_numbers = bool(wanted) and all(each and _is_number(each) for each in wanted)
+    asked = _expressions(question)
+    if node.operation == "=":
+        sides = [side for side in node.operands if side.operands]
+        return Reason.ECHO if sides and all(_is_in_any(side, asked) for side in sides) else None
     if _is_number(node):
         forms = {_form(each) for each, _ in expected}
-        if forms == {"integer"} and _form(latex) in {"fraction", "expression"}:
-            return Reason.SETUP if _is_setup(question, node) else None  # a division
+        if forms == {"integer"} and _form(latex) in {"fraction", "expression"}:  # a division to be done
+            return Reason.SETUP if _is_setup(question, node) else None
         return Reason.ECHO if _is_unconverted(question, forms, latex, node) else None
-    parts = [each for each in _within(node) if each.operands and not _is_number(each) and not _names(each)]
-    if _stands_in(node, asked) or (wants_numbers and any(_stands_in(part, asked) for part in parts)):
+    wants_numbers = bool(expected) and all(each and _is_number(each) for _, each in expected)
+    parts = [each for each in within(node) if each.operands and not _is_number(each) and not _has_names(each)]
+    if _is_in_any(node, asked) or (wants_numbers and any(_is_in_any(part, asked) for part in parts)):
         return Reason.ECHO
-    to_do = wants_numbers or (_is_open(latex) and not any(_is_open(each) for each, _ in expected))
-    return Reason.SETUP if to_do and _is_setup(question, node) else None
+    is_unfinished = wants_numbers or (_is_open(latex) and not any(_is_open(each) for each, _ in expected))
+    return Reason.SETUP if is_unfinished and _is_setup(question, node) else None
 
 
 def _is_in_old_unit(question: str, gold: Answer, answer: Answer) -> bool:
-    """Whether an answer is a measurement of the question that was to be converted."""
+    """Whether an answer is a measurement from a question that asks to convert it."""
     if not answer.unit or answer.unit == gold.unit or not answer.number or not _CONVERTS_UNITS.search(question):
         return False
     return (gold.unit is not None or answer.unit in {DEGREE, PERCENT}) and answer.number.value in _numbers(question)
 
 
 def _is_unconverted(question: str, forms: set[str], latex: str, node: Node) -> bool:
-    """Whether a number is one of the question in another notation than the one expected."""
+    """Whether a number is in the question, and in another notation than the expected one."""
     form = _form(latex)
-    if form == "integer":  # where its powers or factors are expected
+    if form == "integer":  # the expected form may be powers or factors
         return forms == {"expression"} and node.value in _numbers(question)
     if (form in forms and form != "fraction") or (form == "decimal" and not _CONVERTS.search(question)):
         return False
-    return any(each in (node, _negative(node)) for whole in _asked(question) for each in _standing(whole))
+    return any(each in (node, _negative(node)) for whole in _expressions(question) for each in _terms(whole))
 
 
 def _is_setup(question: str, node: Node) -> bool:
-    """Whether an expression does nothing but put numbers of the question together."""
-    numbers = {abs(Fraction(each.value)) for each in _within(node) if each.operation == "number"} - {Fraction(1)}
+    """Whether an expression only combines numbers of the question.
+
+    Other numbers among 1, 2 and 100 are allowed beside two numbers of the question.
+    """
+    numbers = {abs(Fraction(each.value)) for each in within(node) if each.operation == "number"} - {Fraction(1)}
     asked = _numbers(question)
-    if any(each.operation == "factorial" for each in _within(node)):  # `n` over `k` has the factorial of n - k
+    if any(each.operation == "factorial" for each in within(node)):  # a binomial coefficient has (n - k)!
         asked |= {one - other for one in asked for other in numbers}
-    copied, strange = numbers & asked, numbers - asked
-    return bool(copied) and strange <= _FREE and (not strange or len(copied - _FREE) > 1)
+    copied, others = numbers & asked, numbers - asked
+    if others:
+        return others <= _FREE and len(copied - _FREE) > 1
+    return bool(copied)
 
 
 def _form(latex: str) -> str:
+    """The notation of a value: `integer`, `decimal`, `fraction`, `mixed`, `percent` or `expression`."""
     answer = parse(latex)
     if answer.unit == PERCENT:
         return "percent"
     return next((form for form, pattern in _FORMS.items() if pattern.fullmatch(answer.text)), "expression")
 
 
-def _number(latex: str) -> bool:
-    return parse(latex).number is not None
-
-
 # Sums and products of numbers that could be one number.
 
 
 def _is_open(latex: str) -> bool:
-    if _number(latex):  # a mixed number is a sum, and scientific notation is a product
+    """Whether an expression has a sum or product of numbers that is still to be evaluated."""
+    if parse(latex).number:  # a mixed number is a sum, and scientific notation is a product
         return False
     try:
         return _has_open_part(parse_expression(latex))
@@ -151,13 +153,13 @@ def _has_open_part(node: Node) -> bool:
 
 
 def _is_known(node: Node) -> bool:
-    """Whether an expression, or an angle in degrees, is a rational number without roots and factorials."""
+    """Whether an expression is a rational number without roots and factorials, or such a number of degrees."""
     node = node.operands[0] if node.operation == "degree" else node
-    return exact_value(node) is not None and not any(each.operation in {"root", "factorial"} for each in _within(node))
+    return exact_value(node) is not None and not any(each.operation in {"root", "factorial"} for each in within(node))
 
 
 def _is_closed_form(node: Node) -> bool:
-    r"""Whether numbers are left as powers: `2^{10}-1`, `1-(\frac56)^2`, and the prime factorization `2^4\cdot 3`."""
+    r"""Whether people write this as an answer: `2^{10}-1`, `1-(\frac56)^2`, or a prime factorization `2^4\cdot 3`."""
     if node.operation == "*":
         factors = list(_factors(node))
         bases = [exact_value(each.operands[0] if _is_power(each) else each) for each in factors]
@@ -167,15 +169,16 @@ def _is_closed_form(node: Node) -> bool:
 
 
 def _factors(node: Node) -> Iterator[Node]:
+    """The factors of a product, and those of products in it."""
     if node.operation != "*":
         yield node
-    else:
-        for operand in node.operands:
-            yield from _factors(operand)
+        return
+    for operand in node.operands:
+        yield from _factors(operand)
 
 
 def _is_power(node: Node) -> bool:
-    """Whether this is a number to a whole power other than 0 and 1."""
+    """Whether this is a number other than 0, 1 and -1 to a known power other than 0 and 1."""
     if node.operation != "^":
         return False
     base, exponent = map(exact_value, node.operands)
@@ -188,10 +191,10 @@ def _is_prime(value: Fraction | None) -> bool:
     return all(value.numerator % divisor for divisor in range(2, isqrt(value.numerator) + 1))
 
 
-# What stands in an answer, and in a question.
+# The values of an answer, and the expressions and numbers of a question.
 
 _Value = tuple[str, Node | None]
-"""A value as it is written, and its canonical expression; None where it is not an expression."""
+"""A value in LaTeX, and its canonical expression; None if it is not an expression."""
 _NO_FORMULA = re.compile(
     r"\\(?:text|mbox|textrm|mathrm)\s*\{[^{}]*\}|\\(?:begin|end)\{[a-z*]+\}|\\\\|&|\\q?quad(?![a-zA-Z])|\\(?:to|implies)\b"
 )
@@ -203,22 +206,22 @@ _MAX_CHARACTERS = 4000
 
 
 def _values(latex: str) -> list[_Value]:
-    """The values of an answer: its parts, and of an equation its last side, or all where it is one in unknowns."""
+    """The values of an answer: its parts; for an equation the last side, or the equation if it has unknowns."""
     structure = parse_structure(latex)
     if structure.kind is Kind.EXPRESSION:
         return [(latex, _canonical(latex))]
     if structure.kind in {Kind.EQUATION, Kind.INEQUALITY}:
         sides = [_canonical(part) for part in structure.parts]
-        is_constant = all(side and not _names(side) for side in sides) or "~" in structure.signs
+        is_constant = all(side and not _has_names(side) for side in sides) or "~" in structure.signs
         if is_name(structure.parts[0]) or is_constant:
             return _values(exact_parts(structure)[-1])
-        known = [side for side in sides if side]
-        is_whole = len(known) == len(sides)
-        return [(latex, Node("=", tuple(sorted(known, key=repr))) if is_whole else None)]
+        known = sorted((side for side in sides if side), key=repr)
+        return [(latex, Node("=", tuple(known)) if len(known) == len(sides) else None)]
     return [value for part in _parts(latex) for value in _values(part)]
 
 
 def _parts(latex: str) -> list[str]:
+    """The parts of an answer; those of a matrix are its elements."""
     structure = parse_structure(latex)
     rows = structure.parts
     parts = [part for row in rows for part in row.split("&")] if structure.kind is Kind.MATRIX else rows
@@ -226,8 +229,8 @@ def _parts(latex: str) -> list[str]:
 
 
 @lru_cache(maxsize=512)
-def _asked(question: str) -> tuple[Node, ...]:
-    """The expressions in a question: in its formulas, and what is typed like one."""
+def _expressions(question: str) -> tuple[Node, ...]:
+    """The canonical expressions in a question: in its formulas, and in its text if they look like formulas."""
     text = question[:_MAX_CHARACTERS]
     formulas = [next(filter(None, match.groups())) for match in FORMULA.finditer(text)]
     pieces = [piece for formula in formulas for piece in _NO_FORMULA.split(formula)]
@@ -236,6 +239,7 @@ def _asked(question: str) -> tuple[Node, ...]:
 
 
 def _readable(latex: str) -> Iterator[Node]:
+    """The canonical expression of a formula, or of each of its parts that is an expression."""
     if node := _canonical(parse(latex).latex):
         yield node
     elif len(parts := _parts(parse(latex).latex)) > 1:
@@ -245,68 +249,59 @@ def _readable(latex: str) -> Iterator[Node]:
 
 @lru_cache(maxsize=512)
 def _numbers(question: str) -> frozenset[Fraction]:
+    """The numbers in a question, in digits or words."""
     written = (Fraction(match.group().replace(",", "")) for match in _DIGITS.finditer(question))
     words = (parse_number(match.group().casefold()) for match in _WORD.finditer(question))
     return frozenset([*written, *(each.value for each in words if each)])
 
 
-def _within(node: Node) -> Iterator[Node]:
-    yield node
-    for operand in node.operands:
-        yield from _within(operand)
-
-
-def _standing(node: Node) -> Iterator[Node]:
-    """An expression and all in it, but no single factors: a half does not stand in `x/2`."""
+def _terms(node: Node) -> Iterator[Node]:
+    """An expression and its parts at any depth, except the factors of products: `x/2` has no term 1/2."""
     yield node
     for part in node.operands:
-        yield from (
-            _standing(part) if node.operation != "*" else (each for sub in part.operands for each in _standing(sub))
-        )
+        for term in part.operands if node.operation == "*" else [part]:
+            yield from _terms(term)
 
 
-def _stands_in(node: Node, asked: tuple[Node, ...]) -> bool:
-    """Whether the question has an expression, or as some of the terms or factors of one; also without a detour."""
-    return any(_contains(each, part) for each in asked for part in {node, _without_detour(node)})
+def _is_in_any(node: Node, wholes: tuple[Node, ...]) -> bool:
+    """Whether one of `wholes` contains an expression, before or after terms and factors in it cancel."""
+    return any(_contains(whole, part) for whole in wholes for part in {node, _without_cancelling(node)})
 
 
 def _contains(whole: Node, part: Node) -> bool:
+    """Whether an expression is in another one, or is some of the terms of a sum or factors of a product in it."""
     if part.operation not in {"+", "*"}:
-        return part in _within(whole)
+        return part in within(whole)
     wanted = [Counter(part.operands)]
     if part.operation == "+":
         wanted.append(Counter(map(_negative, part.operands)))
-    return any(
-        each.operation == part.operation and any(need <= Counter(each.operands) for need in wanted)
-        for each in _within(whole)
-    )
+    same_kind = [Counter(each.operands) for each in within(whole) if each.operation == part.operation]
+    return any(need <= operands for operands in same_kind for need in wanted)
 
 
 def _is_number(node: Node) -> bool:
+    """Whether a canonical expression is a number: an integer, a decimal, a fraction or a mixed number."""
     if node.operation == "*":
         factors = [each for each in node.operands if each != _MINUS_ONE]
-        return (
-            len(factors) < 3
-            and sum(each.operation == "number" for each in factors) < 2
-            and all(map(_is_number, factors))
-        )
+        num_integers = sum(each.operation == "number" for each in factors)
+        return len(factors) < 3 and num_integers < 2 and all(map(_is_number, factors))
     if node.operation == "^":
         return node.operands[1] == _MINUS_ONE and node.operands[0].operation == "number"
     return node.operation in {"number", "mixed"}
 
 
-def _names(node: Node) -> bool:
-    return any(each.operation in {"name", "apply"} for each in _within(node))
+def _has_names(node: Node) -> bool:
+    return any(each.operation in {"name", "apply"} for each in within(node))
 
 
-# The same expression for trivially different notation: nothing is evaluated or expanded.
+# Canonical forms: the same expression for trivially different notation, with nothing evaluated or expanded.
 
 
-def _of(value: int) -> Node:
+def _number(value: int) -> Node:
     return Node("number", value=Fraction(value))
 
 
-_ZERO, _ONE, _MINUS_ONE = map(_of, (0, 1, -1))
+_ZERO, _ONE, _MINUS_ONE = map(_number, (0, 1, -1))
 
 
 def _canonical(latex: str) -> Node | None:
@@ -320,8 +315,8 @@ def _canonical(latex: str) -> Node | None:
 def canonical(node: Node) -> Node:
     r"""Return an expression with the terms of sums and the factors of products in a fixed order.
 
-    The same are `\frac{a}{b}`, `a/b` and `a b^{-1}`, `\sqrt{x}` and `x^{1/2}`, and what has `+ 0`, `\cdot 1` or two
-    minus signs. `2 + 3` and `5` differ, as do `(x+1)^2` and `x^2+2x+1`.
+    `\frac{a}{b}`, `a/b` and `a b^{-1}` have one form, as have `\sqrt{x}` and `x^{1/2}`; `+ 0`, `\cdot 1` and double
+    minus signs are dropped. `2 + 3` and `5` have different forms, as have `(x+1)^2` and `x^2+2x+1`.
     """
     operands = tuple(map(canonical, node.operands))
     if node.operation in _CANONICAL:
@@ -329,7 +324,8 @@ def canonical(node: Node) -> Node:
     return Node(node.operation, operands, node.value)
 
 
-def _added(*terms: Node) -> Node:
+def _sum_or_mixed(*terms: Node) -> Node:
+    """The sum, or a mixed number if the terms are an integer and a fraction."""
     is_mixed = len(terms) == 2 and terms[0].operation == "number" and terms[1].operation in {"*", "^"}
     return Node("mixed", terms) if is_mixed and _is_number(terms[1]) else _sum(terms)
 
@@ -342,16 +338,18 @@ def _sum(terms: tuple[Node, ...]) -> Node:
 
 
 def _product(factors: tuple[Node, ...]) -> Node:
-    """The product, with its sign in front; equal factors are a power."""
-    sign, counts = 1, Counter[Node]()
-    for each in (part for factor in factors for part in (factor.operands if factor.operation == "*" else (factor,))):
-        is_negative = each.operation == "number" and Fraction(each.value) < 0
-        sign = -sign if is_negative else sign
-        counts[_negative(each) if is_negative else each] += 1
+    """The product, with one sign for all factors, and a power for equal factors."""
+    flat = [each for factor in factors for each in (factor.operands if factor.operation == "*" else (factor,))]
+    num_negative = sum(map(_is_negative, flat))
+    counts = Counter(_negative(each) if _is_negative(each) else each for each in flat)
     del counts[_ONE]
-    made = [_repeated(each, count) for each, count in counts.items()]
-    product = Node("*", tuple(sorted(made, key=repr))) if len(made) > 1 else made[0] if made else _ONE
-    return _negative(product) if sign < 0 else product
+    powers = sorted((_repeated(each, count) for each, count in counts.items()), key=repr) or [_ONE]
+    product = Node("*", tuple(powers)) if len(powers) > 1 else powers[0]
+    return _negative(product) if num_negative % 2 else product
+
+
+def _is_negative(node: Node) -> bool:
+    return node.operation == "number" and Fraction(node.value) < 0
 
 
 def _negative(node: Node) -> Node:
@@ -366,11 +364,12 @@ def _negative(node: Node) -> Node:
 
 
 def _repeated(factor: Node, count: int) -> Node:
+    """The product of `count` equal factors."""
     if count == 1:
         return factor
     if factor.operation == "^" and factor.operands[1] == _MINUS_ONE:
-        return _power(factor.operands[0], _of(-count))
-    return Node("^", (factor, _of(count)))
+        return _power(factor.operands[0], _number(-count))
+    return Node("^", (factor, _number(count)))
 
 
 def _power(base: Node, exponent: Node) -> Node:
@@ -384,7 +383,7 @@ def _power(base: Node, exponent: Node) -> Node:
 def _reciprocal(base: Node) -> Node:
     if base.operation == "*":
         return _product(tuple(_power(part, _MINUS_ONE) for part in base.operands))
-    if base.operation == "number" and Fraction(base.value) < 0:
+    if _is_negative(base):
         return base if base == _MINUS_ONE else _negative(_reciprocal(_negative(base)))
     if base.operation == "^":
         return _power(base.operands[0], _negative(base.operands[1]))
@@ -395,7 +394,7 @@ _CANONICAL: dict[str, Callable[..., Node]] = {
     "group": lambda content: content,
     "degree": lambda content: content,
     "-": _negative,
-    "+": _added,
+    "+": _sum_or_mixed,
     "*": lambda *factors: _product(factors),
     "/": lambda over, under: _product((over, _power(under, _MINUS_ONE))),
     "^": _power,
@@ -404,11 +403,11 @@ _CANONICAL: dict[str, Callable[..., Node]] = {
 }
 
 
-def _without_detour(node: Node) -> Node:
-    """A sum without terms that cancel, or a product without factors that do."""
+def _without_cancelling(node: Node) -> Node:
+    """A sum or product without the terms or factors that cancel."""
     if node.operation not in {"+", "*"}:
         return node
+    combine, invert = (_sum, _negative) if node.operation == "+" else (_product, _reciprocal)
     counts = Counter(node.operands)
-    undo = _negative if node.operation == "+" else lambda each: _power(each, _MINUS_ONE)
-    left = Counter({each: count - counts[undo(each)] for each, count in counts.items()})
-    return (_sum if node.operation == "+" else _product)(tuple(left.elements()))
+    remaining = Counter({each: count - counts[invert(each)] for each, count in counts.items()})
+    return combine(tuple(remaining.elements()))

@@ -1,6 +1,6 @@
-"""An account of one verdict for a person: what was read on both sides, and the rule that decided.
+"""An explanation of one verdict: how both answers were read, and the rule that decided.
 
-Run it as the function of a `Verifier`: it reads what a model wrote once more, which may take long.
+Run it as the function of a `Verifier`: it parses the model's text once more, which may take long.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _MAX_PARTS = 8
 
 
 def explain(gold: str, response: str, policy: AnswerPolicy, question: str = "") -> Grade:
-    """Return the grade of a response, with the account of it as its detail."""
+    """Return the grade of a response, with an explanation in several lines as its detail."""
     graded = grade(gold, response, policy, question)
     return replace(graded, detail="\n".join(f"{name:<10}{text}" for name, text in _lines(gold, question, graded)))
 
@@ -36,12 +36,13 @@ def _lines(gold: str, question: str, graded: Grade) -> Iterator[tuple[str, str]]
             yield "and as", _described(parse(graded.extracted, context))
         except MemoryError:
             raise
-        except Exception as error:  # the parser may fail in any way on what a model wrote
+        except Exception as error:  # the parser may fail in any way on a model's text
             yield "read as", f"nothing: it cannot be read ({type(error).__name__})"
     yield "rule", graded.reason.rule
 
 
 def _shown(text: str) -> str:
+    """The beginning of a text in one line, without characters that could change a terminal."""
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     return line if len(line) <= _MAX_SHOWN_CHARACTERS else f"{line[:_MAX_SHOWN_CHARACTERS]}..."
 

@@ -1,7 +1,7 @@
-r"""Expressions in LaTeX as parsing.py normalizes it, read by a closed grammar: anything else makes a text unreadable.
+r"""A parser of expressions in LaTeX, as parsing.py normalizes it, with a closed grammar.
 
-Nothing is skipped: each command, letter and sign is part of the expression or makes it unreadable. Readings where TeX
-leaves a choice:
+Nothing is skipped: a command, letter or sign that is not in the grammar makes the text unreadable. Ambiguous notation
+is read as follows:
 
 - An unbracketed argument of a function ends at an operator, at the next function, and at a bracket that does not follow
   a number: `\sin 2x\cos x` and `\ln 2\cdot\ln 3` are products, `\sin x(1+x)` too, and `\sin 2(x+1)` is not.
@@ -11,13 +11,14 @@ leaves a choice:
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
-from math import factorial, isqrt, prod
+from functools import lru_cache, reduce
+from math import factorial, isqrt
+from typing import Any
 
-from components.grading.vocabulary import FUNCTION_NAMES, LETTER_STYLES, TEXT_STYLES
+from components.grading.vocabulary import FUNCTION_NAMES, TEXT_STYLES
 
 _MAX_DEPTH = 60
 _MAX_BITS = 20_000
@@ -53,16 +54,10 @@ _UNKNOWN_FUNCTIONS = frozenset("fghFGH")
 _TYPED = re.compile(rf"(?:{'|'.join(_TYPED_FUNCTIONS)}|sqrt)(?![a-df-hj-wyzA-Z])")
 _OF_TWO = {"frac": "/", "binom": "binomial"}
 _ACCENTS = frozenset({"bar", "hat", "tilde", "overline", "vec", "overrightarrow", "dot"})
-_STYLES = frozenset(TEXT_STYLES + LETTER_STYLES)
-_BRACKETS = {
-    "(": ")",
-    "[": "]",
-    "{": "}",
-    r"\{": r"\}",
-    r"\lfloor": r"\rfloor",
-    r"\lceil": r"\rceil",
-    "|": "|",
-}
+_STYLES = frozenset(TEXT_STYLES)
+_BRACKETS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", "|": "|"}
+_BEGIN_FACTOR = _NAMES | _ACCENTS | _STYLES | _UNBRACKETED | _WITH_LIST
+_BEGIN_FACTOR |= {*_CONSTANTS, *_OF_TWO, "sqrt", "begin", "degree"}
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 _PRODUCTS = frozenset({r"\cdot", r"\times", "*", r"\ast"})
 _QUOTIENTS = frozenset({"/", r"\div"})
@@ -80,15 +75,12 @@ _INFINITY = Node("constant", value="infinity")
 
 @lru_cache(maxsize=4096)
 def parse_expression(latex: str) -> Node:
-    """Return the expression that a text writes.
-
-    Raises UnreadableError where any part of the text is not understood.
-    """
+    """Return the expression that a text denotes; raise UnreadableError if any part of it is not in the grammar."""
     return _Parser(latex).parse()
 
 
 def variables(node: Node) -> set[str]:
-    """Return the names of the variables of an expression, and its values of unknown functions such as `f(2)`."""
+    """Return the variables of an expression, and its values of unknown functions such as `f(2)`."""
     if node.operation == "name":
         return {str(node.value)}
     if node.operation == "apply":
@@ -96,8 +88,15 @@ def variables(node: Node) -> set[str]:
     return set().union(*map(variables, node.operands)) if node.operands else set()
 
 
+def within(node: Node) -> Iterator[Node]:
+    """Yield an expression and all its parts, at any depth."""
+    yield node
+    for operand in node.operands:
+        yield from within(operand)
+
+
 def _nested(read: Callable[..., Node]) -> Callable[..., Node]:
-    """A method of a parser that may call itself only so deeply."""
+    """Limit how deeply a method of the parser may call itself; deeper text is unreadable."""
 
     def read_deeper(parser: "_Parser", **options: bool) -> Node:
         parser.depth += 1
@@ -111,7 +110,7 @@ def _nested(read: Callable[..., Node]) -> Callable[..., Node]:
 
 
 class _Parser:
-    """A parser of one text, by recursive descent."""
+    """A recursive-descent parser of one text."""
 
     def __init__(self, latex: str) -> None:
         self._tokens: list[str] = _TOKEN.findall(latex)
@@ -124,19 +123,24 @@ class _Parser:
     def parse(self) -> Node:
         node = self._sum()
         infinite = node.operands[0] if node.operation == "-" else node
-        if self._peek() or (infinite != _INFINITY and _holds(node, _INFINITY)):
+        if self._peek() or (infinite != _INFINITY and _INFINITY in within(node)):
             raise UnreadableError
         return node
 
     # Tokens.
 
-    def _peek(self) -> str:
-        """The next token that is not a space; empty at the end."""
-        while self._place < len(self._tokens) and self._tokens[self._place] in _SPACES:
-            self._place += 1
+    def _token(self) -> str:
+        """The next token, which may be a space; empty at the end."""
         return self._tokens[self._place] if self._place < len(self._tokens) else ""
 
+    def _peek(self) -> str:
+        """Skip spaces and return the next token; empty at the end."""
+        while self._token() in _SPACES:
+            self._place += 1
+        return self._token()
+
     def _next(self) -> str:
+        """Consume the next token that is not a space."""
         token = self._peek()
         self._place += 1
         return token
@@ -146,6 +150,7 @@ class _Parser:
             raise UnreadableError
 
     def _command(self) -> str:
+        """The name of the command that comes next; empty if none does."""
         token = self._peek()
         return token[1:] if token[:1] == "\\" else ""
 
@@ -162,27 +167,28 @@ class _Parser:
             terms.append(Node("-", (term,)) if is_minus else term)
         return terms[0] if len(terms) == 1 else Node("+", tuple(terms))
 
-    def _is_negative(self) -> bool:
-        """Take the signs before a term, a factor or an exponent."""
-        is_negative = False
+    def _signs(self) -> int:
+        """Consume the signs before a term or a factor; return how many are minus signs."""
+        num_minus = 0
         while self._peek() in {"+", "-"}:
-            is_negative ^= self._next() == "-"
-        return is_negative
+            num_minus += self._next() == "-"
+        return num_minus
 
     def _product(self, *, signed: bool) -> Node:
-        negative = signed and self._is_negative()
+        num_minus = self._signs() if signed else 0
         left = self._factors()
         while (operator := self._peek()) in _PRODUCTS or operator in _QUOTIENTS:
             self._next()
-            negative ^= self._is_negative()
+            num_minus += self._signs()
             left = Node("*" if operator in _PRODUCTS else "/", (left, self._factors()))
-        return Node("-", (left,)) if negative else left
+        return Node("-", (left,)) if num_minus % 2 else left
 
     def _factors(self) -> Node:
+        """The product of factors without a sign between them, such as `2x(y+1)`."""
         factors = [self._factor()]
         while self._begins_factor():
             if self._peek().isdigit() and factors[-1].operation in {"number", "name"}:
-                raise UnreadableError  # `2 3` and `x2` are no products
+                raise UnreadableError  # `2 3` and `x2` are not products
             factors.append(self._factor())
         return factors[0] if len(factors) == 1 else Node("*", tuple(factors))
 
@@ -192,10 +198,7 @@ class _Parser:
             return self._bars == 0
         if token in _BRACKETS or (token.isascii() and token.isalnum()):
             return True
-        name = self._command()
-        return name in (_NAMES | _ACCENTS | _STYLES | _UNBRACKETED | _WITH_LIST) or (
-            name in {*_CONSTANTS, *_OF_TWO, "sqrt", "begin", "degree"}
-        )
+        return self._command() in _BEGIN_FACTOR
 
     def _factor(self) -> Node:
         if function := self._function_name():
@@ -203,6 +206,7 @@ class _Parser:
         return self._powers(self._atom())
 
     def _powers(self, base: Node) -> Node:
+        """An atom with the powers, factorials and degree signs after it."""
         while (token := self._peek()) in {"^", "!", "_", "'"} or token == r"\degree":
             if token == "^" and base.operation == "^":
                 raise UnreadableError
@@ -211,7 +215,8 @@ class _Parser:
                 base = Node("^", (base, self._exponent()))
             elif token == "!":
                 is_double = self._peek() == "!"
-                self._place += is_double
+                if is_double:
+                    self._next()
                 base = Node("double factorial" if is_double else "factorial", (base,))
             elif token == r"\degree":
                 base = Node("degree", (base,))
@@ -227,12 +232,12 @@ class _Parser:
         return Node("-", (power,)) if negative else power
 
     def _argument(self, *, is_last: bool = False) -> Node:
-        r"""What a command such as `\frac` takes: one group, one digit, one letter or one command."""
+        r"""The argument of a command such as `\frac`: one group, one digit, one letter or one command."""
         token = self._peek()
         if token.isascii() and token.isdigit():
             digit = self._next()
-            if is_last and self._place < len(self._tokens) and self._tokens[self._place].isdigit():
-                raise UnreadableError  # TeX prints the root of 1, and then 0, for `\sqrt10`
+            if is_last and self._token().isdigit():
+                raise UnreadableError  # TeX prints `\sqrt10` as the root of 1, followed by 0
             return Node("number", value=Fraction(digit))
         if token.isalpha() or token in {"{", "("} or token[:1] == "\\":
             return self._atom(indexed=False)
@@ -241,7 +246,7 @@ class _Parser:
     # Functions.
 
     def _function_name(self) -> str:
-        r"""Take the name of a function, with a backslash, in `\operatorname` or without; empty where none comes."""
+        r"""Consume the name of a function: a command, a word in `\operatorname` or a typed word; empty without one."""
         name = self._command()
         if name in _UNBRACKETED or name in _WITH_LIST:
             self._next()
@@ -260,26 +265,31 @@ class _Parser:
         return ""
 
     def _typed(self) -> str:
+        """The function name that comes next, typed without a backslash; empty if none does."""
         match = _TYPED.match("".join(self._tokens[self._place : self._place + 7]))
         return match[0] if match else ""
 
     def _function(self, name: str) -> Node:
+        """The value of a function, with what follows its name: a power, a base and the argument."""
         power, base = self._scripts(name)
         if name in _WITH_LIST:
             self._expect("(")
-            return self._powers(Node(name, self._list(")")))
+            arguments = self._separated(",")
+            self._expect(")")
+            return self._powers(Node(name, arguments))
         if power is not None and exact_value(power) == -1:
             if name not in _INVERSES:
                 raise UnreadableError
             name, power = _INVERSES[name], None
-        bracketed = self._peek() in _BRACKETS
-        argument = self._atom() if bracketed else self._unbracketed()
+        is_bracketed = self._peek() in _BRACKETS
+        argument = self._atom() if is_bracketed else self._unbracketed()
         value = Node(name, (argument,) if base is None else (argument, base))
         if power is not None:
             return Node("^", (value, power))
-        return self._powers(value) if bracketed else value
+        return self._powers(value) if is_bracketed else value
 
     def _scripts(self, name: str) -> tuple[Node | None, Node | None]:
+        r"""The power and the base after the name of a function, as in `\log_2^3 x`; None for each that is missing."""
         power = base = None
         while (token := self._peek()) in {"^", "_"}:
             self._next()
@@ -293,23 +303,25 @@ class _Parser:
         return power, base
 
     def _is_long_index(self) -> bool:
-        r"""Whether an index that is a number is followed by a space: `\log_10 2`, but `\log_28` is of 8."""
-        place = self._place
-        while place < len(self._tokens) and self._tokens[place].isdigit():
-            place += 1
-        return place - self._place > 1 and place < len(self._tokens) and not self._tokens[place].isdigit()
+        r"""Whether all digits that follow are the base: `\log_10 2` has the base 10, but `\log_28` is the log of 8."""
+        start = self._place
+        num_digits = len(self._digits())
+        has_more = self._token() != ""
+        self._place = start
+        return num_digits > 1 and has_more
 
     @_nested
     def _unbracketed(self) -> Node:
-        if self._is_negative():
+        """The argument of a function without brackets; see the top of this file for its end."""
+        if self._signs() % 2:
             return Node("-", (self._unbracketed(),))
         if function := self._function_name():
             return self._function(function)
         factors = [self._powers(self._atom())]
         while self._begins_factor():
-            place = self._place
-            if self._function_name():
-                self._place = place
+            start = self._place
+            if self._function_name():  # the next function is not part of the argument
+                self._place = start
                 break
             is_numeric = all(exact_value(factor) is not None for factor in factors)
             if self._peek() in _BRACKETS and not is_numeric:
@@ -323,6 +335,7 @@ class _Parser:
 
     @_nested
     def _atom(self, *, indexed: bool = True) -> Node:
+        """A number, a name, a bracket or a command with its arguments; with `indexed`, a name may have an index."""
         token = self._peek()
         if (token.isascii() and token.isdigit()) or token == ".":
             return self._number()
@@ -374,7 +387,7 @@ class _Parser:
         return Node("root", (self._argument(is_last=True), index))
 
     def _series(self, name: str) -> Node:
-        r"""`\sum_{k=1}^{n} ...`, which is not computed: it equals a series of equal bounds and terms over its index."""
+        """A sum or product over an index, which is not evaluated: it equals only one with the same bounds and terms."""
         self._expect("_")
         self._expect("{")
         index = self._next()
@@ -389,10 +402,11 @@ class _Parser:
         return Node("apply", (low, high, term), f"\\{name}")
 
     def _verbatim(self) -> str:
+        """The text in a group in braces that contains no other group."""
         self._expect("{")
         text = ""
-        while (token := self._tokens[self._place] if self._place < len(self._tokens) else "{") != "}":
-            if token == "{":
+        while (token := self._token()) != "}":
+            if token in {"{", ""}:
                 raise UnreadableError
             text += token
             self._place += 1
@@ -400,8 +414,9 @@ class _Parser:
         return text.strip()
 
     def _number(self) -> Node:
+        """An integer, a decimal, a repeating decimal or a mixed number."""
         digits = self._digits()
-        if self._place < len(self._tokens) and self._tokens[self._place] == ".":
+        if self._token() == ".":
             self._place += 1
             places = self._digits()
             if not digits + places:
@@ -419,7 +434,7 @@ class _Parser:
 
     def _digits(self) -> str:
         start = self._place
-        while self._place < len(self._tokens) and "0" <= self._tokens[self._place] <= "9":
+        while "0" <= self._token() <= "9":
             self._place += 1
         return "".join(self._tokens[start : self._place])
 
@@ -440,24 +455,26 @@ class _Parser:
         return self._applied(name, is_function=is_function or "'" in name) or _named(name)
 
     def _applied(self, name: str, *, is_function: bool) -> Node | None:
-        """The value of a function that has this name; None where it is the name of a factor."""
+        """The value of a function with this name; None if the name is a factor and a bracket the next one."""
         if self._peek() != "(" or name in {"e", "i"}:
             return None
         start, bars, self._bars = self._place, self._bars, 0
         self._next()
-        arguments = self._list(")")
+        arguments = self._separated(",")
+        self._expect(")")
         self._bars = bars
         if is_function or len(arguments) > 1 or arguments[0].operation in {"name", "number"}:
             return Node("apply", arguments, name)
-        # The bracket is read once: reading each twice would take exponentially long in how deeply they are nested.
+        # Keep the bracket: reading it again would take time exponential in the depth of nesting.
         self._brackets[start] = _grouped(arguments[0]), self._place
         self._place = start
         return None
 
     def _index(self) -> str:
+        """The index of a name: digits, a letter, a command or a group in braces."""
         if self._peek() != "{":
             index = self._next()
-            while index.isdigit() and self._place < len(self._tokens) and self._tokens[self._place].isdigit():
+            while index.isdigit() and self._token().isdigit():
                 index += self._next()
         else:
             index = "".join(self._verbatim().split())
@@ -468,6 +485,7 @@ class _Parser:
     # Brackets and matrices.
 
     def _bracket(self) -> Node:
+        """The content of brackets, or a function that is written as brackets: floor, ceiling, absolute value."""
         if known := self._brackets.get(self._place):
             content, self._place = known
             return content
@@ -481,13 +499,13 @@ class _Parser:
             return Node(functions[opening], (content,))
         return _grouped(content)
 
-    def _list(self, closing: str) -> tuple[Node, ...]:
-        arguments = [self._sum()]
-        while self._peek() == ",":
+    def _separated(self, separator: str) -> tuple[Node, ...]:
+        """Expressions between separators: the arguments of a function, or the elements in a row of a matrix."""
+        nodes = [self._sum()]
+        while self._peek() == separator:
             self._next()
-            arguments.append(self._sum())
-        self._expect(closing)
-        return tuple(arguments)
+            nodes.append(self._sum())
+        return tuple(nodes)
 
     def _matrix(self) -> Node:
         kind = self._verbatim()
@@ -495,50 +513,50 @@ class _Parser:
             raise UnreadableError
         if kind == "array" and not re.fullmatch(r"[clr|\s]+", self._verbatim()):
             raise UnreadableError
-        rows = [self._row()]
+        rows = [self._separated("&")]
         while self._peek() == r"\\":
             self._next()
             if self._peek() != r"\end":
-                rows.append(self._row())
+                rows.append(self._separated("&"))
         self._expect(r"\end")
         if self._verbatim() != kind or len({len(row) for row in rows}) != 1:
             raise UnreadableError
         matrix = Node("matrix", tuple(each for row in rows for each in row), Fraction(len(rows[0])))
         return Node("determinant", (matrix,)) if kind == "vmatrix" else matrix
 
-    def _row(self) -> list[Node]:
-        elements = [self._sum()]
-        while self._peek() == "&":
-            self._next()
-            elements.append(self._sum())
-        return elements
-
-
-def _holds(node: Node, part: Node) -> bool:
-    return node == part or any(_holds(operand, part) for operand in node.operands)
-
 
 def _renamed(node: Node, name: str, new: str) -> Node:
+    """An expression with another name for one of its variables."""
     if node.operation in ("name", "constant") and node.value == name:  # `i` may be an index, too
         return Node("name", value=new)
     return Node(node.operation, tuple(_renamed(each, name, new) for each in node.operands), node.value)
 
 
 def _grouped(node: Node) -> Node:
-    """What is in brackets: `(2)3` is a product, and `(x^2)^3` has one meaning."""
+    """A node for brackets, where they matter: `(2)3` is a product, and `(x^2)^3` is allowed, unlike `x^2^3`."""
     return Node("group", (node,)) if node.operation in {"number", "name", "^"} else node
 
 
 def _named(name: str) -> Node:
+    """A variable, or one of the constants e and i."""
     return Node("constant", value=name) if name in {"e", "i"} else Node("name", value=name)
 
 
 # Exact arithmetic.
 
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "+": lambda *terms: reduce(operator.add, terms),
+    "-": operator.neg,
+    "*": lambda *factors: reduce(operator.mul, factors),
+    "/": operator.truediv,
+    "group": lambda value: value,
+}
+"""Operations that Python's operators compute, for fractions as well as for the expressions of sympy."""
+
 
 @lru_cache(maxsize=4096)
 def exact_value(node: Node) -> Fraction | None:
-    """Return the value of a constant expression; None where it is irrational, undefined or huge."""
+    """Return the value of a constant expression; None if it is irrational, undefined or huge, or has variables."""
     try:
         return _evaluate(node)
     except ArithmeticError:
@@ -548,9 +566,9 @@ def exact_value(node: Node) -> Fraction | None:
 def _evaluate(node: Node) -> Fraction:
     if node.operation == "number":
         return Fraction(node.value)
-    if node.operation not in _ARITHMETIC:
+    if node.operation not in _EXACT:
         raise ArithmeticError
-    value = _ARITHMETIC[node.operation](*map(_evaluate, node.operands))
+    value: Fraction = _EXACT[node.operation](*map(_evaluate, node.operands))
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
         raise ArithmeticError
     return value
@@ -580,13 +598,4 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     return base ** int(exponent)
 
 
-_ARITHMETIC: dict[str, Callable[..., Fraction]] = {
-    "+": lambda *terms: sum(terms, Fraction(0)),
-    "-": operator.neg,
-    "*": lambda *factors: prod(factors, start=Fraction(1)),
-    "/": operator.truediv,
-    "^": _power,
-    "root": _root,
-    "factorial": _factorial,
-    "group": lambda value: value,
-}
+_EXACT = ARITHMETIC | {"^": _power, "root": _root, "factorial": _factorial}

@@ -1,12 +1,10 @@
 r"""The final answer of a text: the last one that it states, in a box, after `####`, in `<answer>` or in a sentence.
 
-Text around an answer changes it only where it is part of the value, such as a minus sign before a box or a unit behind
-it. What follows an answer counts only where it states another answer; a text may check or doubt itself. No rule looks
-across a line break before the answer.
+Text around an answer counts only if it is part of the value, such as a minus sign before a box or a unit after it, or
+states another answer; a text may check or doubt itself. An answer and the words that introduce it are in one line.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
@@ -26,7 +24,7 @@ _STRUCK_OUT = re.compile(r"~~[^~\n]{1,300}~~|<(s|del|strike)>[^<\n]{1,300}</\1>"
 
 
 class Box(NamedTuple):
-    r"""One `\boxed{}` of a text: `text[start:end]` is the whole of it."""
+    r"""A `\boxed{}` in a text; `text[start:end]` is the whole command."""
 
     start: int
     end: int
@@ -39,50 +37,45 @@ class FinalAnswer:
 
     text: str
     others: tuple[str, ...] = ()
-    """Other values that the text gives for the same answer: all have to be right."""
+    """Other forms of the answer in the text, which must be right, too."""
     place: int = 0
-    """Where the answer, or the mark of it, begins."""
+    """Where the answer, or a mark such as `####` before it, begins in the text."""
 
 
 def final_answer(text: str, policy: AnswerPolicy) -> str | None:
     """Return the answer where the policy looks for it; None without one."""
-    found = find_answer(text, policy)
-    return found.text if found else None
+    answer = find_answer(text, policy)
+    return answer.text if answer else None
 
 
 def find_answer(text: str, policy: AnswerPolicy) -> FinalAnswer | None:
     """Return the last answer that is stated where the policy looks for it; None without one.
 
-    Text inside `<think>` does not count, nor does text that is struck out. A text that breaks off has no answer, even
-    if it contains numbers.
+    Text inside `<think>` and struck-out text do not count.
     """
-    text = _without_struck_out(outside_thoughts(text))
+    text = _STRUCK_OUT.sub(lambda match: " " * len(match[0]), outside_thoughts(text))
     forms = _DECLARED_FORMS.get(policy, _DECLARED_FORMS[AnswerPolicy.DECLARED])
     declared = max(filter(None, (find(text) for find in forms)), key=attrgetter("place"), default=None)
     later = _stated_after(text, declared) if declared else None
     if policy in _DECLARED_FORMS:
-        return replace(declared, others=(*declared.others, later.text)) if declared and later else declared
+        if declared and later:
+            return replace(declared, others=(*declared.others, later.text))
+        return declared
     return later or declared or _stated(text, last_sentence=policy is AnswerPolicy.LAST_SENTENCE)
 
 
-def _without_struck_out(text: str) -> str:
-    if "~~" not in text and "</" not in text:
-        return text
-    return _STRUCK_OUT.sub(lambda match: " " * len(match[0]), text)
-
-
 def has_reasoning(text: str, policy: AnswerPolicy) -> bool:
-    """Tell whether anything is written before the final answer; thoughts count, and a bare answer has none."""
-    found = find_answer(text, policy)
-    if found is None:
+    """Tell whether there is text before the final answer, thoughts included."""
+    answer = find_answer(text, policy)
+    if answer is None:
         return False
-    thoughts, before = text.rpartition(_THOUGHT_END)[0], outside_thoughts(text)[: found.place]
+    thoughts, before = text.rpartition(_THOUGHT_END)[0], outside_thoughts(text)[: answer.place]
     return bool(_NOT_REASONING.sub("", thoughts + before))
 
 
 def outside_thoughts(text: str) -> str:
     """Return a response without the text between `<think>` and `</think>`."""
-    # Where the prompt itself opened the thought, only its end is in the text.
+    # If the prompt opened the thought, the text has only its end.
     return _THOUGHT.sub(" ", text).rpartition(_THOUGHT_END)[2]
 
 
@@ -90,36 +83,33 @@ def outside_thoughts(text: str) -> str:
 
 
 def _tagged(text: str) -> FinalAnswer | None:
-    """The content of the last `<answer>`: a box in it, a statement in it, or all of it."""
-    if "</answer>" not in text or not (tags := list(_TAGGED.finditer(text))):
+    """The answer that the content of the last `<answer>` states, or else all of the content."""
+    tags = list(_TAGGED.finditer(text))
+    content = tags[-1][1].strip() if tags else ""
+    if not content:
         return None
-    content = tags[-1][1].strip()
-    found = find_answer(content, AnswerPolicy.LAST_SENTENCE) if content else None
-    answer = found or FinalAnswer(content)
-    return replace(answer, place=tags[-1].start()) if answer.text else None
+    answer = find_answer(content, AnswerPolicy.LAST_SENTENCE) or FinalAnswer(content)
+    return replace(answer, place=tags[-1].start())
 
 
 def _boxed(text: str) -> FinalAnswer | None:
-    """The last box, or boxes in a list, with the sign, the relation and the unit beside it."""
+    """The last box, or the last list of boxes, with the sign, relation and unit beside each."""
     group = _last_boxes(text)
     if not group or not all(box.content for box in group):
         return None
-    bounds = zip(
-        [0, *(box.end for box in group[:-1])], group, [*(box.start for box in group[1:]), len(text)], strict=True
-    )
-    contents = [
-        _with_neighbors(
-            text[max(begin, box.start - _MAX_BESIDE_CHARACTERS) : box.start],
-            box.content,
-            text[box.end : min(end, box.end + _MAX_BESIDE_CHARACTERS)],
-        )
-        for begin, box, end in bounds
-    ]
+    contents = []
+    for index, box in enumerate(group):
+        begin = max(group[index - 1].end if index else 0, box.start - _MAX_BESIDE_CHARACTERS)
+        end = group[index + 1].start if box is not group[-1] else len(text)
+        after = text[box.end : min(end, box.end + _MAX_BESIDE_CHARACTERS)]
+        contents.append(_with_neighbors(text[begin : box.start], box.content, after))
     answer = ", ".join(dict.fromkeys(contents))
-    before, after = text[: group[0].start].rstrip()[-1:], text[group[-1].end :].lstrip()[:1]
-    if len(group) > 1 and before and before in "([" and after and after in ")]":
-        answer = f"{before}{answer}{after}"
-    form = _OTHER_FORM.match(text[group[-1].end : group[-1].end + 2 * _MAX_BESIDE_CHARACTERS])
+    behind = text[group[-1].end : group[-1].end + 2 * _MAX_BESIDE_CHARACTERS]
+    if len(group) > 1:
+        opening, closing = text[: group[0].start].rstrip()[-1:], behind.lstrip()[:1]
+        if opening in {"(", "["} and closing in {")", "]"}:
+            answer = f"{opening}{answer}{closing}"
+    form = _OTHER_FORM.match(behind)
     others: tuple[str, ...] = (form["formula"] or form["number"] or form["words"],) if form else ()
     return FinalAnswer(answer, others, group[0].start)
 
@@ -145,16 +135,17 @@ _SIMPLE = re.compile(r"[^=<>,;&]+")
 
 
 def _with_neighbors(before: str, content: str, after: str) -> str:
-    """The content of a box with the sign or relation before it and the unit or scale behind it, if it has any."""
+    """The content of a box with the sign or relation before it and the unit, result or scale after it, if any."""
     if not _SIMPLE.fullmatch(content):
         return content
     before = _TAG_BEFORE_BOX.sub("", before)
-    is_marked_line = _BULLET_OR_QUOTE.search(before)
-    if not is_marked_line and (relation := _RELATION_BEFORE_BOX.search(before)):
-        return f"{relation['name'] or 'x'} {relation['sign']} {content}"
-    if not is_marked_line and (found := _BEFORE_BOX.search(before)):
-        is_sum = found["part"].strip() in {"-", "\u2212"} and re.search(r"[-+]|\\pm", content.lstrip("-+"))
-        content = f"{found['part']}({content})" if is_sum else f"{found['part']}{content}"
+    if not _BULLET_OR_QUOTE.search(before):
+        if relation := _RELATION_BEFORE_BOX.search(before):
+            return f"{relation['name'] or 'x'} {relation['sign']} {content}"
+        if match := _BEFORE_BOX.search(before):
+            is_minus = match["part"].strip() in {"-", "\u2212"}
+            is_sum = re.search(r"[-+]|\\pm", content.lstrip("-+"))
+            content = match["part"] + (f"({content})" if is_minus and is_sum else content)
     if behind := _UNIT_BEHIND_BOX.match(after):
         unit = behind["sign"] or behind["text"]
         if behind["sign"] or split_unit(f"{content} {unit}")[1]:
@@ -172,13 +163,13 @@ _FIRST_WORD = re.compile(r"[\s$*~]*(?:\\[)\], ;:]\s*)*(?:\\(?:text|mathrm|mbox)\
 
 
 def scale_behind(after: str) -> str:
-    r"""Return the word for a multiple or a part that begins a text, as `\text{ million}`; empty without one."""
+    r"""Return the first word of a text as `\text{ million}` if it is a multiple or a part; otherwise empty."""
     word = _FIRST_WORD.match(after)
     return rf"\text{{ {word[1]}}}" if word and word[1].lower().rstrip("s") in _SCALES else ""
 
 
 def _marked(text: str) -> FinalAnswer | None:
-    """The line behind the last mark that is not that of a heading, such as `#### Verification`."""
+    """The line after the last `####` that does not begin a heading such as `#### Verification`."""
     end = len(text)
     while (place := text.rfind(_MARKER, 0, end)) >= 0:
         line, _, below = text[place + len(_MARKER) : end].partition("\n")
@@ -192,12 +183,12 @@ def _marked(text: str) -> FinalAnswer | None:
 
 
 def _read_line(line: str, place: int) -> FinalAnswer:
-    """A marked line: an answer, maybe with a label, a gloss such as `5 (five)` or a sentence around it."""
+    """The answer in a line after `####`, maybe in a box, in a sentence or with a gloss as in `5 (five)`."""
     if boxed := _boxed(line):
         return replace(boxed, place=place)
     if len(line) > _MAX_BARE_CHARACTERS:
         return FinalAnswer(line, place=place)
-    line = _CODE.sub(r"\2", line) if "`" in line else line
+    line = _CODE.sub(r"\2", line)
     if remark := _REMARK_BEHIND_NUMBER.match(line):
         line = remark[1]
     if gloss := _GLOSS.fullmatch(line):
@@ -211,18 +202,19 @@ def _read_line(line: str, place: int) -> FinalAnswer:
 
 
 def _in_sentence(line: str) -> str | None:
-    """The only value of a sentence such as "Jane has 5 apples."; None where a line is anything else."""
+    """The only value of a sentence such as "Jane has 5 apples."; None for any other line."""
     if not _SUBJECT_AND_VERB.match(line) or _NO_STATEMENT.search(line):
         return None
     value = _last_value(line)
-    if value is None or len(_DIGITS.findall(_without_formulas(line) if "$" in value.text else line)) != 1:
+    if value is None:
         return None
+    num_numbers = len(_DIGITS.findall(_without_formulas(line) if "$" in value.text else line))
     after = line[value.end :]
-    return None if _CHANGED_BEHIND.match(after) else value.text + scale_behind(after)
+    return value.text + scale_behind(after) if num_numbers == 1 and not _CHANGED_BEHIND.match(after) else None
 
 
 def _at_its_beginning(line: str) -> str | None:
-    """The number that a sentence such as "5 apples are left." begins with, and what it counts."""
+    """The number and noun at the beginning of a sentence such as "5 apples are left."; None for any other line."""
     match = _COUNTED.fullmatch(line)
     if not match or _NO_STATEMENT.search(line):
         return None
@@ -236,7 +228,7 @@ _BRACE = re.compile(r"\\[\\{}]|[{}]")
 _MAX_NESTED = 4
 _MAX_JOIN_CHARACTERS = 60
 _MAX_BOX_CHARACTERS = 1000  # longer content is not an answer
-# Nothing but "and", commas and a few words stands between boxes that are one answer.
+# Only "and", commas and a few words may be between boxes that are one answer.
 _DELIMITERS = re.compile(r"[\s$]*(?:\\[()\[\]][\s$]*)*")
 _CONCLUDES_LIST = re.compile(
     r"\b(?:so|thus|hence|therefore|then|giv(?:es|ing)|mak(?:es|ing)|for an?|sum|total|product|difference|ratio"
@@ -251,9 +243,9 @@ _JOIN = re.compile(r"(?=.*(?:[,;]|\b(?:and|or)\b))(?:[^.!?]|\\[!.])*", re.DOTALL
 
 
 def _last_boxes(text: str) -> list[Box]:
-    """The last box, and those before it in the same list; none where the last box is never closed."""
-    boxes, all_closed = _boxes(text)
-    if not boxes or not all_closed:
+    """The last box and those before it in the same list; none if the last box is never closed."""
+    boxes = find_boxes(text)
+    if not boxes or _COMMAND.search(text, boxes[-1].end):
         return []
     first = len(boxes) - 1
     while first and boxes[first].start - boxes[first - 1].end <= _MAX_JOIN_CHARACTERS:
@@ -265,38 +257,33 @@ def _last_boxes(text: str) -> list[Box]:
 
 
 def find_boxes(text: str) -> list[Box]:
-    r"""Return each closed `\boxed{...}`, `\fbox{...}` or `\boxed 2`, with its place in the text."""
-    return _boxes(text)[0]
-
-
-def _boxes(text: str) -> tuple[list[Box], bool]:
-    """The boxes up to the first that is never closed, and whether all are closed."""
+    r"""Return each `\boxed{...}`, `\fbox{...}` or `\boxed 2` up to the first that is never closed."""
     boxes: list[Box] = []
     position = 0
     while command := _COMMAND.search(text, position):
         content, position = _content(text, command.end())
         if content is None:
-            return boxes, False
+            break
         boxes.append(Box(command.start(), position, _innermost(content)))
-    return boxes, True
+    return boxes
 
 
 def _content(text: str, start: int) -> tuple[str | None, int]:
-    """The content of a box that begins at `start`, and where the box ends; None where it is never closed."""
+    """The content of a box that begins at `start`, None if it is never closed, and the end of the box."""
     if not text.startswith("{", start):
         unbraced = _UNBRACED.match(text, start)
         content = unbraced.group().rstrip(".,;:") if unbraced else ""
         return content, start + len(content)
     depth = 0
     for match in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(match.group(), 0)  # escaped ones are text
+        depth += {"{": 1, "}": -1}.get(match.group(), 0)  # escaped braces do not count
         if depth == 0:
             return text[start + 1 : match.start()].strip(), match.end()
     return None, len(text)
 
 
 def _innermost(content: str) -> str:
-    """The content of the innermost box, where a box holds nothing but another one."""
+    """The content of the innermost box, if each box contains only another box."""
     for _ in range(_MAX_NESTED if len(content) <= _MAX_BOX_CHARACTERS else 0):
         command = _COMMAND.match(content)
         inner, end = _content(content, command.end()) if command else (None, 0)
@@ -315,7 +302,6 @@ _HEADING = re.compile(
     r"|(?:step|part|method|approach|case) (?:\d+|[a-z]))\W*",
     re.IGNORECASE,
 )
-_PARTS_OF_SPECIAL_TOKENS = ("|>", "s>", "<pad>", "<unk>", "<end", "<eot>", "INST]")
 _INTRODUCES = re.compile(
     r"[:=\u2248]|\b(?:is|are|equals?|was|were|be|about|approximately|roughly)\b|'s\b", re.IGNORECASE
 )
@@ -350,7 +336,7 @@ _NO_STATEMENT = re.compile(
     re.IGNORECASE,
 )
 _ANSWER_HEADING = re.compile(r"[\W_]*(?:(?:the|final|correct) ){0,2}(?:answer|result|solution)[\W_]*", re.IGNORECASE)
-# A number with a full stop is that of a step.
+# A number with a full stop is the number of a step, so no full stop is allowed here.
 _REMARK_BEHIND_NUMBER = re.compile(r"(-?\$?[0-9](?:[0-9.,/]*[0-9])?%?)\s+(?=\(?[A-Z][\w'\u2019-]*[,!:]?\s+\S+\s+\S)")
 _GLOSS = re.compile(r"(?P<value>[^()]*\d[^()]*?)\s+\((?P<gloss>[^()]+)\)\.?")
 _SUBJECT_AND_VERB = re.compile(r"[A-Z][a-z'\u2019]*\s+(?:[a-zA-Z'\u2019-]+\s+)*[a-z]")
@@ -412,14 +398,14 @@ _DECLARED_FORMS = {
     AnswerPolicy.MARKED: (_marked,),
     AnswerPolicy.DECLARED: (_marked, _boxed, _tagged),
 }
-"""Of answers at the same place, that of the first function counts."""
+"""If two functions find answers at the same place, the first counts."""
 
 
 # Answers in sentences.
 
 
 class _Value(NamedTuple):
-    """A formula or number: `sentence[start:end]`."""
+    """A formula or number in a sentence, and its place."""
 
     start: int
     end: int
@@ -427,54 +413,52 @@ class _Value(NamedTuple):
 
 
 def _stated_after(text: str, declared: FinalAnswer) -> FinalAnswer | None:
-    """Another answer than the declared one, which a phrase such as "The answer is" gives behind it."""
-    known = {_MARKUP.sub("", each) for each in (declared.text, *declared.others)}
+    """An answer that a phrase such as "The answer is" states after the declared one; None if it is the same or none."""
     start = max(declared.place, len(text) - _MAX_CHARACTERS)
-    end = _without_hope(_before_special_tokens(text[start:]).rstrip())
+    end = _without_courtesy(_before_special_tokens(text[start:]).rstrip())
     for phrase in _phrases(end):
         if "box" in end[phrase.start() :] or _MARKER in end[phrase.start() :]:
             break  # the declared answer itself, or one before it
         answer = _after_phrase(end, phrase)
         if answer and _IS_VALUE.search(answer):  # not "Our answer is correct"
-            same = any(_MARKUP.sub("", answer) in each for each in known)
-            return None if same else FinalAnswer(answer, place=start + phrase.start())
+            plain = _MARKUP.sub("", answer)
+            is_same = any(plain in _MARKUP.sub("", each) for each in (declared.text, *declared.others))
+            return None if is_same else FinalAnswer(answer, place=start + phrase.start())
     return None
 
 
 def _stated(text: str, *, last_sentence: bool) -> FinalAnswer | None:
-    """The answer of the last sentence that states one in words; None where there is no such sentence.
+    """The answer in the last sentence that states one; None without such a sentence.
 
-    A text that is nothing but an answer states it. A conclusion counts only as the end of a text, in a finished
-    sentence.
+    A text that is only an answer states it. A conclusion counts only at the end of the text, in a finished sentence.
     """
-    # An answer stands at the end, and what a model wrote may be long and built to be slow to search.
+    # Only the end is searched: a model's text may be long and made to be slow to search.
     end = _before_special_tokens(text).strip()[-_MAX_CHARACTERS:]
-    end = _without_hope(_CALCULATION.sub("", end) if "<<" in end else end)
-    phrases = list(_phrases(end))
-    answer = next(filter(None, (_after_phrase(end, phrase) for phrase in phrases)), None)
-    if not phrases:
+    end = _without_courtesy(_CALCULATION.sub("", end))
+    if phrases := _phrases(end):
+        answer = next(filter(None, (_after_phrase(end, phrase) for phrase in phrases)), None)
+    else:
         answer = _bare(end) or _concluded(end, last_sentence=last_sentence)
     return FinalAnswer(answer, place=max(0, text.rfind(answer))) if answer else None
 
 
 def _before_special_tokens(text: str) -> str:
-    has_any = any(part in text for part in _PARTS_OF_SPECIAL_TOKENS)
-    return _SPECIAL_TOKENS.split(text, maxsplit=1)[0] if has_any else text
+    return _SPECIAL_TOKENS.split(text, maxsplit=1)[0]
 
 
-def _without_hope(text: str) -> str:
-    """The text without the polite sentences at its end."""
+def _without_courtesy(text: str) -> str:
+    """The text without polite sentences at its end, such as "I hope this helps"."""
     return _COURTESY.sub("", text).rstrip() if _COURTESY_WORDS.search(text, max(0, len(text) - 200)) else text
 
 
-def _phrases(text: str) -> Iterator[re.Match[str]]:
-    """The last phrases that state an answer, such as "The answer is", the last one first."""
-    found = [*_STATES.finditer(text)] if _MENTIONS_ANSWER.search(text) else []
-    yield from found[: -_MAX_PHRASES - 1 : -1]
+def _phrases(text: str) -> list[re.Match[str]]:
+    """The last phrases that state an answer, such as "The answer is", beginning with the last one."""
+    phrases = list(_STATES.finditer(text)) if _MENTIONS_ANSWER.search(text) else []
+    return phrases[-_MAX_PHRASES:][::-1]
 
 
 def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
-    """What follows a phrase such as "The answer is", unless it is a question, a condition or a denial."""
+    """The answer after a phrase such as "The answer is"; None after a question, a condition or a denial."""
     answer, end = _until_end(text, phrase.end())
     after = text[end:]
     before = _LAST_SENTENCE_BREAK.split(text[max(0, phrase.start() - _MAX_LINE_CHARACTERS) : phrase.start()])[-1]
@@ -492,7 +476,7 @@ def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
 
 
 def _until_end(text: str, start: int) -> tuple[str, int]:
-    """From `start` to the end of the sentence, and where that is; a formula that begins there is taken as a whole."""
+    """The text from `start` to the end of its sentence or of the formula that begins there, and that end."""
     formula = _FORMULA.match(text, start) if text.startswith(("$", "\\", "["), start) else None
     if formula and not re.match(r"\s*[^\W\d_]|\s*[$\\]", text[formula.end() :].lstrip(".,")):
         return next(group for group in formula.groups() if group is not None).strip(), formula.end()
@@ -502,7 +486,7 @@ def _until_end(text: str, start: int) -> tuple[str, int]:
 
 
 def _bare(text: str) -> str | None:
-    """The whole text, where it has no words beyond those of an answer."""
+    """The whole text if it is only an answer, without a sentence around it."""
     if not text or len(text) > _MAX_BARE_CHARACTERS or "\n\n" in text:
         return None
     formula = _FORMULA.search(text)
@@ -513,15 +497,16 @@ def _bare(text: str) -> str | None:
 
 
 def _concluded(text: str, *, last_sentence: bool) -> str | None:
-    """The value that the last sentence gives, if it is finished and concludes, or is the only one."""
-    # Full stops inside formulas end no sentence.
-    ends = {match.end() for match in _SENTENCE_END.finditer(_without_formulas(text))}
-    sentences = [part for start, end in pairwise([0, *sorted(ends), len(text)]) if (part := text[start:end]).strip()]
+    """The value in the last sentence, if that is finished and says "therefore" or the like, or is the only sentence."""
+    # A full stop inside a formula does not end a sentence.
+    ends = [match.end() for match in _SENTENCE_END.finditer(_without_formulas(text))]
+    parts = [text[start:end].strip() for start, end in pairwise([0, *ends, len(text)])]
+    sentences = list(filter(None, parts))
     if not sentences or "?" in sentences[-1]:
         return None
-    last = sentences[-1].strip()
+    last = sentences[-1]
     if len(sentences) > 1 and _FORMULA.fullmatch(last):  # a formula on a separate line ends the sentence before it
-        last = f"{sentences[-2].strip()} {last}"
+        last = f"{sentences[-2]} {last}"
     if last_sentence and _NO_SOLUTION.fullmatch(last):
         return "no solution"
     value = _last_value(last)
@@ -536,7 +521,7 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
 
 
 def _last_value(sentence: str) -> _Value | None:
-    """The formula or number that follows the last "is" of a sentence, or else its last one."""
+    """The first formula or number after the last "is" of a sentence, or else the last one of the sentence."""
     words = _without_formulas(sentence)
     values = [
         _Value(*match.span(), next(filter(None, match.groups())).strip()) for match in _FORMULA.finditer(sentence)
@@ -554,21 +539,19 @@ _LAST_NUMBER = re.compile(r"(?<![\w.{^])[-\u2212]?(?:\\?[$€£])?\d+(?:,\d{3})*
 
 
 def last_formula_or_number(text: str, *, formulas: bool) -> str | None:
-    """Return the last number of a text, or its last formula where no number follows it; None without either.
+    """Return the last number of a text, or its last formula if no number follows it; None without either.
 
-    Without `formulas` all numbers count, and nothing else.
+    Without `formulas`, only numbers count.
     """
-    end = _SPECIAL_TOKENS.split(text)[0][-_MAX_CHARACTERS:]
-    # Between two amounts in dollars stand words.
-    found = [match for match in _FORMULA.finditer(end) if not _HAS_WORDS.search(match.group())] if formulas else []
-    numbers = _LAST_NUMBER.findall(end, found[-1].end() if found else 0)
+    end = _before_special_tokens(text)[-_MAX_CHARACTERS:]
+    # A "formula" with words is the text between two amounts in dollars.
+    matches = [match for match in _FORMULA.finditer(end) if not _HAS_WORDS.search(match.group())] if formulas else []
+    numbers = _LAST_NUMBER.findall(end, matches[-1].end() if matches else 0)
     if numbers:
         return str(numbers[-1])
-    return next(filter(None, found[-1].groups())).strip() or None if found else None
+    return next(filter(None, matches[-1].groups())).strip() or None if matches else None
 
 
 def _without_formulas(text: str) -> str:
-    """The text with formulas blanked out, every other character in its place."""
-    if not any(sign in text for sign in ("$", "\\", "[ ")):
-        return text
+    """The text with each character of a formula replaced by a zero byte."""
     return _FORMULA.sub(lambda match: "\x00" * len(match.group()), text)

@@ -1,7 +1,7 @@
-"""Flexible extraction, which evaluations report beside the strict one: the answer of a response in any form.
+"""Flexible extraction, which evaluations report besides the strict one: the answer of a response in any form.
 
-Published numbers often take the last number of a response for its answer. Rewards never do: a number from the middle of
-an unfinished thought would teach the model to guess.
+Published results often take the last number of a response as its answer. Rewards never do: accepting a number from the
+middle of an unfinished thought would teach the model to guess.
 """
 
 import re
@@ -16,10 +16,9 @@ _SPACE = re.compile(r"\s+")
 
 
 def flexible_answer(response: str, policy: AnswerPolicy) -> str | None:
-    """Return the answer where the policy looks for it, or else in any other form, or else the last value; None without.
+    """Return the answer where the policy looks for it, else in any other form, else the last value; None without one.
 
-    The last value is a number where the policy asks for `####`, whose answers are numbers; otherwise it may also be a
-    formula. A truncated response has one too.
+    The last value is a number or a formula; with the policy `marked`, whose answers are numbers, only a number.
     """
     return (
         final_answer(response, policy)
@@ -29,23 +28,17 @@ def flexible_answer(response: str, policy: AnswerPolicy) -> str | None:
 
 
 def grade_flexibly(verify: Verifier, submissions: Sequence[Submission], strict: Sequence[Grade]) -> list[Grade]:
-    """Return the grade of each submission by its flexible answer; `strict` are its grades by its policy.
+    """Return the grade of each submission by its flexible answer; `strict` has the grades by its policy.
 
-    A response whose strict answer was extracted keeps that grade, so only the others are graded here.
+    A response with a strict answer keeps its grade; the others are graded again.
     """
-    grades = list(strict)
-    answers = {
-        index: answer
-        for index, (each, grade) in enumerate(zip(submissions, strict, strict=True))
-        if grade.extracted is None
-        and not is_unit_tests(each.gold)
-        and (answer := flexible_answer(each.response, each.policy))
-    }
-    # The answer alone, in the one form that no brace within it can break.
-    rewritten = [
-        replace(submissions[index], response=f"#### {_SPACE.sub(' ', answer)}", policy=AnswerPolicy.MARKED)
-        for index, answer in answers.items()
-    ]
-    for index, grade in zip(answers, verify(rewritten), strict=True):
-        grades[index] = grade
-    return grades
+    rewritten: dict[int, Submission] = {}
+    for index, (submission, grade) in enumerate(zip(submissions, strict, strict=True)):
+        if grade.extracted is None and not is_unit_tests(submission.gold):
+            answer = flexible_answer(submission.response, submission.policy)
+            if answer:  # after `####`, where unlike in a box no brace in it can do harm
+                response = f"#### {_SPACE.sub(' ', answer)}"
+                rewritten[index] = replace(submission, response=response, policy=AnswerPolicy.MARKED)
+    grades = dict(enumerate(strict))
+    grades.update(zip(rewritten, verify(list(rewritten.values())), strict=True))
+    return list(grades.values())

@@ -22,7 +22,7 @@ def is_unit_tests(gold: str) -> bool:
 
 
 def prepare() -> None:
-    """Import the library for algebra, which takes long, and let it build its tables."""
+    """Import sympy, which takes long, and compare once, so that it builds its internal tables."""
     from components.grading import algebra
 
     algebra.same_value(r"\sin{x}\cos{x}", r"\frac{\sin{2x}}{2}")
@@ -30,9 +30,9 @@ def prepare() -> None:
 
 
 def grade(gold: str, response: str, policy: AnswerPolicy, question: str = "") -> Grade:
-    """Return whether the final answer of `response` is `gold`, or its code passes the unit tests that `gold` is.
+    """Return the grade of a response: whether its final answer equals `gold`, or its code passes the tests in `gold`.
 
-    What a model wrote reaches a parser and a simplifier here, without a limit on time or memory: see verifier.py.
+    A model's text reaches a parser and sympy here, without a limit on time or memory; verifier.py has limits.
     """
     if is_unit_tests(gold):
         from components.grading.unit_tests import grade_code
@@ -49,6 +49,7 @@ def grade(gold: str, response: str, policy: AnswerPolicy, question: str = "") ->
 
 
 def _verdict(gold: str, answer: str, question: str) -> tuple[Verdict, Reason, str]:
+    """The verdict on one form of the final answer, its reason and a detail."""
     if gold == answer and gold:
         return Verdict.RIGHT, Reason.SAME_TEXT, ""
     if len(answer) > _MAX_ANSWER_CHARACTERS:
@@ -60,17 +61,17 @@ def _verdict(gold: str, answer: str, question: str) -> tuple[Verdict, Reason, st
         return Verdict.UNSCORABLE if is_gold else Verdict.WRONG, rejected.reason, ""
     except MemoryError:
         raise
-    except Exception as error:  # model output reaches a parser and a simplifier, which may fail in any way
+    except Exception as error:  # the parser and sympy may fail in any way on a model's text
         return Verdict.UNSCORABLE, Reason.FAILED, type(error).__name__
 
 
 def _compared(gold: str, answer: str, question: str) -> tuple[Verdict, Reason, str]:
-    """Compare two answers; an equal one must be finished as well."""
+    """Compare two answers; one that is equal must not be an evasion either."""
     if "box" in gold or "####" in gold or "answer" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
-        # It may be a worked solution.
+        # The gold may be a worked solution.
         gold = final_answer(_UNCLOSED_BOX.sub("", gold), AnswerPolicy.STATED) or gold
     if is_integer(gold) and is_integer(answer):
-        equal, reason, detail = Decision.on("number", int(gold) == int(answer))  # what follows takes ten times as long
+        equal, reason, detail = Decision.on("number", int(gold) == int(answer))  # ten times as fast as the general case
     else:
         context = read_question(question, gold)
         expected, actual = parse(gold, context), parse(answer, context)

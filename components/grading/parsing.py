@@ -1,4 +1,4 @@
-r"""Parsing of answers: the notation is normalized, and lists, intervals, equations ... come apart into their parts."""
+r"""Parsing of answers: normalize the notation, and split lists, intervals, equations and the like into their parts."""
 
 import re
 import unicodedata
@@ -11,7 +11,7 @@ from functools import lru_cache
 from components.grading.extract import find_boxes
 from components.grading.quantities import Number, parse_number, parse_number_in_words
 from components.grading.units import NO_CONTEXT, Context, Unit, split_unit, with_symbols_apart
-from components.grading.vocabulary import FUNCTION_NAMES, LETTER_STYLES, TEXT_STYLES
+from components.grading.vocabulary import FUNCTION_NAMES, STYLE, STYLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,12 @@ class Answer:
     """One answer, parsed."""
 
     text: str
-    """Canonical: two answers with the same text are the same answer."""
+    """Canonical: answers with the same text are equal."""
     number: Number | None
-    """Its exact value, where it is written as an integer, a decimal, a fraction or a mixed number."""
+    """The exact value of an integer, a decimal, a fraction, a mixed number or a number in words; otherwise None."""
     unit: Unit | None
-    """What it is measured in, where that is written."""
     latex: str
-    """The answer without its wrapping and its unit, with its spaces."""
+    """The answer in normalized LaTeX, without delimiters around it and without its unit."""
 
 
 class Kind(StrEnum):
@@ -51,15 +50,13 @@ class Structure:
 
     kind: Kind
     parts: tuple[str, ...]
-    """The parts as they are written; an expression has one."""
+    """The parts in LaTeX; an expression is its only part."""
     signs: tuple[str, ...] = ()
     """The two brackets of a tuple, or the relations between the parts of an equation or inequality."""
 
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
-_STYLES = rf"\\(?:{'|'.join(TEXT_STYLES + LETTER_STYLES)})\*?\s*"
-_STYLE = re.compile(_STYLES + r"(?=\{)")
-_STYLED = re.compile(_STYLES + r"\{([^{}]*)\}")
+_STYLE = re.compile(STYLE + r"(?=\{)")
 _SIGNS = str.maketrans(
     dict.fromkeys("\u2010\u2011\u2212\u2013\uff0d", "-")
     | dict.fromkeys("\u00b7\u22c5", r"\cdot ")
@@ -85,11 +82,11 @@ _MONTHS = r"(?:January|February|March|April|May|June|July|August|September|Octob
 _AND_BELOW = rf"\s*(?:\\text\s*\{{\s*and\s*\}}|and|,)\s*\1\s*(<|\\le)\s*({_PLAIN_VALUE})"
 _BASES = "two three four five six seven eight nine ten eleven twelve"
 _END = "(?![a-zA-Z])"
-_WITHOUT_MEANING = rf"\\!\s*|\\(?:left|right|[bB]igg?[lr]?|limits){_END}\.?|\\displaystyle{_END}"
+_WITHOUT_MEANING = rf"\\!\s*|\\(?:left|right|[bB]igg?[lr]?){_END}\.?"
 _ABOUT = r"^(?:\\text\s*\{\s*)?(?:\\approx|approximately|about|roughly|around)(?![a-zA-Z])(?:\s*\})?"
 _ALL_REALS = r"(?i)^(?:\\text\s*\{)?all real(?: numbers|s)\}?$|^\\mathbb\{?\s*R\}?$"
 _Rewrite = tuple[tuple[str, ...], re.Pattern[str], str]
-"""Parts of which each text to be rewritten has one, a pattern, and what replaces it."""
+"""Texts of which one must occur (a quick test), a pattern, and its replacement."""
 _REWRITES: list[_Rewrite] = [
     (tuple(needed.split(" ")), re.compile(pattern), replacement)
     for needed, pattern, replacement in [
@@ -97,7 +94,7 @@ _REWRITES: list[_Rewrite] = [
         ("\\\\", rf"\\\\(?=(?:left|right|frac|sqrt|boxed|text|pi|cdot){_END})", r"\\"),  # escaped once too often
         ("\\\\", r"\\\\\s*\[-?[0-9.]+\s*(?:mm|cm|pt|em|ex|in)\]", r"\\\\ "),
         ("matrix", r"\\([pb]?matrix)\s*\{((?:[^{}]|\{[^{}]*\})*)\}", r"\\begin{\1}\2\\end{\1}"),
-        (r"\! \left \right \b \B \limits \displaystyle", _WITHOUT_MEANING, ""),
+        (r"\! \left \right \b \B", _WITHOUT_MEANING, ""),
         ("US", r"US\s*\\?\$|^USD\s*(?=[0-9])", r"\\$"),
         ("color", r"\\(?:text)?color\s*\{[a-zA-Z]+\}\s*", ""),
         ("", rf"\\q?quad{_END}|(?<!\\)\\[,;:> ]|(?<!~)~(?!~)|\s", " "),
@@ -119,7 +116,7 @@ _REWRITES: list[_Rewrite] = [
         ("o", r"(?<=[0-9])\s*\^\s*(?:\{\s*o\s*\}|o)$", r"\\degree "),
         (r"approx about roughly around", _ABOUT, ""),
         (r"\mathbb a A", _ALL_REALS, r"(-\\infty,\\infty)"),
-        ("o O", rf"(?i)^(?:{_STYLES}\{{)?\s*(?:there (?:is|are) )?no (?:real )?solutions?\.?\s*\}}?$", r"\\emptyset"),
+        ("o O", rf"(?i)^(?:{STYLE}\{{)?\s*(?:there (?:is|are) )?no (?:real )?solutions?\.?\s*\}}?$", r"\\emptyset"),
         # Numbers: separators, bases, ratios.
         (",", r"(?<=[0-9])\s*\{\s*,\s*\}\s*(?=[0-9]{3})", ""),
         (",", r"\{,\}", ","),
@@ -151,7 +148,7 @@ _REWRITES: list[_Rewrite] = [
             for base, word in enumerate(_BASES.split(), 2)
         ),
         ("to", r"(?<=[0-9])\s*(?:\\text\s*\{\s*to\s*\}|\bto\b)\s*(?=[0-9])", ":"),
-        ("{", rf"(?<![\^_}}a-z])(?:{_STYLES})?\{{\s*([-+])\s*\}}", r"\1"),
+        ("{", rf"(?<![\^_}}a-z])(?:{STYLE})?\{{\s*([-+])\s*\}}", r"\1"),
         # Mathematics typed without LaTeX.
         ("**", r"\*\*(?=[0-9({])", "^"),
         ("*", r"(?<=[0-9a-zA-Z)}\s])\*(?=[\s0-9a-zA-Z(\\])", r"\\cdot "),
@@ -189,16 +186,16 @@ def is_integer(written: str) -> bool:
 def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
     """Return an answer with its notation normalized; any text can be parsed.
 
-    The context of the question matters for whole answers, not for their parts: it decides about units, and they go.
+    Only whole answers need the context, which decides what is a unit: their parts no longer have units.
     """
     if is_integer(written):
         return Answer(text=written, number=Number(Fraction(int(written)), None), unit=None, latex=written)
     latex = with_symbols_apart(_normalized(written), context.symbols)
     value, unit = split_unit(latex, context)
     if in_words := parse_number_in_words(unstyled(value)):
-        digits = _in_digits(in_words.value)
+        digits = in_latex(in_words.value)
         return Answer(text=digits, number=in_words, unit=unit, latex=digits)
-    # Each member of a list has its own unit.
+    # The unit at the end of a list belongs to its last member only.
     if _MAY_BE_LIST.search(latex) and parse_structure(latex).kind is Kind.LIST:
         unit = None
     else:
@@ -208,31 +205,32 @@ def parse(written: str, context: Context = NO_CONTEXT) -> Answer:
     return Answer(text=text, number=number, unit=unit, latex=latex)
 
 
-def _in_digits(value: Fraction) -> str:
+def in_latex(value: Fraction) -> str:
+    r"""Return a number as an integer or a fraction, such as `-\frac{1}{2}`."""
+    if value.denominator == 1:
+        return str(value)
     sign = "-" if value < 0 else ""
-    whole = value.denominator == 1
-    return f"{value}" if whole else rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
+    return rf"{sign}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
 
 
 def unstyled(latex: str) -> str:
-    r"""Return the text without commands such as `\text{}`, but with what they hold."""
-    while "\\" in latex and (plain := _STYLED.sub(r"\1", latex)) != latex:
+    r"""Return the text with commands such as `\text{}` replaced by their arguments."""
+    while "\\" in latex and (plain := STYLED.sub(r"\1", latex)) != latex:
         latex = plain
     return latex
 
 
 def _rewritten(text: str, rewrites: list[_Rewrite]) -> str:
+    """The text after all rewrites, in their order."""
     for needed, pattern, replacement in rewrites:
-        for part in needed:
-            if part in text:
-                text = pattern.sub(replacement, text)
-                break
+        if any(part in text for part in needed):
+            text = pattern.sub(replacement, text)
     return text
 
 
 def _normalized(written: str) -> str:
-    """The answer without delimiters and styles around it, and with one sign for each meaning."""
-    text = _EDGES.sub("", _DOTS.sub(r"\\ldots ", written) if ".." in written or "\u2026" in written else written)
+    """The answer without delimiters and styles around it, and with one notation for each meaning."""
+    text = _EDGES.sub("", _DOTS.sub(r"\\ldots ", written))
     boxes = find_boxes(text) if "box" in text else []
     if len(boxes) == 1 and (boxes[0].start, boxes[0].end) == (0, len(text)):
         text = boxes[0].content
@@ -240,14 +238,14 @@ def _normalized(written: str) -> str:
         digits = "".join(str(unicodedata.decimal(each, each)) for each in text)
         text = _ROOT.sub(r"\\sqrt{\1}", digits).translate(_SIGNS)
     text = _SYNONYM.sub(lambda match: _SYNONYMS.get(match[1] or match[0], match[0]), _in_symbols(_plain(text)))
-    text = _EDGES.sub("", _rewritten(text, _REWRITES))
-    text = _unwrapped(text)
-    text = _DOLLARS.sub(" ", text).strip() if "$" in text else text.strip()
-    is_bracketed = text[:1] in {"(", "["} or text[:2] == r"\{"
-    return text if is_bracketed or "," not in text else _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+    text = _unwrapped(_EDGES.sub("", _rewritten(text, _REWRITES)))
+    text = _DOLLARS.sub(" ", text).strip()
+    if text.startswith(("(", "[", r"\{")):  # `(1,234)` is a pair
+        return text
+    return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
 
 
-# Fonts and sizes, which change nothing; those of text may hold a word or a unit, and stay.
+# Fonts and sizes have no meaning; commands for text stay, since their arguments may be words or units.
 _DECLARATION = re.compile(
     r"\\(?:bf|rm|it|sf|tt|cal|bfseries|itshape|tiny|scriptsize|footnotesize|small|normalsize|large|Large|LARGE|huge|Huge"
     r"|displaystyle|textstyle|scriptstyle|limits|nonumber|notag|centering)(?![a-zA-Z])\s*"
@@ -269,7 +267,7 @@ _ROOT = re.compile("\u221a\\s*([0-9]+(?:\\.[0-9]+)?)")
 
 
 def _plain(text: str) -> str:
-    """The text without fonts, sizes, line breaks, and words and marks that say that this is the answer."""
+    """The text without fonts, sizes, line breaks, and words and marks such as "Answer:" and a check mark."""
     if "\\" in text:
         text = _TEXT_DOLLAR.sub(r"\\$", _FONT.sub(" ", _DECLARATION.sub(" ", text)))
         if environment := _ENVIRONMENT.fullmatch(text.strip()):
@@ -281,9 +279,9 @@ def _plain(text: str) -> str:
 
 
 def _unwrapped(text: str) -> str:
-    """The text without a command or braces around the whole of it."""
+    """The text without a style command or braces around all of it."""
     while True:
-        if styled := _STYLED.fullmatch(text):
+        if styled := STYLED.fullmatch(text):
             text = styled[1]
         elif text.startswith("{") and _closing(text) == len(text) and not _AND.search(text):
             text = text[1:-1]
@@ -319,16 +317,17 @@ _MAX_WORDS_CHARACTERS = 120
 
 
 def _in_symbols(text: str) -> str:
-    """The interval or inequality that an answer describes in words; the same text if it does not clearly describe one.
+    """The interval or inequality that an answer describes in words; any other text unchanged.
 
-    "Between 2 and 5" leaves open whether its ends belong to it; it has to say "strictly", "inclusive" or "exclusive".
+    "Between 2 and 5" is ambiguous about its ends, so it needs "strictly", "inclusive" or "exclusive".
     """
     if len(text) > _MAX_WORDS_CHARACTERS or not _MAY_COMPARE.search(text):
         return text
     plain = " ".join(_DOLLARS.sub("", unstyled(text)).split())
     if match := _BETWEEN.fullmatch(plain):
-        is_open = bool(match["strictly"]) or (match["ends"] or "").lower() == "exclusive"
-        is_clear = bool(match["ends"]) != bool(match["strictly"])
+        is_strict, ends = match["strictly"] is not None, (match["ends"] or "").lower()
+        is_open = is_strict or ends == "exclusive"
+        is_clear = is_strict != bool(ends)
         if not is_clear or not _BOUND.fullmatch(match["low"]) or not _BOUND.fullmatch(match["high"]):
             return text
         if match["name"]:
@@ -352,14 +351,10 @@ _AND = re.compile(
 )
 _AND_TOKEN = "\x01"
 _SEPARATORS = (_AND_TOKEN, ",", ";", "and", "or", r"\vee", r"\wedge")
-_RELATION = {r"\le": "<=", r"\ge": ">=", r"\ne": "!=", r"\approx": "~", r"\in": "in", r"\equiv": "=="} | {
-    sign: sign for sign in "<>="
-}
+_RELATION = {"<": "<", ">": ">", "=": "=", r"\le": "<=", r"\ge": ">=", r"\ne": "!="}
+_RELATION |= {r"\approx": "~", r"\in": "in", r"\equiv": "=="}
 _GRID = r"\{(?:[pb]matrix|matrix|array|smallmatrix)\}"
-_MATRIX = re.compile(
-    rf"(?:[\[(]\s*)?\\begin{_GRID}(?:\s*\{{[clr|\s]*\}})?(.*?)\\end{_GRID}(?:\s*[\])])?",
-    re.DOTALL,
-)
+_MATRIX = re.compile(rf"(?:[\[(]\s*)?\\begin{_GRID}(?:\s*\{{[clr|\s]*\}})?(.*?)\\end{_GRID}(?:\s*[\])])?", re.DOTALL)
 _NESTED = re.compile(r"\[\s*\[([^()\[\]{}]+(?:\]\s*,\s*\[[^()\[\]{}]+)+)\]\s*\]")
 _ROW_END = re.compile(r"\]\s*,\s*\[")
 _TWO_SIGNS = re.compile(rf"\\(?:pm|mp){_END}")
@@ -392,18 +387,21 @@ def parse_structure(latex: str) -> Structure:
 
 
 def is_name(latex: str) -> bool:
-    r"""Tell whether this names something rather than being a value: `x`, `f(x)`, `(x, y)`, `\angle A`, `5 \star 1`."""
+    r"""Tell whether a text is a name, not a value: `x`, `f(x)`, `(x, y)`, `\angle A`, `5 \star 1`."""
     name = latex.strip()
     return name not in {"e", "i"} and bool(_NAME.fullmatch(name) or _OPERATION.search(name))
 
 
 def exact_parts(equation: Structure) -> tuple[str, ...]:
-    r"""Return the parts before an approximation: of `x = 1/3 \approx 0.33` x and 1/3, but of `x \approx 11` both."""
-    start, signs = int(is_name(equation.parts[0])), equation.signs
-    return equation.parts[: signs.index("~", start) + 1] if "~" in signs[start:] else equation.parts
+    r"""Return the parts before an approximation, x and 1/3 for `x = 1/3 \approx 0.33`; both parts of `x \approx 11`."""
+    start = 1 if is_name(equation.parts[0]) else 0
+    if "~" not in equation.signs[start:]:
+        return equation.parts
+    return equation.parts[: equation.signs.index("~", start) + 1]
 
 
 def _matrix(latex: str) -> Structure | None:
+    """The rows of an environment such as `pmatrix` or of `[[1,2],[3,4]]`, with `&` between their elements."""
     if latex[:1] != "[" and r"\begin" not in latex:
         return None
     if nested := _NESTED.fullmatch(latex):
@@ -416,6 +414,7 @@ def _matrix(latex: str) -> Structure | None:
 
 
 def _set(latex: str) -> Structure | None:
+    r"""The members of a set in braces; `\{x : x > 1\}` is read as its condition."""
     if latex[:2] != r"\{" or _closing(latex) != len(latex):
         return None
     if condition := _SUCH_THAT.fullmatch(latex[2:-2]):
@@ -431,7 +430,10 @@ def _list(latex: str) -> Structure | None:
 
 
 def _items(latex: str) -> list[str]:
-    """The members of a list: between semicolons, or "and" between groups of the same size, or commas."""
+    """The members of a list.
+
+    They are separated by semicolons, by "and" if that separates equations of equal number, or by commas and "and".
+    """
     groups = [part for part in _split(latex, ";") if part]
     if len(groups) > 1:
         return groups
@@ -443,11 +445,14 @@ def _items(latex: str) -> list[str]:
 
 
 def _union(latex: str) -> Structure | None:
+    if r"\cup" not in latex:
+        return None
     parts = _split(latex, r"\cup")
     return Structure(Kind.UNION, tuple(parts)) if len(parts) > 1 else None
 
 
 def _tuple(latex: str) -> Structure | None:
+    """The parts of a tuple or interval; if brackets contain only one part, they are dropped."""
     opening = next((sign for sign in ("(", "[", r"\langle") if latex.startswith(sign)), "")
     closing = next((sign for sign in (")", "]", r"\rangle") if latex.endswith(sign)), "")
     if not opening or not closing or _closing(latex) != len(latex):
@@ -461,6 +466,7 @@ def _tuple(latex: str) -> Structure | None:
 
 
 def _relation(latex: str) -> Structure | None:
+    """The sides of an equation or inequality, and the signs between them."""
     if not any(sign in latex for sign in _RELATION):
         return None
     signs = tuple(_RELATION[token] for token, depth in _tokens(latex) if depth == 0 and token in _RELATION)
@@ -471,7 +477,7 @@ def _relation(latex: str) -> Structure | None:
 
 
 def _plus_minus(latex: str) -> Structure | None:
-    r"""`a \pm b` is the list of `a + b` and `a - b`; every `\pm` of it means the same sign."""
+    r"""`a \pm b` is the list of `a + b` and `a - b`; all its `\pm` have the same sign."""
     if not _TWO_SIGNS.search(latex):
         return None
     both = [re.sub(rf"\\pm{_END}", plus, re.sub(rf"\\mp{_END}", minus, latex)) for plus, minus in ("+-", "-+")]
@@ -479,9 +485,7 @@ def _plus_minus(latex: str) -> Structure | None:
 
 
 def _split(latex: str, *separators: str) -> list[str]:
-    """The parts between the separators that no bracket encloses."""
-    if not any(separator in latex for separator in separators) and not latex.endswith("\\"):
-        return [latex.strip()]
+    """The parts between separators outside of brackets."""
     parts = [""]
     for token, depth in _tokens(latex):
         if depth == 0 and token in separators:
@@ -492,7 +496,7 @@ def _split(latex: str, *separators: str) -> list[str]:
 
 
 def _closing(latex: str) -> int:
-    """Where the bracket that begins the text is closed; -1 if it never is."""
+    """The position after the bracket that closes the first one; -1 if it is never closed."""
     position = 0
     for token, depth in _tokens(latex):
         position += len(token)
@@ -502,10 +506,12 @@ def _closing(latex: str) -> int:
 
 
 def _tokens(latex: str) -> Iterator[tuple[str, int]]:
-    """Each command and character with how many brackets enclose it; a bracket is outside of itself."""
+    """Each command and character with its depth in brackets; a bracket has the depth of the text around it."""
     depth = 0
     for match in _TOKEN.finditer(latex):
         token = match.group()
-        depth -= token in _CLOSE
+        if token in _CLOSE:
+            depth -= 1
         yield token, depth
-        depth += token in _OPEN
+        if token in _OPEN:
+            depth += 1

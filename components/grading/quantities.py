@@ -1,4 +1,4 @@
-"""Numbers as they are written in answers, in digits or in words: their exact values."""
+"""The exact values of numbers in answers, written in digits or in words."""
 
 import re
 from dataclasses import dataclass
@@ -8,22 +8,21 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An exact value and, for a decimal, how many places were written."""
+    """An exact value and, for a decimal, its number of decimal places."""
 
     value: Fraction
     places: int | None
     """Digits after the decimal point; None for anything but a decimal."""
 
     def equals(self, other: "Number") -> bool:
-        """Tell whether two numbers are the same, or one is a decimal that rounds the other."""
+        """Tell whether two numbers are the same, or one is the other rounded to a decimal."""
         return self.value == other.value or self.rounds(other.value) or other.rounds(self.value)
 
     def rounds(self, value: Fraction) -> bool:
-        """Tell whether this decimal is `value` rounded to its places, for a value that no finite decimal equals."""
-        # A finite decimal equals a fraction whose denominator has no prime factors but 2 and 5.
-        if self.places is None or 10 ** value.denominator.bit_length() % value.denominator == 0:
-            return False
-        if not self.has_digits(_MIN_DIGITS):
+        """Tell whether this decimal is `value` rounded to its places; False for a value with a finite decimal form."""
+        # A fraction has a finite decimal form if its denominator has no prime factors other than 2 and 5.
+        is_finite = 10 ** value.denominator.bit_length() % value.denominator == 0
+        if self.places is None or is_finite or not self.has_digits(_MIN_DIGITS):
             return False
         return abs(value - self.value) * 2 * Fraction(10) ** self.places <= 1
 
@@ -33,44 +32,38 @@ class Number:
 
 
 _MIN_DIGITS = 3
-_DECIMAL = re.compile(r"[-+]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+)?(?:\.[0-9]*)?")
+_SIGNED_DIGITS = r"[-+]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?: [0-9]{3})+)?(?:\.[0-9]*)?"
+_DECIMAL = re.compile(_SIGNED_DIGITS)
 # A mixed number has a space or a LaTeX fraction: `1-1/2` is a difference.
 _FRACTION = re.compile(
     r"([-+]?)(?:([0-9]+) ?)?\\frac\{(-?[0-9]+)\}\{([0-9]+)\}"
     r"|([-+]?)(?:([0-9]+) )?([0-9]+)/([0-9]+)"
 )
 _IN_BRACKETS = re.compile(r"(?<![0-9)}])\(([0-9]+(?:/[0-9]+)?)\)(?![0-9({])")
-_SCIENTIFIC = re.compile(r"(.+?)(?:\\(?:times|cdot)10\^\{?(-?[0-9]{1,3})\}?|[eE]([-+]?[0-9]{1,3}))")
+_SCIENTIFIC = re.compile(rf"({_SIGNED_DIGITS})(?:\\(?:times|cdot)10\^\{{?(-?[0-9]{{1,3}})\}}?|[eE]([-+]?[0-9]{{1,3}}))")
 _REPEATING = re.compile(r"([-+]?)([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\{?([0-9]+)\}?")
 _THOUSANDS_COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 
 
 def parse_number(text: str) -> Number | None:
-    """Return the exact value of a number, however it is written; None for anything else."""
+    """Return the exact value of a decimal, a fraction, a mixed number or scientific notation; None for other text."""
     if _DECIMAL.fullmatch(text):
         return _decimal(text)
-    is_latex = "\\" in text
-    if is_latex and (match := _REPEATING.fullmatch(text)):
+    if match := _REPEATING.fullmatch(text):
         sign, whole, fixed, repeated = match.groups()
         value = Fraction(int(whole + fixed or 0)) + Fraction(int(repeated), 10 ** len(repeated) - 1)
         return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), None)
-    if (is_latex or "/" in text) and (match := _FRACTION.fullmatch(_without_brackets(text))):
+    if match := _FRACTION.fullmatch(_without_brackets(text)):
         return _fraction(*(match.groups()[:4] if match[4] else match.groups()[4:]))
-    may_have_exponent = "10^" in text or "e" in text or "E" in text
-    if (
-        may_have_exponent
-        and (match := _SCIENTIFIC.fullmatch(text))
-        and _DECIMAL.fullmatch(match[1])
-        and (mantissa := _decimal(match[1]))
-    ):
+    if (match := _SCIENTIFIC.fullmatch(text)) and (mantissa := _decimal(match[1])):
         return Number(mantissa.value * Fraction(10) ** int(match[2] or match[3]), None)
     return None
 
 
 def _without_brackets(text: str) -> str:
-    """A fraction without the brackets around its numbers and commas between their digits."""
+    """A fraction without brackets around its numbers and without thousands separators."""
     text = _THOUSANDS_COMMA.sub("", text)
-    # A bracket behind a digit is a product: 3(1/2).
+    # A bracket after a digit means a product, as in 3(1/2), so it stays.
     return _IN_BRACKETS.sub(r"\1", text) if text[:1] in {"(", "-", "+"} or "/(" in text else text
 
 
@@ -83,6 +76,7 @@ def _decimal(text: str) -> Number | None:
 
 
 def _fraction(sign: str | None, whole: str | None, numerator: str, denominator: str) -> Number | None:
+    """The value of a fraction, or of a mixed number if it has a whole part; the fraction must then be below 1."""
     if int(denominator) == 0 or (whole and not 0 <= int(numerator) < int(denominator)):
         return None
     value = int(whole or 0) + Fraction(int(numerator), int(denominator))
@@ -105,7 +99,7 @@ _PART = {word: number for number, word in enumerate(_ORDINALS.split(), start=3)}
 _PART |= {"half": 2, "quarter": 4, "hundredth": 100, "thousandth": 1000, "millionth": 10**6}
 _PARTS = {f"{word}s": number for word, number in _PART.items() if word != "half"} | {"halves": 2}
 NUMBER_WORDS = frozenset({*_SMALL, *_GROUPS, *_PART, *_PARTS, "point", "minus", "negative"})
-"""Words of numbers: behind a number they change its value."""
+"""Words of numbers, which change the value of a number that they follow."""
 _COUNT = re.compile("[0-9]{1,3}")
 _MAX_WORDS = 24
 
@@ -113,7 +107,7 @@ _MAX_WORDS = 24
 def parse_number_in_words(text: str) -> Number | None:
     """Return the value of a number with words in it: "forty-two", "two and a half", "1.5 million"; None for other text.
 
-    The words have to be in their order: "two-three" and "hundred and one five" are no numbers.
+    Words in a wrong order, such as "two-three" and "hundred and one five", are not a number.
     """
     words = text.casefold().split()
     if not words or len(words) > _MAX_WORDS or NUMBER_WORDS.isdisjoint(words := _without_hyphens(words)):
@@ -125,24 +119,26 @@ def parse_number_in_words(text: str) -> Number | None:
 
 
 def _without_hyphens(words: list[str]) -> list[str]:
-    """The words with those apart that a hyphen may join: `twenty-three`, `three-fourths`, `two-and-a-half`."""
-    apart = []
+    """The words, split at hyphens that may join number words: `twenty-three`, `three-fourths`, `two-and-a-half`."""
+    split = []
     for word in words:
         parts = word.split("-")
-        joined = all(
+        may_split = all(
             (one in _TENS and _DIGITS.get(other)) or other in _PART | _PARTS | _GROUPS or {one, other} & {"and", "a"}
             for one, other in pairwise(parts)
         )
-        apart += parts if joined else [word]
-    return apart
+        split += parts if may_split else [word]
+    return split
 
 
 def _unsigned(words: list[str]) -> Number | None:
+    """The value of a number in words without a sign."""
     if not words:
         return None
     if "point" in words:
         place = words.index("point")
-        whole, digits = _cardinal(words[:place]) if place else 0, [_DIGITS.get(word) for word in words[place + 1 :]]
+        whole = _cardinal(words[:place]) if place else 0
+        digits = [_DIGITS.get(word) for word in words[place + 1 :]]
         if whole is None or not digits or None in digits:
             return None
         return _decimal(f"{whole}.{''.join(map(str, digits))}")
@@ -153,14 +149,14 @@ def _unsigned(words: list[str]) -> Number | None:
 
 
 def _cardinal(words: list[str]) -> int | None:
-    """A whole number: groups of up to three digits, each followed by its scale, from the largest to the smallest."""
+    """The value of a whole number: groups of up to three digits, each with its scale, from trillions to hundreds."""
     total = 0
     for scale, size in _SCALES.items():
         if scale not in words:
             continue
         place = words.index(scale)
         count = 1 if not total and words[:place] in ([], ["a"]) else _cardinal(words[:place])
-        # Nine thousand nine hundred, but not ten hundred thousand: a smaller scale never stands before a larger one.
+        # "nine thousand nine hundred", but not "ten hundred thousand": a smaller scale never precedes a larger one.
         if not count or count >= (100 if size == 100 else 1000):
             return None
         total, words = total + count * size, words[place + 1 :]
@@ -175,13 +171,14 @@ def _cardinal(words: list[str]) -> int | None:
 
 
 def _small(words: list[str]) -> int | None:
+    """The value of a whole number below 100."""
     if len(words) == 2 and words[0] in _TENS and _DIGITS.get(words[1]):
         return _TENS[words[0]] + _DIGITS[words[1]]
     return _SMALL.get(words[0]) if len(words) == 1 else None
 
 
 def _part(words: list[str]) -> Fraction | None:
-    """A fraction: half, a third, 3 fourths, twenty-one hundredths."""
+    """The value of a fraction: half, a third, 3 fourths, twenty-one hundredths."""
     *count, name = words
     if name in _PART:
         is_one = count in (["a"], ["one"], ["1"]) or words == ["half"]
@@ -191,7 +188,7 @@ def _part(words: list[str]) -> Fraction | None:
 
 
 def _mixed(words: list[str]) -> Fraction | None:
-    """A whole number and a fraction below 1: two and a half, 2 and three quarters."""
+    """The value of a mixed number: two and a half, 2 and three quarters."""
     if "and" not in words:
         return None
     place = len(words) - words[::-1].index("and") - 1
@@ -201,7 +198,7 @@ def _mixed(words: list[str]) -> Fraction | None:
 
 
 def _multiple(words: list[str]) -> Fraction | None:
-    """So many hundreds, thousands, millions or dozens: 2.5 million, 5 hundred thousand, half a dozen."""
+    """The value of a number of hundreds, millions or dozens: 2.5 million, 5 hundred thousand, half a dozen."""
     *count, group = words
     if group not in _GROUPS:
         return None

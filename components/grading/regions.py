@@ -1,7 +1,7 @@
-r"""Parts of the real line: intervals, unions, single points, and inequalities that are solved for one variable.
+r"""Sets of real numbers: intervals, unions, single points, and inequalities that are solved for one variable.
 
-An inequality is solved if a variable, or its absolute value, is alone on one side or in the middle: `x < 1`,
-`1 < x \le 2`, `x \ne 3`, `|x| \ge 2`. Any other still has to be solved, and is no region.
+An inequality counts as solved if a variable, or its absolute value, is alone on one side or in the middle: `x < 1`,
+`1 < x \le 2`, `x \ne 3`, `|x| \ge 2`.
 """
 
 import re
@@ -11,15 +11,15 @@ from itertools import pairwise
 from components.grading.parsing import Kind, Structure, is_name, parse, parse_structure
 
 _REALS = r"(?:\\mathbb\s*\{?\s*R\s*\}?|\\R(?![a-zA-Z])|\(-\\infty\s*,\s*\\infty\s*\))"
-_WITHOUT = re.compile(
-    rf"({_REALS}|.*?)\s*(?:\\setminus|\\backslash|\\smallsetminus)(?![a-zA-Z])\s*(\\\{{.*\\\}})", re.DOTALL
+_REALS_WITHOUT = re.compile(
+    _REALS + r"(?:\s*\\(?:setminus|backslash|smallsetminus)(?![a-zA-Z])\s*(\\\{.*\\\}))?", re.DOTALL
 )
 _BARS = re.compile(r"\|([^|]*)\|")
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An interval, or a single point where both ends are the same text."""
+    """An interval with its ends in LaTeX; a single point if both ends are the same text."""
 
     low: str
     high: str
@@ -29,14 +29,15 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The union of some intervals, and the variable that lies in it where one is named."""
+    """A union of intervals, and the name of the variable in it, if the answer has one."""
 
     intervals: tuple[Interval, ...]
     name: str = ""
 
 
-def parse_region(structure: Structure, latex: str) -> Region | None:
-    """Return the region that an answer describes; None for any other answer, and for an unsolved inequality."""
+def parse_region(latex: str) -> Region | None:
+    """Return the region that an answer describes; None for any other answer and for an unsolved inequality."""
+    structure = parse_structure(latex)
     match structure.kind:
         case Kind.TUPLE:
             return _interval(structure)
@@ -49,24 +50,23 @@ def parse_region(structure: Structure, latex: str) -> Region | None:
     return Region(()) if latex == r"\emptyset" else _complement(latex)
 
 
-def _interval(structure: Structure) -> Region | None:
-    if len(structure.parts) != 2:
+def _interval(pair: Structure) -> Region | None:
+    if len(pair.parts) != 2:
         return None
-    low, high = structure.parts
-    return Region((Interval(low, high, structure.signs[0] == "[", structure.signs[1] == "]"),))
+    low, high = pair.parts
+    return Region((Interval(low, high, pair.signs[0] == "[", pair.signs[1] == "]"),))
 
 
 def _union(structure: Structure) -> Region | None:
-    """The intervals of all parts; those of a list are inequalities, joined by "or" or a comma."""
-    parts = [parse_structure(part) for part in structure.parts]
-    if structure.kind is Kind.LIST and {part.kind for part in parts} != {Kind.INEQUALITY}:
+    """The intervals of all parts; the parts of a list must be inequalities, joined by "or" or a comma."""
+    kinds = {parse_structure(part).kind for part in structure.parts}
+    if structure.kind is Kind.LIST and kinds != {Kind.INEQUALITY}:
         return None
-    regions = [parse_region(part, text) for part, text in zip(parts, structure.parts, strict=True)]
-    known = [region for region in regions if region]
-    names = {region.name for region in known if region.name}
-    if len(known) < len(regions) or len(names) > 1:
+    regions = [region for part in structure.parts if (region := parse_region(part))]
+    names = {region.name for region in regions if region.name}
+    if len(regions) < len(structure.parts) or len(names) > 1:
         return None
-    return Region(tuple(each for region in known for each in region.intervals), "".join(names))
+    return Region(tuple(interval for region in regions for interval in region.intervals), "".join(names))
 
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
@@ -74,7 +74,7 @@ _VARIABLE = re.compile(r"[a-zA-Z]|\\[a-z]+")
 
 
 def ascending(inequality: Structure) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the parts and signs, turned around where the first sign is `>`."""
+    """Return the parts and signs of an inequality, in reverse order if its first sign is `>` or `>=`."""
     parts, signs = inequality.parts, inequality.signs
     if not signs[0].startswith(">"):
         return parts, signs
@@ -82,24 +82,27 @@ def ascending(inequality: Structure) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _one_sided(inequality: Structure) -> Region | None:
-    r"""The region of an inequality between a variable, with a minus or within bars, and another expression."""
-    (left, *others), (sign, *_) = ascending(inequality)
-    if len(others) != 1 or sign not in {"<", "<=", "!="}:
+    """The region of an inequality with a variable, its negative or its absolute value alone on one side."""
+    parts, signs = ascending(inequality)
+    if len(parts) != 2 or signs[0] not in {"<", "<=", "!="}:
         return None
-    is_below = bool(_bare(left))
-    part, bound = (left, others[0]) if is_below else (others[0], left)
-    if not (name := _bare(part)):
+    is_below = _bare(parts[0]) != ""
+    side, bound = parts if is_below else parts[::-1]
+    name, has_bars = _bare(side), "|" in side
+    if not name:
         return None
-    if part.startswith("-"):
+    if side.startswith("-"):
         bound, is_below = f"-({bound})", not is_below
-    if sign == "!=":
-        return None if "|" in part else Region(_without([bound]), name)
-    has_end = "=" in sign
-    if "|" in part and is_below:
+    if signs[0] == "!=":
+        return None if has_bars else Region(_without([bound]), name)
+    has_end = signs[0] == "<="
+    if has_bars and is_below:
         return Region((Interval(f"-({bound})", bound, has_end, has_end),), name)
-    low = Interval(r"-\infty", f"-({bound})" if "|" in part else bound, False, has_end)
-    high = Interval(bound, r"\infty", has_end, False)
-    return Region((low, high) if "|" in part else (low if is_below else high,), name)
+    below = Interval(r"-\infty", f"-({bound})" if has_bars else bound, False, has_end)
+    above = Interval(bound, r"\infty", has_end, False)
+    if has_bars:
+        return Region((below, above), name)
+    return Region((below if is_below else above,), name)
 
 
 def _between(inequality: Structure) -> Region | None:
@@ -119,30 +122,29 @@ def _between(inequality: Structure) -> Region | None:
 
 
 def _bare(latex: str) -> str:
-    """The variable that a text is, or its absolute value or negative; empty where it is anything else."""
+    """The name in `x`, `-x` or `|x|`; empty for any other text. Without a sign it may also be one such as `f(x)`."""
     bars = _BARS.fullmatch(latex)
     name = bars[1].strip() if bars else latex.removeprefix("-").strip()
-    simple = _VARIABLE.fullmatch(name) if bars or latex.startswith("-") else name
-    return name if simple and is_name(name) else ""
+    if (bars or latex.startswith("-")) and not _VARIABLE.fullmatch(name):
+        return ""
+    return name if is_name(name) else ""
 
 
 def _complement(latex: str) -> Region | None:
-    r"""Read `\mathbb{R}\setminus\{1,2\}`."""
-    match = _WITHOUT.fullmatch(latex)
+    r"""The region of `\mathbb{R}` or `\mathbb{R}\setminus\{1,2\}`."""
+    match = _REALS_WITHOUT.fullmatch(latex)
     if not match:
-        return Region(_without([])) if re.fullmatch(_REALS, latex) else None
-    points = parse_structure(match[2])
-    if points.kind is not Kind.SET or not re.fullmatch(_REALS, match[1].strip()):
         return None
-    return Region(_without(list(points.parts)))
+    if not match[1]:
+        return Region(_without([]))
+    points = parse_structure(match[1])
+    return Region(_without(list(points.parts))) if points.kind is Kind.SET else None
 
 
 def _without(points: list[str]) -> tuple[Interval, ...]:
-    r"""The real numbers without some points, which are in order: `\infty` closes no interval."""
-    numbers = [parse(point).number for point in points]
-    if all(numbers):
-        points = [
-            point for _, point in sorted(zip((number.value for number in numbers if number), points, strict=True))
-        ]
+    """The intervals between some points, which are sorted if all are numbers, and beyond them."""
+    values = {point: number.value for point in points if (number := parse(point).number)}
+    if len(values) == len(points):
+        points = sorted(points, key=values.__getitem__)
     ends = [r"-\infty", *points, r"\infty"]
     return tuple(Interval(low, high, False, False) for low, high in pairwise(ends))

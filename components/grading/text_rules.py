@@ -1,4 +1,4 @@
-"""What is decided by how two answers are written: rejected answers, words, choices, other bases, ratios and times."""
+"""Decisions by the text of two answers: forms that are rejected, words, choices, bases, ratios and times."""
 
 import re
 from fractions import Fraction
@@ -19,12 +19,12 @@ class Decision(NamedTuple):
 
     @classmethod
     def on(cls, what: str, equal: bool) -> "Decision":
-        """Return that two answers have the same or a different number, value, parts, relation or words."""
+        """Return a decision whose reason is "same ..." or "different ...": number, value, parts, relation or words."""
         return cls(equal, Reason(f"same {what}" if equal else f"different {what}"))
 
 
 class RejectedError(Exception):
-    """An answer that cannot be right for any expected answer, or an expected answer that cannot be read."""
+    """The answer cannot be right for any expected answer, or the expected answer cannot be read."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
@@ -40,43 +40,33 @@ _COSTLY = re.compile(
     r"[0-9]{5,}\s*\}?\)?\s*!|\^\s*\{?\s*-?[0-9]{5,}|\^\s*\{?\s*-?[0-9]+\s*\^"
     r"|\\binom\s*\{[^{}]*[0-9]{5,}|\\binom\s*\{[^{}]*\^"
 )
-_ONLY_IF_EXPECTED = (
-    (_COSTLY, Reason.COSTLY),
-    (_HIDES, Reason.HIDDEN),
-    (_ASKS, Reason.NOT_EVALUATED),
-)
 _MAX_DEPTH = 8
 _MAX_BARS = 8
+_DEPTH_CHANGES = dict.fromkeys("([{", 1) | dict.fromkeys(")]}", -1)
 
 
 def reject_evasions(gold: Answer, answer: Answer) -> None:
-    """Raise RejectedError for an answer that hides something, or leaves the work to the grader.
+    """Raise RejectedError for an answer that hides a part, costs too much to evaluate, or is a question: "gcd(12, 18)".
 
-    "gcd(12, 18)" is the question again, not its answer.
+    Such a form is allowed if the expected answer has it, too.
     """
     if r"\boxed" in answer.latex:
         raise RejectedError(Reason.SEVERAL_ANSWERS)
-    # Parsing takes exponentially long in how deeply brackets are nested.
-    if _depth(answer.latex) > _MAX_DEPTH or answer.latex.count("|") > _MAX_BARS:
+    # The time to parse brackets grows exponentially with how deeply they are nested.
+    depth = max(accumulate(_DEPTH_CHANGES.get(character, 0) for character in answer.latex), default=0)
+    if depth > _MAX_DEPTH or answer.latex.count("|") > _MAX_BARS:
         raise RejectedError(Reason.COSTLY)
-    for pattern, reason in _ONLY_IF_EXPECTED:
-        latex = _answering_side(answer.latex, gold) if pattern is _ASKS else answer.latex
+    for pattern, latex, reason in (
+        (_COSTLY, answer.latex, Reason.COSTLY),
+        (_HIDES, answer.latex, Reason.HIDDEN),
+        (_ASKS, _answering_side(answer.latex, gold), Reason.NOT_EVALUATED),
+    ):
         if pattern.search(latex) and not pattern.search(gold.latex):
             raise RejectedError(reason)
 
 
-def _depth(latex: str) -> int:
-    """How deeply brackets are nested, where they are too many to be nested just a little."""
-    num_opened = latex.count("(") + latex.count("[") + latex.count("{")
-    if num_opened <= _MAX_DEPTH:
-        return num_opened
-    return max(accumulate((character in "([{") - (character in ")]}") for character in latex))
-
-
 def _answering_side(latex: str, gold: Answer) -> str:
     r"""The last side of an equation, or the one before an approximation that is not the expected number."""
-    if not any(sign in latex for sign in ("=", r"\approx", r"\in", r"\equiv")):
-        return latex
     structure = parse_structure(latex)
     if structure.kind is not Kind.EQUATION:
         return latex
@@ -84,7 +74,7 @@ def _answering_side(latex: str, gold: Answer) -> str:
 
 
 def approximates(equation: Structure, gold: Answer) -> bool:
-    r"""Tell whether the number behind an approximation is the expected one, as in `481+362-17 \approx 826`."""
+    r"""Tell whether an equation ends in an approximation by the expected number: `481+362-17 \approx 826`."""
     if len(exact_parts(equation)) == len(equation.parts):
         return False
     number = parse(equation.parts[-1]).number
@@ -110,10 +100,10 @@ _RATIO = re.compile(r"([0-9]+):([0-9]+)(:[0-9]+)*")
 _WITH_PARTS = {Kind.EQUATION, Kind.LIST, Kind.SET, Kind.UNION}
 
 
-def decide_by_wording(gold: Answer, answer: Answer) -> Decision | None:
-    """Return what the first rule that fits decides; None where two answers are to be compared as mathematics.
+def decide_by_text(gold: Answer, answer: Answer) -> Decision | None:
+    """Return the decision of the first rule that applies; None for answers to be compared as mathematics.
 
-    Raises RejectedError for one value "or" another one.
+    Raises RejectedError for an answer that offers one value "or" another.
     """
     for rule in (_choices, _words, _bases, _ratios):
         if decision := rule(gold, answer):
@@ -121,8 +111,8 @@ def decide_by_wording(gold: Answer, answer: Answer) -> Decision | None:
     return None
 
 
-def is_wording(answer: Answer) -> bool:
-    """Tell whether an answer is compared by its wording, not as mathematics."""
+def is_text(answer: Answer) -> bool:
+    """Tell whether an answer is compared by its text, not as mathematics."""
     return (
         _has_words(answer)
         or bool(_BASED.search(answer.text))
@@ -139,26 +129,26 @@ def _choices(gold: Answer, answer: Answer) -> Decision | None:
 
 
 def _chosen(text: str) -> str | None:
-    """The letter of the one choice that a text names; a small letter needs a label or brackets to be one."""
+    """The letter of the only choice that a text names; a lower-case letter needs a label or brackets."""
     match = _CHOICE.fullmatch(text)
     if not match or not (match["label"] or match["closing"]) or _OTHER_CHOICE.search(match["meaning"] or ""):
         return None
     is_bracketed = match["opening"] and match["closing"]
-    return match["letter"].upper() if match["label"] or is_bracketed or match["letter"].isupper() else None
+    is_choice = match["label"] or is_bracketed or match["letter"].isupper()
+    return match["letter"].upper() if is_choice else None
 
 
 def _words(gold: Answer, answer: Answer) -> Decision | None:
-    kinds = [parse_structure(each.latex).kind for each in (gold, answer)]
-    if kinds[1] is Kind.EXPRESSION and _ALTERNATIVE.search(answer.latex):
+    """Words equal the same words, and words with numbers the same words with the same numbers."""
+    kinds = {parse_structure(each.latex).kind for each in (gold, answer)}
+    if parse_structure(answer.latex).kind is Kind.EXPRESSION and _ALTERNATIVE.search(answer.latex):
         raise RejectedError(Reason.SEVERAL_ANSWERS)
-    wordy = [_has_words(each) for each in (gold, answer)]
-    # Letters alone are a word, not a product: otherwise "on" would be "no".
-    if all(wordy) or all(_LETTERS.fullmatch(each.text) for each in (gold, answer)):
-        same = _letters_and_numbers(gold) == _letters_and_numbers(answer)
-        return Decision.on("words", same) if same or set(kinds) == {Kind.EXPRESSION} else None
-    if any(wordy) and not _WITH_PARTS & set(kinds):
-        return Decision(False, Reason.OTHER_KIND)
-    return None
+    has_words = [_has_words(each) for each in (gold, answer)]
+    # Letters alone are a word, not a product: otherwise "on" would equal "no".
+    if all(has_words) or all(_LETTERS.fullmatch(each.text) for each in (gold, answer)):
+        is_equal = _letters_and_numbers(gold) == _letters_and_numbers(answer)
+        return Decision.on("words", is_equal) if is_equal or kinds == {Kind.EXPRESSION} else None
+    return Decision(False, Reason.OTHER_KIND) if any(has_words) and not _WITH_PARTS & kinds else None
 
 
 def _has_words(answer: Answer) -> bool:
@@ -167,29 +157,30 @@ def _has_words(answer: Answer) -> bool:
 
 
 def _letters_and_numbers(answer: Answer) -> tuple[bool, str, list[str]]:
-    """Whether a minus sign comes first; the words without article, case, spaces and punctuation; the numbers."""
+    """Whether the text begins with a minus sign; its letters without article, case and punctuation; its numbers."""
     letters = _BETWEEN_WORDS.sub("", _ARTICLE.sub("", unstyled(answer.latex).casefold().strip(" {")))
     return answer.latex.lstrip(" {").startswith("-"), letters, _NUMBER.findall(answer.latex)
 
 
 def _bases(gold: Answer, answer: Answer) -> Decision | None:
-    """Digits with a base equal nothing but the same digits."""
+    """A number in a base equals only the same digits in the same base."""
     if not _BASED.search(gold.text) and not _BASED.search(answer.text):
         return None
-    same = _without_variable(gold.text) == _without_variable(answer.text)
-    return Decision(same, Reason.SAME_NOTATION if same else Reason.OTHER_NUMBER)
+    is_equal = _without_variable(gold.text) == _without_variable(answer.text)
+    return Decision(is_equal, Reason.SAME_NOTATION if is_equal else Reason.OTHER_NUMBER)
 
 
 def _without_variable(text: str) -> str:
-    """The value of `x = 52_8`."""
+    """The right side of an equation such as `x = 52_8`; any other text unchanged."""
     structure = parse_structure(text)
     names_it = structure.kind is Kind.EQUATION and len(structure.parts) == 2 and is_name(structure.parts[0])
     return structure.parts[1] if names_it else text
 
 
 def _ratios(gold: Answer, answer: Answer) -> Decision | None:
+    """A ratio equals its quotient; two that differ as texts are never equal, since they may be times."""
     ratios = [_RATIO.fullmatch(each.text) for each in (gold, answer)]
-    if all(ratios):  # times look the same, and 1:20 is not 2:40
+    if all(ratios):
         return Decision(False, Reason.OTHER_NUMBER)
     for ratio, other in zip(ratios, (answer, gold), strict=True):
         if ratio and ratio[3]:

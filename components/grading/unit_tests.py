@@ -1,7 +1,7 @@
-"""Answers that are code, graded by unit tests: Python asserts that compare a call with a value written beside it.
+"""Grading of code by unit tests: Python asserts that compare a call with a literal value.
 
-Only the calls enter the sandbox. The values stay here, and are compared here: code under test can neither find out
-what is expected nor report its own success. So a call must not contain a comparison, which would hold the value.
+Only the calls enter the sandbox. The expected values stay here and are compared here, so the code under test can
+neither find them out nor report its own success. A call must not contain a comparison, which could reveal the value.
 """
 
 import ast
@@ -33,20 +33,20 @@ _ACCEPTED = (
 
 
 class UnreadableTestsError(ValueError):
-    """Tests in another form than the accepted ones; the message says which line, and what is accepted."""
+    """A test is not in an accepted form; the message names the line and the accepted forms."""
 
 
 class UnitTest(NamedTuple):
-    """A call, and a check of the value that it returns."""
+    """A call, and a check of its value."""
 
     call: str
     """A Python expression."""
     accepts: Callable[[object], bool]
-    """By Python's `==`, for which 1, 1.0 and True are equal, unless the test says otherwise."""
+    """Whether the value is right; for a test with `==` by Python's `==`, so 1, 1.0 and True are equal."""
 
 
 def grade_code(gold: str, response: str) -> Grade:
-    """Return whether the code of `response` passes all unit tests of `gold`, and what fraction of them it passes."""
+    """Return the grade of the code in `response` by the unit tests in `gold`, with the fraction that it passes."""
     try:
         tests = read_tests(gold)
     except UnreadableTestsError as error:
@@ -77,7 +77,7 @@ def _described(outcome: Outcome) -> str:
         return _in_one_line(outcome.reason)
     try:
         return f"returned {_in_one_line(repr(outcome.value))}"
-    except ValueError:  # Python refuses to write a number of more than some thousand digits
+    except ValueError:  # Python refuses to print an integer with more than 4,300 digits
         return "returned a very long number"
 
 
@@ -94,16 +94,15 @@ _CODE_BEGINS = re.compile(
     r"(?P<indent>[ \t]*)"
     r"(?:(?:async +)?def \w|class \w|import \w|from [\w.]+ import\b|@\w|[A-Za-z_]\w* *(?::[^=]*)?=(?!=))"
 )
-_MAX_PARSED_CHARACTERS = 500_000
-"""In all: what is no Python is parsed again and again."""
+_MAX_PARSED_CHARACTERS = 500_000  # in all attempts: text that is not Python is parsed again after each error
 
 
 def last_code_block(text: str) -> str | None:
     """Return the last fenced block labeled as Python or, without such a block, the last one without a label.
 
-    None where there is neither. The label counts first, since a block after the code without one is often its output.
-    A fence is closed by one of the same sign that is at least as long; a block that is never closed does not count.
-    Without any fence the code is the last run of lines, indented or not, that is Python and defines something.
+    A label counts first, since an unlabeled block after the code is often its output. A fence is closed by one with
+    the same character that is at least as long; a block that is never closed does not count. In a text without any
+    fence, the code is the last run of lines that is Python and defines a function or class. None without code.
     """
     blocks: list[tuple[str, list[str]]] = []
     opening, label = "", ""
@@ -127,14 +126,14 @@ def last_code_block(text: str) -> str | None:
 
 
 def _language(info: str) -> str:
-    """The first word behind a fence, in lower case: `python` of `python title="x"` and of `{.python .numbered}`."""
+    """The language label after a fence, in lower case: `python` for `python title="x"` and `{.python .numbered}`."""
     match = _LANGUAGE.match(info.lower())
     word = match[1] if match else ""
     return "" if "=" in word or word.startswith("#") else word
 
 
 def _code_without_fence(lines: list[str]) -> str | None:
-    """The last run of lines that is Python and defines something; an indented run stands below an empty line."""
+    """The last run of lines that is Python and defines a function or class; an indented run follows an empty line."""
     code, end, parsed = None, 0, 0
     for start in range(len(lines)):
         if start >= end and parsed < _MAX_PARSED_CHARACTERS and _begins_code(lines, start):
@@ -149,7 +148,7 @@ def _begins_code(lines: list[str], index: int) -> bool:
 
 
 def _run_of_code(lines: list[str], start: int) -> tuple[str | None, int, int]:
-    """The code that begins in a line, if it defines something, the line behind it, and how much had to be parsed."""
+    """The code from a line on, None if it defines nothing; the line after it; and the number of characters parsed."""
     indent = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
     end = next(
         (i for i in range(start, len(lines)) if lines[i].strip() and not lines[i].startswith(indent)), len(lines)
@@ -161,7 +160,7 @@ def _run_of_code(lines: list[str], start: int) -> tuple[str | None, int, int]:
         parsed += len(text)
         try:
             statements = ast.parse(text).body
-        except SyntaxError as error:  # where prose goes on, or the code is wrong
+        except SyntaxError as error:  # prose follows the code, or the code has an error: try the lines before it
             code = code[: min(error.lineno or 1, len(code)) - 1]
             continue
         except (ValueError, RecursionError, MemoryError):
@@ -175,14 +174,14 @@ def _run_of_code(lines: list[str], start: int) -> tuple[str | None, int, int]:
 
 
 def _may_be_prose(statement: ast.stmt) -> bool:
-    """Whether a statement has no effect, such as `Done` or `Complexity: linear`."""
+    """Whether a statement has no effect and so is probably a sentence: `Done` or `Complexity: linear`."""
     if isinstance(statement, ast.AnnAssign):
         return statement.value is None
     return isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Call | ast.Constant | ast.Await)
 
 
 def read_tests(gold: str) -> list[UnitTest]:
-    """Return the tests in their order; UnreadableTestsError where one is not in an accepted form."""
+    """Return the tests in their order; raise UnreadableTestsError if one is not in an accepted form."""
     if len(gold) > _MAX_TESTS_CHARACTERS:
         raise UnreadableTestsError(f"the tests are longer than {_MAX_TESTS_CHARACTERS} characters")
     try:
@@ -220,7 +219,7 @@ def _read_condition(condition: ast.expr) -> UnitTest:
 
 
 def _source(call: ast.expr) -> str:
-    """The expression for the sandbox; ValueError where it calls nothing or compares outside of a lambda."""
+    """The source of a call for the sandbox; ValueError if it calls nothing, or has a comparison outside a lambda."""
     nodes = list(ast.walk(call))
     arguments = [inner for node in nodes if isinstance(node, ast.Lambda) for inner in ast.walk(node)]
     calls = any(isinstance(node, ast.Call) for node in nodes)
@@ -237,7 +236,7 @@ def _value(written: ast.expr) -> object:
         case _:
             value = ast.literal_eval(written)
     if decode(json.loads(encode(value))) != value:
-        raise ValueError  # no code could return it either
+        raise ValueError  # such a value cannot be sent back from the sandbox, so no code could pass
     return value
 
 
@@ -250,12 +249,12 @@ def _number(written: ast.expr) -> float:
 
 def _close_to(written: ast.expr, tolerances: dict[str, float]) -> Callable[[object], bool]:
     number = _number(written)
-    math.isclose(number, number, **tolerances)  # raises for tolerances that cannot be used
+    math.isclose(number, number, **tolerances)  # raises for unknown or negative tolerances
 
     def accepts(value: object) -> bool:
         try:
             return isinstance(value, int | float) and math.isclose(value, number, **tolerances)
-        except OverflowError:  # an integer beyond every float
+        except OverflowError:  # an integer too large for a float
             return False
 
     return accepts

@@ -1,7 +1,7 @@
-"""Units: what the numbers of an answer measure or count, and how many of one unit make another.
+"""Units of the numbers in answers, and their conversion.
 
-Measures are a closed list. Any other words behind a number are things that it counts, which change nothing, unless
-they belong to a closed list of words that may change a value.
+The units of measurement are a closed list. All other words after a number name the counted things and are ignored,
+except for a closed list of words that may change the value.
 """
 
 import re
@@ -12,17 +12,17 @@ from itertools import takewhile
 from string import ascii_lowercase
 
 from components.grading.quantities import NUMBER_WORDS, parse_number_in_words
-from components.grading.vocabulary import FUNCTION_WORDS, TEXT_STYLES
+from components.grading.vocabulary import FUNCTION_WORDS, STYLE, STYLED
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a number counts or measures."""
+    """The unit of a number."""
 
     kind: str
-    """Units of the same kind convert into one another: `length^2`; `things` are all that is counted."""
+    """Units of one kind, such as `length^2`, can be converted; all counted things are of the kind `things`."""
     factor: Fraction
-    """How many of the kind's base unit it makes."""
+    """Its size in base units of the kind."""
 
 
 DEGREE = Unit("degree", Fraction(1))
@@ -31,26 +31,24 @@ PERCENT = Unit("percent", Fraction(1, 100))
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the question says about the words and letters of an answer."""
+    """What the question says about words and letters in the answer."""
 
     asked: frozenset[str] = frozenset()
-    """Words that change values elsewhere, without a plural s, that "how many" asks for: `dozen`, `time`."""
+    """Words after "how many", without a plural s: a word such as `dozen` then names the counted things."""
     symbols: frozenset[str] = frozenset()
-    """Letters that are variables, though units are written so too."""
+    """Letters that are variables, not units."""
 
 
 NO_CONTEXT = Context()
 
-_STYLES = rf"\\(?:{'|'.join(TEXT_STYLES)})\s*"
-_POWER = r"(?:(?:\s*\^\s*\{?\s*|(?<=[a-zA-Z]))([23])\s*\}?)?"  # 5 feet 3 are no cubic feet
-_STYLED_UNIT = re.compile(r"(.*?[0-9}a-zA-Z)])\s*" + _STYLES + r"\{([a-zA-Z/. -]+)" + _POWER + r"\}" + _POWER)
+_POWER = r"(?:(?:\s*\^\s*\{?\s*|(?<=[a-zA-Z]))([23])\s*\}?)?"  # "5 feet 3" are not cubic feet
+_STYLED_UNIT = re.compile(r"(.*?[0-9}a-zA-Z)])\s*" + STYLE + r"\{([a-zA-Z/. -]+)" + _POWER + r"\}" + _POWER)
 _PLAIN_UNIT = re.compile(r"(.*?[0-9})])(\s*)([a-zA-Z][a-zA-Z/. -]*)" + _POWER)
-_STYLED = re.compile(_STYLES + r"\{([^{}]*)\}")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
-_PERCENT = re.compile(r"(.+?)\s*(?:\\?%|(?:" + _STYLES + r"\{)?\s*(?:per ?cent|pct|percentage)\b\s*(?:points?)?\s*\}?)")
-_DEGREES = re.compile(r"(.+?)\s*(?:\\degree|(?:" + _STYLES + r"\{)?\s*\bdegrees?\s*\}?)\s*")
+_PERCENT = re.compile(r"(.+?)\s*(?:\\?%|(?:" + STYLE + r"\{)?\s*(?:per ?cent|pct|percentage)\b\s*(?:points?)?\s*\}?)")
+_DEGREES = re.compile(r"(.+?)\s*(?:\\degree|(?:" + STYLE + r"\{)?\s*\bdegrees?\s*\}?)\s*")
 _TEMPERATURE = re.compile(
-    r"(.+?)\s*(?:\\degree|(?:" + _STYLES + r"\{)?\s*\bdegrees?)\s*(?:" + _STYLES + r"\{)?\s*"
+    r"(.+?)\s*(?:\\degree|(?:" + STYLE + r"\{)?\s*\bdegrees?)\s*(?:" + STYLE + r"\{)?\s*"
     r"(C|F|Celsius|Fahrenheit)\s*\}?"
 )
 _ANGLE_INSIDE = re.compile(r"degree|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
@@ -60,9 +58,8 @@ _CURRENCY = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<before>\\\$|\\pounds?(?![a-zA-Z])|[€£])\s*(?P<value>.+)"
     r"|(?P<amount>.+?)\s*(?P<after>\\\$|[€£])"
 )
-_CURRENCIES = (r"\$", r"\pound", "€", "£")
 _MAY_HAVE_UNIT = re.compile(r"[^\W\d_]|[%€£]|\\\$")
-_RADIANS = re.compile(r"(.+?)\s*(?:" + _STYLES + r"\{)?\s*\b(?:radians?|rad)\s*\}?")
+_RADIANS = re.compile(r"(.+?)\s*(?:" + STYLE + r"\{)?\s*\b(?:radians?|rad)\s*\}?")
 
 _UNITS_OF = {
     "length": "mm millimeter millimetre:1/1000 cm centimeter centimetre:1/100 dm decimeter decimetre:1/10 "
@@ -105,7 +102,7 @@ _UNITS = {
 _ALIASES = {"mph": "miles per hour", "kph": "km per hour", "kmh": "km per hour", "mpg": "miles per gallon"}
 _PREFIXES = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
 
-# Words that may stand behind a unit and leave the value as it is.
+# Words after a unit that do not change the value.
 _ENDINGS = (
     *("in total", "in all", "in length", "total", "altogether", "left", "remaining", "each", "now", "needed", "so far"),
     *("old", "long", "wide", "tall", "high", "deep", "away", "apart", "ago", "later", "more", "fewer"),
@@ -117,13 +114,14 @@ _MAX_UNIT_WORDS = 8
 
 
 def split_unit(latex: str, context: Context = NO_CONTEXT) -> tuple[str, Unit | None]:
-    """Return a value and the unit behind it (or the currency before it); the whole text and None without a unit."""
+    """Return a value and the unit after it, or the currency before it; the whole text and None if it has no unit."""
     if not _MAY_HAVE_UNIT.search(latex):
         return latex, None
     return _angle_or_percent(latex) or _money(latex, context) or _unit_in_words(latex, context) or (latex, None)
 
 
 def _angle_or_percent(latex: str) -> tuple[str, Unit] | None:
+    """The value and unit of a percentage, a temperature or an angle."""
     if ("%" in latex or "cent" in latex or "pct" in latex) and (match := _PERCENT.fullmatch(latex)):
         return match[1], PERCENT
     if "degree" in latex:
@@ -137,7 +135,9 @@ def _angle_or_percent(latex: str) -> tuple[str, Unit] | None:
 
 
 def _money(latex: str, context: Context) -> tuple[str, Unit] | None:
-    if not any(sign in latex for sign in _CURRENCIES) or not (match := _CURRENCY.fullmatch(latex)):
+    """The value and unit of an amount with a currency sign, such as `$5` or `$5 per hour`."""
+    match = _CURRENCY.fullmatch(latex)
+    if not match:
         return None
     value, unit = split_unit(match["amount"] or match["sign"] + match["value"], context)
     sign = match["before"] or match["after"]
@@ -148,6 +148,7 @@ def _money(latex: str, context: Context) -> tuple[str, Unit] | None:
 
 
 def _unit_in_words(latex: str, context: Context) -> tuple[str, Unit] | None:
+    """The value and unit of a number with a unit or a counted thing after it, such as `5 cm` or `5 apples`."""
     if match := _STYLED_UNIT.fullmatch(latex):
         value, words, inner, outer = match.groups()
         power, attached = inner or outer, False
@@ -165,15 +166,14 @@ def _unit_in_words(latex: str, context: Context) -> tuple[str, Unit] | None:
 
 
 def _is_symbol(letter: str, value: str) -> bool:
-    r"""Whether a letter is a variable by what stands before it: `3 + 5 m`, `m^2 5 m`, `\cos^2 m`, `\ln 2m`."""
-    return bool(_TAKES_LETTER.search(value) or _SUM.search(value)) or letter in _COMMAND.sub(
-        " ", _STYLED.sub(" ", value)
-    )
+    r"""Whether the text before a letter shows that it is a variable: `3 + 5 m`, `m^2 5 m`, `\cos^2 m`, `\ln 2m`."""
+    letters = _COMMAND.sub(" ", STYLED.sub(" ", value))
+    return letter in letters or bool(_TAKES_LETTER.search(value) or _SUM.search(value))
 
 
 def _behind_words(latex: str, context: Context) -> tuple[str, Unit] | None:
-    """The unit behind a number in words: "twenty apples", "half an hour", "5 million people"."""
-    words = _STYLED.sub(r" \1 ", latex).split()
+    """The value and unit of a number in words: "twenty apples", "half an hour", "5 million people"."""
+    words = STYLED.sub(r" \1 ", latex).split()
     if len(words) > _MAX_UNIT_WORDS or NUMBER_WORDS.isdisjoint(" ".join(words).casefold().replace("-", " ").split()):
         return None
     for place in range(1, len(words)):
@@ -187,7 +187,7 @@ def _behind_words(latex: str, context: Context) -> tuple[str, Unit] | None:
 
 
 def _unit(written: str, power: str | None, context: Context, *, attached: bool) -> Unit | None:
-    """The unit that some words name; None where they name none."""
+    """The unit that words such as `miles per hour` name, if any; `attached` says that no space precedes them."""
     plain = " ".join(written.replace("/", " per ").replace("-", " ").replace(".", "").lower().split())
     for ending in _ENDINGS:
         plain = plain.removesuffix(f" {ending}")
@@ -195,9 +195,9 @@ def _unit(written: str, power: str | None, context: Context, *, attached: bool) 
         return _THINGS
     plain = _ALIASES.get(plain, plain)
     words = ["per" if word in {"a", "an"} else word for word in plain.split()]
-    # `5\text{ M}` is no length, and `5apples` nothing at all.
-    is_foreign = written.strip() in _CAPITALS or (attached and len(words) == 1 and words[0] not in _UNITS)
-    if not 0 < len(words) <= _MAX_UNIT_WORDS or words.count("per") > 1 or is_foreign:
+    # `5\text{ M}` is not a length, and `5apples` has no unit.
+    is_unknown = written.strip() in _CAPITALS or (attached and len(words) == 1 and words[0] not in _UNITS)
+    if not 0 < len(words) <= _MAX_UNIT_WORDS or words.count("per") > 1 or is_unknown:
         return None
     place = words.index("per") if "per" in words else len(words)
     over, under = words[:place], words[place + 1 :]
@@ -212,7 +212,7 @@ def _unit(written: str, power: str | None, context: Context, *, attached: bool) 
 
 
 def _thing(words: list[str], dimension: str, context: Context) -> Unit | None:
-    """A measure, or something that is counted."""
+    """The unit of measurement that some words name, or `things` if they name counted things; None for other words."""
     if len(words) > 1 and words[0] in _BEFORE_THINGS:
         words = words[1:]
     has_power = bool(dimension)
@@ -223,17 +223,16 @@ def _thing(words: list[str], dimension: str, context: Context) -> Unit | None:
         not context.symbols.issuperset(word) and (word.removesuffix("s") in context.asked or _may_be_thing(word))
         for word in counted
     ]
-    # `gallons of milk`, `dollars profit`; but `m` before a word measures nothing.
-    if (unit := _UNITS.get(words[0])) and (
-        len(words) == 1 or (not has_power and len(words[0]) > 2 and all(are_things[1:]))
-    ):
+    # `gallons of milk` and `dollars profit` are units; a symbol such as `m` before another word is not.
+    is_unit = len(words) == 1 or (not has_power and len(words[0]) > 2 and all(are_things[1:]))
+    if is_unit and (unit := _UNITS.get(words[0])):
         return Unit(unit.kind + dimension, unit.factor ** int(dimension[1:] or 1))
     if dimension:
         return Unit(f"unit{dimension}", Fraction(1)) if words in (["unit"], ["units"]) else None
     return _THINGS if all(are_things) else None
 
 
-# Beginnings of words that change a value: doubled, halves, squares, pairs, scores ...
+# Beginnings of words that change the value of a number before them: doubled, halves, squares, pairs, scores ...
 _CHANGES = re.compile(
     "doubl|tripl|trebl|quadrupl|quintupl|halv|half|squar|cub(?:e|ic)|pair|coupl|scores?$|gross|dozen|grand$|reciproc|inver|"
     "opposit|negat|minus|plus|factorial|roots?$|power|percent|permil|mille$|modul|remain|approx|time|bases?$|multip|divid|subtract|"
@@ -242,7 +241,7 @@ _CHANGES = re.compile(
 _NUMBER_WORDS = NUMBER_WORDS - {"point"}
 _FUNCTION_WORDS = frozenset(FUNCTION_WORDS.split())
 FORMULA = re.compile(r"\$\$?([^$]{1,300})\$\$?|\\\((.{1,300}?)\\\)|\\\[(.{1,300}?)\\\]", re.DOTALL)
-"""A formula in a question."""
+"""A formula in a question; one of its groups has the content."""
 _PROSE = re.compile(r"(?<![a-zA-Z])[a-zA-Z]+\s+[a-zA-Z]{2,}|[a-zA-Z]{2,}\s+[a-zA-Z]+|[a-zA-Z]{5,}")
 _HOW_MANY = re.compile(r"\bhow (?:many|much)((?: [a-z]+){1,5})")
 _ENDS_ASKED = _FUNCTION_WORDS - {"more", "fewer", "times", "of", "different", "possible"}
@@ -251,7 +250,7 @@ _MAX_QUESTION_CHARACTERS = 20_000
 
 @lru_cache(maxsize=512)
 def read_question(question: str, gold: str) -> Context:
-    """Return what a question, which may be empty, and its expected answer say about words and letters."""
+    """Return the context that a question, which may be empty, and its expected answer give to an answer."""
     if not question and not _MAY_HAVE_UNIT.search(gold):
         return NO_CONTEXT
     question = question[:_MAX_QUESTION_CHARACTERS]
@@ -264,22 +263,23 @@ def read_question(question: str, gold: str) -> Context:
 
 
 def _symbols(question: str) -> frozenset[str]:
+    """The letters in the formulas of a question."""
     formulas = (match[1] or match[2] or match[3] for match in FORMULA.finditer(question))
-    bare = (_COMMAND.sub(" ", _STYLED.sub(" ", formula)) for formula in formulas)
+    bare = (_COMMAND.sub(" ", STYLED.sub(" ", formula)) for formula in formulas)
     return frozenset(letter for text in bare if not _PROSE.search(text) for letter in text if letter.isalpha())
 
 
 def _may_be_thing(word: str) -> bool:
-    """Whether a word changes no value that is in front of it."""
+    """Whether a word may name counted things, and does not change the value of the number before it."""
     is_word = len(word) > 2 and word.isalpha() and word not in _FUNCTION_WORDS and word not in _UNITS
     return is_word and not {word, word.removesuffix("s")} & _NUMBER_WORDS and not _CHANGES.match(word)
 
 
-_SYMBOL = re.compile(_STYLES + r"\{[^{}]*\}|(?<=[0-9})])(\s*)([a-zA-Z]{1,3})(?![a-zA-Z])")
+_SYMBOL = re.compile(STYLE + r"\{[^{}]*\}|(?<=[0-9})])(\s*)([a-zA-Z]{1,3})(?![a-zA-Z])")
 
 
 def _gold_symbols(gold: str, question: str) -> frozenset[str]:
-    """The letters behind the numbers of an expected answer that are variables: `6s^2`, or a run as in `2 xyz`."""
+    """The letters after numbers of an expected answer that are variables, as in `6s^2` and `2 xyz`."""
     symbols = set[str]()
     for space, letters in _SYMBOL.findall(gold):
         is_factor = len(letters) == 1 and not space and not question
@@ -290,11 +290,11 @@ def _gold_symbols(gold: str, question: str) -> frozenset[str]:
 
 
 def with_symbols_apart(latex: str, symbols: frozenset[str]) -> str:
-    """Return the text with letters in braces that stand where a unit may stand, but are variables: `6{s}^2`."""
+    """Return the text with braces around variables that could be read as units: `6{s}^2`."""
 
-    def apart(match: re.Match[str]) -> str:
+    def in_braces(match: re.Match[str]) -> str:
         letters = match[2]
         is_symbol = letters and letters.lower() in _UNITS and symbols.issuperset(letters)
         return f"{{{letters}}}" if is_symbol else match[0]
 
-    return _SYMBOL.sub(apart, latex) if symbols else latex
+    return _SYMBOL.sub(in_braces, latex)

@@ -1,4 +1,4 @@
-"""What is graded, the verdict, and why: a closed list of short phrases, which are counted over many responses."""
+"""Submissions, grades and the closed list of reasons for verdicts, which are counted over many responses."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,20 +9,20 @@ from components.shared.answer_policy import AnswerPolicy
 class Reason(StrEnum):
     """The rule that decided a verdict.
 
-    What is particular to one response, such as the two units that differ, is the detail of its grade.
+    Details of one response, such as the two units that differ, are in `Grade.detail`.
     """
 
     rule: str
-    """The rule in a sentence, for a person who asks why."""
+    """The rule in a sentence."""
 
     def __new__(cls, phrase: str, rule: str = "") -> "Reason":
-        """Return a reason, of which the phrase is the value."""
+        """Make a member whose value is the phrase."""
         member = str.__new__(cls, phrase)
         member._value_ = phrase
         member.rule = rule
         return member
 
-    # Where the answer stands, and whether it is one.
+    # There is no answer, or it is in a form that is never right.
     NO_ANSWER = "no final answer", "The response states no answer where its policy looks for one."
     TRUNCATED = "truncated at the length limit", "The response was cut off, and what it ends in may not be its answer."
     TOO_LONG = "too long", "No answer is that long."
@@ -31,7 +31,7 @@ class Reason(StrEnum):
     COSTLY = "too large or too deep to compute", "The answer would take too long to read or to evaluate."
     HIDDEN = "hidden parts", "A part of the answer is invisible, struck out or a definition."
 
-    # What is left to do.
+    # The answer leaves work undone.
     ECHO = "echoes the question", "The answer is an expression of the question, and not in the expected form."
     SETUP = "left to be evaluated", "The answer puts numbers together and leaves their value to be computed."
     NOT_EVALUATED = "still to be evaluated", "The answer asks for a sum, an integral or the like, as the question does."
@@ -79,7 +79,7 @@ class Submission:
     policy: AnswerPolicy
     """Where the response has to state its final answer."""
     question: str = ""
-    """What was asked, of which a part is no answer; empty where it is not known."""
+    """The question, so that an echo of it does not count as an answer; empty if it is not known."""
 
 
 class Verdict(StrEnum):
@@ -93,15 +93,15 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A verdict, the answer that was compared, and why."""
+    """A verdict, the answer that was compared (None without one), and the reason."""
 
     verdict: Verdict
     extracted: str | None
     reason: Reason
     tests_passed: float | None = None
-    """Fraction of the unit tests that passed; None where the gold is not unit tests."""
+    """Fraction of the unit tests that passed; None if the gold is not unit tests."""
     detail: str = ""
-    """What the reason is about in this response, such as the two units that differ."""
+    """Details of the reason in this response, such as the two units that differ."""
 
     @property
     def why(self) -> str:

@@ -1,4 +1,4 @@
-"""The grader's public face: verdicts on any number of responses, in worker processes.
+"""The public interface of the grader: verdicts on any number of responses, in worker processes.
 
 `Verifier` grades `Submission`s and returns a `Grade` with a `Verdict` for each. `grade` is the same for one submission
 in this process, without limits.
@@ -37,10 +37,10 @@ __all__ = [
 ]
 
 GRADE = "components.grading.grade:grade"
-_MAX_WORKERS = 8  # they grade about as fast as this process can hand out
+_MAX_WORKERS = 8  # together they grade about as fast as this process can send submissions
 _MAX_ADDRESS_SPACE = 1 << 30
 _MAX_WAIT_S = 300.0
-"""By the clock, for a submission; the deadline is in processor time, and the sandbox has its own limits."""
+"""Wall-clock time for a submission; the deadline is in processor time, and the sandbox has separate limits."""
 
 
 class Verifier(AbstractContextManager["Verifier"]):
@@ -61,9 +61,9 @@ class Verifier(AbstractContextManager["Verifier"]):
         )
 
     def __call__(self, submissions: Sequence[Submission]) -> list[Grade]:
-        """Return the grade of each submission, in their order; nothing in a submission makes it raise.
+        """Return the grade of each submission, in their order; no submission can make it raise.
 
-        A comparison that computes for longer than the deadline is unscorable.
+        A submission whose comparison exceeds the deadline is unscorable.
         """
         if os.getpid() != self._pid:
             raise RuntimeError("a forked process cannot use the workers of its parent: make a new Verifier there")
@@ -86,7 +86,7 @@ class Verifier(AbstractContextManager["Verifier"]):
         self.close()
 
     def _unscorable(self, failure: Failure) -> Grade:
-        """Return the grade of a submission that got none; raise where the verifier is closed, or no worker starts."""
+        """Return the grade of a submission without a reply; raise if the verifier is closed or no worker starts."""
         if failure.kind == "closed":
             raise RuntimeError("the verifier is closed")
         if failure.kind == "start":
@@ -105,6 +105,6 @@ def _grade_of(fields: Any) -> Grade:
 
 
 def _num_workers() -> int:
-    """The cores that this process may use, shared with those that torchrun started beside it."""
+    """The cores that this process may use, divided by the number of processes that torchrun started here."""
     cores = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(1, min(cores, _MAX_WORKERS))

@@ -1,4 +1,6 @@
-"""Words that the grader knows: those that count nothing, functions, and commands for styles of text."""
+"""Words that the grader knows: words that do not name counted things, functions, and commands for styles of text."""
+
+import re
 
 FUNCTION_WORDS = """
 a about above across after again against all almost along already also although always am among an and another any
@@ -15,15 +17,15 @@ through thus till times to together too took total toward twice under unknown un
 uses versus very via was we well went were what whatever when whenever where whereas wherever whether which while
 who whoever whole whom whose why will with within without would wrong yes yet you your yours
 """
-"""Words that are never units, even if the question puts them behind a number."""
+"""Words that are never units, even if they follow a number in the question."""
 
 TEXT_STYLES = (
     *("text", "mbox", "textbf", "textit", "textrm", "textnormal", "texttt", "textsf", "textsc"),
     *("mathrm", "operatorname"),
 )
-"""Commands of which the argument may be words or a unit."""
-LETTER_STYLES = ("mathbf", "mathit", "boldsymbol", "bm")
-"""Commands that print letters of formulas in another style."""
+"""Commands whose argument may be words or a unit."""
+STYLE = rf"\\(?:{'|'.join(TEXT_STYLES)})\*?\s*"
+STYLED = re.compile(STYLE + r"\{([^{}]*)\}")
 
 FUNCTION_NAMES = (
     *("arcsin", "arccos", "arctan", "sinh", "cosh", "tanh"),

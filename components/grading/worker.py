@@ -1,8 +1,7 @@
-"""What the workers of a Verifier do: they grade, within limits.
+"""The service of a Verifier's workers: grading within limits of time and memory.
 
-A comparison may hang in C code, where neither a Python signal handler nor a thread can interrupt it: only the end of
-the process ends it. So the kernel ends a worker once a submission has used the deadline in processor time; a busy
-machine does not change verdicts.
+A comparison may hang in C code, which neither a Python signal handler nor a thread can interrupt. So the kernel ends
+the worker once a submission has used up its processor time; wall-clock time would make verdicts depend on the load.
 """
 
 import logging
@@ -16,45 +15,40 @@ from components.grading.verdicts import Grade
 from components.shared.answer_policy import AnswerPolicy
 from components.workers.service import Service
 
-_MAX_MEMORY_KIB = 1 << 19  # in use: a library may catch the error of the limit on address space, and go on
-_MAX_REUSABLE_KIB = 1 << 18  # three times what the imports take: the next submission gets a new process
-_MEMORY_CHECK_S = 0.02
-"""A submission that computed for less cannot have filled much memory."""
+_MAX_MEMORY_KIB = 1 << 19  # checked as well as the address space: a library may catch a MemoryError and go on
+_MAX_REUSABLE_KIB = 1 << 18  # three times what the imports take; a larger process is replaced
+_MEMORY_CHECK_S = 0.02  # a submission that computed for less cannot have filled much memory
 
 
 class GradingService(Service):
-    """Grades submissions; a request has the fields of one, and the reply those of its grade."""
+    """Grades submissions: a request has the fields of a `Submission`, and the reply those of its `Grade`."""
 
     def __init__(self, function: str, deadline_s: float) -> None:
-        """Import a function such as `grade`, and what its module's `prepare` imports, if it has one."""
-        logging.disable()  # libraries warn about many an answer
+        """Import a function such as `grade` by `module:name`, and call its module's `prepare`, if it has one."""
+        logging.disable()  # libraries warn about many answers
         module, _, name = function.partition(":")
         self._function = getattr(import_module(module), name)
         getattr(import_module(module), "prepare", lambda: None)()
         self._deadline_s, self._used_kib = deadline_s, 0
 
     def answer(self, state: None, request: Any) -> Any:
-        """Return the fields of a grade; MemoryError where it took too much."""
+        """Return the fields of a grade; raise MemoryError if grading used too much memory."""
         gold, response, policy, question = request
-        graded = self._grade(gold, response, AnswerPolicy(policy), question)
+        started = time.process_time()
+        # After this processor time the kernel ends the process, since nothing handles its signal SIGPROF.
+        signal.setitimer(signal.ITIMER_PROF, self._deadline_s)
+        try:
+            graded: Grade = self._function(gold, response, AnswerPolicy(policy), question)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+        if time.process_time() - started > _MEMORY_CHECK_S:
+            # getrusage() would report the parent's maximum if that is larger.
+            status = Path("/proc/self/status").read_text(encoding="ascii")
+            self._used_kib = int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])
+        if self._used_kib > _MAX_MEMORY_KIB:
+            raise MemoryError
         return [graded.verdict, graded.extracted, graded.reason, graded.tests_passed, graded.detail]
 
     def is_used_up(self) -> bool:
         """Tell whether this process has grown too large for another submission."""
         return self._used_kib > _MAX_REUSABLE_KIB
-
-    def _grade(self, gold: str, response: str, policy: AnswerPolicy, question: str) -> Grade:
-        started = time.process_time()
-        # The kernel ends the process when it has computed for so long, even if nobody watches it any more.
-        signal.setitimer(signal.ITIMER_PROF, self._deadline_s)
-        try:
-            graded: Grade = self._function(gold, response, policy, question)
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-        if time.process_time() - started > _MEMORY_CHECK_S:
-            # Not getrusage(): its maximum is that of the parent process, where that is larger.
-            status = Path("/proc/self/status").read_text(encoding="ascii")
-            self._used_kib = int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])
-        if self._used_kib > _MAX_MEMORY_KIB:
-            raise MemoryError
-        return graded

@@ -1,4 +1,4 @@
-"""The fork server (server.py), as the process that starts it sees it."""
+"""The client side of the fork server (server.py): start it, fork and end workers, end it."""
 
 import json
 import os
@@ -22,24 +22,24 @@ _ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """What the workers of a pool do, with what, and their limits."""
+    """The service of a pool's workers, and their limits."""
 
     service: str
-    """`module:function`, which returns a `Service`."""
+    """`module:function`; the function returns a `Service`."""
     arguments: Sequence[Any]
-    """Of the function, as JSON."""
+    """Arguments of that function, which must be representable as JSON."""
     num_workers: int
     memory_bytes: int
     """Address space of a worker."""
     timeout_s: float
-    """Time by the clock that an answer may take."""
+    """Wall-clock time that an answer may take."""
     environment: Mapping[str, str]
     path: Sequence[str]
-    """Folders in which modules are found."""
+    """Folders to import modules from."""
 
 
 class ForkServer:
-    """A process that has made a service, and forks workers; they end with it."""
+    """A process that has built the service and forks workers, which end with it."""
 
     def __init__(self, config: PoolConfig) -> None:
         self.is_ended = False
@@ -64,25 +64,25 @@ class ForkServer:
 
     @property
     def exit_code(self) -> int:
-        """How it has ended; 0 where it has not."""
+        """Exit code, negative for a signal; 0 while it runs."""
         return self._process.poll() or 0
 
     def wait_until_ready(self) -> str | None:
-        """Wait until the service is made; return why it was not."""
-        why = f"was not ready within {MAX_START_S:g} s"
+        """Wait until the service is built; return None, or the reason for a failure."""
+        reason = f"was not ready within {MAX_START_S:g} s"
         with suppress(OSError):
             if self.control.recv(len(READY)) == READY:
                 return None
-            why = f"ended {ending(self._process.wait(_MAX_END_S))}"
+            reason = f"ended {ending(self._process.wait(_MAX_END_S))}"
         self.end()
-        return why
+        return reason
 
     def fork(self, channel: socket.socket) -> None:
-        """Have a worker forked that has the other end of a socket."""
+        """Fork a worker that talks through this end of a socket pair."""
         self._ask(FORK, [channel.fileno()])
 
     def end_worker(self, process: int) -> int | None:
-        """Kill a worker with what it has started, and return its exit code; None where the fork server has ended.
+        """Kill a worker and what it started; return its exit code, None if the fork server has ended.
 
         A fork server that does not answer is killed.
         """
@@ -96,9 +96,9 @@ class ForkServer:
             return None
 
     def end(self) -> None:
-        """End it, with its workers and what they have started."""
+        """End it, its workers and what they started; wait until it has ended."""
         self.is_ended = True
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the other end is closed
             self.control.shutdown(socket.SHUT_RDWR)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_MAX_END_S)
@@ -107,12 +107,12 @@ class ForkServer:
         self.control.close()
 
     def kill(self) -> None:
-        """Kill it at once; the kernel tells its workers, which end with what they have started."""
+        """Kill it at once; the kernel then signals the supervisors of its workers, which kill what they started."""
         self.is_ended = True
         self._process.kill()
 
     def _ask(self, request: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send a request; a process that does not take it is killed."""
+        """Send a request with file descriptors; kill the fork server if it does not take it."""
         try:
             socket.send_fds(self.control, [request], descriptors)
         except OSError:
@@ -120,5 +120,5 @@ class ForkServer:
 
 
 def ending(code: int) -> str:
-    """Return how a process ended, in words."""
+    """Return an exit code in words: "by signal 9" or "with exit code 1"."""
     return f"by signal {-code}" if code < 0 else f"with exit code {code}"

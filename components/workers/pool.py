@@ -1,8 +1,7 @@
-"""A pool of worker processes: limited in number, and each answer in time and memory.
+"""A pool of worker processes, with limits on their number and on the time and memory of each answer.
 
-A bad request costs its own session at most: where an answer hangs, crashes or floods, its session fails, its process is
-ended, and every other session goes on. Sessions are deterministic: those of a process that has ended are replayed in
-another one, and no answer depends on the process that gave it.
+A bad request fails only its own session: if an answer hangs, crashes or writes without end, the pool ends the worker
+and replays its other sessions in another one. Sessions are deterministic, so no answer depends on the worker.
 """
 
 import itertools
@@ -24,14 +23,13 @@ from components.workers.fork_server import MAX_SEND_S, MAX_START_S, ForkServer, 
 from components.workers.server import HEARTBEAT
 
 _STEAL_AFTER_S = 0.2
-"""Requests that wait for a worker with a slower one go to an idle worker, which replays their sessions."""
+"""Once a worker has been busy for this long, an idle worker takes over its queue and replays the sessions."""
 _MAX_LOSSES = 10
-"""Workers that a request may lose where it need not be to blame: the worker was killed from outside, the fork server
-ended, or something else has written into its socket."""
-_MAX_FAILED_STARTS = 10
-"""Starts of fork servers in a row that may be killed, or end before a worker reports."""
+"""Workers that a request may lose without being the likely cause: the worker was killed from outside, the fork server
+ended, or something else wrote into the worker's socket."""
+_MAX_FAILED_STARTS = 10  # fork servers in a row that may be killed, or end before one of their workers reports
 _MAX_LINE_BYTES = 1 << 26
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+_OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
@@ -41,18 +39,18 @@ class Failure:
     kind: Literal["error", "memory", "time", "ended", "killed", "start", "closed"]
     text: str
     exit_code: int | None = None
-    """Of the worker, where the request has ended it."""
+    """Exit code of the worker if the request ended it."""
 
 
 Deliver = Callable[[Any, Failure | None], None]
-"""Takes the reply to a request, or the reason for its failure, in the pool's thread; never raises."""
+"""Callback for the reply to a request or its failure; runs in the pool's thread and must not raise."""
 
 
 class Pool:
-    """Answers requests by a service in workers, which are started when needed and end with the pool or its process.
+    """Answers requests with a service in workers, which start when needed and end with the pool or its process.
 
-    A separate thread serves the workers. Callers share no lock with it: Ctrl-C may interrupt them at any instruction,
-    and a lock of Python's `threading` could then stay locked for ever.
+    A separate thread serves the workers. Callers share no lock with it, only a deque and a socket: Ctrl-C may interrupt
+    a caller at any instruction, and a `threading` lock could then stay locked forever.
     """
 
     def __init__(self, config: PoolConfig) -> None:
@@ -65,15 +63,15 @@ class Pool:
         self._thread.start()
 
     def submit(self, request: Any, deliver: Deliver, session: "Session | None" = None) -> None:
-        """Have a request answered, by itself or as the next turn of a session."""
+        """Queue a request, either on its own or as the next turn of a session; `deliver` gets the outcome."""
         self._announce(_Request(session, request, deliver))
 
     def end(self, session: "Session") -> None:
-        """Have the state of a session freed."""
+        """Tell the worker of a session to free its state."""
         self._announce(session)
 
     def close(self) -> None:
-        """End all processes; requests that have no answer fail."""
+        """End all processes; requests without a reply fail."""
         with suppress(OSError):  # closed before
             self._wake.shutdown(socket.SHUT_WR)
         self._thread.join()
@@ -84,36 +82,36 @@ class Pool:
         try:
             self._wake.send(b"\0")
         except BlockingIOError:
-            pass  # it will wake up anyway
+            pass  # the socket is full of wake-up bytes, so the thread will wake up anyway
         except OSError:
             _refuse(self._requests, Failure("closed", "the pool is closed"))
 
 
 class Session:
-    """What a worker keeps between requests; they are answered one after the other."""
+    """Requests that share a state, which a worker keeps between them; they are answered one after the other."""
 
     _numbers = itertools.count(1)
 
     def __init__(self, start: Any, past: Sequence[Any] = ()) -> None:
-        """Begin one, or go on with it after its `past` requests."""
+        """Describe a session that begins from `start`, after which its `past` requests are replayed."""
         self.number = next(self._numbers)
         self.start = start
         self.past = list(past)
-        """The requests that have been answered, which decide its state."""
+        """The answered requests, which together with `start` determine the state."""
         self.worker: _Worker | None = None
-        """The worker that has its state; only the thread of the pool uses it."""
+        """The worker that has the state; only the pool's thread uses it."""
 
 
 @dataclass(eq=False)
 class _Request:
-    """A request that waits for its reply."""
+    """A request without a reply yet."""
 
     session: Session | None
     request: Any
     deliver: Deliver
     num_losses: int = 0
     needs_fresh_worker: bool = False
-    """Whether it has failed beside other sessions, which may be what used up the memory of the worker."""
+    """Whether it failed in a worker that had served others, which may have used up the memory."""
 
     @property
     def worker(self) -> "_Worker | None":
@@ -135,7 +133,8 @@ class _Request:
 
 
 def _refuse(requests: "deque[_Request | Session]", failure: Failure) -> None:
-    with suppress(IndexError):  # another thread may refuse them, too
+    """Fail all queued requests."""
+    with suppress(IndexError):  # another thread may pop the last one between a check and `popleft`
         while True:
             if isinstance(request := requests.popleft(), _Request):
                 request.fail(failure)
@@ -148,11 +147,11 @@ class _Dispatcher:
         self._config, self._requests, self._woken = config, requests, woken
         self._woken.setblocking(False)
         self._waiting: deque[_Request] = deque()
-        """Those whose session no worker has."""
+        """Requests without a session, or whose session is in no worker."""
         self._need_fresh_worker: deque[_Request] = deque()
-        """Never more than there are workers to be started: a worker was ended for each."""
+        """Never more than the pool may start workers, since a worker was ended for each."""
         self._workers: list[_Worker] = []
-        """All are forked from the fork server."""
+        """All are forked from the current fork server."""
         self._fork_server: ForkServer | None = None
         self._num_failed_starts = 0
         self._selector = selectors.DefaultSelector()
@@ -168,7 +167,7 @@ class _Dispatcher:
             reason = f"the pool failed ({type(error).__name__}: {error})"
             raise
         finally:
-            self._woken.close()  # from here on, who submits a request refuses it
+            self._woken.close()  # from here on, `submit` fails each new request itself
             requests = [*self._need_fresh_worker, *self._waiting]
             requests += [request for worker in self._workers for request in worker.requests()]
             if self._fork_server:
@@ -181,14 +180,14 @@ class _Dispatcher:
             _refuse(self._requests, Failure("closed", reason))
 
     def _serve(self) -> bool:
-        """Read what callers and workers have sent, and deal with slow workers; return whether to go on."""
+        """Read what callers and workers sent, end workers past their deadline, assign requests; False once closed."""
         for key, _ in self._selector.select(self._select_timeout_s()):
             if key.data in self._workers:
                 self._read(key.data)
-            elif key.data is None and not self._is_awake():
+            elif key.data is None and not self._is_open():
                 return False
             elif key.data is not None and key.data is self._fork_server:
-                self._end_fork_server()  # it has ended
+                self._end_fork_server()  # its process has ended
         self._take_requests()
         now = time.monotonic()
         for worker in list(self._workers):
@@ -197,30 +196,37 @@ class _Dispatcher:
         self._assign()
         return True
 
-    def _is_awake(self) -> bool:
+    def _is_open(self) -> bool:
+        """Read the wake-up bytes; return whether the pool is still open, since `close` ends the stream."""
         with suppress(BlockingIOError):
             return bool(self._woken.recv(1 << 12))
         return True
 
     def _select_timeout_s(self) -> float | None:
-        """Return the time until a worker is too slow, or its other requests may go elsewhere."""
-        if not (busy := [each for each in self._workers if each.is_busy]):
+        """Return the time until a worker reaches its deadline, or another may take over a queue; None without limit."""
+        busy = [each for each in self._workers if each.is_busy]
+        if not busy:
             return None
-        nearest = min(each.deadline for each in busy) - time.monotonic()
-        return max(0.0, min(nearest, _STEAL_AFTER_S if any(each.queue for each in busy) else nearest))
+        timeout_s = min(each.deadline for each in busy) - time.monotonic()
+        if any(each.queue for each in busy):
+            timeout_s = min(timeout_s, _STEAL_AFTER_S)
+        return max(0.0, timeout_s)
 
     def _take_requests(self) -> None:
+        """Move new requests into queues: that of the worker with their session, or the common one."""
         while self._requests:
             request = self._requests.popleft()
-            if request.worker not in self._workers:  # it has ended
+            if request.worker not in self._workers:  # its process has ended
                 request.worker = None
             if isinstance(request, _Request):
-                (request.worker.queue if request.worker else self._waiting).append(request)
-            elif request.worker:
+                queue = request.worker.queue if request.worker else self._waiting
+                queue.append(request)
+            elif request.worker:  # a session to be freed
                 request.worker.ended.append(request.number)
                 request.worker = None
 
     def _assign(self) -> None:
+        """Give each idle worker a request, and start workers for the remaining ones up to the limit."""
         for worker in [each for each in self._workers if not each.is_busy]:
             if worker.ended:
                 self._send(worker, None)
@@ -240,19 +246,19 @@ class _Dispatcher:
             self._waiting.clear()
 
     def _next_request(self, worker: "_Worker | None") -> _Request | None:
-        """Take one whose session this worker has, or no worker has, or one that has been busy for long."""
+        """Take a request whose session this worker has, else one in no worker, else one from a slow worker's queue."""
         if worker and worker.queue:
             return worker.queue.popleft()
         if self._waiting:
             return self._waiting.popleft()
-        before = time.monotonic() - _STEAL_AFTER_S
-        slow = [each for each in self._workers if each.is_busy and each.queue and each.busy_since < before]
+        latest_start = time.monotonic() - _STEAL_AFTER_S
+        slow = [each for each in self._workers if each.is_busy and each.queue and each.busy_since < latest_start]
         if not slow:
             return None
-        other = min(slow, key=lambda each: each.busy_since)
-        request = other.queue.popleft()
+        slowest = min(slow, key=lambda each: each.busy_since)
+        request = slowest.queue.popleft()
         if request.session:
-            other.ended.append(request.session.number)
+            slowest.ended.append(request.session.number)
         request.worker = None
         return request
 
@@ -263,6 +269,7 @@ class _Dispatcher:
             self._lose(worker)
 
     def _read(self, worker: "_Worker") -> None:
+        """Read a worker's lines: first its process ID, then heartbeats and replies; each one extends its deadline."""
         lines = worker.receive()
         if lines is None:
             self._lose(worker)
@@ -279,9 +286,10 @@ class _Dispatcher:
             worker.deadline = time.monotonic() + self._config.timeout_s
 
     def _take_reply(self, worker: "_Worker", line: bytes) -> None:
+        """Deliver a reply or failure; retry in a fresh worker if memory ran out after other requests."""
         reply = _parsed_reply(line)
         if reply is None or not worker.is_busy or reply[0] != worker.num_requests:
-            self._lose(worker, is_broken=True)  # the service has written into our socket, or has forked
+            self._lose(worker, is_broken=True)  # code under the service wrote into our socket, or forked
             return
         _, value, failure, is_out_of_memory, must_exit = reply
         request, worker.request, worker.deadline = worker.request, None, math.inf
@@ -291,26 +299,29 @@ class _Dispatcher:
         if request is None:
             return
         if must_retry:
-            self._retry_in_fresh_worker(request)
+            request.needs_fresh_worker = True
+            self._retry(request)
         elif failure is None:
             request.finish(value)
         else:
             request.fail(Failure("memory" if is_out_of_memory else "error", failure))
 
     def _give_up(self, worker: "_Worker") -> None:
+        """End a worker past its deadline and fail its request; if it never reported, end the fork server."""
         if worker.process:
             request, worker.request = worker.request, None
             self._lose(worker)
             if request:
                 request.fail(Failure("time", f"gave no answer within {self._config.timeout_s:g} s"))
-        elif self._fork_server:  # which does not fork any more
+        elif self._fork_server:  # it hangs: the worker it was to fork has not reported
             self._fork_server.kill()
             self._end_fork_server()
 
     def _lose(self, worker: "_Worker", *, is_broken: bool = False) -> None:
-        """End a worker that has ended or is of no more use; its requests go to others, but for one that has ended it.
+        """End a worker; its requests go to other workers, except for one that ended it.
 
-        What ends by processor time does so in every worker; what else ends a worker may do so for lack of memory.
+        A request that ended a worker by its processor time would do so again, so it fails. Any other end may come from
+        memory that earlier requests used, so the request gets a second try in a fresh worker.
         """
         request, queue = worker.request, worker.queue
         code = self._end(worker)
@@ -319,34 +330,34 @@ class _Dispatcher:
         self._waiting.extendleft(reversed(queue))
         if request is None:
             return
-        if code is None or is_broken or -code in _FROM_OUTSIDE:
+        if code is None or is_broken or -code in _OUTSIDE_SIGNALS:
             request.num_losses += 1
             self._retry(request)
         elif worker.is_fresh or code == -signal.SIGPROF:
             request.fail(Failure("ended", f"its process ended {ending(code)}", code))
         else:
-            self._retry_in_fresh_worker(request)
+            request.needs_fresh_worker = True
+            self._retry(request)
 
     def _retry(self, request: _Request) -> None:
+        """Put a request at the front of its queue, or fail it if it has lost too many workers."""
         request.worker = None
         if request.num_losses == _MAX_LOSSES:
-            what = "its worker process was killed (for example by the OOM killer), or sent what is no reply"
-            request.fail(Failure("killed", f"{what}, {_MAX_LOSSES} times"))
-        else:
-            (self._need_fresh_worker if request.needs_fresh_worker else self._waiting).appendleft(request)
-
-    def _retry_in_fresh_worker(self, request: _Request) -> None:
-        request.needs_fresh_worker = True
-        self._retry(request)
+            cause = "its worker process was killed (for example by the OOM killer), or sent what is no reply"
+            request.fail(Failure("killed", f"{cause}, {_MAX_LOSSES} times"))
+            return
+        queue = self._need_fresh_worker if request.needs_fresh_worker else self._waiting
+        queue.appendleft(request)
 
     def _end(self, worker: "_Worker") -> int | None:
-        """End a worker and what it has started; return its exit code, None where the fork server has ended."""
+        """End a worker and what it started; return its exit code, None if the fork server has ended."""
         self._workers.remove(worker)
         self._selector.unregister(worker.channel)
         worker.channel.close()
         return worker.fork_server.end_worker(worker.process) if worker.process else None
 
     def _start(self) -> "_Worker | str":
+        """Start a worker, and a fork server if there is none; return the worker, or the reason for the failure."""
         if self._fork_server and self._fork_server.is_ended:
             self._end_fork_server()
         try:
@@ -355,11 +366,12 @@ class _Dispatcher:
                     return f"ended {_MAX_FAILED_STARTS} times before it was ready"
                 self._num_failed_starts += 1
                 fork_server = ForkServer(self._config)
-                if (wrong := fork_server.wait_until_ready()) is None:
+                failure = fork_server.wait_until_ready()
+                if failure is None:
                     self._fork_server = fork_server
                     self._selector.register(fork_server.control, selectors.EVENT_READ, fork_server)
-                elif -fork_server.exit_code not in _FROM_OUTSIDE:
-                    return wrong
+                elif -fork_server.exit_code not in _OUTSIDE_SIGNALS:
+                    return failure
             worker = _Worker(self._fork_server)
         except OSError as error:  # no more processes or files
             return str(error)
@@ -368,7 +380,7 @@ class _Dispatcher:
         return worker
 
     def _end_fork_server(self) -> None:
-        """End the process that workers are forked from, with all workers; the next request starts another one."""
+        """End the fork server with all its workers; the next request starts another one."""
         if self._fork_server:
             fork_server, self._fork_server = self._fork_server, None
             self._selector.unregister(fork_server.control)
@@ -378,21 +390,21 @@ class _Dispatcher:
 
 
 class _Worker:
-    """A process with the states of some sessions, as the dispatcher sees it."""
+    """The dispatcher's view of a worker process."""
 
     def __init__(self, fork_server: ForkServer) -> None:
         self.fork_server = fork_server
         self.process = 0
-        """The number by which the fork server knows it, once it has started."""
+        """Process ID of its supervisor, by which the fork server knows it; 0 until the worker reports it."""
         self.request: _Request | None = None
-        """What it is answering; None where it is idle, or frees ended sessions."""
+        """The request being answered; None while idle or freeing ended sessions."""
         self.queue: deque[_Request] = deque()
-        """Requests of sessions that it has."""
+        """Requests of sessions whose state it has."""
         self.ended: list[int] = []
-        """Sessions that it is to free."""
+        """Numbers of the sessions to be freed."""
         self.num_requests = 0
         self.num_heartbeats = 0
-        """How many heartbeats it may still send: one for each past request that it replays."""
+        """Heartbeats that it may still send: one for each past request being replayed."""
         self.busy_since, self.deadline = 0.0, math.inf
         self._received = bytearray()
         self.channel, theirs = socket.socketpair()
@@ -402,22 +414,22 @@ class _Worker:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has a request to answer."""
+        """Whether it owes a reply."""
         return self.deadline < math.inf
 
     @property
     def is_fresh(self) -> bool:
-        """Whether no more than one request has used its memory."""
+        """Whether its current request is its first, so that no other can have used up its memory."""
         return self.num_requests == 1
 
     def requests(self) -> list[_Request]:
-        """Return all requests that it is to answer."""
-        return [*([self.request] if self.request else []), *self.queue]
+        """Return all requests assigned to it."""
+        return [self.request, *self.queue] if self.request else [*self.queue]
 
     def send(self, request: _Request | None, timeout_s: float) -> None:
-        """Send a request, with what it takes to replay its session, or with None only the sessions to be freed.
+        """Send a request, with the past of its session if the worker lacks the state; with None, only free sessions.
 
-        No caller sends a request while sessions are to be freed: one that cannot be must not cost another its answer.
+        Callers first free ended sessions in a separate message: an error there must not fail a request.
         """
         self.request, self.busy_since = request, time.monotonic()
         self.deadline = self.busy_since + (timeout_s if self.process else MAX_START_S)
@@ -434,7 +446,7 @@ class _Worker:
         self.channel.sendall(json.dumps(message).encode("ascii") + b"\n")
 
     def receive(self) -> list[bytes] | None:
-        """Return the lines that have arrived; None where the process has ended, or writes without end."""
+        """Return the complete lines that arrived; None if the process has ended or a line is too long."""
         try:
             chunk = self.channel.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -451,7 +463,7 @@ class _Worker:
 
 
 def _parsed_reply(line: bytes) -> tuple[int, Any, str | None, bool, bool] | None:
-    """The number of a request, its reply, a failure, whether memory is used up, and whether the worker ends."""
+    """Request number, reply, failure text, whether memory ran out, and whether the worker exits; None if malformed."""
     try:
         match json.loads(line):
             case [int(number), value, None | str() as failure, bool(is_out_of_memory), bool(must_exit)]:

@@ -2,11 +2,11 @@
 
     pool (pool.py) -> fork server -> supervisors -> workers -> what they start
 
-The fork server makes the service once, and forks a worker for each socket that it is sent. Between the two stands a
-supervisor: it ends when the worker ends or its parent does, and kills all that the worker has started.
+The fork server builds the service once, and forks a worker for each socket that it receives. Between the two runs a
+supervisor: when the worker or the fork server ends, it kills everything that the worker started, and ends too.
 
-Each line to a worker is a request as JSON, and each line back a reply. A worker keeps the states of the sessions that
-it has begun; one that it does not have is begun anew from what comes with the request.
+Each line to a worker is a request as JSON, and each line back a reply. A worker keeps the states of its sessions; a
+request for another session comes with the session's start and past requests, which the worker replays.
 """
 
 import ctypes
@@ -30,26 +30,24 @@ from components.workers.limits import end_with_parent, limit
 from components.workers.service import Service, is_out_of_memory
 
 READY = b"ready"
-"""Sent by the fork server once the service is made."""
+"""Sent by the fork server once the service is built."""
 FORK, END = b"fork", b"end"
-"""Requests to the fork server: fork a worker at the other end of the socket that comes with the request; end the worker
-whose number follows, and reply with its exit code."""
+"""Requests to the fork server: fork a worker that uses the socket sent along; or end the worker whose process ID
+follows, and reply with its exit code."""
 HEARTBEAT = b"alive"
-"""Sent by a worker for each past request that it has been through."""
-_MAX_KILL_S = 5.0
-"""Time in which killed processes end; one of another user cannot be killed."""
-_SIGNAL_EXIT_CODE = 128
-"""Added to the number of the signal that ended a process, as shells do."""
+"""Sent by a worker after each past request that it replayed."""
+_MAX_KILL_S = 5.0  # longest wait for killed processes to end; a process of another user cannot be killed
+_SIGNAL_EXIT_CODE = 128  # added to the number of the signal that ended a process, as shells do
 _SET_CHILD_SUBREAPER = 36  # of prctl
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(descriptor: str, parent: str, function: str, arguments: str, memory_bytes: str) -> None:
-    """Make the service and serve requests until the socket is closed at its other end; then end all workers."""
-    end_with_parent(int(parent))  # another process that it forked may hold the other end, and outlive it
+    """Build the service and serve requests until the other end of the socket is closed; then end all workers."""
+    end_with_parent(int(parent))  # a process forked by the parent may hold the other end open and outlive it
     _adopt_orphans()
     limit(resource.RLIMIT_CORE, 0)
-    # A program may be started with signals ignored; then the ends of workers would not be known.
+    # The signals may be ignored or blocked by inheritance; the ends of workers would then go unnoticed.
     for number in (signal.SIGPROF, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
@@ -57,7 +55,7 @@ def main(descriptor: str, parent: str, function: str, arguments: str, memory_byt
     module, _, name = function.partition(":")
     service = getattr(importlib.import_module(module), name)(*json.loads(arguments))
     gc.collect()
-    gc.freeze()  # what workers share with this process is not searched for garbage, which would copy it
+    gc.freeze()  # garbage collection in a worker would write to, and so copy, the memory shared with this process
     control.sendall(READY)
     _serve(control, partial(_work, service, int(memory_bytes)))
     _kill_children()
@@ -85,7 +83,7 @@ def _serve(control: socket.socket, work: Callable[[socket.socket], None]) -> Non
 
 
 def _fork(work: Callable[[], object], control: socket.socket) -> int:
-    """Start work in a new process; return the number of its supervisor, which ends with the same exit code."""
+    """Run `work` in a new process; return the process ID of its supervisor, which ends with the same exit code."""
     server = os.getpid()
     if supervisor := os.fork():
         return supervisor
@@ -97,9 +95,9 @@ def _fork(work: Callable[[], object], control: socket.socket) -> int:
 
 
 def _supervise(work: Callable[[], object], server: int) -> NoReturn:
-    """Fork a process for some work, kill what it leaves behind, and end with its exit code.
+    """Run `work` in a forked process, kill what it leaves behind, and exit with its exit code.
 
-    SIGTERM, which comes when the fork server ends as well, kills it at once.
+    SIGTERM, which the kernel also sends when the fork server ends, kills the forked process at once.
     """
     supervisor, worker = os.getpid(), 0
 
@@ -117,30 +115,30 @@ def _supervise(work: Callable[[], object], server: int) -> NoReturn:
         end_with_parent(supervisor)
         os.setsid()
         work()
-        os._exit(0)  # without what the service may have registered to run at exit
-    os.closerange(3, 1 << 16)  # its socket is to be closed once the worker ends
+        os._exit(0)  # skips exit handlers that the service may have registered
+    os.closerange(3, 1 << 16)  # so that the worker's socket closes when the worker ends
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)) and ended.si_pid != worker:
-        os.waitpid(ended.si_pid, 0)  # an orphan that it has adopted
+        os.waitpid(ended.si_pid, 0)  # reap an adopted orphan
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _kill(worker)  # its process group, before its number is free
+    _kill(worker)  # kills its process group, while the unreaped worker still holds the group's ID
     code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
     _kill_children()
     os._exit(code if code >= 0 else _SIGNAL_EXIT_CODE - code)
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of all descendants whose own parent ends."""
+    """Become the parent of every descendant whose own parent ends."""
     _libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _end(supervisor: int, supervisors: set[int]) -> int:
-    """Kill a worker with all that it has started, and return its exit code: its own, where it had ended before."""
+    """Kill a worker and all that it started; return its exit code, which is its own if it had already ended."""
     if supervisor not in supervisors:
         return -signal.SIGKILL
     os.kill(supervisor, signal.SIGTERM)
     status = os.waitpid(supervisor, 0)[1]
     supervisors.remove(supervisor)
-    if os.WIFSIGNALED(status):  # it was killed before it could kill what the worker had started
+    if os.WIFSIGNALED(status):  # the supervisor was killed before it could kill what the worker started
         _kill_children(but=supervisors)
         return -os.WTERMSIG(status)
     code = os.WEXITSTATUS(status)
@@ -148,12 +146,12 @@ def _end(supervisor: int, supervisors: set[int]) -> int:
 
 
 def _kill_children(but: AbstractSet[int] = frozenset()) -> None:
-    """Kill all child processes except some; theirs are adopted as they end, and killed too."""
+    """Kill all child processes except those in `but`, again and again: a killed child's children become ours."""
     until = time.monotonic() + _MAX_KILL_S
-    while (strays := _children() - but) and time.monotonic() < until:
-        for stray in strays:
-            _kill(stray)
-            os.waitpid(stray, os.WNOHANG)
+    while (children := _children() - but) and time.monotonic() < until:
+        for child in children:
+            _kill(child)
+            os.waitpid(child, os.WNOHANG)
         time.sleep(0.001)
 
 
@@ -163,7 +161,7 @@ def _children() -> set[int]:
 
 def _kill(process: int) -> None:
     for kill in (os.killpg, os.kill):
-        with suppress(OSError):  # it leads no group, or runs as another user
+        with suppress(OSError):  # not a group leader, or of another user
             kill(process, signal.SIGKILL)
 
 
@@ -171,12 +169,12 @@ def _kill(process: int) -> None:
 
 
 def _work(service: Service, memory_bytes: int, channel: socket.socket) -> None:
-    """Answer requests until the socket is closed at its other end, or the process is used up."""
+    """Answer requests until the other end of the socket is closed, or the service says that the process is used up."""
     limit(resource.RLIMIT_AS, memory_bytes)
     worker, states = os.getpid(), dict[int, Any]()
 
     def send(line: bytes) -> None:
-        if os.getpid() != worker:  # the service has forked
+        if os.getpid() != worker:  # a process that code under the service forked: only the worker may reply
             os._exit(0)
         channel.sendall(line + b"\n")
 
@@ -190,17 +188,19 @@ def _work(service: Service, memory_bytes: int, channel: socket.socket) -> None:
             if "request" in message:
                 reply = _answer(service, states, message, partial(send, HEARTBEAT))
             send(json.dumps([message["number"], *reply]).encode("ascii"))
-            if reply[-1]:  # it is to end
+            must_exit = reply[-1]
+            if must_exit:
                 return
 
 
 def _answer(service: Service, states: dict[int, Any], message: dict[str, Any], beat: Callable[[], None]) -> list[Any]:
-    """Answer a request, after its session's past where this process does not have the state; a failure ends the state.
+    """Answer a request, after replaying the past of its session if this process lacks the state.
 
-    Return the reply, the failure, whether memory is used up, and whether this process is to end.
+    Return the reply, the failure text, whether memory ran out, and whether this process must exit. A failure ends the
+    session.
     """
     session = message["session"]
-    state = states.pop(session, None)  # put back unless the answer fails
+    state = states.pop(session, None)  # put back below unless the answer fails
     try:
         if state is None and session is not None:
             state = service.begin(message["start"])

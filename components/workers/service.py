@@ -1,14 +1,14 @@
-"""What the workers of a pool do."""
+"""The interface of a service that the workers of a pool run."""
 
 import errno
 from typing import Any
 
 
 class Service:
-    """Answers requests, each on its own or as a turn of a session, which has a state; requests and replies are JSON.
+    """Answers requests, each on its own or as a turn of a session with a state; requests and replies are JSON.
 
-    Made once, in the process that the workers are forked from. Sessions are deterministic: where a worker is lost,
-    another one begins its sessions anew and is given their past requests.
+    The fork server builds it once, before it forks workers. Sessions must be deterministic: if a worker is lost,
+    another one begins its sessions again and replays their past requests.
     """
 
     def begin(self, start: Any) -> Any:
@@ -22,7 +22,7 @@ class Service:
         """Free what a session holds."""
 
     def described(self, error: BaseException) -> str:
-        """Return how an answer failed, in the same words in each process."""
+        """Return how an answer failed; the text must not depend on the process."""
         return f"raised {type(error).__name__}: {error}"
 
     def is_used_up(self) -> bool:

@@ -1,7 +1,7 @@
-"""The inside of the sandbox: runs untrusted code, and sends the values of calls as JSON.
+"""The process in the sandbox: runs untrusted code, and sends the values of calls as JSON.
 
-Nothing here is trusted once the code runs: it may change every object of this process, and write to every descriptor.
-Nothing imported here may take long: every run starts an interpreter that has to load it.
+Nothing here can be trusted once the code runs: the code may change every object of this process and write to every
+descriptor. Imports must be fast, since every run starts a new interpreter.
 """
 
 import marshal
@@ -11,10 +11,10 @@ import sys
 from components.grading.sandbox.confinement import confine
 
 MAX_DEPTH = 50
-"""Lists within lists in a result."""
+"""Maximum nesting of lists and other containers in a result."""
 _MAX_MESSAGE_CHARACTERS = 200
 _MODULE = "solution"
-"""Not `__main__`, so that code for scripts is left out."""
+"""Not `__main__`, so that code under `if __name__ == "__main__"` does not run."""
 
 
 class NotPlainDataError(ValueError):
@@ -22,12 +22,12 @@ class NotPlainDataError(ValueError):
 
 
 def main() -> None:
-    """Confine this process, run the code that standard input holds, and write a line for each of its calls.
+    """Confine this process, run the code from standard input, and write a line for each of its calls.
 
-    The line before them says whether the process is confined; it alone was written before the code ran.
+    A first line says whether the process is confined; only this line is written before the code runs.
     """
     results = os.dup(1)
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # what the code prints goes to stderr
     code, calls, files, folders, parent = marshal.load(sys.stdin.buffer)
     try:
         confine(files, folders, parent)
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _load(code: str, names: dict[str, object]) -> str:
-    """Run the code; return why nothing of it can be called, empty where it can."""
+    """Run the code; return why it failed, or an empty string."""
     try:
         exec(compile(code, f"{_MODULE}.py", "exec", dont_inherit=True), names)
     except BaseException as error:  # SystemExit included
@@ -70,7 +70,7 @@ def _line(kind: str, content: object) -> bytes:
 
 
 def encode(value: object, depth: int = MAX_DEPTH) -> str:
-    """Return plain data as JSON in ASCII, in which every number, text and container follows the name of its type.
+    """Return plain data as JSON in ASCII: null, a Boolean, or a list of the name of a type and the content.
 
     An instance of a subclass, such as a Counter or a named tuple, is sent as an instance of its built-in base.
     """
@@ -89,7 +89,7 @@ def encode(value: object, depth: int = MAX_DEPTH) -> str:
 
 
 def _digits(value: object) -> str:
-    """A number or text as digits that need no escaping, in time that is linear in its length."""
+    """A number or text in hexadecimal, which needs no escaping and takes linear time, unlike decimal integers."""
     match value:
         case int():
             return int.__format__(value, "x")

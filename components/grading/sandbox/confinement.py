@@ -1,8 +1,7 @@
-"""Confinement: what a process gives up, for good, before it runs untrusted code.
+"""Confinement of a process, irreversibly, before it runs untrusted code.
 
-Resource limits, Landlock (it may read a few files, nothing else of the file system is open to it) and seccomp (the
-system calls that computing and reading need, no others). Nothing here may take long to import: every run starts an
-interpreter that has to load it.
+It sets resource limits, Landlock rules (only a few files can be read) and a seccomp filter (only system calls that
+computing and reading need). Imports must be fast, since every run starts a new interpreter.
 """
 
 import ctypes
@@ -15,7 +14,7 @@ from components.workers.limits import end_with_parent, limit
 
 CPU_S = 4
 MEMORY_BYTES = 512 * 2**20
-"""Address space, the interpreter's included."""
+"""Address space, including the interpreter's."""
 OPEN_FILES = 32
 
 _LIMITS = {
@@ -31,9 +30,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def confine(files: list[str], folders: list[str], parent: int) -> None:
-    """Give up everything but computing, reading `files` and listing `folders`, and end with the parent process.
+    """Restrict this process to computing, reading `files` and listing `folders`; it ends with its parent.
 
-    OSError where that is not possible.
+    Raise OSError if that is not possible.
     """
     for kind, value in _LIMITS.items():
         limit(kind, value)
@@ -42,12 +41,12 @@ def confine(files: list[str], folders: list[str], parent: int) -> None:
         raise OSError(f"prctl {_SET_NO_NEW_PRIVS} failed ({os.strerror(ctypes.get_errno())})")
     _restrict_files(files, folders)
     _restrict_system_calls()
-    # Imports have to look for modules by opening them: `stat` would tell which files of the machine exist.
+    # Imports must find modules by opening them, since `stat` is denied: it would show which files exist.
     importlib._bootstrap_external._path_stat = _stat_opened  # type: ignore[attr-defined]
 
 
 def _stat_opened(path: str) -> os.stat_result:
-    """What `os.stat` returns, for files and folders that may be read; OSError for all others."""
+    """The result of `os.stat` for a file or folder that may be read; OSError for all others."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         return os.fstat(descriptor)
@@ -56,14 +55,14 @@ def _stat_opened(path: str) -> os.stat_result:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a process without secrets: sets have one order, and every interpreter starts."""
+    """Return an environment without secrets, with a fixed order of sets and what the interpreter needs to start."""
     return {"PYTHONHASHSEED": "0"} | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
 
 
 def print_readable_paths() -> None:
-    """Print what the interpreter reads to import its standard library: files it opens and folders it lists, as JSON.
+    """Print the files that the interpreter opens and the folders that it lists to import its standard library, as JSON.
 
-    The shared libraries that extension modules link to are known once the modules are loaded.
+    Extension modules are loaded to find the shared libraries that they link to.
     """
     import contextlib
     import json
@@ -91,15 +90,14 @@ _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 _NUM_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 _NUM_FILE_RIGHTS_SINCE_5 = 16
 _TCP = 0b11
-_SCOPES = 0b11
-"""Abstract Unix sockets and signals."""
+_SCOPES = 0b11  # abstract Unix sockets and signals
 _DO_NOT_LOG = 1
 
 
 def _restrict_files(files: list[str], folders: list[str]) -> None:
-    """Leave this process nothing but reading `files`, all below them, and the names in `folders`.
+    """Restrict this process to reading `files`, also folders with all below them, and listing `folders`.
 
-    Later versions of Landlock know more kinds of access; all that this kernel's version knows are denied.
+    Later versions of Landlock have more access rights; all rights of this kernel's version are denied.
     """
     version = _landlock(_CREATE_RULESET, None, 0, _GET_VERSION)
     file_rights = (1 << _NUM_FILE_RIGHTS.get(version, _NUM_FILE_RIGHTS_SINCE_5)) - 1
@@ -138,14 +136,13 @@ uname 63 160          restart_syscall 219 128     exit_group 231 94
 _OPENAT = (257, 56)
 _OPENAT_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NOCTTY
 _NEWFSTATAT = (262, 79)
-_EMPTY_PATH = 0x1000
-"""Flag by which some versions of glibc ask for the status of an open file."""
+_EMPTY_PATH = 0x1000  # flag by which some versions of glibc ask for the status of an open file
 
-# Classic BPF: operations, and where seccomp_data keeps what they read.
+# Classic BPF: operations, and offsets in seccomp_data.
 _LOAD, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _THIRD_ARGUMENT, _FOURTH_ARGUMENT = 0, 4, 32, 40
 _ALLOW, _KILL, _DENY = 0x7FFF0000, 0x80000000, 0x00050000 | 1
-"""Denied calls fail with EPERM; a call by the numbers of another architecture ends the process."""
+"""Denied calls fail with EPERM; a call with the system call numbers of another architecture ends the process."""
 _FILTER = 2
 
 
@@ -178,7 +175,7 @@ def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
 
 
 def _restrict_system_calls() -> None:
-    """Leave this process the system calls of the list; it must have given up gaining privileges before."""
+    """Deny this process all other system calls; PR_SET_NO_NEW_PRIVS must have been set before."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         raise OSError(f"the processor is {machine}, expected {' or '.join(_ARCHITECTURES)}")

@@ -1,6 +1,6 @@
 """The sandbox: runs untrusted code in a separate process, and returns the values of calls.
 
-The process starts with nothing but its request, is watched until it ends or has to be ended, and may send anything.
+The process gets only its request, and is killed if it exceeds a limit. Nothing that it sends is trusted.
 """
 
 import functools
@@ -22,22 +22,18 @@ from components.grading.sandbox.confinement import CPU_S, environment
 from components.shared.errors import PipelineError
 
 DEADLINE_S = 5
-"""Time from the start of the code to the end of its last call; code that still computes then is not waiting for
-anything, and may go on until its limit of processor time."""
+"""Time from the start of the code to the end of its last call; code that still computes then, rather than waits, may
+continue up to its limit of processor time."""
 MAX_OUTPUT_BYTES = 2**20
-"""What the code may print; it may send as much again as results."""
-_MAX_START_S = 60
-"""Generous: a busy machine may need long to start an interpreter, which is not the code's fault."""
-_MAX_COMPUTING_S = 60
-"""As generous: the processor time that the code may use takes longer on a busy machine."""
-_CHECK_EVERY_S = 0.1
-"""Whether code still computes after the deadline."""
+"""Maximum output of the code, and separately of its results."""
+_MAX_START_S = 60  # time to start the interpreter; long, since a busy machine is slow
+_MAX_COMPUTING_S = 60  # time in which the code uses its processor time; as long, since a busy machine is slow
+_CHECK_EVERY_S = 0.1  # interval of checks after the deadline whether the code still computes
 _MAX_HASHED_PARTS = 1000
-"""Elements of one set or dict in a result: with chosen hashes, building it costs the square of their number."""
+"""Elements of one set or dict in a result: with colliding hashes, building it takes quadratic time."""
 _PIPE_BYTES = 2**20
 """At least the capacity of a pipe, so that one read takes everything that an ended process left in it."""
-_PYTHON = [sys.executable, "-P", "-s", "-S"]
-"""Without a script's folder and without site-packages."""
+_PYTHON = [sys.executable, "-P", "-s", "-S"]  # options: no script folder and no site-packages on the path
 _IMPORT = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
@@ -57,7 +53,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A call that did not return plain data, and what it did instead."""
+    """A call that did not return plain data."""
 
     reason: str
 
@@ -66,10 +62,10 @@ Outcome = Returned | Failed
 
 
 def run(code: str, calls: Sequence[str]) -> list[Outcome]:
-    """Run `code` in a new sandbox and return the value of each of the calls, which are Python expressions.
+    """Run `code` in a new sandbox and return the outcome of each call, a Python expression.
 
-    The code may forge what comes back, so compare a value only with one that the code cannot know.
-    Raises PipelineError where the sandbox cannot be set up; nothing that the code does raises anything.
+    The code may forge results, so compare a value only with one that the code cannot know. Raises PipelineError if the
+    sandbox cannot be set up; nothing that the code does can raise.
     """
     try:
         sent, printed, ending = _run_process(code, calls)
@@ -84,7 +80,7 @@ def run(code: str, calls: Sequence[str]) -> list[Outcome]:
 
 
 def require_sandbox() -> None:
-    """Raise PipelineError unless code can be run in a sandbox on this machine, and the sandbox is tight."""
+    """Raise PipelineError unless the sandbox works on this machine and denies access to files and processes."""
     attempts = [
         "__import__('os').listdir('/')",
         "__import__('os').stat('/')",
@@ -108,12 +104,12 @@ def _unavailable(reason: str) -> PipelineError:
 
 
 def _run_process(code: str, calls: Sequence[str]) -> tuple[bytes, bytes, str]:
-    """Run the request in a new process, which has ended on return: what it sent and printed, and how it ended."""
+    """Run the request in a new process until it ends; return what it sent and printed, and how it ended."""
     with _start(code, calls) as process:
         try:
             sent, printed, ending = _watch(process)
         finally:
-            process.kill()  # it cannot have started others
+            process.kill()  # it cannot have started other processes
     status = process.returncode
     if not ending and status == -signal.SIGKILL:
         ending = f"it used more than {CPU_S} s of processor time, or was killed for its memory"
@@ -138,7 +134,7 @@ def _start(code: str, calls: Sequence[str]) -> subprocess.Popen[bytes]:
 
 @functools.cache
 def _readable_paths() -> tuple[list[str], list[str]]:
-    """The files that the interpreter opens to import its standard library, and the folders that it lists."""
+    """The files that the interpreter opens and the folders that it lists to import its standard library."""
     script = _IMPORT.format(module="confinement", function="print_readable_paths")
     try:
         printed = subprocess.run([*_PYTHON, "-c", script], capture_output=True, env=environment(), cwd="/", check=True)
@@ -149,9 +145,9 @@ def _readable_paths() -> tuple[list[str], list[str]]:
 
 
 def _watch(process: subprocess.Popen[bytes]) -> tuple[bytearray, bytearray, str]:
-    """Read until the process has ended or exceeded a limit: what it sent and printed, and which limit.
+    """Read until the process has ended or exceeded a limit; return what it sent and printed, and the limit, if any.
 
-    Not until its pipes are closed: another process that this one forked meanwhile may hold them open.
+    Closed pipes would be no sign of its end: another process that this one forked meanwhile may hold them open.
     """
     sent, printed = bytearray(), bytearray()
     limit_s: float = _MAX_START_S
@@ -175,11 +171,12 @@ def _watch(process: subprocess.Popen[bytes]) -> tuple[bytearray, bytearray, str]
 
 
 def _is_computing(process: int) -> bool:
-    """Whether a process uses the processor or the disk, waits for its turn, or has ended, rather than waits."""
+    """Whether a process is running, in disk sleep or a zombie (state R, D or Z), rather than waiting."""
     return Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] in set("RDZ")
 
 
 def _read(selector: selectors.BaseSelector, timeout_s: float) -> bool:
+    """Wait for output and store it in the buffers; return whether the process has ended."""
     has_ended = False
     for key, _ in selector.select(timeout_s):
         if key.data is None:
@@ -215,9 +212,9 @@ _HASHED: dict[str, Callable[[list[Any]], object]] = {"set": set, "frozenset": fr
 
 
 def decode(sent: object) -> object:
-    """Return the value that the parsed JSON of `encode` stands for; NotPlainDataError for any other JSON.
+    """Return the value that `encode` turned into this parsed JSON; raise NotPlainDataError for any other JSON.
 
-    Exact instances of built-in types, nothing else: comparing them runs no code but Python's own.
+    It consists only of built-in types, so comparing it runs no untrusted code.
     """
     try:
         return _decode(sent, MAX_DEPTH)
