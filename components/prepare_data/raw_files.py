@@ -35,7 +35,7 @@ class RawFolder(NamedTuple):
 
 @contextmanager
 def raw_folder(config: PrepareConfig) -> Iterator[RawFolder]:
-    """Yield the folder of the sources' files, a temporary one for a repository; PipelineError if any is missing."""
+    """Yield the folder of the sources' files, a temporary one for a repository; PipelineError if it lacks one."""
     if config.repository is None:
         pointers = ((path, _pointer_path(path)) for path in config.files)
         md5s = _md5s({path: each.read_text("utf-8") for path, each in pointers if each.is_file()})

@@ -103,10 +103,10 @@ class GroupCache:
         self._mask_P11S: Tensor | None = None
         lengths_P = torch.tensor(self.prompt_lengths, device=device)
         self._prompt_length_R = lengths_P.repeat_interleave(group_size)
-        self._is_padding_PS = torch.arange(self.longest, device=device) >= lengths_P[:, None]
+        self._is_padding_PS = torch.arange(self.max_length, device=device) >= lengths_P[:, None]
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """Tokens of the longest sequence so far, including those that are being read."""
         return max(self.prompt_lengths) + (self._call.width if self._call else 0)
 

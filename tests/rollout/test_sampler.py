@@ -84,7 +84,7 @@ def _grouped_queries() -> Checkpoint:
     config = MistralConfig(
         vocab_size=8,
         num_hidden_layers=2,
-        sliding_window=None,
+        sliding_window=4096,  # longer than all sequences
         initializer_range=0.5,
         eos_token_id=None,
         bos_token_id=None,
