@@ -103,8 +103,8 @@ def main(cases: Path, results: Path) -> None:
         families[row["family"]].append(index)
     for family, indices in families.items():
         graded = verdicts(family, [(rows[index]["gold"], rows[index]["response"]) for index in indices])
-        for index, each in zip(indices, graded, strict=True):
-            rows[index] = each
+        for index, verdict in zip(indices, graded, strict=True):
+            rows[index] = verdict
     results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 

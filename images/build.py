@@ -27,7 +27,7 @@ class BuildError(Exception):
 
 
 def main() -> int:
-    """Build the images that are asked for; what cannot be done is one line and exit code 2."""
+    """Build the images that are asked for; print a BuildError in one line and return 2."""
     options = _parser().parse_args()
     try:
         tag = build(options, engine())
@@ -131,7 +131,7 @@ def labels(revision: str, base: str) -> list[str]:
 
 
 def mounts() -> list[str]:
-    """What of this machine a build needs to reach packages, where pip is told of it: certificates, and wheels."""
+    """Return the options that give a build the certificates and wheels that pip uses on this machine."""
     certificates = os.environ.get("SSL_CERT_FILE") or os.environ.get("PIP_CERT")
     folders = [Path(place) for place in pip_setting("find-links").split() if Path(place).is_absolute()]
     wheels = next((folder for folder in folders if any(folder.glob("torch-*.whl"))), None)

@@ -281,12 +281,12 @@ def dependencies_digest(project: str) -> str:
 
 
 def _write_lock(options: argparse.Namespace) -> None:
-    """Resolve pyproject.toml into both locks; versions that are in one stay where they still will do."""
+    """Resolve pyproject.toml into both locks; a version in one of them is kept as long as it fits."""
     project = (_ROOT / "pyproject.toml").read_text(encoding="utf-8")
     upgrade = [option for name in options.upgrade for option in ("--upgrade-package", name)]
     upgrade = ["--upgrade"] if options.upgrade == ["all"] else upgrade
     resolved = _resolve_for_all(project, (_ROOT / _LOCK), ["--extra", "models", "--extra", "dev", *upgrade])
-    # Which build of torch differs by machine: its hash, and what only a CUDA build asks for, are in the other lock.
+    # The build of torch differs by machine: its hash, and what only a CUDA build needs, are in the other lock.
     entries = {name: entry for name, entry in resolved.items() if not _CUDA.fullmatch(name)}
     entries["torch"] = entries["torch"].split()[0] + "\n"
     project_for_cuda, known = for_cuda(project, entries)

@@ -77,7 +77,7 @@ def _batches(file: BinaryIO, where: str, policy: AnswerPolicy) -> Iterator[list[
 
 
 def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
-    """Yield the complete lines of each read; from a pipe as they arrive, so that no verdict waits for a full chunk."""
+    """Yield lists of complete lines, from a pipe as they arrive: no verdict waits for a full chunk."""
     rest = b""
     while block := file.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
         *complete, rest = (rest + block).split(b"\n")

@@ -286,7 +286,7 @@ class LogStream:
     def __init__(self, jobs: TrainJobs, pod: Json, clock: Clock, print_line: Callable[[str], None]) -> None:
         self.uid: str = pod["uid"]
         self.lines: deque[str] = deque(maxlen=_LINES_KEPT)
-        self.last_active_s = clock.monotonic()  # when the last line was read, or when last the log could not be read
+        self.last_active_s = clock.monotonic()  # when a line was last read, or reading the log last failed
         self._jobs, self._pod, self._clock, self._print_line = jobs, pod["name"], clock, print_line
         self._last_time = ""  # timestamp of the last line; all have the same width, so that text order is time order
         self._num_at_last_time = 0  # lines with that timestamp so far

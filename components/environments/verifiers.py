@@ -93,7 +93,7 @@ class _Turns(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
     async def launch(self, ctx: Any, trace: vf.Trace, runtime: Any, *others: Any) -> vf.ProgramResult:
         """Wait for one turn of the model, and record it."""
         self.trace = trace
-        system, prompt = self.resolve_prompt(others[-1])
+        system, prompt = self.resolve_prompt(others[-1])  # the data of the task
         messages = [UserMessage(content=prompt)] if isinstance(prompt, str) else list(prompt or [])
         if system is not None:
             messages.insert(0, SystemMessage(content=system))

@@ -138,7 +138,7 @@ def _form(latex: str) -> str:
 
 def _is_open(latex: str) -> bool:
     """Whether an expression has a sum or product of numbers that is still to be evaluated."""
-    if parse(latex).number:  # a mixed number is a sum, and scientific notation is a product
+    if parse(latex).number:  # else mixed numbers count as sums, scientific ones as products
         return False
     try:
         return _has_open_part(parse_expression(latex))

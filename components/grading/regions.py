@@ -142,7 +142,7 @@ def _complement(latex: str) -> Region | None:
 
 
 def _without(points: list[str]) -> tuple[Interval, ...]:
-    """The intervals between some points, which are sorted if all are numbers, and beyond them."""
+    """The real line without `points` (sorted if all are numbers), as open intervals."""
     values = {point: number.value for point in points if (number := parse(point).number)}
     if len(values) == len(points):
         points = sorted(points, key=values.__getitem__)

@@ -36,7 +36,7 @@ def prepare_model(model: PreTrainedModel) -> None:
     attention, versions = model.config._attn_implementation, [each._version for each in model.parameters()]
     try:
         require_packed_rows(model)
-    except Exception as error:  # any: the code of the model does not know layouts
+    except Exception as error:  # a model that knows no layouts may raise anything
         if out_of_memory(error) is not None:
             raise
         # Undo what `require_packed_rows` has set.

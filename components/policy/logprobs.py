@@ -389,7 +389,7 @@ class _Gradients:
 
 
 def _chunks(num_tokens: int, vocabulary_size: int, device_type: str) -> list[slice]:
-    """Split the tokens into equal chunks: as many logits as suit the device, but at least `_MIN_CHUNK_TOKENS` tokens."""
+    """Split the tokens into equal chunks: the logits suit the device, with at least `_MIN_CHUNK_TOKENS` tokens."""
     elements = _CUDA_CHUNK_ELEMENTS if device_type == "cuda" else _CHUNK_ELEMENTS
     max_tokens = max(_MIN_CHUNK_TOKENS, elements // vocabulary_size)
     num_chunks = max(1, math.ceil(num_tokens / max_tokens))

@@ -28,8 +28,8 @@ class StopRequest:
 def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
     """Record requests to stop for the block to act on; exit after `grace_s`, or at a second request.
 
-    The last checkpoint stays valid then. A rank ignores a second request, which its launcher handles by ending all
-    ranks: a terminal sends the first one both to the rank and to the launcher, which passes it on.
+    The last checkpoint stays valid then. A rank ignores a second request: it may be the first one again,
+    sent by a terminal and passed on by the launcher. After a true second one the launcher ends all ranks.
     """
 
     def exit_now(reason: str) -> None:

@@ -62,10 +62,10 @@ def _requests(config: ClusterConfig, evaluation_gpus: int) -> dict[str, dict[str
 
 
 def _missing_labels(config: ClusterConfig, nodes: list[Any]) -> str:
-    """Say that no node has all of the labels, and which values nodes have of one that must change."""
+    """Say that no node has all of the labels, and which values of one wrong label the nodes have."""
     labels = [node.metadata.labels or {} for node in nodes]
     missing = [name for name, value in config.labels.items() if value not in {each.get(name) for each in labels}]
-    name = [*missing, *config.labels][0]  # any, if nodes have each of the labels but not all together
+    name = (missing or list(config.labels))[0]  # the first label, if nodes have each but never all of them
     key = "gpu_type" if name == GPU_TYPE_LABEL and config.gpu_type else "node_selector"
     values = ", ".join(sorted({each[name] for each in labels if name in each})) or "none"
     wanted = ", ".join(f"{name}={value}" for name, value in config.labels.items())

@@ -186,7 +186,7 @@ def _files(form: Form, params: Params) -> Iterator[str]:
 def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> dict[str, Check]:
     """Return every check that waits for a service, by its subject.
 
-    Each returns a line for each thing that is wrong, but for a commit of the data, and the tokens that the model reads.
+    Each returns a line per fault, but that of the data returns its commit, and that of a model its context in tokens.
     """
     storage, url = form["weights_storage"], form["data_repository"]
     checks: dict[str, Check] = {

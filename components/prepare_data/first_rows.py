@@ -26,7 +26,7 @@ def unusable_files(config: PrepareConfig, *, imitated: bool) -> Iterator[str]:
                 yield f"prepare_data.sources.{index}.{split}: {rows}"
             elif split == Split.TRAIN and rows:
                 has_solutions.append(any(isinstance(row, Problem) and row.solution for row in rows))
-            elif split == Split.TRAIN and source.max_problems(split) != 0:  # generated or on the hub
+            elif split == Split.TRAIN and source.max_problems(split) != 0:  # not read here: may have some
                 has_solutions.append(True)
     if imitated and has_solutions and not any(has_solutions):
         yield (

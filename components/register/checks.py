@@ -100,7 +100,7 @@ def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) 
 def changes_since(made_by: lineage.Lineage, configs: Mapping[str, Config], code: str) -> list[str]:
     """Return the config keys (or "the code") that differ from a version's lineage; empty if a run would reproduce it.
 
-    `configs` are the sections of the stages that make a policy, with data of a repository at a commit.
+    `configs` are the sections of the stages that make a policy; a data repository in them is at a commit.
     """
     changes = [] if made_by.work.code == code else ["the code"]
     recorded = {work.stage: work.config for work in made_by.works}

@@ -92,7 +92,7 @@ def curve_chart(
             marker = "o" if len(values) == 1 else None
             axes.plot(curve.steps, values, color=color, marker=marker, markersize=4, **style)
             style = {"linestyle": (0, (3, 2)), "linewidth": 1.3}
-        low, high = (-4, 104) if fraction else (0, 0)
+        low, high = (-4, 104) if fraction else (0, 0)  # at least; `_fit` extends it to the data
         _fit(axes, low, high)
         _label(axes, percent=fraction)
         axes.grid(axis="y")

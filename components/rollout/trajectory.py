@@ -152,7 +152,7 @@ class Trajectory:
         is_done, has_failed = answer.observation.done, answer.failure is not None
         self._finished = not has_failed and (is_done or self._has_stop_text)
         turn = self._turn()
-        is_call = self._has_call(turn) if is_done or has_failed else True
+        is_call = not (is_done or has_failed) or self._has_call(turn)
         turn = replace(turn, rewards=answer.observation.rewards, is_call=is_call)
         is_last = is_done or has_failed or self._has_stop_text or len(self._turns) + 1 >= environments.config.max_turns
         if is_last or not self._begin_next_turn(turn, answer.observation.text):

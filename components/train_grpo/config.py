@@ -483,8 +483,8 @@ class TrainGRPOConfig(Config):
             _require(getattr(self, key) % getattr(self, divisor) == 0, f"{key} must be a multiple of {divisor}")
         has_groups = self.prompts_per_step >= self.engine.num_processes
         _require(has_groups, "prompts_per_step must be engine.num_processes or more: each process samples whole groups")
-        buffer, limit = self.reward.overlong_buffer_tokens, f"the {self.max_sampled_tokens} tokens of a completion"
-        _require(buffer < self.max_sampled_tokens, f"reward.overlong_buffer_tokens must be smaller than {limit}")
+        buffer, size = self.reward.overlong_buffer_tokens, self.max_sampled_tokens
+        _require(buffer < size, f"reward.overlong_buffer_tokens must be smaller than the {size} tokens of a completion")
         holds_group = self.sampling.max_batch_size >= self.group_size
         _require(holds_group, "sampling.max_batch_size must hold a group: group_size or more")
         has_use = self.num_iterations == 1 or self.loss.kl.coefficient > 0 or self.reward.model is not None

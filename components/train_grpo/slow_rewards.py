@@ -160,7 +160,7 @@ class Answers:
 def in_thread(call: Callable[[], _T]) -> "Future[_T]":
     """Return the future result of a call in a daemon thread, which does not keep the process alive."""
     result: Future[_T] = Future()
-    result.set_running_or_notify_cancel()  # a cancelled future would refuse the result
+    result.set_running_or_notify_cancel()  # from here on it cannot be cancelled
 
     def run() -> None:
         try:

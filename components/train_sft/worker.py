@@ -75,7 +75,7 @@ def train_rank(
 def keep_base(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path
 ) -> dict[str, float]:
-    """Write the outputs for 0 steps: the reference is the base model (for an existing one, only its location)."""
+    """Write the outputs for 0 steps: the reference is the base model (in full if from scratch, else its location)."""
     if config.model.scratch:
         training_problems = read_problems(problems, Split.TRAIN)
         checkpoint = create(config.model, training_problems, seed=config.seed, dtype=torch_dtype(config.engine))

@@ -21,16 +21,16 @@ def expectations(config: ValidateConfig) -> list[dict[str, Any]]:
     share, worked = config.max_answer_share, config.min_worked_fraction
     all_of = "All" if mostly == 1 else f"{100 * mostly:g} % of the"
     return [
-        critical("columns", "Rows have exactly the columns of a problem", _one_of("columns", ""), "{columns}"),
-        critical("values", "Values have the right type and are not empty", _one_of("defect", ""), "{defect}"),
+        critical("columns", "Rows have exactly the columns of a problem", _equals("columns", ""), "{columns}"),
+        critical("values", "Values have the right type and are not empty", _equals("defect", ""), "{defect}"),
         critical("unique_ids", "No two problems have the same id", _rule("values_to_be_unique", LABEL), "{place}"),
-        critical("splits", "Problems name the split of their file", _one_of("split_matches_file", 1)),
+        critical("splits", "Problems name the split of their file", _equals("split_matches_file", 1)),
         critical("train_rows", f"The train split has {train:,} rows or more", _sum_of("in_train", train)),
         critical("test_rows", f"The test split has {test:,} rows or more", _sum_of("in_test", test)),
         critical(
             "gradable_answers",
             "The grader finds that each solution ends in its answer",
-            _one_of("grade", "right"),
+            _equals("grade", "right"),
             "answer {answer}, graded {grade}",
         ),
         critical(
@@ -51,7 +51,7 @@ def expectations(config: ValidateConfig) -> list[dict[str, Any]]:
             _at_most("solution_tokens", solution, mostly),
             "{solution_tokens} tokens",
         ),
-        warning("solutions", "Train problems have a solution to learn from", _one_of("has_solution", 1)),
+        warning("solutions", "Train problems have a solution to learn from", _equals("has_solution", 1)),
         warning("distinct_questions", "No question is asked twice within a split", _at_most("copies", 1), "as {twin}"),
         warning(
             "answer_balance",
@@ -62,7 +62,7 @@ def expectations(config: ValidateConfig) -> list[dict[str, Any]]:
         info(
             "worked_solutions",
             f"{100 * worked:g} % or more of the train solutions show their work",
-            _one_of("worked", 1, worked),
+            _equals("worked", 1, worked),
         ),
     ]
 
@@ -72,7 +72,7 @@ def _expect(severity: str, name: str, title: str, rule: dict[str, Any], detail: 
     return {**rule, "severity": severity, "meta": {"name": name, "title": title, "detail": detail}}
 
 
-def _one_of(column: str, value: object, mostly: float = 1.0) -> dict[str, Any]:
+def _equals(column: str, value: object, mostly: float = 1.0) -> dict[str, Any]:
     return _rule("values_to_be_in_set", column, value_set=[value], mostly=mostly)
 
 

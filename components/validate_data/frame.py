@@ -68,7 +68,7 @@ def _read_split(path: Path, split: Split) -> Iterator[dict[str, Any]]:
 def _parse(values: dict[str, Any]) -> tuple[Problem | None, str]:
     """Return the problem in a line, or None and what is wrong with it."""
     try:
-        # In strict mode, where the level "3" is not the level 3, only JSON may give the split as a string.
+        # Strict mode, which refuses "3" as a level, takes a string for the split only from JSON.
         problem = Problem.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         first = error.errors()[0]

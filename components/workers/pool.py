@@ -153,7 +153,7 @@ class _Dispatcher:
         self._workers: list[_Worker] = []
         """All are forked from the current fork server."""
         self._fork_server: ForkServer | None = None
-        self._num_failed_starts = 0
+        self._num_starts = 0
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
 
@@ -277,7 +277,7 @@ class _Dispatcher:
         for line in lines:
             if not worker.process:
                 worker.process = int(line)
-                self._num_failed_starts = 0
+                self._num_starts = 0
             elif line == HEARTBEAT and worker.num_heartbeats:
                 worker.num_heartbeats -= 1
             else:
@@ -362,9 +362,9 @@ class _Dispatcher:
             self._end_fork_server()
         try:
             while self._fork_server is None:
-                if self._num_failed_starts == _MAX_FAILED_STARTS:
+                if self._num_starts == _MAX_FAILED_STARTS:
                     return f"ended {_MAX_FAILED_STARTS} times before it was ready"
-                self._num_failed_starts += 1
+                self._num_starts += 1
                 fork_server = ForkServer(self._config)
                 failure = fork_server.wait_until_ready()
                 if failure is None:
@@ -427,7 +427,7 @@ class _Worker:
         return [self.request, *self.queue] if self.request else [*self.queue]
 
     def send(self, request: _Request | None, timeout_s: float) -> None:
-        """Send a request, with the past of its session if the worker lacks the state; with None, only free sessions.
+        """Send a request, with the past of its session if the worker lacks the state; None only frees ended sessions.
 
         Callers first free ended sessions in a separate message: an error there must not fail a request.
         """

@@ -132,7 +132,7 @@ def _adopt_orphans() -> None:
 
 
 def _end(supervisor: int, supervisors: set[int]) -> int:
-    """Kill a worker and all that it started; return its exit code, which is its own if it had already ended."""
+    """Kill a supervisor's worker and all that it started; return the worker's exit code, negative for a signal."""
     if supervisor not in supervisors:
         return -signal.SIGKILL
     os.kill(supervisor, signal.SIGTERM)
@@ -179,7 +179,7 @@ def _work(service: Service, memory_bytes: int, channel: socket.socket) -> None:
         channel.sendall(line + b"\n")
 
     with suppress(ConnectionError):
-        send(b"%d" % os.getppid())
+        send(b"%d" % os.getppid())  # its supervisor, through which it is ended
         for line in channel.makefile("rb"):
             message = json.loads(line)
             for ended in message["ended"]:

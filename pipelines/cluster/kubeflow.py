@@ -134,7 +134,7 @@ class Kubeflow:
         return f"{self.endpoint}/#/runs/details/{run_id}"
 
     def run(self, run_id: str) -> Any:
-        """Return a run by its whole id, with the `pipeline_spec` also if only its uploaded version is known."""
+        """Return a run by its whole id; a missing `pipeline_spec` is taken from its uploaded pipeline version."""
         try:
             run = self.client.get_run(run_id)
         except NotFoundError:

@@ -62,7 +62,7 @@ def apply(
 
     digest = lineage.value_digest([cron, package.digest, parameters, experiment, account])
     known = _named(kubeflow, name)
-    if not all(_origin(each)[1] for each in known):
+    if not all(digest for _, digest in map(_origin, known)):
         raise PipelineError(f"{name}: grpo-pipeline did not create the schedule of this name; choose another name")
     equal = [each for each in known if _origin(each)[1] == digest]
     kept = next((each for each in equal if not _is_outdated(kubeflow, each)), None)
@@ -100,7 +100,7 @@ def remove(kubeflow: Kubeflow, name: str, *, now: bool = False) -> Iterator[str]
     if not known:
         names = ", ".join(str(each.display_name) for each in kubeflow.schedules()) or "none"
         raise PipelineError(f"{name}: no such schedule; there are {names}")
-    if len(known) > 1 and not all(_origin(each)[1] for each in known):
+    if len(known) > 1 and not all(digest for _, digest in map(_origin, known)):
         ids = ", ".join(each.recurring_run_id for each in known)
         raise PipelineError(f"{name}: several schedules have this name; give the id of one: {ids}")
     unfinished = [run for each in known for run in _retire(kubeflow, each)]

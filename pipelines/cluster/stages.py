@@ -103,7 +103,7 @@ class _Graph:
         for name in TopologicalSorter(dependencies).static_order():
             component = self.pipeline["components"][tasks[name]["componentRef"]["name"]]
             parents_of_task = list(parents)
-            for group in dependencies[name]:  # the exit task of a group is below an extra node
+            for group in dependencies[name]:  # only a group with an exit task has this extra node
                 parents_of_task += self.below(parents, f"{group}.onExit")
             if "dag" in component:
                 yield from self.stages(component, self.below(parents_of_task, name))

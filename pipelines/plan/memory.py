@@ -140,7 +140,7 @@ def _sampler(run: Run) -> dict[str, float]:
     groups_of_gpu = math.ceil(run.prompts / run.num_trainers)
     completions = min(groups_of_gpu, max(1, run.max_batch_size // run.group_size)) * run.group_size  # sampled at once
     if run.sampler == "transformers":
-        engine, weights = 0.0, gathered  # it samples from an unsharded copy
+        engine, weights = 0.0, gathered  # under ZeRO 3 it samples from an unsharded copy
         capacity: float = _FIRST_CAPACITY
         while capacity < run.completion_tokens:  # every completion may reach its limit
             capacity *= 2
@@ -202,7 +202,7 @@ def cheapest_changes(run: Run, gpu: Gpu) -> str | None:
 
 
 def _options(run: Run) -> list[list[_Change]]:
-    """Return lists of changes of which at most one each can be applied, such as the values of one key."""
+    """Return lists of changes that exclude one another, such as the values of one key."""
     token_limits = _halvings(run.micro_batch_tokens, run.longest)
     batch_sizes = _halvings(run.max_batch_size, run.group_size)
     samplers = [_change("sampling.max_batch_size", size, 2 + i / 10) for i, size in enumerate(batch_sizes)]

@@ -118,7 +118,6 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         problem = f"sampler.servers takes {num_server_gpus} of them and leaves none to train on"
         raise PipelineError(f"--gpus {num_gpus}: {problem}")
     vllm = sampler.servers or sampler.vllm
-    sampler_name: Literal["transformers", "vllm", "vllm_server"] = "vllm" if vllm else "transformers"
     shape = _shape(params.train_sft.model)
     padded = isinstance(shape, CountedShape)
     return Run(
@@ -144,7 +143,7 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
         quantised=engine.quantise is not None,
         reference=config.reference_placement if config.loss.kl.coefficient else "none",
         reward_model=config.reward.model is not None,
-        sampler="vllm_server" if sampler.servers else sampler_name,
+        sampler="vllm_server" if sampler.servers else "vllm" if vllm else "transformers",
         max_batch_size=engine_sequences if vllm else config.sampling.max_batch_size,
         num_server_gpus=num_server_gpus,
         tensor_parallel=gpus_of_servers[0] if gpus_of_servers else 1,

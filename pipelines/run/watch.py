@@ -199,7 +199,7 @@ def _conversation(turns: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
 def watch(
     name: str, *, plain: bool = False, completions: bool = False, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Show the trainings of a run until it ends; with `plain` as a line per step, with `completions` each of these."""
+    """Show the trainings of a run until it ends; with `plain` a line per step, with `completions` every completion."""
     run, screen = resolve(name), Screen(sys.stdout, sys.stderr)
     displays: dict[str, _Display] = {}
     try:
