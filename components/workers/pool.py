@@ -153,7 +153,7 @@ class _Dispatcher:
         self._workers: list[_Worker] = []
         """All are forked from the current fork server."""
         self._fork_server: ForkServer | None = None
-        self._num_starts = 0
+        self._num_starts = 0  # of fork servers, since a worker last reported
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
 
