@@ -29,7 +29,7 @@ from components.shared.stage import Stage
 from components.shared.versioning import is_url
 
 ADDRESSES_FILE = "addresses.json"
-"""File of a registration with two URLs: `storage`, and `served`, where the weights are as plain files."""
+"""File of a registration with up to two URLs: `storage`, and `served`, where the weights are as plain files."""
 _ATTEMPTS = 10
 """Maximum number of pushes to a registry that others change at the same time."""
 _PULL_REQUEST = "pull_request.md"

@@ -2,7 +2,7 @@
 
 A version is a closed bundle: the files of git at its tag, and the folders in the storage that its `.dvc` files name.
 `digests.json` has the SHA-256 of each of these files; its own digest, the bundle's, is in `version.json` and in the
-message of the tag. `Snapshot.get` never copies a file that does not agree with them.
+message of the tag. `Snapshot.get` refuses a file that does not agree with them.
 """
 
 import hashlib
@@ -211,7 +211,7 @@ class Snapshot:
         Versions of older releases do not count: they have the weights alone, so these are registered again.
         """
         closed = [each for each in self.registrations(self.versions(name)) if each.get("format") == FORMAT]
-        return next((each for each in reversed(closed) if each["policy_digest"] == policy_digest), None)
+        return next((each for each in reversed(closed) if each.get("policy_digest") == policy_digest), None)
 
     def registrations(self, versions: Sequence[Version]) -> list[dict[str, Any]]:
         """Return version.json of each version, unverified; empty for a version without one."""

@@ -45,7 +45,7 @@ class Outcome:
 
     counts: PairedCounts
     answered: PairedCounts | None = None
-    """Problems that both answered with finished and scorable text; None for unknown."""
+    """Problems that both answered with finished and scorable text; None if these are all."""
     flexible: PairedCounts | None = None
     """All problems under flexible extraction, for the report only; None if it was not recorded."""
     truncated: tuple[int, int] = (0, 0)

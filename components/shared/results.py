@@ -70,6 +70,8 @@ class Record:
         graph must be unchanged.
         """
         for each in self.results():
+            if each.outputs.keys() != outputs.keys():
+                continue
             if in_place:
                 can_reuse = each.is_in(outputs) and _lineage_of(each) is not None
             elif known is not None:
@@ -130,7 +132,7 @@ def _lineage_of(result: Result) -> Lineage | None:
         lineages = [lineage.read(path) for path in result.outputs.values()]
     except PipelineError:
         return None
-    return None if None in lineages else lineages[0]
+    return lineages[0] if lineages and None not in lineages else None
 
 
 def damaged(result: Result) -> str:
