@@ -104,7 +104,7 @@ class Catalogue:
         self._api_version = self._run(self._find_api_version())
 
     def announce(self, entry: Entry) -> bool:
-        """Create the model, version and artifact of an entry unless they exist; return whether one of the last two was new.
+        """Create model, version and artifact of an entry unless they exist; return whether one of the last two is new.
 
         PipelineError if the catalogue has other weights, or another address of them, under this name and version.
         """

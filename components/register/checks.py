@@ -56,7 +56,7 @@ def unusable_storage(remote: str, mount: str) -> Iterator[str]:
 
 
 def list_storage(config: RegisterConfig) -> list[str]:
-    """Check that the storage of the weights can be listed, at the S3 server of the registry, the config or the environment."""
+    """Check that the storage can be listed, at the S3 server that registry, config or environment name."""
     scheme = (config.storage or "").partition("://")[0]
     if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
         dvc_config = None

@@ -343,7 +343,7 @@ class _Dispatcher:
         """Put a request at the front of its queue, or fail it if it has lost too many workers."""
         request.worker = None
         if request.num_losses == _MAX_LOSSES:
-            cause = "its worker process was killed (for example by the OOM killer), or sent what is no reply"
+            cause = "its worker process was killed (for example by the OOM killer), or sent an invalid reply"
             request.fail(Failure("killed", f"{cause}, {_MAX_LOSSES} times"))
             return
         queue = self._need_fresh_worker if request.needs_fresh_worker else self._waiting

@@ -72,9 +72,9 @@ def test_turns_are_not_replayed_where_the_process_lives(tmp_path: Path) -> None:
 _FAILURES = {
     "exit": "its process ended with exit code 3",
     "crash": "its process ended by signal 11",
-    "kill": "its worker process was killed (for example by the OOM killer), or sent what is no reply, 10 times",
+    "kill": "its worker process was killed (for example by the OOM killer), or sent an invalid reply, 10 times",
     "close": "its ",  # it ends by itself, or its socket does ten times
-    "write": "its worker process was killed (for example by the OOM killer), or sent what is no reply, 10 times",
+    "write": "its worker process was killed (for example by the OOM killer), or sent an invalid reply, 10 times",
     "heartbeats": "its worker process was killed (for example",
     "address": "raised LookupError: <object object at 0x...> (own.py, line ",
     "raise": "raised LookupError: no such (own.py, line ",

@@ -93,10 +93,10 @@ def server_beside(
     """Return a server for this rank alone, on its GPU, that ends with this process or when it is closed."""
     rank = int(os.environ.get("RANK", "0"))
     device = gpu_names([torch.cuda.current_device()]) if torch.cuda.is_available() else None
-    owned = ExitStack()
     options: dict[str, Any] = {"lora": lora, "has_tokenizer": has_tokenizer, "sleeps": device is not None}
-    urls = owned.enter_context(vllm_servers(checkpoint, config, {rank: device}, dtype=dtype, logs=logs, **options))
-    return VllmServers(urls, config, base=checkpoint, owned=owned)
+    with ExitStack() as stack:
+        urls = stack.enter_context(vllm_servers(checkpoint, config, {rank: device}, dtype=dtype, logs=logs, **options))
+        return VllmServers(urls, config, base=checkpoint, owned=stack.pop_all())
 
 
 def gpu_names(numbers: Iterable[int]) -> str:
