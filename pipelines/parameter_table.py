@@ -1,4 +1,4 @@
-"""Generates docs/parameters.md, which explains every key and the run form: `python -m pipelines.parameter_table`."""
+"""Prints docs/parameters.md, which explains every key and the run form: `python -m pipelines.parameter_table`."""
 
 import json
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _meaning(field: FieldInfo) -> str:
-    """Return the docstring of a key as the cell of a table, and its accepted values if there are few."""
+    """Return the docstring of a key as the cell of a table, and its accepted values if they are listed in its type."""
     text = " ".join((field.description or "").split()).replace("|", "\\|")
     choices: tuple[object, ...] = ()
     if get_origin(field.annotation) is Literal:

@@ -281,7 +281,9 @@ def _assignment(part: str) -> tuple[str, str]:
 
 def _letter(name: str) -> str:
     """A name without its argument, f for f(x), and without the index of a root: x_1 and x_2 are both x."""
-    plain = _COMMAND.sub(r"\1", name).partition("(")[0]
+    plain = _COMMAND.sub(r"\1", name)
+    if not plain.startswith("("):  # a tuple of names is all of it
+        plain = plain.partition("(")[0]
     return _ROOT.sub(r"\1", "".join(plain.split()))
 
 
@@ -337,7 +339,7 @@ def _in_order(equation: Structure, value: str, only: str = "") -> str:
     With `only`, the order changes only if all names are among these letters. Any other value is returned unchanged.
     """
     names, values = parse_structure(equation.parts[0]), parse_structure(value)
-    if values.kind is not Kind.TUPLE or len(names.parts) != len(values.parts):
+    if names.kind is not Kind.TUPLE or values.kind is not Kind.TUPLE or len(names.parts) != len(values.parts):
         return value
     if only and not set(names.parts) <= set(only):
         return value

@@ -48,7 +48,7 @@ _DEPTH_CHANGES = dict.fromkeys("([{", 1) | dict.fromkeys(")]}", -1)
 def reject_evasions(gold: Answer, answer: Answer) -> None:
     """Raise RejectedError for an answer that hides a part, costs too much to evaluate, or is a question: "gcd(12, 18)".
 
-    Such a form is allowed if the expected answer has it, too.
+    What one of the patterns finds is allowed if the expected answer has it, too.
     """
     if r"\boxed" in answer.latex:
         raise RejectedError(Reason.SEVERAL_ANSWERS)

@@ -71,7 +71,8 @@ def counted_shape(file: Path) -> CountedShape:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     vocabulary, hidden = embedding.weight.shape
     outside_layers = {id(each.weight) for each in (embedding, head) if each is not None}
-    active_fraction = _first_int(text, _NUM_ACTIVE_KEYS) / _first_int(text, _NUM_EXPERTS_KEYS)
+    num_experts = _first_int(text, _NUM_EXPERTS_KEYS)  # 0 in a dense model of a family with experts
+    active_fraction = _first_int(text, _NUM_ACTIVE_KEYS) / num_experts if num_experts else 1.0
     total = active = 0.0
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2 and id(parameter) not in outside_layers:

@@ -35,6 +35,7 @@ def steps_of(run: Run) -> list[dict[str, Any]]:
         if (folder / STEPS).is_file():
             with suppress(PipelineError):
                 return [row for _, row in jsonl.read_rows(folder / STEPS)]
+            return []
     return []
 
 

@@ -60,7 +60,9 @@ class StageRun:
     @property
     def end(self) -> str:
         """How an unfinished stage ended: `failed`, or `stopped` if it was killed or may succeed when it is resumed."""
-        is_stopped = self.error is None or self.error["exit_code"] == RetryableError.exit_code
+        is_stopped = (
+            self.error is None or self.error.get("exit_code", RetryableError.exit_code) == RetryableError.exit_code
+        )
         return "stopped" if is_stopped else "failed"
 
     @property
@@ -124,6 +126,8 @@ class Run:
                     stage = replace(stage, error=event)
                 case "work":
                     stage = replace(stage, work=Path(event["folder"]))
+                case _:  # a message, perhaps of a part of a stage, such as vllm
+                    continue
             stages[name] = stage
         return stages
 

@@ -23,7 +23,20 @@ from pipelines.doctor import slow_here, unused_gpu
 from pipelines.requirements import missing_here, short_of_disk
 from pipelines.run import index, summary
 from pipelines.run.expected import Expectation, expectations, records
-from pipelines.run.history import ABOUT, JOURNAL, LOCK, LOG, OUTPUTS, PAGE, PARAMS, About, Run, every_run, resolve
+from pipelines.run.history import (
+    ABOUT,
+    JOURNAL,
+    LOCK,
+    LOG,
+    OUTPUTS,
+    PAGE,
+    PARAMS,
+    About,
+    Run,
+    every_run,
+    read_run,
+    resolve,
+)
 from pipelines.run.journal import Tracker
 from pipelines.run.process import process
 from pipelines.run.screen import Screen, Style, duration
@@ -151,7 +164,8 @@ def _show_expected(expected: Sequence[Expectation], screen: Screen, *, every: bo
 
 def _end_of(folder: Path, params: Params) -> str:
     """Return where a run without a report ended, its last saved step, and the command that resumes it."""
-    run = resolve(folder.name)
+    run = read_run(folder)
+    assert run is not None, "the folder is named like a run"
     end = f"stopped after {[*run.stages][-1]}" if run.stages else "stopped"
     stage = run.unfinished
     if stage:

@@ -200,7 +200,7 @@ def watch(
     name: str, *, plain: bool = False, completions: bool = False, sleep: Callable[[float], None] = time.sleep
 ) -> None:
     """Show the trainings of a run until it ends; with `plain` a line per step, with `completions` every completion."""
-    run, screen = resolve(name), Screen(sys.stdout, sys.stderr)
+    screen, run = Screen(sys.stdout, sys.stderr), resolve(name)
     displays: dict[str, _Display] = {}
     try:
         while True:

@@ -56,6 +56,15 @@ def test_parameters_are_those_of_transformers(tmp_path: Path, family: str, tied:
     assert shape_of(model(tmp_path)).num_parameters == counted.num_parameters
 
 
+def test_a_dense_model_of_a_family_with_experts_can_be_planned(tmp_path: Path) -> None:
+    """Its config says that it has no experts."""
+    from transformers import AutoConfig
+
+    size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    AutoConfig.for_model("qwen2_moe", **size, num_experts=0, vocab_size=50).save_pretrained(tmp_path)
+    assert counted_shape(tmp_path / "config.json").num_parameters > 0
+
+
 @pytest.mark.parametrize(
     ("config", "problem"),
     [

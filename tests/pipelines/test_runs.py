@@ -35,9 +35,10 @@ def make_outputs(folder: Path) -> Path:
     )
     trained = {"stage": "train_grpo", "event": "started", "outputs": {"training": str(stages["grpo_training"])}}
     failed = {"stage": "evaluate", "event": "failed", "error": "<b>no memory</b>", "exit_code": 2}
+    message = {"stage": "vllm", "event": "message", "text": "server 0 of rank 0 has ended"}
     journals: dict[str, list[Any]] = {
         "20260102T030405Z-params": [trained, {"stage": "register", "event": "finished"}],
-        "20260103T030405Z-smoke": [trained, failed],
+        "20260103T030405Z-smoke": [trained, failed, message],
         "20260104T030405Z-smoke-2": [{"stage": "prepare_data", "event": "started", "outputs": {}}],
         "20260105T030405Z-empty": [],
     }
