@@ -145,7 +145,7 @@ def queueing_problem(workload: Json | None, position: int | None) -> str:
 
 
 def first_error(lines: Sequence[str]) -> str:
-    """Return the first error of a log, after its meaning in plain words if that is known; empty without an error."""
+    """Return the library that a log misses, or its first error with its meaning if that is known; empty without any."""
     log = "\n".join(lines)
     if library := _LIBRARY.search(log):  # a warning names it, before the errors that follow from it
         return f"the image lacks the library {library[1]}"

@@ -22,7 +22,7 @@ from components.shared.work import last_step
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _DELETE_TIMEOUT, _POD_TIMEOUT = (0.5, 0.5), (0.2, 0.2)
-_TRIES, _RETRY_S = 3, 0.15  # limits that fit all requests into that second
+_TRIES, _RETRY_S = 3, 0.15  # short, because only the first try is sure to fit into that second
 _KEEP_ALIVE_S = 15.0
 _CONTAINER_LOG = "/proc/1/fd/1"
 """Standard output of the container's first process, which outlives the reader of this process's output."""

@@ -107,5 +107,5 @@ def _evaluation_bytes(params: Params) -> int:
         return max(trained, _BF16)
     levels = (config.get("text_config") or {}, config)
     dtypes = [level[key] for level in levels for key in ("dtype", "torch_dtype") if level.get(key)]
-    published = next(iter(dtypes), "float32")  # as transformers loads a model without a dtype
+    published = next(iter(dtypes), "float32")  # as the policy takes a model without a dtype
     return max(trained, _FP32 if published == "float32" else _BF16)

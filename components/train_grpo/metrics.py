@@ -167,5 +167,5 @@ class UpdateMetrics:
 
 
 def metrics_without_update(learning_rate: float) -> dict[str, float]:
-    """Return the metrics of a step without an update: a loss and gradient norm of 0, and NaN for all others."""
+    """Return the metrics of a step without an update: loss and gradient norm 0, the learning rate, otherwise NaN."""
     return UpdateMetrics().figures([{"loss": 0.0, "gradient_norm": 0.0, "learning_rate": learning_rate}])

@@ -49,7 +49,7 @@ class PartialGroup:
 
 
 Segment = tuple[list[PartialGroup], float, float]
-"""This process's unscored groups after another segment, and the seconds that sampling and scoring took."""
+"""This process's groups after another segment, scored if they finished, and the seconds of sampling and scoring."""
 _PARTIAL_GROUPS = TypeAdapter(list[PartialGroup])
 """Turns groups into numbers, text, lists and dicts for a checkpoint, and back."""
 
@@ -64,7 +64,7 @@ class PartialRollouts(Rollouts):
     """The segment of the next step, if it is sampled ahead."""
 
     def of_step(self, step: int) -> Rollout:
-        """Return the rollout that a step learns from: fewer groups than `prompts_per_step` in the first steps."""
+        """Return the rollout that a step learns from: fewer than `prompts_per_step` groups until long ones finish."""
         with self.memory_for_rollout():
             segment, sync_s = self._segment, 0.0
             if segment is None:

@@ -37,7 +37,7 @@ _STAGE = "train_grpo"
 _SHOWN_FROM = 0.05
 """The progress line shows the share of truncated completions, or of those without an answer, if it is at least this."""
 _SHARD_SIZE = "512MB"
-"""File size of exported weights: with adapters, most files are equal in all exports, and are stored only once."""
+"""File size of exported weights: those of weights without adapters are equal in all exports, and stored only once."""
 
 
 @dataclass

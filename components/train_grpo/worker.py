@@ -171,7 +171,7 @@ def build_trainer(
     """Return the trainer of a new run, in which policy and reference are equal, or of one that was `saved`.
 
     `held_out` are the problems of the dev split, for validation; `environments` are those of `checkpoint.config.tools`.
-    Reference, reward model, timer and teacher read or copy the weights, so they precede the policy, which shards them.
+    Reference, reward model and timer read or copy the weights, so they precede the policy, which shards them.
     """
     temperature, placement, reward_model = config.sampling.temperature, config.reference_placement, None
     reference: Reference | AdapterReference | None = None
