@@ -64,7 +64,7 @@ class Reference:
             return {name: weight.detach().to("cpu", copy=True) for name, weight in weights.items()}
 
     def _gathered(self, *, keep_changes: bool) -> AbstractContextManager[None]:
-        """Gather sharded weights in every process while the block runs, and shard them again, with changes if `keep_changes`."""
+        """Gather sharded weights in every process while the block runs; changes are kept only with `keep_changes`."""
         from deepspeed.runtime.zero import GatheredParameters
 
         parameters, enabled = list(self.scorer.parameters()), self._placement == "sharded"
