@@ -23,7 +23,7 @@ class Reason(StrEnum):
         return member
 
     # There is no answer, or it is in a form that is never right.
-    NO_ANSWER = "no final answer", "The response states no answer where its policy looks for one."
+    NO_ANSWER = "no final answer", "The response states no answer where the grader looks for one."
     TRUNCATED = "truncated at the length limit", "The response was cut off, and what it ends in may not be its answer."
     TOO_LONG = "too long", "No answer is that long."
     SEVERAL_ANSWERS = "several answers", "The answer offers alternatives, or lists things without naming one of them."
@@ -42,7 +42,7 @@ class Reason(StrEnum):
     SAME_NOTATION = "same text in another notation", "The two are the same text once both are in the same notation."
     SAME_NUMBER = "same number", "Both are numbers, and they are equal, or one is a decimal that rounds the other."
     SAME_VALUE = "same value", "Both have the same value for all values of their variables."
-    SAME_PARTS = "same parts", "Both have the same values, in any order unless brackets fix one."
+    SAME_PARTS = "same parts", "Both have the same values, in any order unless brackets fix it."
     SAME_RELATION = "same relation", "The two equations, inequalities or regions have the same solutions."
     SAME_WORDS = "same words", "Both are the same words, or name the same choice."
     SAME_TESTS = "all tests passed", "The code returns what each unit test expects."
