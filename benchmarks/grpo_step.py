@@ -139,7 +139,7 @@ def _steps(
     *,
     rounds: int,
 ) -> dict[str, tuple[Reply, list[Reply]]]:
-    """Return each trainer's account of itself and its measured steps; all completions must have their lengths."""
+    """Return each trainer's account of itself and its measured steps; completions have the lengths of the row."""
     sides: dict[str, Side] = {}
 
     def ended(name: str, turn: str, step: Reply) -> None:
@@ -151,13 +151,13 @@ def _steps(
             memory = _KEEP_MEMORY if name == "trl_tuned" else {}
             sides[name] = Side(script, python, folder / f"{name}.json", {**environment, **memory})
         take_turns(sides, _WARM_UP, "warm-up", ended)
-        steps, idle = take_turns(sides, rounds, "round", ended)
+        steps, share = take_turns(sides, rounds, "round", ended)
     finally:
         for side in sides.values():
             side.close()
     assert all(step["lengths"] == sorted(row.lengths_B()) for taken in steps.values() for step in taken)
-    if idle > _MAX_IDLE:
-        raise SystemExit(f"{row}: a waiting trainer used {idle:.0%} of a core; the measurement is worth nothing")
+    if share > _MAX_IDLE:
+        raise SystemExit(f"{row}: a waiting trainer used {share:.0%} of a core; the measurement is worth nothing")
     return {name: (side.about, steps[name]) for name, side in sides.items()}
 
 

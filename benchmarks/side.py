@@ -62,7 +62,7 @@ def take_turns(
     `ended` is told of each step as it ends: the side, the turn (`called` and its number), and the step.
     """
     steps: dict[str, list[Reply]] = {name: [] for name in sides}
-    idle = 0.0
+    share = 0.0
     for number in range(1, rounds + 1):
         for name, side in sides.items():
             waiting = [other for other in sides.values() if other is not side]
@@ -70,6 +70,6 @@ def take_turns(
             steps[name].append(side.step())
             turn_s = time.perf_counter() - started
             used = [other.cpu_s() - cpu_s for other, cpu_s in zip(waiting, before, strict=True)]
-            idle = max([idle, *(cpu_s / turn_s for cpu_s in used)])
+            share = max([share, *(cpu_s / turn_s for cpu_s in used)])
             ended(name, f"{called} {number} of {rounds}", steps[name][-1])
-    return steps, idle
+    return steps, share

@@ -174,14 +174,14 @@ def _steps(
             sides[name] = Side(script, python, folder / f"{name}.json", {**hidden, **memory})
             cpu_s[name] = sides[name].cpu_s()
         take_turns(sides, options.warm_up, "warm-up", ended)
-        steps, idle = take_turns(sides, options.rounds, "round", ended)
+        steps, share = take_turns(sides, options.rounds, "round", ended)
     finally:
         for side in sides.values():
             side.close()
     wanted = [row.length] * (row.num_prompts * row.group_size)
     assert all(step["lengths"] == wanted for taken in steps.values() for step in taken), steps
-    if idle > _MAX_IDLE:
-        raise SystemExit(f"{row}: a waiting trainer used {idle:.0%} of a core; the measurement is worth nothing")
+    if share > _MAX_IDLE:
+        raise SystemExit(f"{row}: a waiting trainer used {share:.0%} of a core; the measurement is worth nothing")
     return steps
 
 

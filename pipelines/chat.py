@@ -160,7 +160,7 @@ class Model:
         return sampled
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
-        """Add a question to the conversation and return its tokens as a prompt; without chat template, only its own."""
+        """Add a question to the conversation and return all of its tokens; without chat template, the question's."""
         prompt_format = self.checkpoint.format
         if prompt_format.template is None:
             return self.checkpoint.prompt_ids(question)

@@ -212,11 +212,11 @@ def _values(latex: str) -> list[_Value]:
         return [(latex, _canonical(latex))]
     if structure.kind in {Kind.EQUATION, Kind.INEQUALITY}:
         sides = [_canonical(part) for part in structure.parts]
-        is_constant = all(side and not _has_names(side) for side in sides) or "~" in structure.signs
-        if is_name(structure.parts[0]) or is_constant:
+        is_constant = all(side and not _has_names(side) for side in sides)
+        if is_name(structure.parts[0]) or is_constant or "~" in structure.signs:
             return _values(exact_parts(structure)[-1])
-        known = sorted((side for side in sides if side), key=repr)
-        return [(latex, Node("=", tuple(known)) if len(known) == len(sides) else None)]
+        nodes = sorted((side for side in sides if side), key=repr)
+        return [(latex, Node("=", tuple(nodes)) if len(nodes) == len(sides) else None)]
     return [value for part in _parts(latex) for value in _values(part)]
 
 

@@ -250,7 +250,7 @@ def _last_boxes(text: str) -> list[Box]:
     first = len(boxes) - 1
     while first and boxes[first].start - boxes[first - 1].end <= _MAX_JOIN_CHARACTERS:
         between = text[boxes[first - 1].end : boxes[first].start]
-        if not _DELIMITERS.fullmatch(between) and (not _JOIN.fullmatch(between) or _CONCLUDES_LIST.search(between)):
+        if not (_DELIMITERS.fullmatch(between) or (_JOIN.fullmatch(between) and not _CONCLUDES_LIST.search(between))):
             break
         first -= 1
     return boxes[first:]

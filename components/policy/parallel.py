@@ -199,7 +199,7 @@ def _init_process_group(size: int, deadline_s: float) -> Ranks:
     group = PrefixStore("group", store)
     timeout = timedelta(seconds=deadline_s)
     distributed.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=timeout)
-    ranks.deadline_s = deadline_s
+    ranks.deadline_s = deadline_s  # the longer one was for the start
     return ranks
 
 

@@ -150,7 +150,7 @@ def _evaluation_gpus(cluster: ClusterConfig, evaluate: EvaluateConfig) -> int:
 
 
 def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) -> None:
-    """Raise all that is wrong, also what checks have found; RetryableError where nothing is, but one has no answer."""
+    """Raise all that is wrong, with what checks have found; if nothing is, RetryableError if a check has no answer."""
     not_checked = [] if params else ["models", "data sets", "rewards", "tools", "storage", "training job", "capacity"]
     if isinstance(answers.get(_BASE_MODEL), PipelineError) and "capacity" in answers:
         del answers["capacity"]  # what a run takes depends on the size of the model
@@ -163,10 +163,10 @@ def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) ->
             wrong.append(f"{name}: {answer}")
         elif isinstance(answer, list):
             wrong += answer
-        elif params and isinstance(answer, int):
+        elif params and isinstance(answer, int):  # the tokens that the base model reads
             wrong += map(in_the_form, exceeded_limits(params, answer))
     note = "not checked until this is right: " + ", ".join(not_checked) if not_checked else ""
-    raise_all(wrong + unanswered if wrong else [], note)  # which raises nothing where nothing is wrong
+    raise_all([*wrong, *unanswered] if wrong else [], note)  # raises nothing if nothing is wrong
     if unanswered:
         trouble = "the cluster does not answer, so this run could not be checked; start it again later"
         raise RetryableError("\n".join([trouble, *unanswered]))

@@ -54,7 +54,7 @@ def _training_gib(params: Params, num_parameters: int) -> int:
         cache_gib = grpo.sampler.vllm.cache_gib if grpo.sampler.vllm else 0.0
         states_gib = num_models * _ON_CPU_BYTES * num_parameters / _GIB
         return math.ceil(_POD_GIB + processes * _PROCESS_GIB + engines * (_VLLM_GIB + cache_gib) + states_gib)
-    model_bytes = _host_bytes(grpo.engine, processes)
+    model_bytes = _host_bytes(grpo.engine, processes)  # for each parameter, as are all bytes below
     if grpo.reference == "offloaded" and grpo.loss.kl.coefficient > 0:
         model_bytes += processes * _weight_bytes(grpo.engine)
     sleeping_bytes = engines * _weight_bytes(grpo.engine)  # vLLM's weights while the policy is updated

@@ -41,7 +41,7 @@ def test_set_use(looks: Mapping[str, Any]) -> str:
         return "no other policy was judged on these test problems before"
     others = "one other policy was" if number == 2 else f"{number - 1:,} other policies were"
     return (
-        f"{others} judged on these test problems before: the chance that one of {number:,} that are not better passes "
+        f"{others} judged on these test problems before: if none of {number:,} is better, the chance that one passes "
         f"is up to {chance}\N{NO-BREAK SPACE}%"
     )
 

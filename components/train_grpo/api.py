@@ -22,18 +22,18 @@ class Api:
     """A URL of a server, to which JSON is posted."""
 
     def __init__(
-        self, url: str, key: str, key_variable: str | None, *, retries: urllib3.Retry, timeout_s: float, maxsize: int
+        self, url: str, where: str, key_variable: str | None, *, retries: urllib3.Retry, timeout_s: float, maxsize: int
     ) -> None:
-        """Keep at most `maxsize` connections open. Errors name `key`, a section of the params.
+        """Keep at most `maxsize` connections open. Errors name `where`, a section of the params.
 
         PipelineError if the environment variable `key_variable` is not set.
         """
         headers = {}
         if key_variable:
             if not os.environ.get(key_variable):
-                raise PipelineError(f"{key}.key_variable: the environment has no {key_variable}")
+                raise PipelineError(f"{where}.key_variable: the environment has no {key_variable}")
             headers["Authorization"] = f"Bearer {os.environ[key_variable]}"
-        self._url, self._where = url, f"{key}: {url}"
+        self._url, self._where = url, f"{where}: {url}"
         self._pool = urllib3.PoolManager(maxsize=maxsize, headers=headers, retries=retries, timeout=timeout_s)
 
     def post(self, body: dict[str, Any]) -> Any:

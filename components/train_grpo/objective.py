@@ -225,9 +225,9 @@ def kl_to_reference(
 ) -> Tensor:
     """Return an estimate of KL(pi || pi_ref) for each token, from samples of pi (equation 4).
 
-    With x = log(pi_ref / pi), k3 = exp(x) - x - 1 is never negative, and its mean is the divergence. Its gradient,
-    however, has as its mean that of the *other* divergence, KL(pi_ref || pi); multiplied by the ratio pi / pi_old,
-    `ratio_N`, it has that of KL(pi || pi_ref) (names: http://joschu.net/blog/kl-approx.html).
+    With x = log(pi_ref / pi), k3 = exp(x) - x - 1 is never negative, and its mean is the divergence. The mean of its
+    gradient, however, is the gradient of the *other* divergence, KL(pi_ref || pi); multiplied by the ratio pi / pi_old,
+    `ratio_N`, it is that of KL(pi || pi_ref) (names: http://joschu.net/blog/kl-approx.html).
     """
     x_N = reference_logprobs_N - logprobs_N
     bounded_N = x_N.clamp(max=MAX_LOG_RATIO)  # in both terms, else the gradient above the bound has the wrong sign

@@ -55,7 +55,7 @@ def check(frame: pd.DataFrame, expectations: Sequence[dict[str, Any]]) -> list[O
 def _outcome(result: Mapping[str, Any], frame: pd.DataFrame) -> Outcome:
     """Return the outcome in a result of Great Expectations; PipelineError if it has none."""
     expectation, success, counts = result["expectation_config"], result["success"], result["result"]
-    name, title, detail = (expectation["meta"][key] for key in ("name", "title", "detail"))
+    name, title, template = (expectation["meta"][key] for key in ("name", "title", "detail"))
     reason = _exception(result["exception_info"])
     if reason:
         raise PipelineError(f"expectation `{name}` could not be evaluated, so the data were not judged: {reason}")
@@ -69,7 +69,7 @@ def _outcome(result: Mapping[str, Any], frame: pd.DataFrame) -> Outcome:
         *(name, title, expectation["severity"], success, checked, unexpected),
         unexpected_percent=round(100 * unexpected / max(checked, 1), 4),
         examples=list(dict.fromkeys(labels[:_MAX_EXAMPLES])),
-        detail=detail.format(**frame[frame[LABEL] == labels[0]].iloc[0]) if labels else "",
+        detail=template.format(**frame[frame[LABEL] == labels[0]].iloc[0]) if labels else "",
     )
 
 

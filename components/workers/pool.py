@@ -213,7 +213,7 @@ class _Dispatcher:
         return max(0.0, timeout_s)
 
     def _take_requests(self) -> None:
-        """Move new requests into queues: that of the worker with their session, or the common one."""
+        """Move new requests into queues, of the worker with their session or the common one; free ended sessions."""
         while self._requests:
             request = self._requests.popleft()
             if request.worker not in self._workers:  # its process has ended
@@ -229,7 +229,7 @@ class _Dispatcher:
         """Give each idle worker a request, and start workers for the remaining ones up to the limit."""
         for worker in [each for each in self._workers if not each.is_busy]:
             if worker.ended:
-                self._send(worker, None)
+                self._send(worker, None)  # only frees those sessions
             elif request := self._next_request(worker):
                 self._send(worker, request)
         while len(self._workers) < self._config.num_workers:
@@ -269,7 +269,7 @@ class _Dispatcher:
             self._lose(worker)
 
     def _read(self, worker: "_Worker") -> None:
-        """Read a worker's lines: first its process ID, then heartbeats and replies; each one extends its deadline."""
+        """Read a worker's lines: its process ID and heartbeats extend its deadline; a reply ends it."""
         lines = worker.receive()
         if lines is None:
             self._lose(worker)
@@ -278,8 +278,8 @@ class _Dispatcher:
             if not worker.process:
                 worker.process = int(line)
                 self._num_starts = 0
-            elif line == HEARTBEAT and worker.num_heartbeats:
-                worker.num_heartbeats -= 1
+            elif line == HEARTBEAT and worker.heartbeats_due:
+                worker.heartbeats_due -= 1
             else:
                 self._take_reply(worker, line)
                 return
@@ -370,7 +370,7 @@ class _Dispatcher:
                 if failure is None:
                     self._fork_server = fork_server
                     self._selector.register(fork_server.control, selectors.EVENT_READ, fork_server)
-                elif -fork_server.exit_code not in _OUTSIDE_SIGNALS:
+                elif -fork_server.exit_code not in _OUTSIDE_SIGNALS:  # else it is started again
                     return failure
             worker = _Worker(self._fork_server)
         except OSError as error:  # no more processes or files
@@ -403,7 +403,7 @@ class _Worker:
         self.ended: list[int] = []
         """Numbers of the sessions to be freed."""
         self.num_requests = 0
-        self.num_heartbeats = 0
+        self.heartbeats_due = 0
         """Heartbeats that it may still send: one for each past request being replayed."""
         self.busy_since, self.deadline = 0.0, math.inf
         self._received = bytearray()
@@ -441,7 +441,7 @@ class _Worker:
             message |= {"request": request.request, "session": session.number if session else None}
             if session and session.worker is not self:
                 message |= {"start": session.start, "past": session.past}
-                self.num_heartbeats = len(session.past)
+                self.heartbeats_due = len(session.past)
             request.worker = self
         self.channel.sendall(json.dumps(message).encode("ascii") + b"\n")
 

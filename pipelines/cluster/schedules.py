@@ -100,7 +100,7 @@ def remove(kubeflow: Kubeflow, name: str, *, now: bool = False) -> Iterator[str]
     if not known:
         names = ", ".join(str(each.display_name) for each in kubeflow.schedules()) or "none"
         raise PipelineError(f"{name}: no such schedule; there are {names}")
-    if len(known) > 1 and not all(digest for _, digest in map(_origin, known)):
+    if len(known) > 1 and not all(digest for _, digest in map(_origin, known)):  # one was not created by us
         ids = ", ".join(each.recurring_run_id for each in known)
         raise PipelineError(f"{name}: several schedules have this name; give the id of one: {ids}")
     unfinished = [run for each in known for run in _retire(kubeflow, each)]
@@ -172,6 +172,7 @@ def _named(kubeflow: Kubeflow, name: str) -> list[Any]:
 
 
 def _times(schedule: Any) -> tuple[str, str, str]:
+    """Return a schedule's cron text, its meaning in words and its next time; `-` for what is unknown or has none."""
     trigger = schedule.trigger
     if trigger is None or trigger.cron_schedule is None:
         seconds = trigger and trigger.periodic_schedule and trigger.periodic_schedule.interval_second

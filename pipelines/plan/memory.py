@@ -42,12 +42,12 @@ def memory_of(run: Run) -> dict[str, float]:
     parts["reward_model"] = states if run.reward_model else 0.0
     resident = parts["reference"] + parts["reward_model"] + parts["engine"]
     update = states + resident + parts["activations"] + parts["buffers"]
-    sampling = parts["weights"] + parts["optimizer"] + resident + sampler_copy
+    fixed = parts["weights"] + parts["optimizer"] + resident + sampler_copy
     return {
         **parts,
         # vLLM sleeps while the policy is updated, and there are no gradients while it samples.
         "update_peak": update + (0.0 if run.sampler == "vllm" else sampler_copy),
-        "sampling_peak": sampling + max(parts["kv_cache"] + parts["sampling"], parts["gathered"]),
+        "sampling_peak": fixed + max(parts["kv_cache"] + parts["sampling"], parts["gathered"]),
     }
 
 
@@ -202,7 +202,7 @@ def cheapest_changes(run: Run, gpu: Gpu) -> str | None:
 
 
 def _options(run: Run) -> list[list[_Change]]:
-    """Return lists of changes that exclude one another, such as the values of one key."""
+    """Return lists of changes, with costs, that exclude one another, such as the values of one key."""
     token_limits = _halvings(run.micro_batch_tokens, run.longest)
     batch_sizes = _halvings(run.max_batch_size, run.group_size)
     samplers = [_change("sampling.max_batch_size", size, 2 + i / 10) for i, size in enumerate(batch_sizes)]

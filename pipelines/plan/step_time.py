@@ -63,14 +63,14 @@ def _busiest(run: Run, num_parts: float, prompts: int) -> float:
 
 def _sampling_s(run: Run, gpu: Gpu, rate: float) -> float:
     """Return the seconds of sampling: a decoding step reads all weights, and a token the cache of its sequence."""
-    shape, completions_per_prompt = run.shape, run.group_size if run.shared_prompts else 1
+    shape, completions_per_copy = run.shape, run.group_size if run.shared_prompts else 1
     completions = _busiest(run, (run.num_server_gpus or run.num_gpus) / run.tensor_parallel, run.prompts)
     tokens, weights = completions * run.mean_completion_tokens, shape.layer_weights + shape.head_weights
-    # On average half of a completion is cached; its length is between mean and limit, as long ones have more tokens.
-    cached = run.mean_prompt_tokens / completions_per_prompt + (run.mean_completion_tokens + run.completion_tokens) / 4
+    # On average half of a completion is cached, whose length is halfway from mean to limit: long ones have more tokens.
+    cached = run.mean_prompt_tokens / completions_per_copy + (run.mean_completion_tokens + run.completion_tokens) / 4
     num_bytes = _decoding_steps(run, completions) * weights * run.element_bytes
     num_bytes += tokens * cached * shape.kv_bytes_per_token(run.element_bytes)
-    prompt_tokens = completions / completions_per_prompt * run.mean_prompt_tokens
+    prompt_tokens = completions / completions_per_copy * run.mean_prompt_tokens
     operations = 2.0 * (shape.active_weights * (tokens + prompt_tokens) + shape.head_weights * tokens)
     return (operations / rate + num_bytes / gpu.memory_rate) / run.tensor_parallel
 

@@ -24,7 +24,7 @@ def write_index() -> None:
 
 
 def write(outputs: Path, registry: str = "registry") -> Path:
-    """Write the index of the runs in `outputs`, and of the versions in `registry` and theirs; return its path."""
+    """Write the index of the runs in `outputs`, and of versions in `registry` and in the runs' own; return its path."""
     runs = every_run(outputs)
     versions: list[dict[str, Any]] = []
     problems: list[str] = []

@@ -204,7 +204,7 @@ def watch(
     displays: dict[str, _Display] = {}
     try:
         while True:
-            for stage in (run.stages[name] for name in TRAININGS if name in run.stages):
+            for stage in (run.stages[each] for each in TRAININGS if each in run.stages):
                 if stage.name not in displays:
                     screen.show(Text(f"{run.name}  {stage.name}", Style.BOLD))
                     displays[stage.name] = _Display(screen, plain=plain or not screen.live, completions=completions)

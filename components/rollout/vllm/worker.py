@@ -126,7 +126,7 @@ def _layouts(model: nn.Module) -> dict[int, Tensor]:
 def _recorded_copies(
     model: nn.Module, layouts: Mapping[int, Any], shapes: Mapping[str, list[int]], dtype: torch.dtype
 ) -> dict[int, dict[_View, _Origin]]:
-    """Load tensors of these shapes with the layouts as parameters; return the copies by the id of a storage."""
+    """Load weights of these shapes into the layouts instead of the parameters; return the copies by storage id."""
     weights = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
     originals = [(module, name, parameter) for _, module, name, parameter in _parameters(model)]
     vllm_model: Any = model
