@@ -41,6 +41,41 @@ class Record(TrainerCallback):  # type: ignore[misc]
         self.rewards.clear()
 
 
+def settings(config: dict[str, Any], options: argparse.Namespace) -> GRPOConfig:
+    """Return TRL's settings for the section `train_grpo` of a run."""
+    size = config["prompts_per_step"] * config["group_size"]
+    return GRPOConfig(
+        output_dir=str(options.out),
+        seed=config["seed"],
+        max_steps=options.steps,
+        per_device_train_batch_size=options.per_forward,
+        gradient_accumulation_steps=size // options.per_forward,
+        num_generations=config["group_size"],
+        max_completion_length=config["sampling"]["max_new_tokens"],
+        temperature=config["sampling"]["temperature"],
+        loss_type="grpo",
+        beta=config["loss"]["kl"]["coefficient"],
+        epsilon=config["loss"]["clip"]["low"],
+        learning_rate=config["learning_rate"],
+        warmup_steps=config["warmup_steps"],
+        # The learning rate falls over the run's own steps, of which TRL takes the first in the same time.
+        lr_scheduler_type="constant_with_warmup",
+        adam_beta1=config["engine"]["betas"][0],
+        adam_beta2=config["engine"]["betas"][1],
+        weight_decay=config["engine"]["weight_decay"],
+        max_grad_norm=config["engine"]["max_gradient_norm"],
+        model_init_kwargs={"dtype": "float32"},
+        bf16=config["engine"]["precision"] == "bf16",
+        use_cpu=True,
+        gradient_checkpointing=False,
+        save_steps=options.save_every,
+        save_only_model=True,
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
 def main() -> None:
     """Train and save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -53,7 +88,6 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     params = yaml.safe_load((options.run / "params.yaml").read_text(encoding="utf-8"))
     config, model = params["train_grpo"], params["train_sft"]["model"]
-    size = config["prompts_per_step"] * config["group_size"]
     policy = AnswerPolicy(model["answer"])
     lines = (options.run / "artifacts/prepare_data/problems/train.jsonl").read_text(encoding="utf-8").splitlines()
     wanted = {name for name, weight in config["prompts"]["source_weights"].items() if weight}
@@ -76,36 +110,7 @@ def main() -> None:
     trainer = GRPOTrainer(
         model=str(options.run / "artifacts/train_sft/reference"),
         reward_funcs=accuracy,
-        args=GRPOConfig(
-            output_dir=str(options.out),
-            seed=config["seed"],
-            max_steps=options.steps,
-            per_device_train_batch_size=options.per_forward,
-            gradient_accumulation_steps=size // options.per_forward,
-            num_generations=config["group_size"],
-            max_completion_length=config["sampling"]["max_new_tokens"],
-            temperature=config["sampling"]["temperature"],
-            loss_type="grpo",
-            beta=config["loss"]["kl"]["coefficient"],
-            epsilon=config["loss"]["clip"]["low"],
-            learning_rate=config["learning_rate"],
-            warmup_steps=config["warmup_steps"],
-            # The learning rate falls over the run's own steps, of which TRL takes the first in the same time.
-            lr_scheduler_type="constant_with_warmup",
-            adam_beta1=config["engine"]["betas"][0],
-            adam_beta2=config["engine"]["betas"][1],
-            weight_decay=config["engine"]["weight_decay"],
-            max_grad_norm=config["engine"]["max_gradient_norm"],
-            model_init_kwargs={"dtype": "float32"},
-            bf16=config["engine"]["precision"] == "bf16",
-            use_cpu=True,
-            gradient_checkpointing=False,
-            save_steps=options.save_every,
-            save_only_model=True,
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        ),
+        args=settings(config, options),
         train_dataset=Dataset.from_list([{"prompt": messages(p["question"]), "answer": p["answer"]} for p in problems]),
         callbacks=[record],
     )

@@ -153,9 +153,8 @@ def run(
         earlier = record.find(outputs, in_place=reuse is Reuse.IN_PLACE)
         if earlier:
             return _reuse(earlier, record, outputs, described)
-    lock = locked_work(root, stage.name, fingerprint, owner) if stage.has_work else nullcontext()
     try:
-        with lock as work:
+        with locked_work(root, stage.name, fingerprint, owner) if stage.has_work else nullcontext() as work:
             may_be_finished = work is not None and (work.has_waited or was_overtaken)
             concurrent = record.find(outputs, known=known) if may_be_finished else None
             if concurrent:
