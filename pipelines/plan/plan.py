@@ -93,7 +93,7 @@ def _verdict(run: Run, gpu: Gpu) -> str:
     if fits(run, gpu):
         return f"Fits: {needed} of {usable} usable GiB."
     changes = cheapest_changes(run, gpu)
-    remedy = f"What makes it fit and costs least, below train_grpo: {changes}" if changes else "No setting makes it fit"
+    remedy = f"The cheapest change of train_grpo that makes it fit: {changes}" if changes else "No setting makes it fit"
     return f"Does not fit: it needs {needed} GiB, and {usable} are usable.\n{remedy}."
 
 
