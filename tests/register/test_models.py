@@ -129,8 +129,7 @@ def test_compare_counts_the_same_problems(registry: Path, capsys: pytest.Capture
     assert words["gain_interval"][0] < words["gain"] < words["gain_interval"][1]
     assert "data         same" in (shown := run(capsys, "compare", "v0.0.1", "v0.0.2"))
     assert re.search(
-        r"words: \S+\s% -> \S+\s% of 150 problems, \+\S+ points .* right only in the first: \d+, only in the second: \d+, p = ",
-        shown,
+        r"words: .+ % -> .+ % of 150 problems, \+\S+ points .* right only in the first: \d+, only in the ", shown
     )
 
 
