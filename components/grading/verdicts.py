@@ -29,7 +29,7 @@ class Reason(StrEnum):
     SEVERAL_ANSWERS = "several answers", "The answer offers alternatives, or lists things without naming one of them."
     NOT_UNDERSTOOD = "text that is not understood", "The answer has something in it that is no known notation."
     COSTLY = "too large or too deep to compute", "The answer would take too long to read or to evaluate."
-    HIDDEN = "hidden parts", "A part of the answer is invisible, struck out or a definition."
+    HIDDEN = "hidden parts", "A part of the answer is invisible, struck out or a LaTeX definition."
 
     # The answer leaves work undone.
     ECHO = "echoes the question", "The answer is an expression of the question, and not in the expected form."
@@ -53,9 +53,9 @@ class Reason(StrEnum):
     OTHER_PARTS = "different parts", "A value, a name, the order or the brackets differ."
     OTHER_RELATION = "different relation", "The two equations, inequalities or regions have different solutions."
     OTHER_WORDS = "different words", "The words differ, or the answer names another choice."
-    OTHER_KIND = "different kinds of answers", "The answer is of another kind, such as an equation for a number."
+    OTHER_KIND = "different kinds of answers", "The answer is of another kind, such as an equation in place of a number."
     UNIT = "unit", "The answer is in a unit of another kind than the expected one."
-    FAILED_TESTS = "failed tests", "The code returns another value than some unit test expects, or fails."
+    FAILED_TESTS = "failed tests", "The code fails, or returns a value that a unit test does not expect."
     NO_CODE = "no code block", "The response has no code that could be run on the unit tests."
 
     # No verdict is possible.
