@@ -170,7 +170,7 @@ def test_worse_version_is_not_promoted(registry: Path, capsys: pytest.CaptureFix
     """With --force, that it missed the gate and was not compared with the champion is on record."""
     run(capsys, "promote", "v0.0.2", "--reason", "the first")
     error = run(capsys, "promote", "candidate", "--reason", "by mistake", code=2)
-    assert f"{NAME}@v0.0.3 is not promoted: it missed the gate: " in error
+    assert f"{NAME}@v0.0.3 is not promoted: it missed the gate; " in error
     assert "--force" in error
     assert champion(registry) == f"{NAME}@v0.0.2"
     shown = run(capsys, "promote", "candidate", "--reason", "to see it", "--force")
