@@ -93,7 +93,7 @@ def _reason_for_number(question: str, forms: set[str], latex: str, node: Node) -
 
 
 def _reason_for_expression(question: str, expected: "list[_Value]", latex: str, node: Node) -> Reason | None:
-    """Why an expression is refused: all or a constant part of it is in the question, or its numbers are not combined."""
+    """Why an expression is refused: it or a constant part is in the question, or its numbers are to be combined."""
     asked = _expressions(question)
     wants_numbers = bool(expected) and all(each and _is_number(each) for _, each in expected)
     constant_parts = [each for each in within(node) if each.operands and not _is_number(each) and not _has_names(each)]
