@@ -42,7 +42,7 @@ class Reason(StrEnum):
     SAME_NOTATION = "same text in another notation", "The two are the same text once both are in the same notation."
     SAME_NUMBER = "same number", "Both are numbers, and they are equal, or one is a decimal that rounds the other."
     SAME_VALUE = "same value", "Both have the same value for all values of their variables."
-    SAME_PARTS = "same parts", "Both have the same values, in any order unless brackets fix it."
+    SAME_PARTS = "same parts", "Both have the same values, in the same order where brackets require one."
     SAME_RELATION = "same relation", "The two equations, inequalities or regions have the same solutions."
     SAME_WORDS = "same words", "Both are the same words, or name the same choice."
     SAME_TESTS = "all tests passed", "The code returns what each unit test expects."
@@ -67,7 +67,7 @@ class Reason(StrEnum):
     UNREADABLE_GOLD = "the expected answer cannot be read", "It is neither mathematics nor words that are understood."
     UNREADABLE_TESTS = "the unit tests cannot be read", "The unit tests are not in a form that is understood."
     NO_SANDBOX = "no sandbox", "Code runs in a sandbox only, and this machine has none."
-    ENVIRONMENT = "environment", "The environment that the model acted in failed, and the response is not whole."
+    ENVIRONMENT = "environment", "The model's environment failed, so the response is incomplete."
 
 
 @dataclass(frozen=True, slots=True)
