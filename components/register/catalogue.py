@@ -326,10 +326,7 @@ async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
     )
     run = {"run_id": entry.source["model_source_id"]} if entry.source else {}
     version = ModelVersion(
-        name=entry.version,
-        author=_AUTHOR,
-        description=entry.description,
-        custom_properties={**entry.properties, **run},
+        name=entry.version, author=_AUTHOR, description=entry.description, custom_properties={**entry.properties, **run}
     )
     known_version, version_is_new = await _ensure(
         lambda: client.get_model_version_by_params(str(model.id), entry.version),

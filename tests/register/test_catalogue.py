@@ -266,11 +266,7 @@ def test_kubeflow_component_registers_in_both(passed: Path, tmp_path: Path, monk
 
 @pytest.mark.slow
 def test_next_registration_announces_what_an_earlier_one_did_not(
-    passed: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    server: ApiServer,
-    capsys: pytest.CaptureFixture[str],
+    passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a served copy of it; until then it is named. A version for no catalogue is neither named nor announced."""
     monkeypatch.chdir(tmp_path)

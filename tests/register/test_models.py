@@ -150,7 +150,7 @@ def test_promotion_and_rollback_say_what_was_checked_and_are_in_the_history(
     run(capsys, "promote", "v0.0.1", "--reason", "the first")
     shown = run(capsys, "promote", "v0.0.2", "--reason", "more right answers")
     assert [line.split()[0] for line in shown.splitlines()] == [
-        *("verified", "gate", "comparison", "serving", f"{NAME}@v0.0.2"),
+        *("verified", "gate", "comparison", "serving", f"{NAME}@v0.0.2")
     ]
     assert champion(registry) == f"{NAME}@v0.0.2"
     message = git(registry, "tag", "--list", "--format=%(contents)", f"{NAME}#{CHAMPION}#2")

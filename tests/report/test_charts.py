@@ -10,11 +10,7 @@ from components.report import charts
 
 @pytest.mark.parametrize(
     ("fraction", "values", "expected"),
-    [
-        (True, [0.2, 0.9], (-4, 104)),
-        (True, [-0.3, 1.7], None),
-        (False, [0.0, 0.0], None),
-    ],
+    [(True, [0.2, 0.9], (-4, 104)), (True, [-0.3, 1.7], None), (False, [0.0, 0.0], None)],
 )
 def test_all_of_a_curve_is_within_its_axes(
     monkeypatch: pytest.MonkeyPatch, fraction: bool, values: Sequence[float], expected: tuple[float, float] | None

@@ -272,10 +272,7 @@ def test_values_from_elsewhere_are_named_without_a_line() -> None:
 @pytest.mark.parametrize(
     ("overlay", "message"),
     [
-        (
-            "validate_data: {model: {base: scratch:math}}\n",
-            "2: validate_data.model and train_sft.model must be",
-        ),
+        ("validate_data: {model: {base: scratch:math}}\n", "2: validate_data.model and train_sft.model must be"),
         ("train_sft: {model: {base: scratch:nope}}\n", "2: train_sft.model.base: no such preset; accepted: scratch:"),
         ("train_gpro: {}\n", "2: train_gpro: unknown key; did you mean `train_grpo`?"),
     ],
