@@ -83,9 +83,7 @@ def test_greedy_answers_do_not_depend_on_batches(evaluated: Path, tmp_path: Path
     assert [row for row in _records(evaluated) if row["sample"] == 0] == _records(tmp_path / "alone")
 
 
-def test_an_evaluation_that_is_killed_goes_on_to_the_same_bytes(
-    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_evaluation_goes_on(evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was answered is not answered again, and a finished model is not loaded; half a batch counts as none."""
     killed, generate = tmp_path / "killed", TransformersSampler.generate
     calls: list[int] = []
@@ -193,9 +191,7 @@ def test_answers_in_turns_are_graded_by_the_last_and_recorded_with_all(tmp_path:
 
 
 @pytest.mark.parametrize("is_own", [False, True])
-def test_an_evaluation_does_not_go_on_after_its_documents_have_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own: bool
-) -> None:
+def test_changed_documents_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own: bool) -> None:
     """What was answered with the old ones is answered again, whether the config or the model names them."""
     documents, data, calls = tmp_path / "documents.jsonl", tmp_path / "problems", list[int]()
     search = {"environment": "search", "arguments": {"file": str(documents)}}

@@ -96,9 +96,7 @@ def test_examples_come_from_training_whatever_else_is_there(problems: Path) -> N
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_a_chat_prompt_is_what_the_tokenizer_itself_makes_of_the_messages(
-    tmp_path: Path, problems: Path, system: str | None
-) -> None:
+def test_a_chat_prompt_is_made_by_the_template(tmp_path: Path, problems: Path, system: str | None) -> None:
     """A message of a user, after one of the system if there is any, up to where the assistant speaks."""
     model = saved(tmp_path / "model", tiny.checkpoint(), chat_template=CHAT_TEMPLATE)
     settings = config("gsm8k-chat", system_prompt=system)
@@ -215,9 +213,7 @@ def test_any_hugging_face_folder_is_measured_in_its_own_type(tmp_path: Path, pro
 
 
 @pytest.mark.long(minutes=1)
-def test_vllm_and_transformers_answer_alike_by_the_same_protocol(
-    tmp_path: Path, problems: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_and_transformers_answer_alike(tmp_path: Path, problems: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two engines beside this process, one model: greedy answers are the same to the token, stopped ones too."""
     protocol = replace(PROTOCOLS["gsm8k-8shot"], num_shots=2, stop=("as", "3", "\n"))
     monkeypatch.setitem(PROTOCOLS, "gsm8k-8shot", protocol)

@@ -130,9 +130,7 @@ def test_aliases_and_withdrawn_versions_are_brought_up_to_date(server: ApiServer
         ({"uri": "s3://moved/files"}, r"weights are at s3://moved/.*has the address s3://models/"),
     ],
 )
-def test_different_entry_under_the_same_version_is_refused(
-    server: ApiServer, changes: dict[str, Any], message: str
-) -> None:
+def test_different_entry_of_a_version_is_refused(server: ApiServer, changes: dict[str, Any], message: str) -> None:
     """Other weights, or the same at another address: the message says what to do, and nothing is changed."""
     announce(server)
     before = announced(server)
@@ -296,9 +294,7 @@ def test_next_registration_announces_what_an_earlier_one_did_not(
             assert list(incomplete_steps(snapshot, "grpo-policy", server.url)) == []
 
 
-def test_weights_in_a_folder_are_not_announced(
-    passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ApiServer
-) -> None:
+def test_weights_need_a_url(passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: ApiServer) -> None:
     """Other machines cannot reach a path of this one: that is an error before anything is registered."""
     monkeypatch.chdir(tmp_path)
     config = make_config(Path(), model_registry=server.url)

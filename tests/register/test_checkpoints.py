@@ -69,9 +69,7 @@ def _objects(folder: Path, run: str = RUN) -> list[Path]:
     return [path for path in (folder / "registry-storage" / "checkpoints" / run).rglob("*") if path.is_file()]
 
 
-def test_checkpoints_are_listed_and_fetched_as_they_were_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list_and_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """From a relative folder; a shared file is stored once, and what only the run needs to resume not at all."""
     monkeypatch.chdir(tmp_path)
     for step in (10, 20):

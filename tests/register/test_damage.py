@@ -179,9 +179,7 @@ def test_moved_tag_is_refused(registered: Registered, passed: Path, tmp_path: Pa
     assert "its commit" in refusal(registry, "policy")
 
 
-def test_whole_version_comes_back_from_registry_and_storage_alone(
-    registered: Registered, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whole_version_comes_back(registered: Registered, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Moved elsewhere, byte for byte, as its digests say; the bytes that were read are counted."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -203,9 +201,7 @@ def test_whole_version_comes_back_from_registry_and_storage_alone(
     assert num_bytes >= sum(content.values())
 
 
-def test_version_shares_what_it_has_in_common_with_earlier_ones(
-    registered: Registered, passed: Path, tmp_path: Path
-) -> None:
+def test_version_shares_objects_with_earlier_ones(registered: Registered, passed: Path, tmp_path: Path) -> None:
     """It adds its own weights and lists of folders that differ, and replaces a shared object that was damaged."""
     before = set(stored(tmp_path / "registry-storage"))
     shared = next(path for path in stored(tmp_path / "registry-storage") if path.read_bytes().startswith(b"fine-tuned"))

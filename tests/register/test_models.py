@@ -142,9 +142,7 @@ def test_versions_on_different_problems_are_not_compared(registry: Path, capsys:
     assert f"grpo-pipeline evaluate {NAME}@v0.0.1 --registry registry --protocol pipeline" in shown
 
 
-def test_promotion_and_rollback_say_what_was_checked_and_are_in_the_history(
-    registry: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_promotion_and_rollback_are_in_the_history(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """First without a champion, then against it, then back to it; the checks are in the message of the tag."""
     assert f"{NAME} cannot be rolled back: it has no champion" in run(capsys, "rollback", "--reason", "slow", code=2)
     run(capsys, "promote", "v0.0.1", "--reason", "the first")

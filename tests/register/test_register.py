@@ -134,9 +134,7 @@ def test_other_weights_are_the_next_version(registered: Registered, passed: Path
 
 
 @pytest.mark.slow
-def test_gate_that_is_not_enforced_and_run_that_learned_nothing_are_marked(
-    unenforced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missed_gate_is_on_the_card(unenforced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The card has the missed gate, and whoever registers the weights of the reference is warned."""
     report = shutil.copytree(unenforced, tmp_path / "report")
     jsonl.write_json(report / "summary.json", {**jsonl.read_json(report / "summary.json"), "learned": False})
@@ -202,9 +200,7 @@ def assert_complete(registry: str) -> int:
 
 
 @pytest.mark.slow
-def test_traces_of_a_killed_registration_do_not_stop_the_next(
-    registered: Registered, passed: Path, tmp_path: Path
-) -> None:
+def test_traces_of_a_killed_registration_are_removed(registered: Registered, passed: Path, tmp_path: Path) -> None:
     """A commit without its tag is tagged instead of repeated; lock files of git are removed with the clone."""
     config, policy, version = registered
     registry = tmp_path / "registry"
@@ -283,9 +279,7 @@ def test_missing_or_different_storage_is_an_error(registered: Registered, passed
 
 
 @pytest.mark.slow
-def test_version_is_registered_only_once_its_weights_can_be_fetched(
-    passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_needs_fetchable_weights(passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A storage that damages them, or dies during the push, leaves no version; the next run completes it."""
     policy, config = make_policy(tmp_path / "policy"), make_config(tmp_path, storage="s3://bucket/models")
     with s3_storage("loses bytes") as storage:

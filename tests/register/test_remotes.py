@@ -36,7 +36,7 @@ def config_of(tmp_path: Path, endpoint: str | None) -> RegisterConfig:
     return make_config(tmp_path, storage=URL, storage_endpoint=endpoint)
 
 
-def test_a_reader_needs_nothing_but_credentials(
+def test_reader_needs_only_credentials(
     s3: S3Server, passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The registry keeps address and region that the environment had, also for plain DVC, and no keys."""

@@ -90,9 +90,7 @@ def test_two_processes_register_at_once(passed: Path, shared: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_changes_by_others_are_kept(
-    passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_changes_are_kept(passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit before one push and a version before the next: the third push succeeds, with the next number."""
 
     def act(attempt: int) -> None:
@@ -113,7 +111,7 @@ def test_changes_by_others_are_kept(
 
 
 @pytest.mark.slow
-def test_registry_that_always_changes_ends_as_retryable(
+def test_ever_changing_is_retryable(
     passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempts are limited, and the run may be repeated."""
@@ -126,9 +124,7 @@ def test_registry_that_always_changes_ends_as_retryable(
 
 
 @pytest.mark.slow
-def test_stale_lock_on_the_server_is_retryable(
-    passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_lock_is_retryable(passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else has changed anything: it may be gone the next time, and git's words name the file."""
     monkeypatch.setattr(registry, "_PUSH_PAUSES_S", (0.0,))
     (shared / "refs/heads").mkdir(parents=True, exist_ok=True)
@@ -175,9 +171,7 @@ def test_version_for_a_protected_branch_goes_to_a_new_branch(
         assert snapshot.aliases() == {"grpo-policy@candidate": tag}
 
 
-def test_refusal_by_the_server_is_final_and_quoted(
-    passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusal_is_final(passed: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A protected branch is not pushed to again; the tag, which the server would accept, is not pushed without it."""
     set_hook(shared, "update", REFUSE_BRANCHES)
     pushed = before_each_push(monkeypatch, lambda _: None)

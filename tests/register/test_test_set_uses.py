@@ -48,9 +48,7 @@ def test_several_writers_at_a_url_lose_no_use(shared: Path) -> None:
         assert policies_seen(snapshot, "t1") == set(policies)
 
 
-def test_registry_that_refuses_the_branch_is_only_warned_about(
-    shared: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_registry_that_refuses_is_only_warned_about(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The warning has the server's reason."""
     set_hook(shared, "update", "#!/bin/sh\necho main and tags only >&2; exit 1\n")
     count_test_set_use(f"file://{shared}", "model", "p1", verdict_on())

@@ -61,9 +61,7 @@ def policy(tmp_path: Path) -> Path:
     return tmp_path / "policy"
 
 
-def test_policy_is_compared_with_the_champion_problem_by_problem(
-    run: dict[str, Path], policy: Path, tmp_path: Path
-) -> None:
+def test_policy_is_compared_with_the_champion(run: dict[str, Path], policy: Path, tmp_path: Path) -> None:
     """One that is far better than SFT and far worse than the champion is refused, and the page says by how much."""
     better = {"words": 0.98, "gsm8k": 0.9}
     champions = make_run(tmp_path / "champions", problems=120, skill={**SKILL, "grpo": better})

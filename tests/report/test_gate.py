@@ -204,7 +204,7 @@ def test_figures_of_training_are_means_of_its_last_tenth() -> None:
         (None, {"if_incomparable": "miss", "min_gain": 0.1}, True, "the same weights"),
     ],
 )
-def test_policy_must_not_be_worse_than_the_champion(
+def test_policy_compared_to_champion(
     counts: Outcome | None, champion: dict[str, Any], passed: bool, reason: str
 ) -> None:
     """Better than SFT is not enough; whether it has to be better than the champion, too, is for the params to say.
@@ -303,9 +303,7 @@ def _memoised(monkeypatch: pytest.MonkeyPatch) -> None:
     ("num_problems", "changed", "max_p_value"),
     [(60, 0.02, 0.05), (60, 0.3, 0.05), (200, 0.1, 0.01), (600, 0.002, 0.05), (1319, 0.5, 0.05)],
 )
-def test_policy_that_is_not_better_is_promoted_at_most_as_often_as_stated(
-    num_problems: int, changed: float, max_p_value: float
-) -> None:
+def test_no_gain_is_promoted_as_seldom_as_stated(num_problems: int, changed: float, max_p_value: float) -> None:
     """With few and with many answers that change, as near a ceiling or a floor."""
     config = gate(max_p_value=max_p_value, margin=0.5)
     rate = promoted(config, words=(num_problems, changed / 2, changed / 2))
@@ -375,9 +373,7 @@ def test_enough_problems_are_enough_and_hardly_more() -> None:
         ({"margin": 0.0, "target": ("b",)}, "no number of test problems would do"),
     ],
 )
-def test_gate_that_cannot_be_passed_is_named(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
-) -> None:
+def test_impassable_gate_is_named(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str) -> None:
     """Near a ceiling, at a gain below the minimum, and without any margin for a source that stays as it is."""
     monkeypatch.setattr("components.report.power._MAX_PROBLEMS", 20_000)
     assert message in str(weakness(gate(**changes), {"words": 300, "b": 300}))

@@ -134,9 +134,7 @@ def test_charts_have_values_on_hover(shared_run: dict[str, Path], written: Path)
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_run_without_a_gradient_learned_nothing(
-    own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_without_gradient(own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The headline says so instead of a gain, and so do the summary and a warning."""
     edit(own_run["grpo_training"] / "steps.jsonl", lambda row: {**row, "gradient_norm": 0.0})
     run_report(own_run, tmp_path / "report")
@@ -149,9 +147,7 @@ def test_run_without_a_gradient_learned_nothing(
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_the_step_of_the_policy_and_an_early_stop_are_shown(
-    own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_early_stop_is_shown(own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the curve of validation; the figures at the end of training are those up to the policy's step."""
     training = own_run["grpo_training"]
     rows = [{"step": step, **score(10 + step, 40), "by_source": {}} for step in (0, 10, 20)]
@@ -252,9 +248,7 @@ def test_answers_in_turns_are_shown_as_conversations(tool_run: dict[str, Path], 
     assert "tool" not in without[without.index("</style>\n<header>") :]
 
 
-def test_the_page_of_any_run_is_small_and_what_a_model_writes_stays_text(
-    tool_run: dict[str, Path], tmp_path: Path
-) -> None:
+def test_any_page_is_small_and_answers_stay_text(tool_run: dict[str, Path], tmp_path: Path) -> None:
     """Thousands of steps are thinned; of long answers and many turns the rest is counted."""
     run = {name: shutil.copytree(folder, tmp_path / name) for name, folder in tool_run.items()}
     turn = {"text": "<b>call</b>" * 100, "observation": "</pre><script>" * 100, "rewards": {}}

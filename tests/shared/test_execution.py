@@ -90,9 +90,7 @@ def test_a_git_that_fails_is_an_error(project: Path, tmp_path: Path, monkeypatch
         _revision(project)
 
 
-def test_outside_a_repository_the_revision_is_that_of_the_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_repository_the_revision_is_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An image names the commit that it was built from."""
     monkeypatch.setenv(REVISION_VARIABLE, "c0ffee")
     assert str(_revision(tmp_path)) == "c0ffee"

@@ -37,9 +37,7 @@ def _run(clock: _Clock, *, total: int = 5, steps: int = 5, seconds: float = 1.0,
     progress.say("train_sft", "done")
 
 
-def test_a_log_has_a_line_per_interval(
-    clock: _Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_per_interval(clock: _Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With the steps, the figures and the time left; the last step has a line of its own."""
     monkeypatch.setattr(progress, "_INTERVAL_S", 2.0)
     _run(clock)
@@ -81,9 +79,7 @@ def test_a_terminal_has_a_bar_and_no_lines_between(clock: _Clock, monkeypatch: p
         "train_grpo 906/20000  reward -0.0312  accuracy 0  length 1.06  kl 5.07  tokens per s 12,345  3:20 left",
     ],
 )
-def test_a_pod_prints_lines_that_its_log_window_shows(
-    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_of_a_pod_fit(text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """At most 72 characters each, from which `status` and `logs` make the text again; elsewhere it stays one line."""
     progress.say_line(text)
     assert capsys.readouterr().out == f"{text}\n"

@@ -170,9 +170,7 @@ def _make_doubtful(train: Lines, test: Lines) -> None:
         row.update(solution=f"#### {row['answer']}")
 
 
-def test_doubtful_problems_are_reported_but_pass(
-    problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doubtful_problems_pass(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An expectation that is not critical is counted, reported in the log, and does not stop the pipeline."""
     metrics = run(problems, tmp_path / "validation", _make_doubtful)
     counts = {name: outcome["unexpected"] for name, outcome in missed(tmp_path / "validation").items()}
@@ -232,9 +230,7 @@ def test_rule_that_cannot_be_evaluated_is_no_verdict_on_the_data(problems: Path)
 
 
 @pytest.mark.parametrize(("is_good", "exit_code"), [(True, 0), (False, 2)])
-def test_kubeflow_component_shows_page_and_metrics(
-    problems: Path, tmp_path: Path, is_good: bool, exit_code: int
-) -> None:
+def test_component_has_page_and_metrics(problems: Path, tmp_path: Path, is_good: bool, exit_code: int) -> None:
     """A task that fails has neither: Kubeflow would not keep them."""
     if not is_good:
         (problems / "train.jsonl").write_text("{}\n")
