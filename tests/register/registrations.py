@@ -81,8 +81,3 @@ def subjects(registry: Path) -> list[str]:
 def tags(registry: Path) -> list[str]:
     """The versions in a registry."""
     return git(registry, "tag", "--list", "*@v*").split()
-
-
-def without_time(version: dict[str, Any]) -> dict[str, Any]:
-    """A version.json without what differs between equal registrations."""
-    return {key: value for key, value in version.items() if key != "registered"}

@@ -1,17 +1,13 @@
 """The register stage with the real git, DVC and GTO."""
 
-import contextlib
 import hashlib
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from subprocess import DEVNULL
+from unittest.mock import ANY
 
 import pytest
 import yaml
@@ -20,24 +16,13 @@ from components.register.registry import fetch
 from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.execution import person
 from components.shared.lineage import file_digests
 from pipelines import cli
 from tests.register.conftest import Registered
-from tests.register.registrations import (
-    command,
-    git,
-    make_config,
-    make_policy,
-    run_register,
-    subjects,
-    tags,
-    without_time,
-)
+from tests.register.registrations import command, git, make_config, make_policy, run_register, subjects, tags
 from tests.register.s3_storage import s3_storage
 from tests.report.synthetic import write_artifacts
-
-KILLS = 50
-"""In each place."""
 
 
 @pytest.mark.slow
@@ -46,7 +31,7 @@ def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> N
     config, policy, version = registered
     registry = tmp_path / "registry"
     digests = (registry / "digests.json").read_bytes()
-    assert without_time(version) == {
+    assert version == {
         "format": 2,
         "name": "grpo-policy",
         "version": "v0.0.1",
@@ -57,8 +42,8 @@ def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> N
         "registry": config.registry,
         "model_registry": None,
         "path": "policy",
+        "registered": {"at": ANY, "by": person(), "run": None},
     }
-    assert version["registered"].keys() == {"at", "by", "run"}
     files = set(git(registry, "ls-tree", "-r", "--name-only", version["tag"]).split())
     assert {"policy.dvc", "model_card.md", "lineage.json", "verdict.json", "summary.json", "report.html"} <= files
     folders = {"policy": policy, **write_artifacts(policy)}
@@ -93,7 +78,7 @@ def test_same_weights_are_the_same_version(
     run_register(config, policy, passed, tmp_path / "new")
     assert git(registry, "log", "--all", "--format=%H") != commits
     for folder in ("again", "new"):
-        assert without_time(jsonl.read_json(tmp_path / folder / "version.json")) == without_time(version)
+        assert jsonl.read_json(tmp_path / folder / "version.json") == {**version, "registered": ANY}
         card = (tmp_path / folder / "model_card.md").read_bytes()
         assert card == (tmp_path / "registration" / "model_card.md").read_bytes()
     old = {key: value for key, value in version.items() if key not in {"format", "bundle_digest"}}
@@ -105,7 +90,9 @@ def test_same_weights_are_the_same_version(
 
 
 @pytest.mark.slow
-def test_other_weights_are_the_next_version(registered: Registered, passed: Path, tmp_path: Path) -> None:
+def test_other_weights_are_the_next_version(
+    registered: Registered, passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Versions count up, stay fetchable, and keep their own names; a deprecated number is not used again."""
     config, policy, _ = registered
     other = make_policy(tmp_path / "other", b"others")
@@ -117,11 +104,11 @@ def test_other_weights_are_the_next_version(registered: Registered, passed: Path
     subprocess.run(deprecate, check=True, cwd=config.registry, capture_output=True, env={**os.environ, **identity})
     assert run_register(config, other, passed, tmp_path / "r4")["version"] == "v0.0.3"
     registry = str(tmp_path / "registry")
-    (tmp_path / "empty").mkdir()
-    for folder, destination in ((tmp_path, "models/mine"), (tmp_path / "empty", ".")):
-        with contextlib.chdir(folder):
-            assert cli.main(["fetch", "grpo-policy@v0.0.1", destination, "--registry", registry]) == 0
-        assert lineage.digest(folder / destination) == lineage.digest(policy)
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    for destination in ("models/mine", "empty"):
+        assert cli.main(["fetch", "grpo-policy@v0.0.1", destination, "--registry", registry]) == 0
+        assert lineage.digest(Path(destination)) == lineage.digest(policy)
     for version, destination, message in (
         ("v0.0.1", "which", r"v0\.0\.1 is ambiguous: grpo-policy@v0\.0\.1 or second@v0\.0\.1"),
         ("v7.0.0", "which", r"no version v7\.0\.0; available: grpo-policy@v0\.0\.1, "),
@@ -143,60 +130,6 @@ def test_missed_gate_is_on_the_card(unenforced: Path, tmp_path: Path, capsys: py
     card = (tmp_path / "registration" / "model_card.md").read_text(encoding="utf-8")
     assert "**Missed, but registered: the gate was not enforced in this run.**" in card
     assert "register: warning: GRPO learned nothing" in capsys.readouterr().out
-
-
-@pytest.mark.long(minutes=6)
-@pytest.mark.parametrize("place", ["folder", "URL"])
-def test_rerun_after_a_kill_at_any_moment_ends_with_one_version(
-    passed: Path, shared: Path, tmp_path: Path, place: str
-) -> None:
-    """SIGKILL at random moments: a version is complete as soon as it is listed, and after the next run it is there."""
-    policy, config = make_policy(tmp_path / "policy"), make_config(tmp_path)
-    registry = tmp_path / "registry"
-    pristine = shutil.copytree(shared, tmp_path / "pristine")
-    if place == "URL":
-        config = make_config(tmp_path, registry=f"file://{shared}", storage=str(tmp_path / "registry-storage"))
-        registry = shared
-    register = command(config, policy, passed, tmp_path)
-    started = time.monotonic()
-    subprocess.run(register, check=True, capture_output=True)
-    duration_s = time.monotonic() - started
-    output = tmp_path / "registration" / "version.json"
-    expected = without_time(jsonl.read_json(output))
-    chance = random.Random(place)
-    for kill in range(KILLS):
-        for folder in (registry, tmp_path / "registry-storage"):
-            shutil.rmtree(folder)
-        if place == "URL":
-            shutil.copytree(pristine, shared)
-        # With its session, as if the machine had died; alone, its tools finish after it.
-        alone = place == "URL" or kill % 2 == 0
-        with subprocess.Popen(register, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True) as process:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(chance.uniform(0, duration_s))
-            with contextlib.suppress(ProcessLookupError):
-                (os.kill if alone else os.killpg)(process.pid, signal.SIGKILL)
-        if registry.exists():
-            assert_complete(config.registry)
-        subprocess.run(register, check=True, capture_output=True, text=True)
-        assert tags(registry) == ["grpo-policy@v0.0.1"]
-        assert git(registry, "tag", "--list", "*#*").split() == ["grpo-policy#candidate#1"]
-        assert subjects(registry) == ["Register grpo-policy@v0.0.1"]
-        assert list(registry.rglob("*.lock")) == []
-        if place == "folder":
-            assert git(registry, "status", "--porcelain") == ""
-            assert not list(tmp_path.glob(".registry.work"))
-        assert assert_complete(config.registry) == 1
-        assert without_time(jsonl.read_json(output)) == expected
-
-
-def assert_complete(registry: str) -> int:
-    """Read every byte of all versions that a registry lists, and return their number."""
-    with read_registry(registry) as snapshot:
-        versions = snapshot.versions()
-        if versions:
-            assert snapshot.verify(versions).faults == []
-    return len(versions)
 
 
 @pytest.mark.slow
@@ -224,7 +157,7 @@ def test_two_registrations_at_once_take_turns(passed: Path, tmp_path: Path) -> N
     other.mkdir()
     git(other, "init", "--quiet")
     environment = {name: value for name, value in os.environ.items() if name not in {"HOME", "USER", "LOGNAME"}}
-    environment |= {"GIT_DIR": str(other / ".git"), "GIT_WORK_TREE": str(other), "GIT_CONFIG_NOSYSTEM": "1"}
+    environment |= {"GIT_DIR": str(other / ".git"), "GIT_WORK_TREE": str(other)}
     processes = []
     for name in ("one", "two"):
         policy = make_policy(tmp_path / name / "policy", name.encode())
@@ -283,8 +216,7 @@ def test_version_needs_fetchable_weights(passed: Path, tmp_path: Path, monkeypat
     """A storage that damages them, or dies during the push, leaves no version; the next run completes it."""
     policy, config = make_policy(tmp_path / "policy"), make_config(tmp_path, storage="s3://bucket/models")
     with s3_storage("loses bytes") as storage:
-        for name, value in storage.environment.items():
-            monkeypatch.setenv(name, value)
+        storage.set_environment(monkeypatch)
         with pytest.raises(PipelineError, match=r"s3://bucket/models: does not return what .*damaged"):
             run_register(config, policy, passed, tmp_path / "none")
         assert tags(tmp_path / "registry") == []

@@ -142,8 +142,7 @@ def test_an_unreadable_storage_is_named(
     config.write_text(config.read_text().replace(str(repository.storage), "s3://bucket/models"))
     Workspace(repository.folder, tmp_path).git("commit", "--quiet", "--all", "--message", "moved")
     with s3_storage(fault) as storage:
-        for name, value in storage.environment.items():
-            monkeypatch.setenv(name, value)
+        storage.set_environment(monkeypatch)
         with pytest.raises(PipelineError, match=reason) as failed:
             Workspace(tmp_path, tmp_path).dvc_get(str(repository.folder), "policy", "HEAD", tmp_path / "out")
     assert type(failed.value) is kind
