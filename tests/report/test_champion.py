@@ -24,10 +24,10 @@ def config_of(registry: Path) -> ReportConfig:
     return ReportConfig.model_validate({"gate": gate, "registry": str(registry), "name": "model", "num_examples": 2})
 
 
-def crown(registry: Path, evaluation: Path, policy: Path) -> None:
+def crown(registry: Path, evaluation: Path) -> None:
     """Register an evaluated policy as the champion."""
     with open_registry(str(registry), None) as opened:
-        stored = opened.store({"policy": policy, "evaluation": evaluation})
+        stored = opened.store({"evaluation": evaluation})
         version = {"format": 2, "name": "model", "version": "v0.0.1", "tag": "model@v0.0.1", "policy_digest": "another"}
         made = opened.commit(version, {}, stored, "Register model@v0.0.1")
         message = f"Register\n\nBundle-Digest: {made['bundle_digest']}\n"
@@ -53,21 +53,13 @@ def _without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts, "curve_chart", lambda *_, **__: (None, []))
 
 
-@pytest.fixture
-def policy(tmp_path: Path) -> Path:
-    """The weights of a champion."""
-    (tmp_path / "policy").mkdir()
-    (tmp_path / "policy" / "model.safetensors").write_bytes(b"weights")
-    return tmp_path / "policy"
-
-
-def test_policy_is_compared_with_the_champion(run: dict[str, Path], policy: Path, tmp_path: Path) -> None:
+def test_policy_is_compared_with_the_champion(run: dict[str, Path], tmp_path: Path) -> None:
     """One that is far better than SFT and far worse than the champion is refused, and the page says by how much."""
     better = {"words": 0.98, "gsm8k": 0.9}
     champions = make_run(tmp_path / "champions", problems=120, skill={**SKILL, "grpo": better})
     config = config_of(tmp_path / "registry")
     assert judge(run, tmp_path / "before", config)["champion"] is None
-    crown(tmp_path / "registry", champions["evaluation"], policy)
+    crown(tmp_path / "registry", champions["evaluation"])
     verdict = judge(run, tmp_path / "after", config)
     assert [part["passed"] for part in verdict["sources"]] == [True, True]
     assert not verdict["passed"]
@@ -91,30 +83,24 @@ def test_policy_is_compared_with_the_champion(run: dict[str, Path], policy: Path
         ({"policy_digest": "own"}, {}, "has the same weights"),
         ({"records": []}, {}, "its version has no answers to compare with"),
         ({}, {"answer": "1"}, "not comparable, it was evaluated on other problems"),
-        ({"protocol": {}}, {}, "not comparable, it was asked in another way"),
-        (
-            {"protocol": {"tools": {**TOOLS, "environment": "python"}}},
-            {},
-            "not comparable, it was asked in another way",
-        ),
+        ({"protocol": {"tools": {**TOOLS, "environment": "python"}}}, {}, "not comparable, it was asked in another"),
     ],
 )
-def test_champion_is_compared_where_it_answered_the_same_problems_in_the_same_way(
-    run: dict[str, Path], changes: Row, answered: Row, remark: str
-) -> None:
+def test_champion_has_to_be_comparable(run: dict[str, Path], changes: Row, answered: Row, remark: str) -> None:
     """Accuracies with a tool are not compared with accuracies without it, or with another tool."""
     protocol = {"tools": TOOLS}
     evaluation = read_evaluation(run["evaluation"] / "grpo")._replace(scores={"protocol": protocol})
     records = [{**row, **answered} for _, row in jsonl.read_rows(evaluation.folder / "records.jsonl")]
     values = {"tag": "model@v0.0.1", "policy_digest": "another", "records": records, "protocol": protocol}
     compared = champion_outcomes(Champion(**{**values, **changes}), evaluation, "own")
-    assert (compared.remark, compared.is_same) == (remark, remark == "has the same weights")
+    assert compared.remark.startswith(remark)
+    assert compared.is_same == (remark == "has the same weights")
     assert set(compared.outcomes) == (set() if remark else {"words", "gsm8k"})
 
 
-def test_damaged_answers_of_the_champion_are_an_error(run: dict[str, Path], policy: Path, tmp_path: Path) -> None:
+def test_damaged_answers_of_the_champion_are_an_error(run: dict[str, Path], tmp_path: Path) -> None:
     """They are named, and no verdict is made up without them."""
-    crown(tmp_path / "registry", run["evaluation"], policy)
+    crown(tmp_path / "registry", run["evaluation"])
     for path in (tmp_path / "registry-storage").rglob("*"):
         if path.is_file() and path.stat().st_size > 10_000:
             path.chmod(0o644)
