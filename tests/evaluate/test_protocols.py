@@ -19,7 +19,6 @@ from components.shared.model import PIPELINE_FILE
 from components.shared.problem import Problem, Split, write_problems
 from components.shared.tools import ToolsConfig
 from tests import tiny
-from tests.presets import ROOT
 from tests.rollout import vllm_policies
 
 CHAT_TEMPLATE = (
@@ -36,11 +35,9 @@ def gsm8k(split: Split, numbers: range) -> list[Problem]:
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:
     """A folder with both splits."""
-    folder = tmp_path / "problems"
-    folder.mkdir()
-    write_problems(folder, Split.TRAIN, gsm8k(Split.TRAIN, range(20)))
-    write_problems(folder, Split.TEST, gsm8k(Split.TEST, range(20, 25)))
-    return folder
+    write_problems(tmp_path, Split.TRAIN, gsm8k(Split.TRAIN, range(20)))
+    write_problems(tmp_path, Split.TEST, gsm8k(Split.TEST, range(20, 25)))
+    return tmp_path
 
 
 def saved(folder: Path, checkpoint: Checkpoint, *, chat_template: str | None = None) -> Path:
@@ -53,22 +50,7 @@ def saved(folder: Path, checkpoint: Checkpoint, *, chat_template: str | None = N
 
 def config(protocol: str, **changes: Any) -> EvaluateConfig:
     """Settings of a short evaluation."""
-    settings = {"num_samples": 0, "max_new_tokens": 12, "max_batch_size": 4}
-    return EvaluateConfig.model_validate({"protocol": protocol, **settings, **changes})
-
-
-def prompt(checkpoint: Checkpoint, question: str) -> str:
-    """The whole prompt as text, special tokens included."""
-    text: str = checkpoint.tokenizer.decode(checkpoint.prompt_ids(question))
-    return text
-
-
-def test_every_protocol_is_documented() -> None:
-    """A row of the table names it with its tokens."""
-    page = (ROOT / "docs/how-to/evaluation.md").read_text()
-    for name, protocol in PROTOCOLS.items():
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
-        assert row.endswith(f"| {protocol.max_new_tokens:,} |")
+    return EvaluateConfig.model_validate({"protocol": protocol, "num_samples": 0, "max_new_tokens": 12, **changes})
 
 
 def test_examples_come_from_training_whatever_else_is_there(problems: Path) -> None:
@@ -121,7 +103,7 @@ def test_a_chat_prompt_is_made_by_the_template(tmp_path: Path, problems: Path, s
         ("math-chat", {}, r"math-chat asks problems from math or math500, and .*test\.jsonl has some from gsm8k"),
     ],
 )
-def test_what_a_protocol_lacks_is_named_before_a_model_is_loaded(
+def test_what_is_missing_is_named(
     tmp_path: Path, problems: Path, protocol: str, changes: dict[str, Any], message: str
 ) -> None:
     """The weights are not even there."""
@@ -161,33 +143,26 @@ def test_tools_are_those_of_the_protocol_unless_they_are_set(
 ) -> None:
     """A model that was trained with tools has them by the protocol of its training alone; the facts say which."""
     checkpoint = tiny.checkpoint()
-    tools = ToolsConfig(environment="calculator", timeout_s=3)
-    trained = checkpoint.config.model_copy(update={"tools": tools})
+    trained = checkpoint.config.model_copy(update={"tools": ToolsConfig(environment="calculator", timeout_s=3)})
     checkpoints.save(replace(checkpoint, config=trained), tmp_path / "model")
-    settings = config(protocol)
-    if own:
-        arguments = {"file": "texts.jsonl"} if own == "search" else {}
-        settings = config(protocol, tools={"environment": own, "arguments": arguments, "max_observation_tokens": 14})
+    arguments = {"file": "texts.jsonl"} if own == "search" else {}
+    tools = {"environment": own, "arguments": arguments, "max_observation_tokens": 14}
+    settings = config(protocol, tools=tools if own else None)
     questions = read_questions(settings, problems)
     asked = asked_model(tmp_path / "model", settings, questions)
-    described = facts(settings, asked, questions, "float32")["tools"]
-    assert (described and described["environment"]) == expected
-    if described:
-        assert described["call_format"] == "fenced"
-        assert "timeout_s" not in described
+    described = facts(settings, asked, questions, "float32")["tools"] or {}
+    assert described.get("environment") == expected
+    assert described.get("call_format", "fenced") == "fenced"
+    assert "timeout_s" not in described
 
 
 def test_observations_without_room_for_a_character_are_refused(tmp_path: Path, problems: Path) -> None:
     """With the key and the least value, before a model is loaded."""
     checkpoints.save(tiny.checkpoint(), tmp_path / "model")
-    least, less = (
-        config("pipeline", tools={"environment": "calculator", "max_observation_tokens": limit}) for limit in (14, 13)
-    )
-    questions = read_questions(least, problems)
-    assert asked_model(tmp_path / "model", least, questions).config.tools == least.tools
+    settings = config("pipeline", tools={"environment": "calculator", "max_observation_tokens": 13})
     message = r"^evaluate\.tools\.max_observation_tokens: is 13, .* takes 14 tokens; set it to 14 or more$"
     with pytest.raises(PipelineError, match=message):
-        asked_model(tmp_path / "model", less, questions)
+        asked_model(tmp_path / "model", settings, read_questions(settings, problems))
 
 
 def _evaluated(folder: Path, model: Path, problems: Path, settings: EvaluateConfig) -> list[dict[str, Any]]:
