@@ -186,7 +186,6 @@ def evaluate(
 
 
 def _have_same_files(model: Path, other: Path) -> bool:
-    """Return whether two models have the same files, except for their lineage."""
     names = {path.name for path in model.iterdir()} - {lineage.FILE_NAME}
     if names != {path.name for path in other.iterdir()} - {lineage.FILE_NAME}:
         return False
@@ -203,7 +202,6 @@ def evaluate_model(
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the scores that become the metrics of the stage."""
     accuracies = {f"accuracy_{source}": each["accuracy"] for source, each in summary["greedy"]["by_source"].items()}
     return {**accuracies, **{key: summary[key] for key in ("worked_fraction", "mean_length_tokens")}}
 

@@ -291,7 +291,6 @@ def find_calls(text: str, call_format: CallFormat | None) -> list[Call]:
 
 
 def _json_call(text: str) -> Call:
-    """Return the call in the text after a `<tool_call>`."""
     content, is_closed, _ = text.partition(_CLOSE)
     if not is_closed:
         return Call("", error=f"The call does not end with {_CLOSE}. {_ACCEPTED}")

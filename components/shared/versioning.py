@@ -83,7 +83,6 @@ class Workspace:
         return json.loads(self.dvc(command, *words))
 
     def _run(self, tool: str, command: Sequence[str], data: bytes = b"") -> bytes:
-        """Run a command of git or DVC and return its output; RetryableError if a network or a server has failed."""
         env = environment(self.scratch)
         try:
             process = subprocess.run(

@@ -48,8 +48,7 @@ def saved(folder: Path, checkpoint: Checkpoint, *, chat_template: str | None = N
     return folder
 
 
-def config(protocol: str, **changes: Any) -> EvaluateConfig:
-    """Settings of a short evaluation."""
+def _config(protocol: str, **changes: Any) -> EvaluateConfig:
     return EvaluateConfig.model_validate({"protocol": protocol, "num_samples": 0, "max_new_tokens": 12, **changes})
 
 
@@ -81,7 +80,7 @@ def test_examples_come_from_training_whatever_else_is_there(problems: Path) -> N
 def test_a_chat_prompt_is_made_by_the_template(tmp_path: Path, problems: Path, system: str | None) -> None:
     """A message of a user, after one of the system if there is any, up to where the assistant speaks."""
     model = saved(tmp_path / "model", tiny.checkpoint(), chat_template=CHAT_TEMPLATE)
-    settings = config("gsm8k-chat", system_prompt=system)
+    settings = _config("gsm8k-chat", system_prompt=system)
     asked = asked_model(model, settings, read_questions(settings, problems))
     user = "1+1?\nPlease reason step by step, and put your final answer within \\boxed{}."
     expected = (f"<system>{system}\n" if system else "") + f"<user>{user}\n<assistant>"
@@ -109,7 +108,7 @@ def test_what_is_missing_is_named(
     """The weights are not even there."""
     model = saved(tmp_path / "model", tiny.checkpoint())
     (model / "model.safetensors").write_bytes(b"")
-    settings = config(protocol, **changes)
+    settings = _config(protocol, **changes)
     with pytest.raises(PipelineError, match=message):
         asked_model(model, settings, read_questions(settings, problems))
 
@@ -147,7 +146,7 @@ def test_tools_are_those_of_the_protocol_unless_they_are_set(
     checkpoints.save(replace(checkpoint, config=trained), tmp_path / "model")
     arguments = {"file": "texts.jsonl"} if own == "search" else {}
     tools = {"environment": own, "arguments": arguments, "max_observation_tokens": 14}
-    settings = config(protocol, tools=tools if own else None)
+    settings = _config(protocol, tools=tools if own else None)
     questions = read_questions(settings, problems)
     asked = asked_model(tmp_path / "model", settings, questions)
     described = facts(settings, asked, questions, "float32")["tools"] or {}
@@ -159,7 +158,7 @@ def test_tools_are_those_of_the_protocol_unless_they_are_set(
 def test_observations_without_room_for_a_character_are_refused(tmp_path: Path, problems: Path) -> None:
     """With the key and the least value, before a model is loaded."""
     checkpoints.save(tiny.checkpoint(), tmp_path / "model")
-    settings = config("pipeline", tools={"environment": "calculator", "max_observation_tokens": 13})
+    settings = _config("pipeline", tools={"environment": "calculator", "max_observation_tokens": 13})
     message = r"^evaluate\.tools\.max_observation_tokens: is 13, .* takes 14 tokens; set it to 14 or more$"
     with pytest.raises(PipelineError, match=message):
         asked_model(tmp_path / "model", settings, read_questions(settings, problems))
@@ -174,12 +173,12 @@ def _evaluated(folder: Path, model: Path, problems: Path, settings: EvaluateConf
 def test_any_hugging_face_folder_is_measured_in_its_own_type(tmp_path: Path, problems: Path) -> None:
     """Nothing of a run is needed; records and scores say what was asked, and how."""
     model = saved(tmp_path / "model", tiny.checkpoint(dtype=torch.bfloat16))
-    records = _evaluated(tmp_path / "one", model, problems, config("gsm8k-8shot", limit=3, num_samples=2))
+    records = _evaluated(tmp_path / "one", model, problems, _config("gsm8k-8shot", limit=3, num_samples=2))
     assert len(records) == 3 * 3
-    drawn = [read_questions(config("gsm8k-8shot", limit=3, seed=seed), problems).problems for seed in (1, 2)]
+    drawn = [read_questions(_config("gsm8k-8shot", limit=3, seed=seed), problems).problems for seed in (1, 2)]
     assert drawn[0] != drawn[1]
     assert {record["seed"] is None for record in records if record["sample"] == 0} == {True}
-    asked = asked_model(model, config("gsm8k-8shot"), read_questions(config("gsm8k-8shot"), problems))
+    asked = asked_model(model, _config("gsm8k-8shot"), read_questions(_config("gsm8k-8shot"), problems))
     assert all(record["num_prompt_tokens"] == len(asked.prompt_ids(record["question"])) for record in records)
     described = jsonl.read_json(tmp_path / "one/scores.json")["protocol"]
     expected = {"name": "gsm8k-8shot", "dtype": "bfloat16", "shots": 8, "problems": 3, "of": 5, "subset_seed": 1}
@@ -195,8 +194,8 @@ def test_vllm_and_transformers_answer_alike(tmp_path: Path, problems: Path, monk
     model = saved(tmp_path / "model", vllm_policies.policy(1))
     engines = {"num_engines": 2, "cache_gib": 0.25, "compile": False, "start_deadline_s": 300}
     settings = {"max_new_tokens": 30, "max_batch_size": 64}
-    one = _evaluated(tmp_path / "one", model, problems, config("gsm8k-8shot", **settings))
-    other = _evaluated(tmp_path / "other", model, problems, config("gsm8k-8shot", vllm=engines, **settings))
+    one = _evaluated(tmp_path / "one", model, problems, _config("gsm8k-8shot", **settings))
+    other = _evaluated(tmp_path / "other", model, problems, _config("gsm8k-8shot", vllm=engines, **settings))
     assert one == other
     texts = [record["response"] for record in one]
     assert len({*texts}) > 1

@@ -38,14 +38,12 @@ def registry(registered: Registered) -> str:
     return location
 
 
-def tag(location: str, number: int, version: str, *, removed: bool = False) -> None:
-    """Make a version the champion, or take that away, as GTO does."""
+def _tag(location: str, number: int, version: str, *, removed: bool = False) -> None:
     name = f"{NAME}#{CHAMPION}{'!' if removed else ''}#{number}"
     git(Path(location), "tag", "-a", "-m", "as gto does", name, f"{NAME}@{version}^{{}}")
 
 
-def assign(location: str, version: str, action: Action = "promote", *, reason: str = "better") -> None:
-    """Make a version the champion."""
+def _assign(location: str, version: str, action: Action = "promote", *, reason: str = "better") -> None:
     with read_registry(location) as snapshot:
         found, count = snapshot.version(version), next_count(snapshot, NAME, CHAMPION)
     change_alias(location, found, action, CHAMPION, count, reason, {"Gate": "ok"})
@@ -62,9 +60,9 @@ def state(location: str) -> tuple[str | None, str | None]:
 def test_registrations_promotions_and_rollbacks_are_kept_with_who_when_and_why(registry: str) -> None:
     """A reason may contain anything; candidates are counted apart; GTO sees the same champion."""
     reason = "more right answers\n\nAction: rollback\n# and faster"
-    assign(registry, "v0.0.1", reason=reason)
-    assign(registry, "v0.0.3")
-    assign(registry, "v0.0.1", "rollback", reason="slow")
+    _assign(registry, "v0.0.1", reason=reason)
+    _assign(registry, "v0.0.3")
+    _assign(registry, "v0.0.1", "rollback", reason="slow")
     with read_registry(registry) as snapshot:
         first, _, last = changes_of(snapshot, NAME, CHAMPION)
         assert [change.action for change in history(snapshot, NAME)][-3:] == ["promote", "promote", "rollback"]
@@ -84,11 +82,11 @@ def test_registrations_promotions_and_rollbacks_are_kept_with_who_when_and_why(r
 def test_the_last_of_many_promotions_counts_and_a_removal_ends_them(registry: str) -> None:
     """The tenth as well: counts are numbers."""
     for number in range(1, 12):
-        tag(registry, number, f"v0.0.{1 + number % 3}")
+        _tag(registry, number, f"v0.0.{1 + number % 3}")
     assert state(registry) == ("v0.0.3", "v0.0.2")
-    tag(registry, 12, "v0.0.3", removed=True)
+    _tag(registry, 12, "v0.0.3", removed=True)
     assert state(registry) == (None, None)
-    tag(registry, 13, "v0.0.1")
+    _tag(registry, 13, "v0.0.1")
     assert state(registry) == ("v0.0.1", None)
 
 
@@ -96,11 +94,11 @@ def test_rollback_goes_back_one_version_at_a_time(registry: str) -> None:
     """It skips versions that an earlier rollback moved away from, and withdrawn ones."""
     assert state(registry) == (None, None)
     for version in ("v0.0.1", "v0.0.2", "v0.0.3"):
-        assign(registry, version)
+        _assign(registry, version)
     assert state(registry) == ("v0.0.3", "v0.0.2")
-    assign(registry, "v0.0.2", "rollback")
+    _assign(registry, "v0.0.2", "rollback")
     assert state(registry) == ("v0.0.2", "v0.0.1")
-    assign(registry, "v0.0.3")
+    _assign(registry, "v0.0.3")
     git(Path(registry), "tag", f"{NAME}@v0.0.2!")
     assert state(registry) == ("v0.0.3", "v0.0.1")
 

@@ -42,8 +42,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[ApiServer]:
         yield server
 
 
-def announce(server: ApiServer, entry: Entry = ENTRY, **environment: str) -> bool:
-    """Announce a version as the stage does."""
+def _announce(server: ApiServer, entry: Entry = ENTRY, **environment: str) -> bool:
     return Catalogue(server.url, environment).announce(entry)
 
 
@@ -57,8 +56,8 @@ def announced(server: ApiServer) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("server", ["v1", "v1alpha3"], indirect=True)
 def test_announcement_has_numbers_address_and_run(server: ApiServer) -> None:
     """Numbers are numbers, the artifact names the Kubeflow run, and an announcement by another run changes nothing."""
-    assert announce(server)
-    assert not announce(server, dataclasses.replace(ENTRY, source={**ENTRY.source, "model_source_id": "run-2"}))
+    assert _announce(server)
+    assert not _announce(server, dataclasses.replace(ENTRY, source={**ENTRY.source, "model_source_id": "run-2"}))
     model, version, artifact = announced(server)
     assert (model["name"], version["name"], version["state"]) == ("grpo-policy", "v0.0.1", "LIVE")
     properties = version["customProperties"]
@@ -76,26 +75,26 @@ def test_retry_completes_an_interrupted_announcement(server: ApiServer, drop: st
     """Whichever request is the last of a run, before or after its effect, the next run completes it without repeats."""
     server.faults.add(Fault(drop=drop, skip=number))
     with contextlib.suppress(RetryableError):  # the client itself repeats a GET
-        announce(server)
+        _announce(server)
     assert server.faults.injected
     server.faults.clear()
-    announce(server)
+    _announce(server)
     announced(server)
 
 
 def test_two_runs_at_once_make_one_version(server: ApiServer) -> None:
     """A conflict with a run that was faster is no failure if both announce the same."""
-    announce(server)
+    _announce(server)
     # Each question is answered as if it had been asked just before the other run's request.
     for path in ("/registered_model?", "/model_version?"):
         server.faults.add(Fault("GET", path.replace("?", r"\?"), status=404))
-    assert not announce(server)
+    assert not _announce(server)
     announced(server)
 
 
 def test_aliases_and_withdrawn_versions_are_brought_up_to_date(server: ApiServer) -> None:
     """All else that the catalogue knows of a version stays, and what it does not have is passed over."""
-    announce(server)
+    _announce(server)
     before = announced(server)[1]["customProperties"]
     catalogue = Catalogue(server.url, {})
     statuses = {"v0.0.1": Status(("candidate", "champion"), withdrawn=False), "v0.0.2": Status((), withdrawn=False)}
@@ -119,10 +118,10 @@ def test_aliases_and_withdrawn_versions_are_brought_up_to_date(server: ApiServer
 )
 def test_different_entry_of_a_version_is_refused(server: ApiServer, changes: dict[str, Any], message: str) -> None:
     """Other weights, or the same at another address: the message says what to do, and nothing is changed."""
-    announce(server)
+    _announce(server)
     before = announced(server)
     with pytest.raises(PipelineError, match=message) as refused:
-        announce(server, dataclasses.replace(ENTRY, **changes))
+        _announce(server, dataclasses.replace(ENTRY, **changes))
     assert refused.value.exit_code == 2
     assert announced(server) == before
 
@@ -132,7 +131,7 @@ def test_error_of_the_server_is_one_line(server: ApiServer, status: int, kind: t
     """A temporary one is retryable; a refusal by Istio is not."""
     server.faults.add(Fault("POST", "/model_versions", status=status))
     with pytest.raises(PipelineError, match=f"answers {status}") as refused:
-        announce(server)
+        _announce(server)
     assert type(refused.value) is kind
     assert "\n" not in str(refused.value)
 
@@ -141,7 +140,7 @@ def test_other_versions_of_the_api_are_refused(server: ApiServer) -> None:
     """The message names those that are supported."""
     server.registry.api_versions = ("v1alpha2",)
     with pytest.raises(PipelineError, match="none of the versions v1, v1alpha3"):
-        announce(server)
+        _announce(server)
 
 
 def test_token_is_from_a_file_or_the_environment(server: ApiServer, tmp_path: Path) -> None:
@@ -149,18 +148,18 @@ def test_token_is_from_a_file_or_the_environment(server: ApiServer, tmp_path: Pa
     server.registry.token = "right"
     file = tmp_path / "token"
     file.write_text("right\n")
-    announce(server, MODEL_REGISTRY_TOKEN_FILE=str(file))
-    announce(server, MODEL_REGISTRY_TOKEN="right")
+    _announce(server, MODEL_REGISTRY_TOKEN_FILE=str(file))
+    _announce(server, MODEL_REGISTRY_TOKEN="right")
     other = tmp_path / "of-the-pod"
     other.write_text("for Kubeflow Pipelines")
-    announce(server, MODEL_REGISTRY_TOKEN="right", KF_PIPELINES_SA_TOKEN_PATH=str(other))
+    _announce(server, MODEL_REGISTRY_TOKEN="right", KF_PIPELINES_SA_TOKEN_PATH=str(other))
     with pytest.raises(PipelineError, match="this one is from MODEL_REGISTRY_TOKEN") as refused:
-        announce(server, MODEL_REGISTRY_TOKEN="wr0ng")
+        _announce(server, MODEL_REGISTRY_TOKEN="wr0ng")
     assert "wr0ng" not in str(refused.value)
     with pytest.raises(PipelineError, match="there is none; set MODEL_REGISTRY_TOKEN_FILE"):
-        announce(server)
+        _announce(server)
     with pytest.raises(PipelineError, match=f"{tmp_path / 'nothing'}: no readable file with the token"):
-        announce(server, MODEL_REGISTRY_TOKEN_FILE=str(tmp_path / "nothing"))
+        _announce(server, MODEL_REGISTRY_TOKEN_FILE=str(tmp_path / "nothing"))
 
 
 def test_private_certificate_is_trusted_if_it_is_named(tmp_path: Path) -> None:
@@ -168,8 +167,8 @@ def test_private_certificate_is_trusted_if_it_is_named(tmp_path: Path) -> None:
     certificate = self_signed(tmp_path)
     with ApiServer(certificate=certificate) as server:
         with pytest.raises(RetryableError, match="certificate"):
-            announce(server)
-        assert announce(server, MODEL_REGISTRY_CA_FILE=str(certificate))
+            _announce(server)
+        assert _announce(server, MODEL_REGISTRY_CA_FILE=str(certificate))
 
 
 def test_invalid_address_is_refused() -> None:

@@ -31,8 +31,7 @@ def report(tmp_path: Path, policy: Path) -> Path:
     return tmp_path / "report"
 
 
-def rewrite(path: Path, change: Callable[[Any], object]) -> None:
-    """Change a JSON file in place."""
+def _rewrite(path: Path, change: Callable[[Any], object]) -> None:
     content = jsonl.read_json(path)
     change(content)
     jsonl.write_json(path, content)
@@ -43,7 +42,7 @@ def refusal(policy: Path, report: Path) -> str:
     folder = report.parent
     before = sorted(folder.rglob("*"))
     config = RegisterConfig(registry=str(folder / "registry"), name="grpo-policy")
-    inputs = {"policy": policy, **artifacts(policy), "report": report}
+    inputs = {"policy": policy, **_artifacts(policy), "report": report}
     with pytest.raises(PipelineError) as refused:
         stage.run(STAGE, config, {**inputs, "registration": folder / "out"})
     assert type(refused.value) is PipelineError
@@ -52,8 +51,7 @@ def refusal(policy: Path, report: Path) -> str:
     return str(refused.value)
 
 
-def artifacts(policy: Path) -> dict[str, Path]:
-    """What is registered with the policy, as it is beside it."""
+def _artifacts(policy: Path) -> dict[str, Path]:
     return {name: policy.with_name(f"{policy.name}-{name}") for name in ARTIFACTS}
 
 
@@ -61,7 +59,7 @@ def artifacts(policy: Path) -> dict[str, Path]:
 @pytest.mark.parametrize("what", ["content", "lineage"])
 def test_what_the_report_is_not_about_is_refused(policy: Path, report: Path, name: str, what: str) -> None:
     """Policy, models, problems, answers and curves have to be those that were reported on, and so their lineages."""
-    folder = {"policy": policy, **artifacts(policy)}[name]
+    folder = {"policy": policy, **_artifacts(policy)}[name]
     reported = lineage.digest(folder)
     if what == "lineage":
         lineage.write(folder, made("train_sft", {"epochs": 9}))
@@ -95,7 +93,7 @@ def test_inconsistent_report_is_refused(
     policy: Path, report: Path, file: str, change: Callable[[Any], object], expected: str
 ) -> None:
     """Lineage, verdict, summary and provenance have to be of one run of the report stage; the file is named."""
-    rewrite(report / file, change)
+    _rewrite(report / file, change)
     message = refusal(policy, report)
     assert expected in message
     assert message.endswith("run the report stage again")
@@ -111,8 +109,8 @@ def test_a_missed_verdict_cannot_be_made_a_passed_one(policy: Path, report: Path
         verdict["gate"]["enforce"] = False
         verdict["sources"][0].update(passed=False, reason="too little")
 
-    rewrite(report / "verdict.json", change)
-    rewrite(report / "summary.json", lambda summary: change(summary["verdict"]))
+    _rewrite(report / "verdict.json", change)
+    _rewrite(report / "summary.json", lambda summary: change(summary["verdict"]))
     lineage.write(report, bare_lineage(policy, enforce=False))
     assert "verdict.json: `passed` contradicts its conditions" in refusal(policy, report)
 

@@ -30,8 +30,7 @@ def damaged(path: Path, damage: Callable[[Path], None]) -> Iterator[None]:
     path.write_bytes(content)
 
 
-def verify_all(registry: Path) -> Verification:
-    """Read everything in a registry."""
+def _verify_all(registry: Path) -> Verification:
     with read_registry(str(registry)) as snapshot:
         return snapshot.verify_all()
 
@@ -54,7 +53,7 @@ def refusal(registry: Path, path: str = ".") -> str:
 def assert_named(registry: Path, path: Path, damage: Callable[[Path], None]) -> None:
     """A damaged object of the storage is named by all that reads it, with a file or folder that needs it."""
     with damaged(path, damage):
-        (fault,) = verify_all(registry).faults
+        (fault,) = _verify_all(registry).faults
         assert str(path) in fault
         assert fault.startswith(f"{TAG}: ")
         assert ("missing" if damage is Path.unlink else "damaged") in fault
@@ -74,7 +73,7 @@ def test_damage_to_a_stored_object_is_named_and_nothing_is_served(registered: Re
     with damaged(weights, Path.unlink):
         fetch(str(registry), TAG, tmp_path / "problems", path="problems")
     assert lineage.digest(tmp_path / "problems") == lineage.digest(tmp_path / "policy-problems")
-    assert verify_all(registry).faults == []
+    assert _verify_all(registry).faults == []
 
 
 _COLLIDING = (
@@ -99,7 +98,7 @@ def test_damage_that_keeps_the_md5_of_dvc_is_found(passed: Path, tmp_path: Path)
     path.chmod(0o644)
     path.write_bytes(flipped)
     fault = "policy/extra/colliding.bin in the storage has other content than was registered"
-    assert verify_all(tmp_path / "registry").faults == [f"{TAG}: {fault}"]
+    assert _verify_all(tmp_path / "registry").faults == [f"{TAG}: {fault}"]
     assert fault in refusal(tmp_path / "registry", "policy")
 
 
@@ -107,7 +106,7 @@ def assert_git_damage_is_named(registry: Path, path: Path, damage: Callable[[Pat
     """A damaged object, branch or tag of git is named by a fault, and a version that needs it is not passed on."""
     name = path.name if "refs" in path.parts else path.parent.name + path.name
     with damaged(path, damage):
-        assert ("the branch" if name == "main" else name) in "\n".join(verify_all(registry).faults)
+        assert ("the branch" if name == "main" else name) in "\n".join(_verify_all(registry).faults)
         if name != "main":
             refusal(registry)
 
@@ -122,7 +121,7 @@ def test_damage_to_git_is_named(registered: Registered, tmp_path: Path) -> None:
         assert_git_damage_is_named(registry, registry / ".git/refs" / ref, Path.unlink)
     (registry / "digests.json").write_text("{}")
     (registry / "verdict.json").unlink()
-    assert verify_all(registry).faults == []
+    assert _verify_all(registry).faults == []
     fetch(str(registry), TAG, tmp_path / "whole", path=".")
     assert (tmp_path / "whole" / "digests.json").read_text() != "{}"
 
@@ -140,7 +139,7 @@ def test_moved_tag_is_refused(registered: Registered, passed: Path, tmp_path: Pa
     (registry / "verdict.json").write_text('{"passed": true}')
     git(registry, "commit", "--quiet", "--all", "-m", "better")
     git(registry, "tag", "--force", "-a", "-m", message, TAG)
-    (fault,) = verify_all(registry).faults
+    (fault,) = _verify_all(registry).faults
     assert fault == f"{TAG}: verdict.json in git has other content than was registered"
     (registry / "digests.json").write_text("{}")
     git(registry, "commit", "--quiet", "--all", "-m", "all right")
@@ -179,6 +178,6 @@ def test_version_shares_objects_with_earlier_ones(registered: Registered, passed
     shared.chmod(0o444)  # DVC believes that what nobody can write to is undamaged
     run_register(registered[0], make_policy(tmp_path / "other", b"others"), passed, tmp_path / "next")
     assert tags(tmp_path / "registry") == [TAG, "grpo-policy@v0.0.2"]
-    assert verify_all(tmp_path / "registry").faults == []
+    assert _verify_all(tmp_path / "registry").faults == []
     added = set(stored(tmp_path / "registry-storage")) - before
     assert len([path for path in added if path.suffix != ".dir"]) == 2  # weights, and the lineage of the evaluation

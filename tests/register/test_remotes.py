@@ -31,8 +31,7 @@ def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
         yield server
 
 
-def config_of(tmp_path: Path, endpoint: str | None) -> RegisterConfig:
-    """A registry in a folder whose weights go to the bucket."""
+def _config_of(tmp_path: Path, endpoint: str | None) -> RegisterConfig:
     return make_config(tmp_path, storage=URL, storage_endpoint=endpoint)
 
 
@@ -42,7 +41,7 @@ def test_reader_needs_only_credentials(
     """The registry keeps address and region that the environment had, also for plain DVC, and no keys."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     policy = make_policy(tmp_path / "policy")
-    version = run_register(config_of(tmp_path, None), policy, passed, tmp_path / "out")
+    version = run_register(_config_of(tmp_path, None), policy, passed, tmp_path / "out")
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     config = (tmp_path / "registry/.dvc/config").read_text()
@@ -59,7 +58,7 @@ def test_reader_needs_only_credentials(
     )
     assert lineage.digest(tmp_path / "plain") == lineage.digest(policy)
     with pytest.raises(PipelineError, match=rf"storage_endpoint: .* are stored in {s3.endpoint}, not in http://other"):
-        run_register(config_of(tmp_path, "http://other:1"), policy, passed, tmp_path / "again")
+        run_register(_config_of(tmp_path, "http://other:1"), policy, passed, tmp_path / "again")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_missing_and_wrong_credentials_are_named(
             for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
                 patch.delenv(name)
 
-    config, policy = config_of(tmp_path, s3.endpoint), make_policy(tmp_path / "policy")
+    config, policy = _config_of(tmp_path, s3.endpoint), make_policy(tmp_path / "policy")
     with monkeypatch.context() as patch:
         change(patch)
         with pytest.raises(PipelineError, match=rf"^{URL}: cannot .*({reason}).*credentials") as refused:

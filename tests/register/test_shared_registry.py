@@ -23,8 +23,7 @@ case "$1" in %s) echo "main is protected" >&2; exit 1 ;; esac
 """
 
 
-def config_of(shared: Path) -> RegisterConfig:
-    """The registry at the repository's URL."""
+def _config_of(shared: Path) -> RegisterConfig:
     return make_config(shared.parent, registry=f"file://{shared}", storage=str(shared.parent / "store"))
 
 
@@ -65,13 +64,13 @@ def test_others_changes_are_kept(passed: Path, shared: Path, tmp_path: Path, mon
 
     pushed = before_each_push(monkeypatch, act)
     policy = make_policy(tmp_path / "policy")
-    version = run_register(config_of(shared), policy, passed, tmp_path / "out")
+    version = run_register(_config_of(shared), policy, passed, tmp_path / "out")
     assert pushed == ["v0.0.1", "v0.0.1", "v0.0.2"]
     assert version["tag"] == "grpo-policy@v0.0.2"
     assert git(shared, "log", "--format=%s", "main").splitlines() == ["Register grpo-policy@v0.0.2", "Another 1"]
     assert git(shared, "show", "main:README.md") == "Ours, 1\n"
     assert fetch(f"file://{shared}", "v0.0.2", tmp_path / "fetched").tag == version["tag"]
-    assert run_register(config_of(shared), policy, passed, tmp_path / "again") == version
+    assert run_register(_config_of(shared), policy, passed, tmp_path / "again") == version
 
 
 @pytest.mark.slow
@@ -82,7 +81,7 @@ def test_ever_changing_is_retryable(
     monkeypatch.setattr(module, "_ATTEMPTS", 2)
     pushed = before_each_push(monkeypatch, lambda attempt: commit_of_another(shared, attempt))
     with pytest.raises(RetryableError, match="changed before each of 2 pushes"):
-        run_register(config_of(shared), make_policy(tmp_path / "policy"), passed, tmp_path / "out")
+        run_register(_config_of(shared), make_policy(tmp_path / "policy"), passed, tmp_path / "out")
     assert len(pushed) == 2
     assert tags(shared) == []
 
@@ -94,7 +93,7 @@ def test_stale_lock_is_retryable(passed: Path, shared: Path, tmp_path: Path, mon
     (shared / "refs/heads").mkdir(parents=True, exist_ok=True)
     (shared / "refs/heads/main.lock").touch()
     with pytest.raises(RetryableError, match=r"does not accept grpo-policy@v0\.0\.1: .*main\.lock"):
-        run_register(config_of(shared), make_policy(tmp_path / "policy"), passed, tmp_path / "out")
+        run_register(_config_of(shared), make_policy(tmp_path / "policy"), passed, tmp_path / "out")
     assert tags(shared) == []
 
 
@@ -108,7 +107,7 @@ def test_version_for_a_protected_branch_goes_to_a_new_branch(
     refused = "accepts neither grpo-policy@v0.0.1 nor a push to its branch"
     for name in ("out", "again") if protects_tags else ("out",):
         with pytest.raises(ProposedError, match=refused) if protects_tags else contextlib.nullcontext():
-            run_register(config_of(shared), policy, passed, tmp_path / name)
+            run_register(_config_of(shared), policy, passed, tmp_path / name)
     text = (tmp_path / "out/pull_request.md").read_text()
     assert text.startswith(f"Register {tag}\n\nThe registry did not accept a push to its branch: ")
     assert "main is protected" in text
@@ -118,7 +117,7 @@ def test_version_for_a_protected_branch_goes_to_a_new_branch(
     assert tags(shared) == ([] if protects_tags else [tag])
     if protects_tags:
         with pytest.raises(PipelineError, match="main is protected") as error:  # the number is taken
-            run_register(config_of(shared), make_policy(tmp_path / "other", b"others"), passed, tmp_path / "next")
+            run_register(_config_of(shared), make_policy(tmp_path / "other", b"others"), passed, tmp_path / "next")
         assert not isinstance(error.value, ProposedError)
     (shared / "hooks/update").unlink()
     git(shared, "branch", "main", f"register/{tag}")
@@ -141,7 +140,7 @@ def test_refusal_is_final(passed: Path, shared: Path, tmp_path: Path, monkeypatc
     set_hook(shared, "update", REFUSE % "refs/heads/*")
     pushed = before_each_push(monkeypatch, lambda _: None)
     with pytest.raises(PipelineError, match="main is protected") as refused:
-        run_register(config_of(shared), make_policy(tmp_path / "policy"), passed, tmp_path / "out")
+        run_register(_config_of(shared), make_policy(tmp_path / "policy"), passed, tmp_path / "out")
     assert refused.value.exit_code == 2
     assert f"file://{shared}: does not accept grpo-policy@v0.0.1" in str(refused.value)
     assert "\n" not in str(refused.value)

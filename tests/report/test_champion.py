@@ -18,8 +18,7 @@ from tests.report.synthetic import SKILL, TOOLS, make_run
 Row = dict[str, Any]
 
 
-def config_of(registry: Path) -> ReportConfig:
-    """A gate that compares with the champion of `model` in a registry."""
+def _config_of(registry: Path) -> ReportConfig:
     gate = {"target": ["words"], "max_p_value": 0.01, "margin": 0.5}
     return ReportConfig.model_validate({"gate": gate, "registry": str(registry), "name": "model", "num_examples": 2})
 
@@ -34,8 +33,7 @@ def crown(registry: Path, evaluation: Path) -> None:
         assert opened.publish({"model@v0.0.1": message, "model#champion#1": "Promote champion: model@v0.0.1"})
 
 
-def judge(folders: dict[str, Path], out: Path, config: ReportConfig) -> Row:
-    """Run the stage and return its verdict."""
+def _judge(folders: dict[str, Path], out: Path, config: ReportConfig) -> Row:
     stage.run(STAGE, config, {**folders, "report": out})
     verdict: Row = jsonl.read_json(out / "verdict.json")
     return verdict
@@ -57,10 +55,10 @@ def test_policy_is_compared_with_the_champion(run: dict[str, Path], tmp_path: Pa
     """One that is far better than SFT and far worse than the champion is refused, and the page says by how much."""
     better = {"words": 0.98, "gsm8k": 0.9}
     champions = make_run(tmp_path / "champions", problems=120, skill={**SKILL, "grpo": better})
-    config = config_of(tmp_path / "registry")
-    assert judge(run, tmp_path / "before", config)["champion"] is None
+    config = _config_of(tmp_path / "registry")
+    assert _judge(run, tmp_path / "before", config)["champion"] is None
     crown(tmp_path / "registry", champions["evaluation"])
-    verdict = judge(run, tmp_path / "after", config)
+    verdict = _judge(run, tmp_path / "after", config)
     assert [part["passed"] for part in verdict["sources"]] == [True, True]
     assert not verdict["passed"]
     words = verdict["champion"]["sources"][0]
@@ -106,4 +104,4 @@ def test_damaged_answers_of_the_champion_are_an_error(run: dict[str, Path], tmp_
             path.chmod(0o644)
             path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(PipelineError, match=r"model@v0\.0\.1: .*evaluation/grpo/records\.jsonl"):
-        judge(run, tmp_path / "report", config_of(tmp_path / "registry"))
+        _judge(run, tmp_path / "report", _config_of(tmp_path / "registry"))

@@ -22,17 +22,15 @@ GATE = GateConfig(target=("words",), max_p_value=0.05, margin=0.1)
 NUM_RUNS = 4_000
 
 
-def outcome(*, both: int = 0, only_sft: int = 0, only_grpo: int = 0, neither: int = 0) -> Outcome:
-    """That many problems with each outcome."""
+def _outcome(*, both: int = 0, only_sft: int = 0, only_grpo: int = 0, neither: int = 0) -> Outcome:
     return Outcome(PairedCounts(both, only_sft, only_grpo, neither))
 
 
-def gate(**changes: Any) -> GateConfig:
-    """The gate with some keys changed."""
+def _gate(**changes: Any) -> GateConfig:
     return GateConfig.model_validate({**GATE.model_dump(), **changes})
 
 
-CLEAR = outcome(both=50, only_sft=5, only_grpo=20, neither=25)
+CLEAR = _outcome(both=50, only_sft=5, only_grpo=20, neither=25)
 
 
 def test_clear_gain_passes_with_its_figures() -> None:
@@ -61,8 +59,8 @@ def test_clear_gain_passes_with_its_figures() -> None:
 )
 def test_target_needs_a_lower_bound_of_its_gain(only_sft: int, only_grpo: int, min_gain: float, passed: bool) -> None:
     """The measured gain is not enough, and the reason has both figures with what is required."""
-    counts = outcome(both=10, only_sft=only_sft, only_grpo=only_grpo, neither=90 - only_sft - only_grpo)
-    verdict = decide({"words": counts}, gate(min_gain=min_gain))
+    counts = _outcome(both=10, only_sft=only_sft, only_grpo=only_grpo, neither=90 - only_sft - only_grpo)
+    verdict = decide({"words": counts}, _gate(min_gain=min_gain))
     assert verdict["sources"][0]["improved"] is passed
     assert verdict["passed"] is passed
     if not passed:
@@ -72,25 +70,25 @@ def test_target_needs_a_lower_bound_of_its_gain(only_sft: int, only_grpo: int, m
 
 def test_no_source_may_get_worse_by_the_margin() -> None:
     """What counts is the lower bound: with few problems a loss is possible even if none was measured."""
-    many = decide({"words": CLEAR, "math": outcome(both=500, only_sft=20, only_grpo=20, neither=460)}, GATE)
-    few = decide({"words": CLEAR, "math": outcome(both=5, only_sft=1, only_grpo=1, neither=3)}, GATE)
+    many = decide({"words": CLEAR, "math": _outcome(both=500, only_sft=20, only_grpo=20, neither=460)}, GATE)
+    few = decide({"words": CLEAR, "math": _outcome(both=5, only_sft=1, only_grpo=1, neither=3)}, GATE)
     assert many["passed"]
     assert few["sources"][1]["gain"] == 0
     assert few["sources"][1]["lower_bound"] < -0.1 < many["sources"][1]["lower_bound"]
     assert [part["passed"] for part in few["sources"]] == [True, False]
     assert few["reasons"] == [few["sources"][1]["reason"]]
     # Pooled it might pass, here the loss is named.
-    loss = outcome(both=250, only_sft=40, only_grpo=15, neither=195)
-    (reason,) = decide({"words": CLEAR, "math": loss}, gate(target=("words", "math"), margin=0.02))["reasons"]
+    loss = _outcome(both=250, only_sft=40, only_grpo=15, neither=195)
+    (reason,) = decide({"words": CLEAR, "math": loss}, _gate(target=("words", "math"), margin=0.02))["reasons"]
     assert reason.startswith("math: lost 5.0 points, ")
     assert reason.endswith("a loss of 2.0 points is not excluded")
 
 
 def test_one_improved_target_suffices_at_the_level_that_holm_leaves() -> None:
     """The better one of two is tested at half the level, and the other one at the whole of it if that passes."""
-    strong, weak = outcome(only_sft=5, only_grpo=20, both=475), outcome(only_sft=8, only_grpo=17, both=475)
-    none = outcome(only_sft=10, only_grpo=10, both=480)
-    two = gate(target=("a", "b"))
+    strong, weak = _outcome(only_sft=5, only_grpo=20, both=475), _outcome(only_sft=8, only_grpo=17, both=475)
+    none = _outcome(only_sft=10, only_grpo=10, both=480)
+    two = _gate(target=("a", "b"))
     both, one, neither = (decide({"a": first, "b": weak}, two) for first in (strong, none, weak))
     assert [part["level"] for part in both["sources"]] == [0.025, 0.05]
     assert [part["improved"] for part in both["sources"]] == [True, False]  # p = 0.054
@@ -102,27 +100,27 @@ def test_one_improved_target_suffices_at_the_level_that_holm_leaves() -> None:
 
 def test_targets_are_pooled_for_headlines_only() -> None:
     """The pooled figures count each problem once; the verdict has every source."""
-    outcomes = {"a": outcome(only_grpo=6, neither=4), "b": outcome(only_sft=1, only_grpo=2, neither=27)}
-    target = decide(outcomes, gate(target=("a", "b")))["target"]
+    outcomes = {"a": _outcome(only_grpo=6, neither=4), "b": _outcome(only_sft=1, only_grpo=2, neither=27)}
+    target = decide(outcomes, _gate(target=("a", "b")))["target"]
     assert (target["gain"], target["sft"]["accuracy"], target["grpo"]["accuracy"]) == (7 / 40, 1 / 40, 8 / 40)
     assert (target["source"], target["sources"]) == ("a + b", ["a", "b"])
 
 
 def test_gate_without_targets_has_all_sources_as_targets() -> None:
     """In the verdict, which keeps the gate as it was configured, and in the power."""
-    outcomes, sizes = {"words": CLEAR, "b": outcome(both=80, only_grpo=5, neither=15)}, {"words": 300, "b": 300}
-    implicit, explicit = decide(outcomes, gate(target=())), decide(outcomes, gate(target=("words", "b")))
+    outcomes, sizes = {"words": CLEAR, "b": _outcome(both=80, only_grpo=5, neither=15)}, {"words": 300, "b": 300}
+    implicit, explicit = decide(outcomes, _gate(target=())), decide(outcomes, _gate(target=("words", "b")))
     assert implicit.pop("gate")["target"] == []
     assert explicit.pop("gate")["target"] == ["words", "b"]
     assert implicit == explicit
-    assert weakness(gate(target=()), sizes) == weakness(gate(target=("words", "b")), sizes)
-    assert power(gate(target=("words", "b")), sizes) != power(gate(target=("words",)), sizes)
+    assert weakness(_gate(target=()), sizes) == weakness(_gate(target=("words", "b")), sizes)
+    assert power(_gate(target=("words", "b")), sizes) != power(_gate(target=("words",)), sizes)
 
 
 def test_target_without_problems_is_an_error() -> None:
     """A misspelt source must not make the gate pass on nothing."""
     with pytest.raises(PipelineError, match=r'gate\.target: no test problem comes from "word"; .*: words, math'):
-        decide({"words": CLEAR, "math": CLEAR}, gate(target=("word",)))
+        decide({"words": CLEAR, "math": CLEAR}, _gate(target=("word",)))
 
 
 def pair(sft: str, grpo: str, *, sft_finished: bool = True, grpo_finished: bool = True) -> Pair:
@@ -143,7 +141,7 @@ def test_learning_to_finish_is_no_gain_in_reasoning() -> None:
     verdict = decide(outcomes, GATE)
     assert not verdict["passed"]
     assert "of the 60 problems that both models answered 0.0 points, p = 0.623" in verdict["reasons"][0]
-    assert decide(outcomes, gate(formatting_counts=True))["passed"]
+    assert decide(outcomes, _gate(formatting_counts=True))["passed"]
 
 
 def test_unscorable_answer_is_not_right_and_is_counted() -> None:
@@ -172,7 +170,7 @@ def test_an_unhealthy_run_misses_the_gate(
     limits: Mapping[str, float], training: Mapping[str, float | None], missed: str | None
 ) -> None:
     """However much better the policy answers; what a limit is set for must have been recorded."""
-    verdict = decide({"words": CLEAR}, gate(health=limits), GateContext(training))
+    verdict = decide({"words": CLEAR}, _gate(health=limits), GateContext(training))
     assert verdict["passed"] is (missed is None)
     assert [reason.startswith(missed or "") for reason in verdict["reasons"]] == [True] * (missed is not None)
 
@@ -189,9 +187,9 @@ def test_figures_of_training_are_means_of_its_last_tenth() -> None:
     ("counts", "champion", "passed", "reason"),
     [
         (CLEAR, {}, True, "words: changed by +15.0 points"),
-        (outcome(both=50, only_sft=20, only_grpo=20, neither=10), {}, False, "at least \N{MINUS SIGN}5.0 required"),
-        (outcome(both=50, only_sft=20, only_grpo=20, neither=10), {"margin": 1.0}, True, "changed by 0.0 points"),
-        (outcome(both=490, only_sft=5, only_grpo=5), {"min_gain": 0.0}, False, "gained 0.0 points"),
+        (_outcome(both=50, only_sft=20, only_grpo=20, neither=10), {}, False, "at least \N{MINUS SIGN}5.0 required"),
+        (_outcome(both=50, only_sft=20, only_grpo=20, neither=10), {"margin": 1.0}, True, "changed by 0.0 points"),
+        (_outcome(both=490, only_sft=5, only_grpo=5), {"min_gain": 0.0}, False, "gained 0.0 points"),
         (None, {}, True, "not comparable"),
         (None, {"if_incomparable": "miss"}, False, "not comparable"),
         (None, {"if_incomparable": "miss", "min_gain": 0.1}, True, "the same weights"),
@@ -206,7 +204,7 @@ def test_policy_compared_to_champion(
     """
     is_same = reason == "the same weights"
     current = ChampionOutcomes("m@v0.0.1", {"words": counts} if counts else {}, "" if counts else reason, is_same)
-    verdict = decide({"words": CLEAR}, gate(champion=champion), GateContext(champion=current))
+    verdict = decide({"words": CLEAR}, _gate(champion=champion), GateContext(champion=current))
     assert verdict["sources"][0]["passed"]
     assert verdict["passed"] is verdict["champion"]["passed"] is passed
     assert verdict["champion"]["comparable"] is (counts is not None)
@@ -220,8 +218,8 @@ def test_looks_at_the_test_problems_add_up() -> None:
 
     Where SFT solved 97 of 100, three more are not enough: no policy could have passed.
     """
-    assert not decide({"words": outcome(both=97, only_grpo=3)}, GATE)["power"]["passable"]
-    assert decide({"words": outcome(both=90, only_grpo=10)}, GATE)["power"]["passable"]
+    assert not decide({"words": _outcome(both=97, only_grpo=3)}, GATE)["power"]["passable"]
+    assert decide({"words": _outcome(both=90, only_grpo=10)}, GATE)["power"]["passable"]
     looks = decide({"words": CLEAR}, GATE, GateContext(test_set="ab", num_earlier_policies=7))["looks"]
     assert looks == {"test_set": "ab", "number": 8, "false_promotion": pytest.approx(1 - 0.95**8)}
     on_dev = decide({"words": CLEAR}, GATE, GateContext(split=Split.DEV))
@@ -308,16 +306,16 @@ def test_no_policy_is_promoted_by_chance_more_often_than_stated(
     config: dict[str, Any], least: float, most: float, sources: dict[str, tuple[int, float, float]]
 ) -> None:
     """Nor is the gate so cautious that it has no power."""
-    assert least <= promoted(gate(**config), **sources) <= most + TOLERANCE
+    assert least <= promoted(_gate(**config), **sources) <= most + TOLERANCE
 
 
 @pytest.mark.parametrize(
     ("config", "sizes"),
     [
-        (gate(margin=0.02, expected_lost_fraction=0.0), {"words": 300}),  # every answer that changes is gained
-        (gate(margin=0.02, min_gain=0.02, max_p_value=0.01, expected_gain=0.08), {"words": 1000}),
-        (gate(margin=0.02), {"words": 1319, "other": 1000}),
-        (gate(margin=0.1, target=("words", "math")), {"words": 200, "math": 200}),  # Holm's first level decides
+        (_gate(margin=0.02, expected_lost_fraction=0.0), {"words": 300}),  # every answer that changes is gained
+        (_gate(margin=0.02, min_gain=0.02, max_p_value=0.01, expected_gain=0.08), {"words": 1000}),
+        (_gate(margin=0.02), {"words": 1319, "other": 1000}),
+        (_gate(margin=0.1, target=("words", "math")), {"words": 200, "math": 200}),  # Holm's first level decides
     ],
 )
 def test_power_is_the_rate_at_which_simulated_policies_pass(config: GateConfig, sizes: dict[str, int]) -> None:
@@ -330,7 +328,7 @@ def test_power_is_the_rate_at_which_simulated_policies_pass(config: GateConfig, 
 
 def test_enough_problems_are_enough_and_hardly_more() -> None:
     """A tenth fewer are not, and the message names them."""
-    config = gate(margin=0.02, target=("gsm8k",))
+    config = _gate(margin=0.02, target=("gsm8k",))
     sizes = {"gsm8k": 100, "math": 200}
     enough = enough_problems(config, sizes)
     assert power(config, enough) >= MIN_POWER
@@ -353,4 +351,4 @@ def test_enough_problems_are_enough_and_hardly_more() -> None:
 def test_impassable_gate_is_named(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str) -> None:
     """Near a ceiling, at a gain below the minimum, and without any margin for a source that stays as it is."""
     monkeypatch.setattr("components.report.power._MAX_PROBLEMS", 20_000)
-    assert message in str(weakness(gate(**changes), {"words": 300, "b": 300}))
+    assert message in str(weakness(_gate(**changes), {"words": 300, "b": 300}))

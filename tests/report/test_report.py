@@ -45,8 +45,7 @@ def own_run(shared_run: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
     return {name: shutil.copytree(folder, tmp_path / name) for name, folder in shared_run.items()}
 
 
-def run_report(folders: Mapping[str, Path], out: Path, config: ReportConfig = CONFIG) -> dict[str, float]:
-    """Run the stage as the runners do."""
+def _run_report(folders: Mapping[str, Path], out: Path, config: ReportConfig = CONFIG) -> dict[str, float]:
     return stage.run(STAGE, config, {**folders, "report": out})
 
 
@@ -54,7 +53,7 @@ def run_report(folders: Mapping[str, Path], out: Path, config: ReportConfig = CO
 def written(shared_run: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of the shared run."""
     out = tmp_path_factory.mktemp("out") / "report"
-    run_report(shared_run, out)
+    _run_report(shared_run, out)
     return out
 
 
@@ -64,13 +63,11 @@ def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts, "curve_chart", lambda *_, **__: (None, []))
 
 
-def read_page(report: Path) -> str:
-    """Return the page with any white space as a single space character."""
+def _read_page(report: Path) -> str:
     return re.sub(r"\s", " ", (report / "report.html").read_text(encoding="utf-8"))
 
 
-def edit(path: Path, change: Callable[[Row], Row]) -> None:
-    """Change each row of a file of JSON lines."""
+def _edit(path: Path, change: Callable[[Row], Row]) -> None:
     jsonl.write_rows(path, [change(row) for _, row in jsonl.read_rows(path)])
 
 
@@ -97,7 +94,7 @@ def test_page_is_self_contained_and_has_the_figures_of_the_verdict(written: Path
     without_void_tags = re.sub(r"<(meta|br)\b[^>]*>", "", text.removeprefix("<!doctype html>"))
     ElementTree.fromstring(without_void_tags)
     assert text.count('class="example"') == 8
-    text, target = read_page(written), jsonl.read_json(written / "verdict.json")["target"]
+    text, target = _read_page(written), jsonl.read_json(written / "verdict.json")["target"]
     sft, grpo = (f"{100 * target[model]['accuracy']:.1f} %" for model in ("sft", "grpo"))
     assert f"GRPO takes accuracy on words from {sft} to {grpo}" in text
     assert "Gate passed." in text
@@ -130,9 +127,9 @@ def test_charts_have_values_on_hover(shared_run: dict[str, Path], written: Path)
 @pytest.mark.usefixtures("without_charts")
 def test_run_without_gradient(own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The headline says so instead of a gain, and so do the summary and a warning."""
-    edit(own_run["grpo_training"] / "steps.jsonl", lambda row: {**row, "gradient_norm": 0.0})
-    run_report(own_run, tmp_path / "report")
-    text = read_page(tmp_path / "report")
+    _edit(own_run["grpo_training"] / "steps.jsonl", lambda row: {**row, "gradient_norm": 0.0})
+    _run_report(own_run, tmp_path / "report")
+    text = _read_page(tmp_path / "report")
     accuracy = jsonl.read_json(tmp_path / "report" / "verdict.json")["target"]["grpo"]["accuracy"]
     assert f"GRPO learned nothing: accuracy on words stays at {100 * accuracy:.1f} %" in text
     assert "GRPO takes accuracy" not in text
@@ -149,10 +146,10 @@ def test_early_stop_is_shown(own_run: dict[str, Path], tmp_path: Path, capsys: p
     reason = "entropy 0.001 over the last 10 steps"
     jsonl.write_json(training / "result.json", {"policy_step": 10, "num_steps": 25, "stopped": reason})
     (training / "first_rollout.txt").write_text("the first 8 completions: 50% right\n")
-    edit(training / "steps.jsonl", lambda row: row if row["step"] < 10 else {**row, "entropy": 0.001})
+    _edit(training / "steps.jsonl", lambda row: row if row["step"] < 10 else {**row, "entropy": 0.001})
     limited = ReportConfig.model_validate({"gate": {**VALUES["gate"], "health": {"min_entropy": 0.01}}})
-    run_report(own_run, tmp_path / "report", limited)
-    page = read_page(tmp_path / "report")
+    _run_report(own_run, tmp_path / "report", limited)
+    page = _read_page(tmp_path / "report")
     assert "The policy is that of step 10 of 25, which answered 50.0 % (35.2 to 64.8) of 40 problems" in page
     assert f"After step 25: {reason}." in page
     assert "The first 8 completions: 50% right." in page
@@ -184,8 +181,8 @@ def test_as_many_examples_are_shown_as_may_be(found: tuple[int, ...], shown: lis
 def test_missed_gate_is_reported_and_does_not_fail_the_stage(tmp_path: Path) -> None:
     """The page and the verdict are written; `register` enforces the gate."""
     folders = make_run(tmp_path / "run", skill={**SKILL, "grpo": SKILL["sft"]}, problems=60)
-    assert run_report(folders, tmp_path / "report")["gate_passed"] == 0
-    assert "Gate missed: the policy is not registered." in read_page(tmp_path / "report")
+    assert _run_report(folders, tmp_path / "report")["gate_passed"] == 0
+    assert "Gate missed: the policy is not registered." in _read_page(tmp_path / "report")
     unenforced = ReportConfig.model_validate({**VALUES, "gate": {**VALUES["gate"], "enforce": False}})
     assert "Gate missed, not enforced" in render_report(unenforced, folders)
 
@@ -239,9 +236,9 @@ def test_any_page_is_small_and_answers_stay_text(tool_run: dict[str, Path], tmp_
     """Thousands of steps are thinned; of long answers and many turns the rest is counted."""
     run = {name: shutil.copytree(folder, tmp_path / name) for name, folder in tool_run.items()}
     turn = {"text": "<b>call</b>" * 100, "observation": "</pre><script>" * 100, "rewards": {}}
-    edit(run["evaluation"] / "sft" / "records.jsonl", lambda row: {**row, "turns": [turn] * 200})
+    _edit(run["evaluation"] / "sft" / "records.jsonl", lambda row: {**row, "turns": [turn] * 200})
     response = "<script>alert(1)</script>" + "word " * 4000
-    edit(run["evaluation"] / "grpo" / "records.jsonl", lambda row: {**row, "turns": [], "response": response})
+    _edit(run["evaluation"] / "grpo" / "records.jsonl", lambda row: {**row, "turns": [], "response": response})
     rows = [row for _, row in jsonl.read_rows(run["grpo_training"] / "steps.jsonl")]
     many = [{**row, "step": index, "kl": None} for index, row in enumerate(rows * 100)]
     jsonl.write_rows(run["grpo_training"] / "steps.jsonl", many)
@@ -255,7 +252,7 @@ def test_any_page_is_small_and_answers_stay_text(tool_run: dict[str, Path], tmp_
 
 
 def _records(name: str, change: Callable[[Row], Row]) -> Callable[[dict[str, Path]], object]:
-    return lambda run: edit(run["evaluation"] / name / "records.jsonl", change)
+    return lambda run: _edit(run["evaluation"] / name / "records.jsonl", change)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,7 @@ def problems(tmp_path: Path) -> Path:
     return folder
 
 
-def missed(validation: Path) -> dict[str, dict[str, Any]]:
-    """Return the expectations of result.json that are not met, by name."""
+def _missed(validation: Path) -> dict[str, dict[str, Any]]:
     outcomes = jsonl.read_json(validation / "result.json")["expectations"]
     return {outcome["name"]: outcome for outcome in outcomes if not outcome["success"]}
 
@@ -76,7 +75,7 @@ def test_good_problems_pass(problems: Path, tmp_path: Path) -> None:
     """Nothing is missed, the numbers of rows are metrics, and equal problems give equal bytes."""
     for name in ("first", "second"):
         metrics = run(problems, tmp_path / name)
-    assert missed(tmp_path / "first") == {}
+    assert _missed(tmp_path / "first") == {}
     assert (metrics["train_rows"], metrics["test_rows"], metrics["missed_critical"]) == (20, 10, 0)
     result = jsonl.read_json(tmp_path / "first/result.json")
     assert (result["success"], result["rows"]) == (True, {"train": 20, "test": 10})
@@ -91,10 +90,10 @@ def test_problems_without_solutions_are_no_worse(problems: Path, tmp_path: Path)
         return lambda train, test: [row.update(solution="") for row in [*train[:number], *test]]
 
     run(problems, tmp_path / "some", without(5), min_worked_fraction=1.0)
-    assert list(missed(tmp_path / "some")) == ["solutions"]
-    assert missed(tmp_path / "some")["solutions"]["unexpected"] == 5
+    assert list(_missed(tmp_path / "some")) == ["solutions"]
+    assert _missed(tmp_path / "some")["solutions"]["unexpected"] == 5
     run(problems, tmp_path / "none", without(20), min_worked_fraction=1.0)
-    assert missed(tmp_path / "none") == {}
+    assert _missed(tmp_path / "none") == {}
     assert jsonl.read_json(tmp_path / "none/result.json")["statistics"]["solution_tokens"] is None
 
 
@@ -137,7 +136,7 @@ def test_bad_problems_are_rejected_by_name(problems: Path, tmp_path: Path, capsy
     for name in others:
         (line,) = [line for line in printed if f"critical: `{name}` is not met (" in line]
         assert REASONS[name] in line
-    outcomes = missed(tmp_path / "validation")
+    outcomes = _missed(tmp_path / "validation")
     assert [name for name in outcomes if outcomes[name]["severity"] == "critical"] == list(REASONS)
     assert outcomes["values"]["examples"][-1] == "sums/test/2"
     assert jsonl.read_json(tmp_path / "validation/result.json")["success"] is False
@@ -166,7 +165,7 @@ def _make_doubtful(train: Lines, test: Lines) -> None:
 def test_doubtful_problems_pass(problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An expectation that is not critical is counted, reported in the log, and does not stop the pipeline."""
     metrics = run(problems, tmp_path / "validation", _make_doubtful)
-    counts = {name: outcome["unexpected"] for name, outcome in missed(tmp_path / "validation").items()}
+    counts = {name: outcome["unexpected"] for name, outcome in _missed(tmp_path / "validation").items()}
     doubts = {"solution_length": 3, "solutions": 1, "distinct_questions": 2, "answer_balance": 5}
     doubts["worked_solutions"] = 15
     assert counts == doubts
@@ -179,7 +178,7 @@ def test_solutions_have_to_answer_as_the_prompt_asks(problems: Path, tmp_path: P
     """A model that is to box its answers cannot learn it from solutions that mark theirs."""
     with pytest.raises(DataRejectedError, match="`gradable_answers` is not met"):
         run(problems, tmp_path / "validation", model=PARAMS["model"] | {"answer": "boxed"})
-    assert set(missed(tmp_path / "validation")) == {"gradable_answers", "worked_solutions"}
+    assert set(_missed(tmp_path / "validation")) == {"gradable_answers", "worked_solutions"}
 
 
 def test_dev_problems_are_checked_and_counted_too(problems: Path, tmp_path: Path) -> None:
