@@ -161,21 +161,12 @@ def _overlay(folder: Path, text: str) -> Path:
     return path
 
 
-def test_null_resets_a_key_to_its_default(tmp_path: Path) -> None:
-    """In an overlay and in a file of its own: as if the key were nowhere, in the model as well."""
-    text = "extends: ../params.yaml\ntrain: {sources: [{kind: files, train: a, limit: null}], seed: null}\n"
-    path = _overlay(tmp_path, text)
-    with pytest.raises(PipelineError, match=r"overlay\.yaml:2: train\.seed: required key is missing"):
-        load_section(path, "train", _Section)
-    path.write_text(text.replace("seed: null", "seed: 3"))
-    assert load_section(path, "train", _Section).sources == [_Files(kind="files", train=Path("a"))]
-
-
 @pytest.mark.parametrize(
     ("overlay", "place"),
     [
         ("train:\n  rate: 0\n", "presets/overlay.yaml:3: train.rate"),
         ("train:\n  engine: {precision: fp64}\n", "presets/overlay.yaml:3: train.engine.precision"),
+        ("train:\n  seed: null\n", "presets/overlay.yaml:3: train.seed: required key is missing"),
         ("train:\n  sources:\n  - kind: sums\n", "presets/overlay.yaml:4: train.sources.0.num_train"),
         ("train:\n  rate: 1.0\n", "params.yaml:8: train.engine.stages.1"),
     ],
@@ -191,15 +182,15 @@ def test_an_error_names_the_file_that_sets_the_value(tmp_path: Path, overlay: st
 
 
 def test_of_several_extended_files_the_later_goes_before_the_earlier(tmp_path: Path) -> None:
-    """And before both what extends them; a file that both of them extend is below both. Lists are not merged."""
+    """And what extends them before both; what both extend is below both. Lists are not merged; null resets a key."""
     for name, text in (
         ("base", "train: {a: 0, b: 0, c: 0, d: {x: 0, y: [0, 0]}, e: 0}\nold: {a: 0}"),
         ("first", "extends: base.yaml\ntrain: {b: 1, c: 1, d: {x: 1}, e: 1}"),
         ("second", "extends: base.yaml\ntrain: {c: 2, e: null}\nold: null"),
-        ("own", "extends: [first.yaml, second.yaml]\ntrain: {d: {y: [3]}}\nnew: {a: 3}"),
+        ("own", "extends: [first.yaml, second.yaml]\ntrain: {d: {y: [{z: 3, w: null}]}}\nnew: {a: 3}"),
     ):
         (tmp_path / f"{name}.yaml").write_text(text)
-    train = {"a": 0, "b": 1, "c": 2, "d": {"x": 1, "y": [3]}}
+    train = {"a": 0, "b": 1, "c": 2, "d": {"x": 1, "y": [{"z": 3}]}}
     assert read_params(tmp_path / "own.yaml") == {"train": train, "new": {"a": 3}}
 
 
