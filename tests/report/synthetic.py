@@ -9,7 +9,6 @@ from typing import Any
 
 from components.evaluate.scores import scores
 from components.prepare_data.word_problems import WordProblems
-from components.report.config import GateConfig
 from components.shared import jsonl, lineage
 from components.shared.lineage import Lineage
 from components.shared.problem import Problem
@@ -167,34 +166,10 @@ def made_by_grpo(reference: str | None = None) -> Lineage:
     return made("train_grpo", config, inputs, digests=digests, packages=_PACKAGES)
 
 
-def bare_lineage(policy: Path, *, enforce: bool = True, **digests: str) -> Lineage:
+def report_lineage(policy: Path, config: Mapping[str, Any], **digests: str) -> Lineage:
     """The lineage of a report on a policy; `digests` has those of evaluated models that are not the usual ones."""
-    gate = _gate(enforce=enforce)
-    evaluated = {"policy": lineage.digest(policy), **digests}
-    config = {"gate": gate, "num_examples": 0}
-    return made("report", config, _lineages(lineage.read(policy), evaluated), digests=_reported())
-
-
-def _gate(*, enforce: bool = True) -> dict[str, Any]:
-    gate = GateConfig(target=("words",), min_gain=0.1, max_p_value=0.01, margin=0.5, enforce=enforce)
-    return gate.model_dump(mode="json")
-
-
-def write_bare_report(folder: Path, policy: Path) -> None:
-    """Write the parts of a report that say a policy was evaluated and passed the gate, without figures or a page."""
-    gate = _gate()
-    sources = [{"source": "words", "passed": True, "reason": "words: gained enough"}]
-    verdict = {"passed": True, "enforced": True, "reasons": [], "gate": gate, "sources": sources, "health": []}
-    verdict |= {"champion": None, "looks": None}
-    made_by = bare_lineage(policy)
-    evaluation = made_by.maker(made_by.work.inputs["evaluation"])
-    assert evaluation is not None
-    folder.mkdir(parents=True)
-    lineage.write(folder, made_by)
-    jsonl.write_json(folder / "verdict.json", verdict)
-    jsonl.write_json(folder / "summary.json", {"verdict": verdict})
-    inputs = {name: model.digest for name, model in evaluation.inputs.items()}
-    jsonl.write_json(folder / "provenance.json", {"inputs": inputs})
+    inputs = _lineages(lineage.read(policy), {"policy": lineage.digest(policy), **digests})
+    return made("report", config, inputs, digests=_reported())
 
 
 def report_on(report: Path, policy: Path) -> Path:
@@ -205,8 +180,7 @@ def report_on(report: Path, policy: Path) -> Path:
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(lineage.value_digest("grpo"), lineage.digest(policy)), encoding="utf-8")
     made_by = lineage.parse(jsonl.read_json(report / lineage.FILE_NAME), name="report")
-    inputs = _lineages(lineage.read(policy), {"policy": lineage.digest(policy)})
-    lineage.write(folder, made("report", made_by.work.config, inputs, digests=_reported()))
+    lineage.write(folder, report_lineage(policy, made_by.work.config))
     return folder
 
 
