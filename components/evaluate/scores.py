@@ -201,10 +201,7 @@ def _wrong_vote(record: Record) -> Any:
 
 
 def _by_problem(records: Records) -> list[list[Record]]:
-    groups: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        groups[record["id"]].append(record)
-    return list(groups.values())
+    return list(_grouped(records, itemgetter("id")).values())
 
 
 def _mean_over_problems(means: Sequence[float], num_answers: float) -> dict[str, Any]:

@@ -126,3 +126,16 @@ def test_one_of_many_simultaneous_decisions_at_a_url_wins(registry: str, tmp_pat
         (change,) = changes_of(snapshot, NAME, CHAMPION)
     message = f"{NAME}@champion has become {change.version} in the meantime (by {change.by}: {change.reason}); nothing"
     assert [message in line for line in refused] == [True] * 3
+
+
+def test_versions_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """v0.0.10 comes after v0.0.9; what was withdrawn, or is of another model, is not among them."""
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "x")
+    for name in (*(f"{NAME}@v0.0.{number}" for number in (9, 10, 11)), f"{NAME}@v0.0.11!#1", "grpo@v0.0.1"):
+        git(tmp_path, "tag", name)
+    with read_registry(str(tmp_path)) as snapshot:
+        assert [version.version for version in snapshot.versions(NAME)] == ["v0.0.9", "v0.0.10"]
+        assert snapshot.versions(NAME, withdrawn=True)[-1].version == "v0.0.11"
+        assert snapshot.version("grpo@latest").tag == "grpo@v0.0.1"
+        assert snapshot.version(f"{NAME}@latest").tag == f"{NAME}@v0.0.10"

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from components.register.registry import fetch
-from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.execution import person
@@ -24,8 +23,9 @@ from tests.register.registrations import command, git, make_config, make_policy,
 from tests.register.s3_storage import s3_storage
 from tests.report.synthetic import write_artifacts
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> None:
     """One commit with a tag of GTO's grammar, a pointer to each folder, DVC's artifact entry, and all digests."""
     config, policy, version = registered
@@ -59,7 +59,6 @@ def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> N
     assert version["policy_digest"] in card
 
 
-@pytest.mark.slow
 def test_same_weights_are_the_same_version(
     registered: Registered, passed: Path, unenforced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +88,6 @@ def test_same_weights_are_the_same_version(
     assert (again["version"], again["parent"]) == ("v0.0.2", version["tag"])
 
 
-@pytest.mark.slow
 def test_other_weights_are_the_next_version(
     registered: Registered, passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +118,6 @@ def test_other_weights_are_the_next_version(
         fetch(str(tmp_path / "nowhere"), "v0.0.1", tmp_path / "which")
 
 
-@pytest.mark.slow
 def test_missed_gate_is_on_the_card(unenforced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The card has the missed gate, and whoever registers the weights of the reference is warned."""
     report = shutil.copytree(unenforced, tmp_path / "report")
@@ -132,7 +129,6 @@ def test_missed_gate_is_on_the_card(unenforced: Path, tmp_path: Path, capsys: py
     assert "register: warning: GRPO learned nothing" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_traces_of_a_killed_registration_are_removed(registered: Registered, passed: Path, tmp_path: Path) -> None:
     """A commit without its tag is tagged instead of repeated; lock files of git are removed with the clone."""
     config, policy, version = registered
@@ -149,7 +145,6 @@ def test_traces_of_a_killed_registration_are_removed(registered: Registered, pas
     assert git(registry, "status", "--porcelain") == ""
 
 
-@pytest.mark.slow
 def test_two_registrations_at_once_take_turns(passed: Path, tmp_path: Path) -> None:
     """Two policies become two versions; neither a home nor an identity nor a git hook's variables matter."""
     config = make_config(tmp_path)
@@ -168,14 +163,12 @@ def test_two_registrations_at_once_take_turns(passed: Path, tmp_path: Path) -> N
     assert tags(other) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "message"),
     [
         ("folder", "registry: contains something other than a registry"),
         ("working tree", "registry: is the working tree of another git repository"),
         ("URL", r"register\.storage: a registry at a URL needs"),
-        ("closed folder", "registry: not writable"),
     ],
 )
 def test_place_that_cannot_be_a_registry_is_refused(passed: Path, tmp_path: Path, place: str, message: str) -> None:
@@ -187,16 +180,11 @@ def test_place_that_cannot_be_a_registry_is_refused(passed: Path, tmp_path: Path
         (folder / "thesis.txt").write_text("mine")
     if place in {"URL", "working tree"}:
         git(folder, "init", "--quiet")
-    if place == "closed folder":
-        folder.chmod(0o500)
-        if os.access(folder, os.W_OK):
-            pytest.skip("root may write everywhere")
     with pytest.raises(PipelineError, match=message):
         run_register(config, make_policy(tmp_path / "policy"), passed, tmp_path / "none")
     assert all(path.read_text() == "mine" for path in folder.glob("*.txt"))
 
 
-@pytest.mark.slow
 def test_missing_or_different_storage_is_an_error(registered: Registered, passed: Path, tmp_path: Path) -> None:
     """Registering uses the registry's own storage, which has to exist."""
     config, policy, _ = registered
@@ -211,7 +199,6 @@ def test_missing_or_different_storage_is_an_error(registered: Registered, passed
     assert not (tmp_path / "fetched").exists()
 
 
-@pytest.mark.slow
 def test_version_needs_fetchable_weights(passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A storage that damages them, or dies during the push, leaves no version; the next run completes it."""
     policy, config = make_policy(tmp_path / "policy"), make_config(tmp_path, storage="s3://bucket/models")
@@ -230,17 +217,3 @@ def test_version_needs_fetchable_weights(passed: Path, tmp_path: Path, monkeypat
         assert version["version"] == "v0.0.1"
         fetch(config.registry, "v0.0.1", tmp_path / "fetched")
     assert lineage.digest(tmp_path / "fetched") == version["policy_digest"]
-
-
-def test_versions_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    """v0.0.10 comes after v0.0.9; what was withdrawn, or is of another model, is not among them."""
-    git(tmp_path, "init", "--quiet")
-    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "x")
-    for tag in (*(f"grpo-policy@v0.0.{number}" for number in (9, 10, 11)), "grpo-policy@v0.0.11!#1", "grpo@v0.0.1"):
-        git(tmp_path, "tag", tag)
-    with read_registry(str(tmp_path)) as snapshot:
-        assert [version.version for version in snapshot.versions("grpo-policy")] == ["v0.0.9", "v0.0.10"]
-        assert snapshot.versions("grpo-policy", withdrawn=True)[-1].version == "v0.0.11"
-        assert [snapshot.version(each).tag for each in ("grpo@latest", "grpo-policy@latest")] == [
-            *("grpo@v0.0.1", "grpo-policy@v0.0.10")
-        ]
