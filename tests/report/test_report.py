@@ -116,7 +116,7 @@ def test_charts_have_values_on_hover(shared_run: dict[str, Path], written: Path)
 
 @pytest.mark.usefixtures("without_charts")
 def test_run_without_gradient(own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The headline says so instead of a gain, and so do the summary and a warning."""
+    """The headline says that GRPO learned nothing instead of a gain, and so do the summary and a warning."""
     _edit(own_run["grpo_training"] / "steps.jsonl", lambda row: {**row, "gradient_norm": 0.0})
     _run_report(own_run, tmp_path / "report")
     text = _read_page(tmp_path / "report")

@@ -84,8 +84,6 @@ def _refusal(path: Path) -> str:
         ("seed: 1 -> sede: 1", "4: train.sede: unknown key; did you mean `seed`?"),
         ("seed: 1 -> zzz: 1", "4: train.zzz: unknown key; accepted: engine, rate, seed, sources"),
         ("num_train: 4 -> numtrain: 4", "11: train.sources.0.numtrain: unknown key; did you mean `num_train`?"),
-        ("seed: 1 -> seed: 1.5", "4: train.seed: input should be a valid integer, got a number with a fractional"),
-        ("rate: 2.0e-3 -> rate: 0", "5: train.rate: input should be greater than 0, got 0"),
         ("rate: 2.0e-3 -> rate: .inf", "5: train.rate: input should be a finite number, got inf"),
         ("fp32 -> fp64", "7: train.engine.precision: input should be 'fp32' or 'bf16', got 'fp64'"),
         ("kind: files -> kind: flies", "12: train.sources.1: input tag 'flies' found using 'kind' does not match any"),
@@ -113,7 +111,6 @@ def test_what_an_alias_or_a_merge_repeats_is_no_duplicate(tmp_path: Path) -> Non
     ("text", "message"),
     [
         ("a:\n  b: [1\nc: 2\n", "3: is not valid YAML (expected ',' or ']', but got ':')"),
-        ("a:\n\tb: 1\n", "2: is not valid YAML (found character '\\t' that cannot start any token)"),
         ("a: !!python/object:os.system {}\n", "1: is not valid YAML (could not determine a constructor"),
         ("a: {}\n# \x01\n", " is not valid YAML (it holds a control character)"),
         (f"a0: &a0 {{p: 1}}\n{_ALIASES}", "3: is not valid YAML (it has more than 100,000 keys)"),

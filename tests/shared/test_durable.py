@@ -61,15 +61,6 @@ def test_a_folder_is_replaced_by_renames(tmp_path: Path, done: list[str]) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "stands"]
 
 
-def test_a_folder_is_renamed_before_it_is_removed(tmp_path: Path, done: list[str]) -> None:
-    """A part of it is never found under its name; what a kill left of an earlier removal goes, too."""
-    _folder(tmp_path / "work")
-    _folder(tmp_path / ".work.removed")
-    durable.discard(tmp_path / "work")
-    assert done[:2] == ["remove .work.removed", "rename work .work.removed"]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
     """Nor is anything left beside it where its making fails."""
 
