@@ -195,8 +195,8 @@ class Snapshot:
         for tag in self.tags():
             match = _ALIAS.fullmatch(tag.tag)
             if match and name in (None, match[1]) and alias in (None, match[2]):
-                is_withdrawn, count = match[3] == "!", int(match[4])
-                assignments.append(Assignment(*vars(tag).values(), match[1], match[2], count, is_withdrawn))
+                values: dict[str, Any] = {"name": match[1], "alias": match[2], "count": int(match[4])}
+                assignments.append(Assignment(**vars(tag), **values, withdrawn=match[3] == "!"))
         return sorted(assignments, key=lambda each: each.count)
 
     def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:

@@ -145,10 +145,12 @@ def test_bad_problems_are_rejected_by_name(problems: Path, tmp_path: Path, capsy
 
 def test_nothing_at_all_is_rejected_too(problems: Path, tmp_path: Path) -> None:
     """Rows without a column, and splits without a row."""
-    with pytest.raises(DataRejectedError, match=r"train\.jsonl:1 \(lacks answer, lacks id, "):
-        run(problems, tmp_path / "columns", lambda train, test: [row.clear() for row in [*train, *test]])
-    with pytest.raises(DataRejectedError, match="0 rows; also not met: test_rows"):
-        run(problems, tmp_path / "rows", lambda train, test: [rows.clear() for rows in (train, test)])
+    for name, how, message in (
+        ("columns", lambda train, test: [row.clear() for row in [*train, *test]], r"jsonl:1 \(lacks answer, lacks id"),
+        ("rows", lambda *splits: [rows.clear() for rows in splits], "0 rows; also not met: test_rows"),
+    ):
+        with pytest.raises(DataRejectedError, match=message):
+            run(problems, tmp_path / name, how)
 
 
 def _make_doubtful(train: Lines, test: Lines) -> None:
