@@ -111,10 +111,7 @@ class Catalogue:
         return self._run(_announce(self._client(self._api_version), entry))
 
     def update(self, name: str, statuses: Mapping[str, Status]) -> int:
-        """Update the states and aliases of a model's versions by number; return how many versions differed.
-
-        A withdrawn version is archived. Versions that are not in the catalogue are skipped.
-        """
+        """Update states (archived if withdrawn) and aliases of announced versions; return how many differed."""
         return self._run(_update(self._client(self._api_version), name, statuses))
 
     def missing(self, name: str, numbers: Iterable[str]) -> list[str]:

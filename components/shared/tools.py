@@ -348,10 +348,7 @@ def output_text(block: str) -> str:
 
 
 def as_tool_call(turn: str, functions: Mapping[str, Function]) -> str:
-    """Return a turn that ends in a fenced call with a call in JSON instead, the block as the first argument.
-
-    CallError if it does not call one of the functions.
-    """
+    """Return a turn that ends in a fenced call with a call in JSON instead; CallError if it calls no known function."""
     call = next(iter(find_calls(turn, "fenced")), None)
     function = functions.get(call.name) if call else None
     if call is None or function is None or not function.arguments:

@@ -192,10 +192,7 @@ class Checkpoint:
 
 
 def latest_checkpoint(folder: Path, *, stage: str, fingerprint: Fingerprint | None = None) -> Checkpoint | None:
-    """Return the newest undamaged checkpoint, or None if there is no checkpoint.
-
-    PipelineError if all are damaged, or if it is of a run with another `fingerprint`.
-    """
+    """Return the newest undamaged checkpoint, if any; PipelineError if all are damaged, or it is of another run."""
     folders = _step_folders(folder)
     manifest = _first_undamaged([folders[step] for step in sorted(folders, reverse=True)], stage)
     if manifest is None and folders:
