@@ -13,31 +13,24 @@ import pytest
 from components.register.aliases import CHAMPION, candidate
 from components.register.registry import open_registry
 from components.register.snapshot import read_registry
-from components.report.config import ReportConfig
-from components.report.report import STAGE
-from components.shared import jsonl, stage
+from components.shared import jsonl
 from components.shared.errors import PipelineError
 from pipelines import promotion
 from pipelines.cli import main
-from tests.register.registrations import git, make_policy
-from tests.report.synthetic import SKILL, make_run
+from tests.register.registrations import git, make_policy, make_report
+from tests.report.synthetic import SKILL
 
 NAME = "grpo-policy"
 BETTER = {"words": 0.95, "gsm8k": 0.5}
 SERVED = "vLLM 0.0 in float32: 8 of 8 answers token for token"
 
 
-def register(
-    location: Path, folder: Path, skill: Mapping[str, float], *, problems: int = 200, gain: float = 0.1
-) -> str:
-    """Register a version whose policy is right as often as `skill` says; return its tag."""
-    gate = {"target": ["words"], "min_gain": gain, "max_p_value": 0.01, "margin": 0.5, "enforce": False}
-    inputs = make_run(folder, skill={**SKILL, "grpo": skill}, problems=problems)
-    config = ReportConfig.model_validate({"gate": gate, "num_examples": 2})
-    stage.run(STAGE, config, {**inputs, "report": folder / "report"})
+def register(folder: Path, skill: Mapping[str, float], *, problems: int = 200, gain: float = 0.1) -> None:
+    """Register a version whose policy is right as often as `skill` says."""
+    inputs = make_report(folder, enforce=False, problems=problems, min_gain=gain, grpo=skill)
     policy = make_policy(folder / "policy", folder.name.encode())
     jsonl.write_json(inputs["evaluation"] / "grpo" / "probes.json", {"dtype": "float32", "probes": []})
-    with open_registry(str(location), None) as registry:
+    with open_registry(str(folder.with_name("registry")), None) as registry:
         stored = registry.store({"policy": policy, "evaluation": inputs["evaluation"]})
         versions = registry.snapshot.versions(NAME)
         tag = f"{NAME}@v0.0.{len(versions) + 1}"
@@ -49,11 +42,10 @@ def register(
             "policy_digest": folder.name,
             "registered": {"at": "2026-11-23T01:02:03+00:00", "by": "jane@host", "run": None},
         }
-        files: dict[str, str | Path] = {path.name: path for path in (folder / "report").iterdir()}
+        files: dict[str, str | Path] = {path.name: path for path in inputs["report"].iterdir()}
         version = registry.commit(version, files, stored, f"Register {tag}")
         message = f"Register {tag}\n\nBundle-Digest: {version['bundle_digest']}\n"
         assert registry.publish({tag: message, **dict([candidate(registry.snapshot, NAME, tag, "passed the gate")])})
-    return tag
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +53,9 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a registry of three versions: one, a better one, one that missed its gate on other problems."""
     folder = tmp_path_factory.mktemp("versions")
     with contextlib.chdir(folder):
-        register(folder / "registry", folder / "one", SKILL["grpo"])
-        register(folder / "registry", folder / "two", BETTER)
-        register(folder / "registry", folder / "three", SKILL["base"], problems=150, gain=0.5)
+        register(folder / "one", SKILL["grpo"])
+        register(folder / "two", BETTER)
+        register(folder / "three", SKILL["base"], problems=150, gain=0.5)
     return folder
 
 
