@@ -9,20 +9,23 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
 from kfp import dsl
 
+from components.register.registry import open_registry
 from components.report import charts, component
+from components.report.champion import Champion
 from components.report.config import ReportConfig
-from components.report.findings import collect_provenance, read_findings
+from components.report.findings import champion_outcomes, collect_provenance, read_evaluation, read_findings
 from components.report.report import STAGE, RunFacts, _choose_examples, render_report
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import PipelineError
 from components.shared.statistics import score
 from tests.lineages import made
-from tests.report.synthetic import SKILL, artifact_digest, make_run
+from tests.report.synthetic import SKILL, TOOLS, artifact_digest, make_run
 from tests.report.test_gate import pair
 
 Row = dict[str, Any]
@@ -298,3 +301,67 @@ def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], 
     for place in (out.path, folder):
         assert "core-minutes" not in (Path(place) / "report" / "report.html").read_text(encoding="utf-8")
     assert metrics.metadata["gate_passed"] == 1
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_policy_is_compared_with_the_champion(shared_run: dict[str, Path], written: Path, tmp_path: Path) -> None:
+    """One that is far better than SFT and far worse than the champion is refused, and the page says by how much."""
+    assert jsonl.read_json(written / "verdict.json")["champion"] is None
+    champions = make_run(tmp_path / "champions", skill={**SKILL, "grpo": {"words": 0.98, "gsm8k": 0.9}})
+    with open_registry(str(tmp_path / "registry"), None) as registry:
+        stored = registry.store({"evaluation": champions["evaluation"]})
+        version = {"format": 2, "name": "model", "version": "v0.0.1", "tag": "model@v0.0.1", "policy_digest": "another"}
+        made = registry.commit(version, {}, stored, "Register model@v0.0.1")
+        message = f"Register\n\nBundle-Digest: {made['bundle_digest']}\n"
+        assert registry.publish({"model@v0.0.1": message, "model#champion#1": "Promote champion: model@v0.0.1"})
+    config = CONFIG.model_copy(update={"registry": str(tmp_path / "registry"), "name": "model"})
+    _run_report(shared_run, tmp_path / "report", config)
+    verdict = jsonl.read_json(tmp_path / "report/verdict.json")
+    assert [part["passed"] for part in verdict["sources"]] == [True, True]
+    assert not verdict["passed"]
+    words = verdict["champion"]["sources"][0]
+    scores = jsonl.read_json(champions["evaluation"] / "grpo/scores.json")["greedy"]["by_source"]
+    assert words["champion"] == scores["words"]
+    assert words["gain"] < -0.05
+    assert verdict["reasons"] == [verdict["champion"]["reason"]]
+    assert "not worse than champion model@v0.0.1" in _read_page(tmp_path / "report")
+    # A page that is rendered later keeps the verdict: the registry may have changed.
+    verdict["champion"] |= {"comparable": False, "remark": "not comparable, it was asked in another way"}
+    assert "not comparable, it was asked in another way" in render_report(config, shared_run, verdict=verdict)
+
+
+@pytest.mark.parametrize(
+    ("changes", "answered", "remark"),
+    [
+        ({}, {}, ""),
+        ({"policy_digest": "own"}, {}, "has the same weights"),
+        ({"records": []}, {}, "its version has no answers to compare with"),
+        ({}, {"answer": "1"}, "not comparable, it was evaluated on other problems"),
+        ({"protocol": {"tools": {**TOOLS, "environment": "python"}}}, {}, "not comparable, it was asked in another"),
+    ],
+)
+def test_champion_has_to_be_comparable(shared_run: dict[str, Path], changes: Row, answered: Row, remark: str) -> None:
+    """Accuracies with a tool are not compared with accuracies without it, or with another tool."""
+    protocol = {"tools": TOOLS}
+    evaluation = read_evaluation(shared_run["evaluation"] / "grpo")._replace(scores={"protocol": protocol})
+    records = [{**row, **answered} for _, row in jsonl.read_rows(evaluation.folder / "records.jsonl")]
+    values = {"tag": "model@v0.0.1", "policy_digest": "another", "records": records, "protocol": protocol}
+    compared = champion_outcomes(Champion(**{**values, **changes}), evaluation, "own")
+    assert compared.remark.startswith(remark)
+    assert compared.is_same == (remark == "has the same weights")
+    assert set(compared.outcomes) == (set() if remark else {"words", "gsm8k"})
+
+
+@pytest.mark.parametrize(
+    ("fraction", "values", "limits"),
+    [(True, [0.2, 0.9], (-4, 104)), (True, [-0.3, 1.7], (-40, 180)), (False, [0.0, 0.0], (0, 1))],
+)
+def test_all_of_a_curve_is_within_its_axes(
+    monkeypatch: pytest.MonkeyPatch, fraction: bool, values: list[float], limits: tuple[float, float]
+) -> None:
+    """A reward may be negative, and a line along the upper edge would be cut in half."""
+    drawn = Mock()
+    monkeypatch.setattr(charts, "_svg", drawn)
+    steps = [{"step": step, "reward": value} for step, value in enumerate(values)]
+    charts.curve_chart(steps, "Reward", {"reward": "reward"}, fraction=fraction)
+    assert drawn.call_args.args[0].axes[0].get_ylim() == pytest.approx(limits)
