@@ -163,26 +163,21 @@ def test_two_registrations_at_once_take_turns(passed: Path, tmp_path: Path) -> N
     assert tags(other) == []
 
 
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ("folder", "registry: contains something other than a registry"),
-        ("working tree", "registry: is the working tree of another git repository"),
-        ("URL", r"register\.storage: a registry at a URL needs"),
-    ],
-)
-def test_place_that_cannot_be_a_registry_is_refused(passed: Path, tmp_path: Path, place: str, message: str) -> None:
+def test_place_that_cannot_be_a_registry_is_refused(passed: Path, tmp_path: Path) -> None:
     """It is named, and its content stays."""
-    folder = tmp_path / "registry"
-    config = make_config(tmp_path, **({"registry": f"file://{folder}"} if place == "URL" else {}))
-    folder.mkdir()
-    if place in {"folder", "working tree"}:
-        (folder / "thesis.txt").write_text("mine")
-    if place in {"URL", "working tree"}:
-        git(folder, "init", "--quiet")
-    with pytest.raises(PipelineError, match=message):
-        run_register(config, make_policy(tmp_path / "policy"), passed, tmp_path / "none")
-    assert all(path.read_text() == "mine" for path in folder.glob("*.txt"))
+    policy, folder, tree = make_policy(tmp_path / "policy"), tmp_path / "folder", tmp_path / "tree"
+    for place in (folder, tree):
+        place.mkdir()
+        (place / "thesis.txt").write_text("mine")
+    git(tree, "init", "--quiet")
+    for registry, message in (
+        (str(folder), "folder: contains something other than a registry"),
+        (str(tree), "tree: is the working tree of another git repository"),
+        (f"file://{tree}", r"register\.storage: a registry at a URL needs"),
+    ):
+        with pytest.raises(PipelineError, match=message):
+            run_register(make_config(tmp_path, registry=registry), policy, passed, tmp_path / "none")
+    assert [(place / "thesis.txt").read_text() for place in (folder, tree)] == ["mine", "mine"]
 
 
 def test_missing_or_different_storage_is_an_error(registered: Registered, passed: Path, tmp_path: Path) -> None:
