@@ -212,7 +212,6 @@ def _gain(counts: PairedCounts | None) -> dict[str, Any] | None:
 
 
 def _reason(part: Mapping[str, Any], claim: Claim) -> str:
-    """Return one line with what was measured and what was required."""
     source, gain, level = part["source"], part["gain"], part["level"]
     if level is None:
         return f"{source}: changed by {points(gain)} points, {_bound(part['lower_bound'], claim.level, -claim.margin)}"
