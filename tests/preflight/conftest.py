@@ -47,6 +47,14 @@ def claim(name: str = CLAIM, mode: str = "ReadWriteMany") -> dict[str, Any]:
     return {**kind, "metadata": {"name": name}, "spec": spec, "status": {"phase": "Bound"}}
 
 
+def node(name: str, allocatable: dict[str, Any]) -> dict[str, Any]:
+    """A node as the cluster has it; with GPUs it has their type as a label."""
+    labels = {"pool": "a", **({"nvidia.com/gpu.product": "NVIDIA-H200"} if "nvidia.com/gpu" in allocatable else {})}
+    status = {"allocatable": {"pods": "110", **allocatable}}
+    kind = {"apiVersion": "v1", "kind": "Node"}
+    return {**kind, "metadata": {"name": name, "labels": labels}, "spec": {}, "status": status}
+
+
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     """A cluster with all that a run needs, which is the one that this process finds."""

@@ -8,28 +8,15 @@ import pytest
 from components.preflight.form import Form
 from components.preflight.preflight import preflight
 from components.shared.errors import PipelineError
-from tests.fake_cluster import ApiServer, kinds
-from tests.preflight.conftest import DEPLOYMENT, ready, with_overrides
+from tests.fake_cluster import ApiServer
+from tests.preflight.conftest import DEPLOYMENT, node, ready, with_overrides
 
 Json = dict[str, Any]
-_GPU, _TYPE = "nvidia.com/gpu", "nvidia.com/gpu.product"
-_SMALL = {"cpu": "3920m", "memory": "15Gi"}
-
-
-def node(name: str, allocatable: Json) -> Json:
-    """A node as the cluster has it; with GPUs it has their type as a label."""
-    labels = {"pool": "a", **({_TYPE: "NVIDIA-H200"} if _GPU in allocatable else {})}
-    metadata = {"name": name, "labels": labels}
-    return {
-        "apiVersion": kinds.NODES.api_version,
-        "kind": kinds.NODES.name,
-        "metadata": metadata,
-        "spec": {},
-        "status": {"allocatable": {"pods": "110", **allocatable}},
-    }
-
-
-_BIG = [node("gpu-0", {"cpu": "200", "memory": "2Ti", _GPU: "8"}), node("cpu-0", _SMALL)]
+_TYPE = "nvidia.com/gpu.product"
+_BIG = [
+    node("gpu-0", {"cpu": "200", "memory": "2Ti", "nvidia.com/gpu": "8"}),
+    node("cpu-0", {"cpu": "3920m", "memory": "15Gi"}),
+]
 
 
 def _lines(form: Form, **cluster: Any) -> list[str]:

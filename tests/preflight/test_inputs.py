@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from components.preflight.config import Params, advisories, contradictions, load_params
 from components.preflight.inputs import unusable_rewards
@@ -16,7 +15,7 @@ from components.shared.errors import PipelineError, RetryableError
 from components.shared.model import context_tokens
 from pipelines.cli import main
 from pipelines.requirements import missing_here
-from tests.presets import FILES, preset
+from tests.presets import FILES, preset, write_params
 from tests.register.storage_servers import BUCKET, s3_server
 
 GSM8K = {"kind": "gsm8k", "train": "train.jsonl", "test": "test.jsonl"}
@@ -48,32 +47,53 @@ def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
     assert advisories(params) == []
 
 
+CODE = "word_problems have no unit tests; leave it out, `accuracy` judges both kinds"
+
+
+def test_keys_of_two_sections_that_contradict_one_another_are_named(values: dict[str, Any]) -> None:
+    """Each by the key to change, with what would be accepted."""
+    changes = {
+        "report.gate.target": ["gsm8k"],
+        "train_grpo.validation": {"every_steps": 5},
+        "validate_data.min_train_rows": 401,
+        "validate_data.min_test_rows": 61,
+        "train_grpo.prompts_per_step": 500,
+        WEIGHTS: {"word_problems": 1.0, "math": 1.0},
+        "train_grpo.reward.weights": {"code_tests": 1.0, "environment": 1.0},
+        "train_grpo.reward.by_source": {"maths": {"environment": 1.0}},
+        "train_grpo.reward.supervision": "turn",
+        **{f"{stage}.model.prompts": {"maths": "{question}"} for stage in ("train_sft", "validate_data")},
+        "evaluate.protocol": "math-4shot",
+        "train_grpo.sampler.vllm": {"max_tokens": 71},
+    }
+    assert contradictions(_put(values, changes)) == [
+        'report.gate.target: no test problem comes from "gsm8k"; sources with test problems: word_problems',
+        f'{WEIGHTS}: no train problem comes from "math"; sources with train problems: word_problems',
+        'train_grpo.reward.by_source: no train problem comes from "maths"; sources with train problems: word_problems',
+        'train_sft.model.prompts: no problem comes from "maths"; sources: word_problems',
+        "validate_data.min_train_rows: is 401, and prepare_data.sources has at most 400 train problems",
+        "validate_data.min_test_rows: is 61, and prepare_data.sources has at most 60 test problems",
+        "train_grpo.prompts_per_step: is 500, and prepare_data.sources has at most 400 train problems",
+        f"train_grpo.reward.weights.code_tests: problems from {CODE}",
+        "train_grpo.reward.weights.environment: needs an environment: set train_sft.model.tools, or remove this key",
+        "train_grpo.reward.supervision: needs an environment: set train_sft.model.tools, or remove this key",
+        "train_grpo.validation: no source has dev problems; hold some out, such as `dev_fraction: 0.05` "
+        "(`num_dev: 200` of word_problems) in one of prepare_data.sources, or set train_grpo.validation: null",
+        "train_grpo.sampler.vllm.max_tokens: is 71; a prompt (validate_data.max_prompt_tokens) with its completion "
+        "(train_grpo.sampling.max_new_tokens) takes up to 72",
+        "evaluate.protocol: math-4shot asks problems from math or math500, and word_problems has test problems, too",
+        "evaluate.protocol: math-4shot shows solved examples, and no train problem comes from math or math500",
+    ]
+
+
 @pytest.mark.parametrize(
     ("changes", "lines"),
     [
         (
-            {"report.gate.target": ["gsm8k"]},
-            ['report.gate.target: no test problem comes from "gsm8k"; sources with test problems: word_problems'],
-        ),
-        (
-            {"train_grpo.validation": {"every_steps": 5}},
-            [
-                "train_grpo.validation: no source has dev problems; hold some out, such as `dev_fraction: 0.05` "
-                "(`num_dev: 200` of word_problems) in one of prepare_data.sources, or set train_grpo.validation: null"
-            ],
-        ),
-        (
-            {"prepare_data.sources": [{"kind": "gsm8k", "train": "a"}], "report.gate.target": ["gsm8k"]},
+            {"prepare_data.sources": [{"kind": "gsm8k", "train": "a"}]},
             [
                 "prepare_data.sources: no source has test problems; set `test`, `test_fraction` or `num_test` of one",
-                'report.gate.target: no test problem comes from "gsm8k"; sources with test problems: none',
-            ],
-        ),
-        (
-            {"validate_data.min_train_rows": 401, "validate_data.min_test_rows": 61},
-            [
-                "validate_data.min_train_rows: is 401, and prepare_data.sources has at most 400 train problems",
-                "validate_data.min_test_rows: is 61, and prepare_data.sources has at most 60 test problems",
+                'report.gate.target: no test problem comes from "word_problems"; sources with test problems: none',
             ],
         ),
         # A source whose file alone decides how many problems it has contradicts no number.
@@ -83,37 +103,8 @@ def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
             ["validate_data.min_train_rows: is 100,000, and prepare_data.sources has at most 1,400 train problems"],
         ),
         (
-            {"train_grpo.prompts_per_step": 500},
-            ["train_grpo.prompts_per_step: is 500, and prepare_data.sources has at most 400 train problems"],
-        ),
-        (
-            {WEIGHTS: {"word_problems": 1.0, "math": 1.0}},
-            [f'{WEIGHTS}: no train problem comes from "math"; sources with train problems: word_problems'],
-        ),
-        (
-            {"prepare_data.sources": [WORDS, GSM8K], WEIGHTS: {"word_problems": 1.0}},
-            [f'{WEIGHTS}: "gsm8k" has train problems and no weight; give it one (0 leaves it out)'],
-        ),
-        (
-            {"train_grpo.reward.by_source": {"maths": {"accuracy": 1.0}}},
-            [
-                'train_grpo.reward.by_source: no train problem comes from "maths"; sources with train problems: '
-                "word_problems"
-            ],
-        ),
-        (
             {"train_grpo.reward.by_source": {"word_problems": {"code_tests": 1.0}}},
-            [
-                "train_grpo.reward.by_source.word_problems.code_tests: problems from word_problems have no unit tests; "
-                "leave it out, `accuracy` judges both kinds"
-            ],
-        ),
-        (
-            {
-                "train_sft.model.prompts": {"maths": "{question}"},
-                "validate_data.model.prompts": {"maths": "{question}"},
-            },
-            ['train_sft.model.prompts: no problem comes from "maths"; sources: word_problems'],
+            [f"train_grpo.reward.by_source.word_problems.code_tests: problems from {CODE}"],
         ),
         (
             {"prepare_data.sources": [{"kind": "dataset", "train": "a.csv", "name": "sums"}, WORDS], WEIGHTS: {"a": 1}},
@@ -123,42 +114,13 @@ def test_no_shipped_preset_contradicts_itself(path: Path) -> None:
                 f'{WEIGHTS}: "word_problems" has train problems and no weight; give it one (0 leaves it out)',
             ],
         ),
-        (
-            {"train_grpo.reward.weights": {"code_tests": 1.0}},
-            [
-                "train_grpo.reward.weights.code_tests: problems from word_problems have no unit tests; "
-                "leave it out, `accuracy` judges both kinds"
-            ],
-        ),
-        (
-            {"train_grpo.reward.weights": {"environment": 1.0}, "train_grpo.reward.supervision": "turn"},
-            [
-                f"train_grpo.reward.{key}: needs an environment: set train_sft.model.tools, or remove this key"
-                for key in ("weights.environment", "supervision")
-            ],
-        ),
-        (
-            {"evaluate.protocol": "math-4shot"},
-            [
-                "evaluate.protocol: math-4shot asks problems from math or math500, and word_problems has test "
-                "problems, too",
-                "evaluate.protocol: math-4shot shows solved examples, and no train problem comes from math or math500",
-            ],
-        ),
         ({"train_grpo.sampler.vllm": {"max_tokens": 72}}, []),
-        (
-            {"train_grpo.sampler.vllm": {"max_tokens": 71}},
-            [
-                "train_grpo.sampler.vllm.max_tokens: is 71; a prompt (validate_data.max_prompt_tokens) with its "
-                "completion (train_grpo.sampling.max_new_tokens) takes up to 72"
-            ],
-        ),
     ],
 )
-def test_keys_of_two_sections_that_contradict_one_another_are_named(
+def test_sources_and_limits_decide_what_contradicts(
     values: dict[str, Any], changes: dict[str, Any], lines: list[str]
 ) -> None:
-    """Each by the key to change, with what would be accepted."""
+    """By the splits, sizes and names of sources, and to the token."""
     assert contradictions(_put(values, changes)) == lines
 
 
@@ -192,18 +154,19 @@ def test_everything_that_a_run_lacks_is_named_at_once(
     (tmp_path / "broken_rewards.py").write_text("raise SystemExit(0)\n")
     (tmp_path / "test.jsonl").write_text("{}\n")
     del values["validate_data"]["model"]
+    rewards = ("my_rewards:brevity", "my_rewards:bervity", "broken_rewards:any", "reward_model")
     changes = {
         "prepare_data.sources": [GSM8K],
         "train_sft.model.base": "nobody/no-such-model",
-        "train_grpo.reward.weights": {"my_rewards:brevity": 1.0, "my_rewards:bervity": 1.0, "reward_model": 1.0},
+        "train_grpo.reward.weights": dict.fromkeys(rewards, 1.0),
         "train_grpo.reward.model": {"base": "judge"},
         "register.registry": f"file://{tmp_path}/no-registry",
     }
     _put(values, changes)
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    write_params(tmp_path / "mine.yaml", values)
     assert main(["run", "--params", "mine.yaml"]) == 2
     first, *lines = capsys.readouterr().err.splitlines()
-    assert first == "error: 8 to correct before this run can start"
+    assert first == "error: 9 to correct before this run can start"
     assert sorted(line.split(": ")[1] for line in lines) == [
         "prepare_data.sources.0.test",
         "prepare_data.sources.0.train",
@@ -211,12 +174,11 @@ def test_everything_that_a_run_lacks_is_named_at_once(
         "register.storage",
         "report.gate.target",
         "train_grpo.reward.model.base",
+        "train_grpo.reward.weights.broken_rewards:any",
         "train_grpo.reward.weights.my_rewards:bervity",
         "train_sft.model.base",
     ]
     assert not (tmp_path / "outputs").exists()
-    params = _put(values, {"train_grpo.reward.weights": {"broken_rewards:any": 1.0, "reward_model": 1.0}})
-    assert any("broken_rewards" in line for line in missing_here(params))
 
 
 def test_rewards_are_called_once_before_the_first_stage(
@@ -253,22 +215,25 @@ def test_rewards_are_called_once_before_the_first_stage(
         assert line == f"train_grpo.{key}.key_variable: the environment has no NOT_SET"
 
 
+@pytest.mark.parametrize("section", ["train_sft.model.tools", "evaluate.tools"])
 @pytest.mark.parametrize(
     ("tools", "line"),
     [
-        (
-            {"environment": "search", "arguments": {"file": "no.jsonl"}},
-            "train_sft.model.tools.arguments.file: no.jsonl: no such file",
-        ),
+        ({"environment": "search", "arguments": {"file": "no.jsonl"}}, "arguments.file: no.jsonl: no such file"),
         (
             {"environment": "my_games:Maze", "arguments": {"depth": 3}},
-            "train_sft.model.tools.arguments.depth: no such argument; accepted: size",
+            "arguments.depth: no such argument; accepted: size",
         ),
         ({"environment": "my_games:Maze", "arguments": {"size": 3}}, None),
     ],
 )
 def test_an_environment_that_cannot_be_made_is_reported(
-    values: dict[str, Any], tools: dict[str, Any], line: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    values: dict[str, Any],
+    section: str,
+    tools: dict[str, Any],
+    line: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before anything is trained: a file that is missing, or an argument that its class does not take."""
     monkeypatch.chdir(tmp_path)
@@ -276,47 +241,25 @@ def test_an_environment_that_cannot_be_made_is_reported(
     methods = ("__init__(self, size)", "reset(self, problem)", "step(self, text)")
     source = "\n".join(["class Maze:", *(f"    def {each}: ..." for each in methods)])
     (tmp_path / "my_games.py").write_text(source)
-    values["train_sft"]["model"]["tools"] = {**tools, "max_observation_tokens": 16}
     values["validate_data"].pop("model", None)
-    lines = missing_here(Params.model_validate(values))
-    assert [each for each in lines if "tools" in each] == ([line] if line else [])
-    values["train_sft"]["model"]["tools"] = None
-    values["evaluate"] = {**values.get("evaluate", {}), "tools": {**tools, "max_observation_tokens": 16}}
-    lines = missing_here(Params.model_validate(values))
-    assert [each for each in lines if "tools" in each] == (
-        [line.replace("train_sft.model", "evaluate")] if line else []
-    )
+    lines = missing_here(_put(values, {section: {**tools, "max_observation_tokens": 16}}))
+    assert [each for each in lines if "tools" in each] == ([f"{section}.{line}"] if line else [])
 
 
-def test_a_file_of_another_format_is_refused_by_its_first_rows(
-    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One good row among the first is enough: how many may be malformed is decided when all are read."""
-    monkeypatch.chdir(tmp_path)
-    rows = ["question,answer", *(f"What is {number}?,{number}" for number in range(30))]
-    (tmp_path / "train.jsonl").write_text("\n".join(rows))
-    (tmp_path / "test.jsonl").write_text("{}\n" * 5 + json.dumps({"question": "1?", "answer": "#### 1"}) + "\n")
-    (line,) = missing_here(_put(values, {"prepare_data.sources": [GSM8K]}))
-    assert line.startswith(
-        "prepare_data.sources.0.train: train.jsonl: none of its first 20 rows can be used; train.jsonl:1"
-    )
-
-
-def test_a_tracker_whose_package_is_missing_is_named(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for both trainings; a tracker that is not configured needs no package."""
+def test_a_tracker_that_cannot_be_used_is_named(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for both trainings, for a package that is missing or a server that does not answer."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else find(name))
     assert missing_here(_put(values, {"train_grpo.tracking": {"tensorboard": True}})) == []
-    both = {f"{stage}.tracking": {"wandb": {"project": "sums"}} for stage in ("train_sft", "train_grpo")}
+    package = {"wandb": {"project": "sums"}}
+    server = {"mlflow": {"uri": "http://127.0.0.1:9", "experiment": "sums"}}
+    both = {"train_sft.tracking": package, "train_grpo.tracking": package | server}
+    lines = missing_here(_put(values, both))
     missing = ["train_grpo.tracking.wandb: needs the Python package wandb, which is not installed"]
-    assert missing_here(_put(values, both)) == missing
-
-
-def test_a_tracking_server_that_does_not_answer_is_named(values: dict[str, Any]) -> None:
-    """Trainings would wait a minute for it at their ends."""
-    address = "http://127.0.0.1:9"
-    (line,) = missing_here(_put(values, {"train_grpo.tracking": {"mlflow": {"uri": address, "experiment": "sums"}}}))
-    assert line.startswith(f"train_grpo.tracking.mlflow.uri: {address} does not answer (")
+    assert [line for line in lines if "wandb" in line] == missing
+    assert any(
+        line.startswith("train_grpo.tracking.mlflow.uri: http://127.0.0.1:9 does not answer (") for line in lines
+    )
 
 
 SUMS = {"kind": "dataset", "train": "sums.csv", "test_fraction": 0.2, "columns": {"question": "q", "answer": "a"}}
@@ -338,10 +281,9 @@ SUMS = {"kind": "dataset", "train": "sums.csv", "test_fraction": 0.2, "columns":
 def test_dataset_is_refused_before_anything_runs(
     values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], line: str | None
 ) -> None:
-    """By what is in its first rows, with the columns and formats that there are."""
+    """By what is in its first rows, with the columns and formats that there are; one good row among them is enough."""
     monkeypatch.chdir(tmp_path)
-    rows = [f"What is {number} + 1?,{number + 1},#### {number + 1}" for number in range(100)]
-    (tmp_path / "sums.csv").write_text("\n".join(["q,a,steps", *rows]))
+    (tmp_path / "sums.csv").write_text("q,a,steps\nWhat is 1 + 1?,2,#### 2\n" + 30 * ",,\n")
     (tmp_path / "sums.xlsx").write_bytes(b"PK\x03\x04")
     solved = {"columns": {**SUMS["columns"], "solution": "steps"}}  # type: ignore[dict-item]
     lines = missing_here(_put(values, {"prepare_data.sources": [SUMS | solved | changes]}))
@@ -381,17 +323,13 @@ def test_fine_tuning_on_problems_without_solutions_is_refused(
 
 
 def test_limits_beyond_what_the_base_model_reads_are_named(values: dict[str, Any]) -> None:
-    """A model made from scratch has its limit in its preset; others have it in their config."""
+    """A model made from scratch has its limit in its preset; an environment of evaluation alone has other limits."""
     assert missing_here(_put(values, {"evaluate.max_new_tokens": 465, "train_sft.max_tokens": 513})) == [
         "evaluate.max_new_tokens: 465 tokens after a prompt of up to 48 (validate_data.max_prompt_tokens) are more "
         "than the 512 that scratch:tiny reads",
         "train_sft.max_tokens: is 513, and scratch:tiny reads 512 tokens",
     ]
     assert missing_here(_put(values, {"evaluate.max_new_tokens": 464, "train_sft.max_tokens": 512})) == []
-
-
-def test_evaluation_may_have_an_environment_with_other_limits(values: dict[str, Any]) -> None:
-    """It takes precedence over training's, which a protocol with a prompt leaves out."""
     tools = {"environment": "calculator", "max_turns": 3, "max_observation_tokens": 32}
     models = {f"{stage}.model.tools": tools for stage in ("train_sft", "validate_data")}
     longer = {"evaluate.max_new_tokens": 337, "evaluate.tools": {**tools, "max_turns": 5}}

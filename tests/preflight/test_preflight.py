@@ -13,9 +13,10 @@ from components.preflight.form import Form
 from components.preflight.inputs import run_concurrently
 from components.preflight.preflight import preflight
 from components.shared.deployment import DeploymentConfig
+from components.shared.environment import KUBECONFIG_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from tests.fake_cluster import BEFORE, ApiServer, Fault, kinds
-from tests.preflight.conftest import CLAIM, DEPLOYMENT, GSM8K, claim, git, ready, with_overrides
+from tests.preflight.conftest import CLAIM, DEPLOYMENT, GSM8K, claim, git, node, ready, with_overrides
 
 
 def fast_clock() -> Clock:
@@ -25,6 +26,7 @@ def fast_clock() -> Clock:
 
 
 _NOT_CHECKED = "not checked until this is right: "
+_SMALL_NODE = node("small", {"cpu": "8", "memory": "24Gi", "nvidia.com/gpu": "1"})
 
 
 def _lines(form: Form, *, deployment: dict[str, Any] | None = None, clock: Clock | None = None) -> list[str]:
@@ -102,32 +104,15 @@ def test_everything_wrong_is_reported_at_once(server: ApiServer, form: Form, tmp
     ]
 
 
-def test_contradictions_and_missing_inputs_are_named_by_parameter(
-    server: ApiServer, form: Form, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The gate's target, limits, the base model and rewards of one's own are checked before anything is spent."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    wrong = with_overrides(form, report={"gate": {"target": ["gsm8k"]}}, validate_data={"min_test_rows": 10_000})
-    subjects = ["overrides.report.gate.target", "overrides.validate_data.min_test_rows"]
-    assert _subjects(_lines(wrong)) == subjects
-    weights = {"accuracy": 1.0, "no_such_module:reward": 1.0, "reward_model": 1.0}
-    reward = {"weights": weights, "model": {}}
-    wrong = with_overrides(form | {"base_model": "nobody/no-such-model"}, train_grpo={"reward": reward})
-    assert _subjects(_lines(wrong)) == [
-        "base_model",
-        "overrides.train_grpo.reward.weights.no_such_module",
-    ]
-
-
 def test_a_base_model_that_does_not_exist_is_the_only_complaint(
     server: ApiServer, form: Form, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Needs depend on the model and are not guessed; a note names what was not checked."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    _add_small_node(server)
+    server.cluster.add(_SMALL_NODE)
     for base in ("nobody/no-such-model", "/models/none"):
         with pytest.raises(PipelineError) as raised:
-            ready(form | {"base_model": base})
+            ready(form | {"base_model": base}, train_grpo={"reward": {"weights": {"reward_model": 1.0}, "model": {}}})
         line, note = str(raised.value).splitlines()
         assert line.startswith(f"base_model: {base}: ")
         assert note == f"{_NOT_CHECKED}capacity"
@@ -135,27 +120,11 @@ def test_a_base_model_that_does_not_exist_is_the_only_complaint(
 
 def test_memory_for_a_model_that_cannot_be_seen_is_said_to_be_a_guess(server: ApiServer, form: Form) -> None:
     """The volume is not mounted where preflight runs; what somebody has set is no guess."""
-    _add_small_node(server)
+    server.cluster.add(_SMALL_NODE)
     form |= {"base_model": "/work/models/large", "cluster_gpus_per_node": 0}
-    training, evaluation = _lines(form)
-    for line in (training, evaluation):
-        assert line.endswith(
-            "; /work/models/large cannot be looked into before the run starts: set the memory that it takes"
-        )
-    training = _line(with_overrides(form, cluster={"memory_per_node_gib": 60, "evaluate_memory_gib": 1}))
-    assert "cannot be looked into" not in training
-
-
-def _add_small_node(server: ApiServer) -> None:
-    amounts = {"cpu": "8", "memory": "24Gi", "nvidia.com/gpu": "1", "pods": "100", "ephemeral-storage": "100Gi"}
-    node = {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": {"name": "small"},
-        "spec": {},
-        "status": {"allocatable": amounts},
-    }
-    server.cluster.add(node)
+    guess = "; /work/models/large cannot be looked into before the run starts: set the memory that it takes"
+    assert [line.endswith(guess) for line in _lines(form)] == [True, True]
+    assert guess not in _line(with_overrides(form, cluster={"memory_per_node_gib": 60, "evaluate_memory_gib": 1}))
 
 
 _LATEST, _UNTAGGED = "registry.example/gpu:latest", "registry.example:5000/ml/gpu"
@@ -179,6 +148,11 @@ _FROM_FILES = {**GSM8K, "report": {"gate": {"target": ["gsm8k"]}}}
         (
             *({}, {"train_grpo": {"sampling": {"max_new_tokens": 500}}}, {}),
             "overrides.train_grpo.sampling.max_new_tokens: 500 tokens after a prompt of up to 48 ",
+        ),
+        ({}, {"validate_data": {"min_test_rows": 10_000}}, {}, "overrides.validate_data.min_test_rows: is 10,000"),
+        (
+            *({}, {"train_grpo": {"reward": {"weights": {"no_such_module:reward": 1.0}}}}, {}),
+            "overrides.train_grpo.reward.weights.no_such_module",
         ),
         ({}, _FROM_FILES, {}, "data_repository: is empty, and train.jsonl is read from a git and DVC"),
         (
@@ -303,7 +277,9 @@ def test_a_busy_api_server_is_asked_again(server: ApiServer, form: Form) -> None
     assert server.faults.pending == []
 
 
-def test_a_cluster_in_trouble_is_no_mistake_of_the_form(server: ApiServer, form: Form) -> None:
+def test_a_cluster_in_trouble_is_no_mistake_of_the_form(
+    server: ApiServer, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a minute it is reported as such, to be tried again; a mistake that is certain decides all the same."""
     server.faults.add(Fault("POST", "/trainjobs", status=504, times=1000))
     clock = fast_clock()
@@ -315,13 +291,8 @@ def test_a_cluster_in_trouble_is_no_mistake_of_the_form(server: ApiServer, form:
     assert 60 <= clock.monotonic() <= 120
     lines = _lines(form, deployment={"image_gpu": _LATEST}, clock=fast_clock())
     assert [line.split(":")[0] for line in lines] == ["deployment.image_gpu", "training job"]
-
-
-def test_no_cluster_is_one_line(form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside a pod and without a kubeconfig the checks of the parameters are made all the same."""
-    monkeypatch.setenv("GRPO_PIPELINE_KUBECONFIG", str(tmp_path / "none"))
-    lines = _lines(form | {"grpo_num_steps": 0})
-    assert [line.split(":")[0] for line in lines] == ["grpo_num_steps", "cluster"]
+    monkeypatch.setenv(KUBECONFIG_VARIABLE, str(tmp_path / "none"))
+    assert _subjects(_lines(form | {"grpo_num_steps": 0})) == ["cluster", "grpo_num_steps"]
 
 
 def test_no_check_waits_for_another() -> None:
