@@ -68,13 +68,14 @@ def base_image() -> str:
     return subprocess.run([ROOT / "images/base.sh"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-def build(*options: str) -> dict[str, str]:
-    """Run `make images` for processors and return the variables that it prints."""
+def build(*options: str) -> "dict[str, Image]":
+    """Run `make images` for processors and return each image by its kind, `light` or `gpu`."""
     command = ["python3", "-m", "images.build", "--base", base_image(), "--variant", "cpu", *options]
     environment = {**os.environ, "CONTAINER_ENGINE": "podman"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
-    return dict(pair.split("=", 1) for pair in ended.stdout.splitlines()[-1].split())
+    made = map(Image, ended.stdout.splitlines()[:-1])
+    return {image.kind: image for image in made}
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,16 @@ class Image:
 
     name: str
 
+    @property
+    def kind(self) -> str:
+        """`light` or `gpu`."""
+        return self.name.rpartition(":")[0].rpartition("python-")[2]
+
     def run(self, *command: str, folder: Path | None = None, user: str = "") -> str:
         """Run a command as a cluster would that trusts nobody, and return what it prints.
 
-        The root is read-only, /tmp and memory are all there is to write to, there is no network, and the user is
-        nobody's.
-        `folder` is where the command works, with the same path as outside.
+        The root is read-only, /tmp, memory and `folder`, where the command works, are all there is to write to, there
+        is no network, and the user is nobody's.
         """
         options = ["--rm", "--read-only", "--tmpfs", "/tmp", "--shm-size", "1g", "--network", "none"]
         options += ["--cap-drop", "all", "--security-opt", "no-new-privileges"]
