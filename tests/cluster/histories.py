@@ -31,7 +31,7 @@ from components.shared.work import last_step
 from pipelines.graph import RESOURCES
 from tests.cluster.launched import NUM_RANKS, STEP
 from tests.cluster.processes import ROOT
-from tests.fake_cluster import AFTER, ApiServer, Change, Fault, Json, kinds, script
+from tests.fake_cluster import ApiServer, Change, Fault, Json, kinds, script
 from tests.fake_cluster.http import Request
 
 STEP_S = 5.0
@@ -174,7 +174,6 @@ class History:
         self.violations: list[str] = []
         self.struck: list[str] = []
         """Runs of launchers that got a signal in the middle of a request."""
-        self._guards = True
         self.server.before = self._hit
         self.begun: list[str] = []
         """Jobs whose pods have begun to train, the last one last."""
@@ -402,7 +401,7 @@ class History:
         is_deleted = change.type == "DELETED" or "deletionTimestamp" in metadata
         was_deleted = change.before is not None and "deletionTimestamp" in change.before["metadata"]
         has_ended = any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)
-        if not is_deleted or was_deleted or has_ended or metadata["name"] in self.succeeded or not self._guards:
+        if not is_deleted or was_deleted or has_ended or metadata["name"] in self.succeeded:
             return
         run = next(each for each in self.runs if each.id == metadata["labels"][kube.RUN_ID])
         is_over = run.end is not None or run.terminated_s is not None
@@ -422,14 +421,6 @@ class History:
         pods = [pod for pod in self.cluster.all(kinds.PODS) if pod["metadata"]["name"] == launcher.pod]
         return self._is_deleted(launcher) or "DisruptionTarget" in str(pods)
 
-    def delete_jobs(self) -> None:
-        """Delete the jobs, as a person may."""
-        self._guards = False
-        for job in self.cluster.all(kinds.TRAIN_JOBS):
-            self.note(f"somebody deletes {job['metadata']['name']}")
-            self.cluster.remove(kinds.TRAIN_JOBS, job["metadata"]["name"])
-        self._guards = True
-
     def strike(self, method: str, number: signal.Signals) -> None:
         """Send a signal to the next launcher that makes a request of this method, before the request has its effect."""
         self.note(f"{number.name} at the next {method}")
@@ -446,19 +437,6 @@ class History:
         os.kill(launcher.pid, number)
         if number == signal.SIGKILL:
             self.after(60, lambda: self.cluster.lose(launcher.pod))
-
-    def evict_launcher(self, run: Run) -> None:
-        """End a launcher whose node is short of memory."""
-        launcher = run.launcher
-        if launcher and launcher.pid and launcher.exit_code is None:
-            self.note(f"{launcher.pod} is evicted")
-            self.cluster.announce_eviction(launcher.pod)
-            self._stop(launcher, _GRACE_S)
-
-    def lose_answers(self, method: str, times: int) -> None:
-        """Let the next requests of a method take effect, and drop their answers."""
-        self.note(f"answers to {method} are lost")
-        self.server.faults.add(Fault(method, drop=AFTER, times=times))
 
     def pause_controllers(self, seconds: float) -> None:
         """Restart the controllers of Trainer, JobSet and Kueue."""
