@@ -220,7 +220,9 @@ def test_results_of_an_earlier_attempt_are_used(job: Launched) -> None:
     assert job.num_submissions() == 2
 
 
-@pytest.mark.parametrize("before", ["failed", "has other settings", "is of another run", "is removed with its run"])
+@pytest.mark.parametrize(
+    "before", ["failed", "has other settings", "is removed", "is of another run", "is removed with its run"]
+)
 def test_two_jobs_never_share_a_folder_of_checkpoints(job: Launched, before: str) -> None:
     """A job is created once nothing is left of the job before, and of its pods."""
     failed = before == "failed"
@@ -236,10 +238,10 @@ def test_two_jobs_never_share_a_folder_of_checkpoints(job: Launched, before: str
             left.extend(each["metadata"]["name"] for each in found if each["metadata"]["uid"] != _uid(change.after))
 
     job.server.store.listen(look)
-    other = job if failed else replace(job, changes={**job.changes, "cpu_per_node": 7})
+    other = job if failed or before == "is removed" else replace(job, changes={**job.changes, "cpu_per_node": 7})
     if "run" in before:
         other = replace(other, run_id="another-run")
-    if before == "is removed with its run":
+    if "is removed" in before:
         job.cluster.remove(kinds.TRAIN_JOBS, old["metadata"]["name"])
     job.play(*other.success())
     assert other.run() == RESULT
