@@ -168,7 +168,6 @@ def test_partial_copy_of_an_input_is_not_used(run: Any, tmp_path: Path, monkeypa
         with pytest.raises(KilledError):
             run("1")
     run("2")
-    assert (CALLS[0] / "train.jsonl").read_text() == "{}\n"
     assert lineage.digest(CALLS[0]) == lineage.digest(tmp_path / "problems")
 
 

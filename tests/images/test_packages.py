@@ -168,13 +168,12 @@ def test_pypi_comes_last_and_one_line_says_so(tmp_path: Path, capfd: pytest.Capt
 
 def test_settings_of_pip_are_read_as_pip_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable comes before a file, and in a file what is for `install` before what is for all commands."""
-    settings = tmp_path / "pip.conf"
-    settings.write_text("[global]\nfind-links = /one\nindex-url = https://a\n[install]\nindex-url = https://b\n")
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    settings = "[global]\nfind-links = /one\nindex-url = https://a\n[install]\nindex-url = https://b\n"
+    (tmp_path / "pip.conf").write_text(settings)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.delenv("PIP_INDEX_URL", raising=False)
     monkeypatch.setenv("PIP_FIND_LINKS", "/three")
-    assert pip_setting("index-url") == "https://b"
-    assert pip_setting("find-links") == "/three"
+    assert (pip_setting("index-url"), pip_setting("find-links")) == ("https://b", "/three")
 
 
 _WORKS = """class Version: cuda = "12.6"

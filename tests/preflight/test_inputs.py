@@ -195,18 +195,13 @@ def test_rewards_are_called_once_before_the_first_stage(
     )
     names = [f"my_rewards:{name}" for name in ("raises", "text", "one", "fine")]
     judge = {"base_url": "http://127.0.0.1:9/v1", "model": "judge"}
-    changes = {
-        "train_grpo.reward.weights": dict.fromkeys([*names, "judge"], 1.0),
-        "train_grpo.reward.judge": judge,
-        "train_grpo.reward.supervision": "process",
-    }
-    params = _put(values, changes)
+    weights = {"weights": dict.fromkeys([*names, "judge"], 1.0), "judge": judge, "supervision": "process"}
+    params = _put(values, {f"train_grpo.reward.{key}": value for key, value in weights.items()})
     one, raises, text, asked = unusable_rewards(params, trained_here=True)
     assert "1 for 2 completions" in one
     assert "no_such_field" in raises
     assert "my_rewards:text: reward my_rewards:text raised ValueError" in text
-    assert "train_grpo.reward.judge: " in asked
-    assert "127.0.0.1:9" in asked
+    assert asked.startswith("train_grpo.reward.judge: ")
     assert unusable_rewards(params, trained_here=False) == []
     teacher = {"base": "teacher", "server": "http://teacher:8000/v1"}
     for key, section in {"teacher": teacher, "reward.judge": judge}.items():
@@ -342,43 +337,40 @@ def test_limits_beyond_what_the_base_model_reads_are_named(values: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("config", "missing", "expected"),
+    ("config", "tokens"),
     [
-        ({"max_position_embeddings": 4096}, "", 4096),
-        ({"n_positions": 1024}, "", 1024),
-        ({"text_config": {"max_position_embeddings": 2048}}, "", 2048),
-        ({"max_position_embeddings": 4096, "rope_scaling": {"factor": 8.0}}, "", None),
-        ({}, "", None),
-        ({}, "config.json", r"holds no config\.json"),
-        ({}, "model.safetensors", "holds no weights"),
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"n_positions": 1024}, 1024),
+        ({"text_config": {"max_position_embeddings": 2048}}, 2048),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"factor": 8.0}}, None),
     ],
 )
 def test_the_context_of_a_model_is_read_from_its_config(
-    tmp_path: Path, config: dict[str, Any], missing: str, expected: int | str | None
+    tmp_path: Path, config: dict[str, Any], tokens: int | None
 ) -> None:
     """Under the names of several families, where it is certain; half a model is refused."""
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        if name != missing:
-            (tmp_path / name).write_text(json.dumps(config))
-    if isinstance(expected, str):
-        with pytest.raises(PipelineError, match=expected):
+        (tmp_path / name).write_text(json.dumps(config))
+    assert context_tokens(str(tmp_path)) == tokens
+    for name, problem in {"model.safetensors": "holds no weights", "config.json": r"holds no config\.json"}.items():
+        (tmp_path / name).unlink()
+        with pytest.raises(PipelineError, match=problem):
             context_tokens(str(tmp_path))
-    else:
-        assert context_tokens(str(tmp_path)) == expected
 
 
 @pytest.mark.slow
 def test_storage_is_asked_with_the_credentials_of_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real S3 server at an address from the environment: right and wrong secrets, and a bucket that is not there."""
     config = RegisterConfig(storage=f"s3://{BUCKET}/versions")
+    refused = f"{config.storage}: cannot be listed: "
     with s3_server(tmp_path / "s3") as server:
         for name, value in {**server.credentials, "AWS_ENDPOINT_URL": server.endpoint}.items():
             monkeypatch.setenv(name, value)
         assert list_storage(config) == []
         with pytest.raises(PipelineError, match=r"s3://nosuch: cannot be listed: .*bucket does not exist"):
-            list_storage(config.model_copy(update={"storage": "s3://nosuch"}))
+            list_storage(RegisterConfig(storage="s3://nosuch"))
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-        with pytest.raises(PipelineError, match=f"{config.storage}: cannot be listed: .*credentials"):
+        with pytest.raises(PipelineError, match=f"{refused}.*credentials"):
             list_storage(config)
-    with pytest.raises(RetryableError, match=f"{config.storage}: cannot be listed: Could not connect"):
+    with pytest.raises(RetryableError, match=f"{refused}Could not connect"):
         list_storage(config)
