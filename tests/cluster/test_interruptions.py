@@ -103,7 +103,7 @@ def test_job_whose_creation_is_under_way_is_deleted_too(job: Launched) -> None:
     assert job.trainjobs() == []
 
 
-@pytest.mark.parametrize("disturbance", ["drain", "evict", "lose", "preempt", "pause"])
+@pytest.mark.parametrize("disturbance", ["drain", "evict", "remove", "preempt", "pause"])
 def test_disturbed_training_goes_on(job: Launched, disturbance: str) -> None:
     """As the same job: its pods start anew, once Kueue admits it or the controllers are back."""
     job.cluster.remove(kinds.TRAINING_RUNTIMES, "grpo-torch")
@@ -111,12 +111,18 @@ def test_disturbed_training_goes_on(job: Launched, disturbance: str) -> None:
     job.changes.update(queue="research")
 
     def disturb() -> None:
-        if disturbance == "preempt":
-            job.cluster.preempt(job.trainjobs()[0]["metadata"]["name"], 300)
-        elif disturbance == "pause":
-            job.cluster.controllers_return_s = job.server.clock.monotonic() + 300
-        else:
-            getattr(job.cluster, disturbance)(job.cluster.all(kinds.PODS)[0]["metadata"]["name"])
+        pod = job.cluster.all(kinds.PODS)[0]["metadata"]["name"]
+        match disturbance:
+            case "drain":
+                job.cluster.drain(pod)
+            case "evict":
+                job.cluster.evict(pod)
+            case "remove":
+                job.cluster.remove(kinds.PODS, pod)
+            case "preempt":
+                job.cluster.preempt(job.trainjobs()[0]["metadata"]["name"], 300)
+            case "pause":
+                job.cluster.controllers_return_s = job.server.clock.monotonic() + 300
 
     job.play(script.Queued(30), script.Running(60), script.Do(disturb), script.Running(60), *job.success())
     assert job.run() == RESULT
@@ -127,7 +133,6 @@ def test_disturbed_training_goes_on(job: Launched, disturbance: str) -> None:
 @pytest.mark.parametrize(
     ("until_s", "is_overtaken"),
     [(150, False), (230, False), (1e9, True)],
-    ids=["until it is admitted", "a little longer", "for ever"],
 )
 def test_queued_job_leaves_its_folder_to_another_run(
     job: Launched, monkeypatch: pytest.MonkeyPatch, until_s: float, is_overtaken: bool

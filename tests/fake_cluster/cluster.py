@@ -74,11 +74,6 @@ class ScriptedCluster:
             self._pods.disrupt(self._find(PODS, name), "TerminationByKubelet", _LOW_MEMORY)
             self._pods.stop(self._find(PODS, name), 137, "Error", evicted=_LOW_MEMORY)
 
-    def lose(self, name: str) -> None:
-        """Remove a pod without a word, as when its node is gone and somebody deletes it by force."""
-        with self.store.clock.changed:
-            self.remove(PODS, name)
-
     def preempt(self, job: str, seconds: float) -> None:
         """Suspend a job that runs, as Kueue does, and admit it again after so many seconds."""
         with self.store.clock.changed:
