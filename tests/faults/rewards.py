@@ -28,12 +28,6 @@ def slow_in_one(problem: Any, completion: Any, grade: Any) -> float:
     return shortness(problem, completion, grade)
 
 
-def slow_in_all(problem: Any, completion: Any, grade: Any) -> float:
-    """Be slow in every process."""
-    time.sleep(SLOW_S)
-    return shortness(problem, completion, grade)
-
-
 def endless(problem: Any, completion: Any, grade: Any) -> float:
     """Hang."""
     if next(_calls) == CALLS_BEFORE:
