@@ -112,12 +112,11 @@ class Launched:
             job.write_outcome(rank, {"result": RESULT, "exit_code": 0})
         (Path(job.outputs["policy"]) / "weights").write_text("learned")
 
-    def fail(self, *, rank: int = 0, error: str = "", exit_code: int = 75) -> None:
-        """Write what a failed rank writes; no outcome without an error."""
+    def fail(self, rank: int, error: str, exit_code: int) -> None:
+        """Write what a failed rank writes."""
         job = Job.read(self.job.folder)
         job.start_rank(rank)
-        if error:
-            job.write_outcome(rank, {"error": error, "exit_code": exit_code})
+        job.write_outcome(rank, {"error": error, "exit_code": exit_code})
         job.write_failures(rank, [RankFailure(rank, exit_code, 1)])
 
     def success(self, *before: script.Step) -> tuple[script.Step, ...]:
@@ -132,9 +131,9 @@ class Launched:
         """How often a job was submitted."""
         return len([request for request in self.server.requests if request.method == "POST"])
 
-    def records(self, name: str, attempt: int = 1) -> Any:
-        """What was recorded of an attempt."""
-        path = self.stage.records / f"attempt-{attempt}" / name
+    def records(self, name: str) -> Any:
+        """What was recorded of the first attempt."""
+        path = self.stage.records / "attempt-1" / name
         return jsonl.read_json(path) if path.suffix == ".json" else path.read_text()
 
 

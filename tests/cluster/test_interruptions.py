@@ -130,14 +130,11 @@ def test_disturbed_training_goes_on(job: Launched, disturbance: str) -> None:
     assert job.trainjobs() == job.cluster.all(kinds.PODS) == []
 
 
-@pytest.mark.parametrize(
-    ("until_s", "is_overtaken"),
-    [(150, False), (230, False), (1e9, True)],
-)
+@pytest.mark.parametrize(("until_s", "ending"), [(150, "stops"), (150, "finishes"), (230, "stops"), (1e9, "")])
 def test_queued_job_leaves_its_folder_to_another_run(
-    job: Launched, monkeypatch: pytest.MonkeyPatch, until_s: float, is_overtaken: bool
+    job: Launched, monkeypatch: pytest.MonkeyPatch, until_s: float, ending: str
 ) -> None:
-    """Its pods begin once it has the folder again; it is removed if the other run was admitted first."""
+    """Its pods begin once it has the folder again; it is removed if the other run goes on, or finishes the work."""
     mine = WorkFolder("train_grpo", job.root / job.work, "mine")
     others: list[WorkFolder] = []
     turns: list[str] = []
@@ -150,6 +147,8 @@ def test_queued_job_leaves_its_folder_to_another_run(
         if others and others[0].is_locked:
             assert Job.turn(job.job.folder) == ""
             if job.server.clock.monotonic() > until_s:
+                if ending == "finishes":
+                    (job.root / f"{job.work}.json").write_text("results")
                 others[0].unlock()
 
     job.changes.update(queue="research")
@@ -157,29 +156,11 @@ def test_queued_job_leaves_its_folder_to_another_run(
     first = (script.Queued(30), script.Running(60), begin, script.Preempted(100))
     job.play(*first, script.Running(100), begin, *job.success())
     clock = replace(clock_of(job.server), sleep=sleep)
-    if is_overtaken:
+    if ending != "stops":
         with pytest.raises(OvertakenError):
             job.run(clock)
     else:
         assert job.run(clock) == RESULT
         assert mine.is_locked
         assert turns == [job.records("trainjob.json")["metadata"]["name"]] * 2
-    assert job.trainjobs() == []
-
-
-def test_queued_job_is_removed_once_another_run_has_finished_the_work(
-    job: Launched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether or not its queue ever has quota."""
-    mine = WorkFolder("train_grpo", job.root / job.work, "mine")
-    monkeypatch.setattr(trainjob, "current_work", lambda: mine)
-
-    def sleep(seconds: float) -> None:
-        job.server.clock.advance(seconds)
-        (job.root / f"{job.work}.json").write_text("results")
-
-    job.changes.update(queue="research")
-    job.play(script.Queued(None))
-    with pytest.raises(OvertakenError):
-        job.run(replace(clock_of(job.server), sleep=sleep))
     assert job.trainjobs() == []

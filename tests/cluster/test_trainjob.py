@@ -118,7 +118,7 @@ def test_failure_is_named(job: Launched, name: str) -> None:
 def test_error_of_a_rank_is_that_of_the_step(job: Launched, capfd: pytest.CaptureFixture[str]) -> None:
     """Rather than the exit code of its pod; the end of the pod's log is printed."""
     job.changes.update(max_restarts=2)
-    report = script.Do(lambda: job.fail(rank=1, error="the data are no data", exit_code=2))
+    report = script.Do(lambda: job.fail(1, "the data are no data", 2))
     job.play(script.Running(5), report, script.Failed(2, lines=("Traceback: no data",), rank=1))
     with pytest.raises(PipelineError, match=r"^the data are no data$"):
         job.run()
