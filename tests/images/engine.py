@@ -16,20 +16,6 @@ ANYBODY = "1000660000:0"
 """A user as on OpenShift: a number that no image knows, in root's group."""
 _NEEDED = ("podman", "debootstrap")
 _BASE_IMAGE = "localhost/grpo-pipeline/debian:bookworm"
-_UNMET = """
-from importlib.metadata import PackageNotFoundError, distributions, version
-from packaging.requirements import Requirement
-for package in distributions():
-    for needed in map(Requirement, package.requires or []):
-        if needed.marker and not needed.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            met = needed.specifier.contains(version(needed.name), prereleases=True)
-        except PackageNotFoundError:
-            met = False
-        if not met:
-            print(f"{needed.name}: {package.name} asks for {needed}")
-"""
 
 
 def require() -> None:
@@ -100,19 +86,6 @@ class Image:
         options += ["--user", user] if user else []
         options += ["--volume", f"{folder}:{folder}", "--workdir", str(folder)] if folder else []
         return podman("run", *options, self.name, *command)
-
-    def modules(self, *names: str) -> None:
-        """Import modules, as a user that no image knows."""
-        code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"
-        self.run("python3", "-c", code, user=ANYBODY)
-
-    def missing_libraries(self) -> str:
-        """Shared libraries that packages there need and the loader does not find, with a file that needs each."""
-        return self.run("python3", "-m", "components.shared.libraries").strip()
-
-    def unmet_requirements(self) -> list[str]:
-        """Each requirement of an installed package that is not met there."""
-        return self.run("python3", "-c", _UNMET).splitlines()
 
 
 def sizes(image: str) -> Sequence[tuple[int, str]]:

@@ -17,7 +17,18 @@ from components.shared.deployment import DeploymentConfig
 from components.shared.environment import KUBECONFIG_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
 from tests.fake_cluster import BEFORE, ApiServer, Fault, kinds
-from tests.preflight.conftest import CLAIM, DEPLOYMENT, GSM8K, claim, git, node, ready, with_overrides
+from tests.preflight.conftest import (
+    CLAIM,
+    DEPLOYMENT,
+    GSM8K,
+    NOT_CHECKED,
+    claim,
+    git,
+    node,
+    ready,
+    refused,
+    with_overrides,
+)
 
 
 def fast_clock() -> Clock:
@@ -26,18 +37,11 @@ def fast_clock() -> Clock:
     return Clock(lambda: sum(sleeps_s), sleeps_s.append)
 
 
-_NOT_CHECKED = "not checked until this is right: "
 _SMALL_NODE = node("small", {"cpu": "8", "memory": "24Gi", "nvidia.com/gpu": "1"})
 
 
 def _lines(form: Form, *, deployment: dict[str, Any] | None = None, clock: Clock | None = None) -> list[str]:
-    with pytest.raises(PipelineError) as raised:
-        preflight(form, DeploymentConfig.model_validate(deployment or {}), deadline_s=20.0, clock=clock)
-    assert raised.value.exit_code == 2
-    lines = [line for line in str(raised.value).splitlines() if not line.startswith(_NOT_CHECKED)]
-    first, *lines = lines
-    assert not lines or first == f"{len(lines)} to correct before this run can start"
-    return lines or [first]
+    return refused(form, DeploymentConfig.model_validate(deployment or {}), clock)
 
 
 def _line(form: Form, **deployment: Any) -> str:
@@ -111,7 +115,7 @@ def test_a_base_model_that_does_not_exist_is_the_only_complaint(
             ready(form | {"base_model": base}, train_grpo={"reward": {"weights": {"reward_model": 1.0}, "model": {}}})
         line, note = str(raised.value).splitlines()
         assert line.startswith(f"base_model: {base}: ")
-        assert note == f"{_NOT_CHECKED}capacity"
+        assert note == f"{NOT_CHECKED}capacity"
 
 
 def test_memory_for_a_model_that_cannot_be_seen_is_said_to_be_a_guess(server: ApiServer, form: Form) -> None:
