@@ -19,7 +19,7 @@ from tests.faults.place import TIMEOUT_S, Place, fault_config, within
 pytestmark = pytest.mark.long(minutes=8)
 
 SEED = 8
-NUM_KILLS, NUM_ENDINGS = 54, 7
+NUM_KILLS, NUM_ENDINGS = 44, 7
 """Processes killed during one run, and how many of these kills end it.
 
 For a campaign raise both, the steps with them, and give pytest a longer --timeout.
