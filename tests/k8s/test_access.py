@@ -89,7 +89,8 @@ def test_reaper_preflight_and_stop_work_with_their_roles(server: ApiServer, tmp_
     api = config.new_client_from_config(str(server.kubeconfig(tmp_path / "config")))
     core, before = client.CoreV1Api(api), len(server.requests)
     _take_role(server, "launcher")
-    assert list(cluster.runtime(api, server.namespace, "grpo-torch")) == []
+    assert list(cluster.runtime(api, server.namespace, "grpo-torch", 600)) == []
+    assert len(list(cluster.runtime(api, server.namespace, "grpo-torch-vllm", 600))) == 1
     list(cluster.volume(api, server.namespace, ClusterConfig().volume))
     list(cluster.local_queue(api, server.namespace, "grpo-pipeline"))
     role = one(overlay("standalone-kueue"), "ClusterRole", "grpo-pipeline-capacity")
