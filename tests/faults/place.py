@@ -150,8 +150,8 @@ class Place:
                 os.kill(each.pid, signal.SIGKILL)
 
     def assert_nothing_runs(self) -> None:
-        """Every process of the run ends within seconds."""
-        assert within(5, lambda: not self.processes()), self.processes()
+        """Every process of the run ends."""
+        assert within(TIMEOUT_S, lambda: not self.processes()), self.processes()
 
     def assert_nothing_left(self, num_temporary: int = 0) -> None:
         """No process or unfinished work of the run is left, and at most so many temporary folders.
