@@ -210,7 +210,7 @@ def length(problem: Problem, completions_G: Sequence["Completion"], grades_G: Se
 @built_in("overlong", key="overlong_buffer_tokens", settings=lambda config, model: {"config": config})
 def overlong(problem: Problem, completion: "Completion", grade: Grade, *, config: "TrainGRPOConfig") -> float:
     """Return 0 up to the buffer, then a line down to -1 at the length limit (DAPO, arXiv 2503.14476, equation 13)."""
-    buffer, limit = config.reward.overlong_buffer_tokens, config.max_sampled_tokens
+    buffer, limit = config.reward.overlong_buffer_tokens, config.sampling.max_new_tokens
     return -max(0, completion.num_tokens - (limit - buffer)) / buffer
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.profiler import record_function
 
 from components.environments.pool import Environments
 from components.policy.parallel import Ranks
-from components.rollout.sampler import Completion, PartialCompletions, Sampler, Sampling
+from components.rollout.sampler import Completion, Sampler, Sampling
 from components.shared.errors import explain_out_of_memory
 from components.shared.problem import Problem
 from components.train_grpo.config import TrainGRPOConfig
@@ -42,8 +41,6 @@ class Rollout:
     scoring_s: float
     sync_s: float = 0.0
     """Time to update the weights of the sampler."""
-    groups_in_flight: int = 0
-    """Groups that are left to later steps (see partial_rollouts.py)."""
 
 
 @dataclass
@@ -116,7 +113,10 @@ class Rollouts:
         """Sample and score this process's shard of a rollout, from the weights after `version` updates."""
         sampling_began = time.monotonic()
         with record_function("sampling"):
-            completions_PG = with_version(self.sampler.generate(problems_P, self.sampling(seed)), version)
+            sampled_PG = self.sampler.generate(problems_P, self.sampling(seed))
+        completions_PG = [
+            [replace(each, versions=(version,) * each.num_tokens) for each in group] for group in sampled_PG
+        ]
         scoring_began = time.monotonic()
         with record_function("scoring"), self._scoring_lock:
             groups = self.score(problems_P, completions_PG)
@@ -127,7 +127,7 @@ class Rollouts:
         return Sampling(
             num_samples=self.config.group_size,
             temperature=self.config.sampling.temperature,
-            max_new_tokens=self.config.max_sampled_tokens,
+            max_new_tokens=self.config.sampling.max_new_tokens,
             seed=seed,
             environments=self.environments,
         )
@@ -158,20 +158,6 @@ class Rollouts:
         elif not sampler.servers:
             remedies.insert(0, f"lower train_grpo.sampling.max_batch_size (it is {sampling.max_batch_size})")
         return explain_out_of_memory("the rollout", *remedies)
-
-
-def with_version(
-    completions_PG: Sequence[Sequence[Completion]], version: int, partial_PG: PartialCompletions = ()
-) -> list[list[Completion]]:
-    """Return completions with the version of the weights of each token; tokens in `partial_PG` have one already."""
-    versioned_PG: list[list[Completion]] = []
-    for completions_G, partial_G in zip_longest(completions_PG, partial_PG, fillvalue=()):
-        versioned_PG.append([])
-        for completion, partial in zip_longest(completions_G, partial_G):  # None for a new completion
-            old = partial.versions if partial else ()
-            new = (version,) * (completion.num_tokens - len(old))
-            versioned_PG[-1].append(replace(completion, versions=old + new))
-    return versioned_PG
 
 
 def combined_rewards(config: TrainGRPOConfig, groups: Sequence[Group]) -> Tensor:

@@ -30,7 +30,6 @@ from components.shared.problem import Problem, Split, draw, read_problems
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.monitoring import Profiler, StepTimer, missing_signal, require_learning
-from components.train_grpo.partial_rollouts import PartialRollouts
 from components.train_grpo.prefetched_rollouts import PrefetchedRollouts
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.reference import AdapterReference, Reference
@@ -193,8 +192,6 @@ def build_trainer(
     grade = partial(grade_completions, verify)
     score = Scorer(config, checkpoint, grade, reward_model)
     rollouts_class: type[Rollouts] = PrefetchedRollouts if config.sampler.max_staleness else Rollouts
-    if config.sampler.segment_tokens is not None:
-        rollouts_class = PartialRollouts
     rollouts = rollouts_class(config, prompts, sampler, score, policy.ranks, environments)
     validator = None
     if config.validation:

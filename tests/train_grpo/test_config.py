@@ -69,11 +69,6 @@ def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way() -> None:
         ({"reward__by_source": {"code": {"tidiness": 1}}}, "no reward `tidiness`; built in: accuracy"),
         ({**STEPS, "reward__by_source": {"code": {"format": 1}}}, "supervision: process needs"),
         ({"sampler__max_staleness": 1}, r"max_staleness above 0 needs correction\.weight"),
-        ({"sampler__segment_tokens": 8}, "segment_tokens needs max_staleness of 1 or more"),
-        (
-            {**STALE, "sampler__max_staleness": 1, "sampler__segment_tokens": 8, "sampler__servers": SERVERS},
-            "segment_tokens needs max_staleness of 2 or more: servers sample a step ahead",
-        ),
         ({"sampler__dtype": "bfloat16"}, "dtype is that of vLLM, which needs vllm or servers"),
         (
             {"sampler__vllm": {**VLLM, **ADAPTERS}},
@@ -101,7 +96,6 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
         {"reward__weights": {"accuracy": 1, "overlong": 1}, "reward__overlong_buffer_tokens": 15},
         {"reward__weights": {"mine:tidiness": -1, "my.custom_rewards:tidiness_2": 1, "length": 1, "code_tests": 1}},
         {"reward__weights": {"reward_model": 1}, "reward__model": REWARD_MODEL, "reward__supervision": "process"},
-        {**STALE, "sampler__segment_tokens": 1, "sampler__servers": SERVERS},
         {**STALE, "sampler__correction__mask": {"low": 0}, "sampler__correction__weight": {"max": None}},
     ],
 )

@@ -136,13 +136,10 @@ def test_where_thoughts_are_asked_for_one_comes_first_and_then_the_answer(
 
 
 def test_overlong_falls_linearly_over_the_last_tokens() -> None:
-    """By hand: a limit of 16 tokens, or one of two segments of five; the last four are the buffer."""
-    settings = {"reward__weights": {"overlong": 1.0}, "reward__overlong_buffer_tokens": 4}
-    staleness = {"max_staleness": 1, "segment_tokens": 5, "correction": {"weight": {"max": 2.0}}}
-    for limit, config in ((16, grpo_config(**settings)), (10, grpo_config(**settings, sampler=staleness))):
-        lengths = [limit - 4, limit - 3, limit - 2, limit]
-        values = [overlong(PROBLEM, completion(each), grade(Verdict.RIGHT), config=config) for each in lengths]
-        assert values == [0, -0.25, -0.5, -1]
+    """By hand, with a limit of 16 tokens, of which the last four are the buffer."""
+    config = grpo_config(reward__weights={"overlong": 1.0}, reward__overlong_buffer_tokens=4)
+    values = [overlong(PROBLEM, completion(each), grade(Verdict.RIGHT), config=config) for each in (12, 13, 14, 16)]
+    assert values == [0, -0.25, -0.5, -1]
 
 
 @pytest.mark.parametrize(

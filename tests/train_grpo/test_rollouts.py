@@ -319,18 +319,32 @@ def test_weights_change_after_all_processes_have_prefetched() -> None:
     assert events[-2:] == ["the end of prefetching", "weights 1"]
 
 
-def test_staleness_is_bounded_and_does_not_depend_on_where_is_sampled(make: Make) -> None:
-    """Each rollout is from the newest weights of every so many steps; servers change when it is sampled, not what."""
+def test_staleness_is_bounded_and_does_not_depend_on_where_is_sampled(make: Make, tmp_path: Path) -> None:
+    """Each rollout is from the newest weights of every so many steps; servers change when it is sampled, not what.
+
+    A resumed run goes on with the rollouts that were sampled ahead.
+    """
     sampled_from = [0, 0, 0, 2]
     settings = {**OVERLAP, "sampler__max_staleness": 2, "num_steps": 4, "prompts_per_step": 1}
-    rows = []
+    rows, saved = [], dict[str, Any]()
+
+    def save_state(step: int) -> None:
+        if step == 2:
+            save_file(trainer.policy.state(), tmp_path / "policy.safetensors")
+            saved.update(values=trainer.state(), policy=tmp_path / "policy.safetensors")
+
     for servers in (SERVERS, None):
         trainer, engine = make(**{**settings, "sampler__servers": servers})
-        _run(trainer)
+        _run(trainer, after_step=save_state)
         assert sorted(engine.sampled_from) == sampled_from
         assert engine.versions == sorted(set(sampled_from))
         rows.append(trainer.history.curves)
-    assert rows[0] == rows[1]
+    resumed, engine = make(**settings, saved=type("Saved", (), saved))
+    _run(resumed, steps_done=2)
+    assert engine.sampled_from == [2]
+    assert rows[0] == rows[1] == resumed.history.curves
+    pairs = zip(resumed.checkpoint.model.parameters(), trainer.checkpoint.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
     ages = [step - version for step, version in enumerate(sampled_from)]
     assert [row["staleness_mean"] for row in rows[0]] == [row["staleness_max"] for row in rows[0]] == ages
     mismatches = [row["sampler_mismatch"] or 0.0 for row in rows[0]]  # an update's worth for each
@@ -339,32 +353,6 @@ def test_staleness_is_bounded_and_does_not_depend_on_where_is_sampled(make: Make
     assert all(row["gradient_norm"] for row in rows[0])
     rates = [row["learning_rate"] for row in rows[0]]  # a warm-up of one step, then down to a tenth
     assert [rates[0], rates[-1]] == pytest.approx([1e-3, 1e-4])
-
-
-def test_servers_sample_a_segment_while_the_policy_learns(make: Make, tmp_path: Path) -> None:
-    """Each from the newest weights, those of the step before; a resumed run goes on with the same completions."""
-    saved: dict[str, Any] = {}
-    sampler = {"sampler__max_staleness": 3, "sampler__segment_tokens": 4, "sampling__max_new_tokens": 12}
-    settings = {**OVERLAP, **sampler, "num_steps": 5, "prompts_per_step": 2}
-    straight, engine = make(**settings, learning_rate=1e-2)
-
-    def save_state(step: int) -> None:
-        if step == 3:
-            save_file(straight.policy.state(), tmp_path / "policy.safetensors")
-            saved.update(values=straight.state(), policy=tmp_path / "policy.safetensors")
-
-    _run(straight, after_step=save_state)
-    assert engine.sampled_from == sorted(engine.sampled_from)
-    assert list(dict.fromkeys(engine.sampled_from)) == [0, 1, 2, 3]
-    rows = straight.history.curves
-    assert 1 < max(row["staleness_max"] or 0 for row in rows) <= 3
-    assert max(row["groups_in_flight"] or 0 for row in rows) > 2
-    assert {row["stale_truncated_fraction"] for row in rows} <= {0, None}  # three segments of 4 tokens are enough
-    resumed, _ = make(**settings, learning_rate=1e-2, saved=type("Saved", (), saved))
-    _run(resumed, steps_done=3)
-    assert resumed.history.curves == rows
-    pairs = zip(resumed.checkpoint.model.parameters(), straight.checkpoint.model.parameters(), strict=True)
-    assert all(torch.equal(*pair) for pair in pairs)
 
 
 def test_validation_leaves_prefetched_rollouts_as_they_are(make: Make) -> None:
