@@ -12,8 +12,8 @@ from torch import Tensor
 from components.policy.attention import use_packed_attention
 from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
-from components.policy.logprobs import use_float32_logits
 from components.policy.lora import copy_merged_weights
+from components.policy.output_layer import use_float32_logits
 from components.policy.packed_weights import packed_weights
 from components.policy.packing import TokenSequence
 from components.rollout import decoding, padded_sampling

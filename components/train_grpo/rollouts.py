@@ -112,8 +112,15 @@ class Rollouts:
     def _sample_shard(self, problems_P: Sequence[Problem], seed: int, version: int) -> Rollout:
         """Sample and score this process's shard of a rollout, from the weights after `version` updates."""
         sampling_began = time.monotonic()
+        sampling = Sampling(
+            num_samples=self.config.group_size,
+            temperature=self.config.sampling.temperature,
+            max_new_tokens=self.config.sampling.max_new_tokens,
+            seed=seed,
+            environments=self.environments,
+        )
         with record_function("sampling"):
-            sampled_PG = self.sampler.generate(problems_P, self.sampling(seed))
+            sampled_PG = self.sampler.generate(problems_P, sampling)
         completions_PG = [
             [replace(each, versions=(version,) * each.num_tokens) for each in group] for group in sampled_PG
         ]
@@ -122,32 +129,18 @@ class Rollouts:
             groups = self.score(problems_P, completions_PG)
         return Rollout(groups, groups, scoring_began - sampling_began, time.monotonic() - scoring_began)
 
-    def sampling(self, seed: int) -> Sampling:
-        """Return the settings of the sampler, with a seed."""
-        return Sampling(
-            num_samples=self.config.group_size,
-            temperature=self.config.sampling.temperature,
-            max_new_tokens=self.config.sampling.max_new_tokens,
-            seed=seed,
-            environments=self.environments,
-        )
-
     def _seed(self, name: str, round_: int) -> int:
         """Return the seed of a round of resampling of a rollout, a different one in each process."""
         suffix = f"/{self.ranks.rank}" if self.ranks.rank > 0 else ""
         return random.Random(f"{self.config.seed}/{name}/{round_}{suffix}").getrandbits(48)
 
     def _gather(self, groups: list[Group]) -> list[Group]:
-        """Return the groups of all processes, and record their pass rates."""
+        """Return the groups of all processes; `prompts` may leave solved problems out of later passes."""
         shards = self.ranks.all_gather(groups, "the end of sampling")
         groups_P = [group for shard in shards for group in shard]
-        self._record_pass_rates(groups_P)
-        return groups_P
-
-    def _record_pass_rates(self, groups_P: Sequence[Group]) -> None:
-        """Record pass rates: `prompts` may leave solved problems out of later passes."""
         for group in groups_P:
             self.prompts.record(group.problem.id, num_right=group.num_right, num_scored=group.num_scorable)
+        return groups_P
 
     def memory_for_rollout(self) -> AbstractContextManager[None]:
         """Name the config keys to change if sampling or scoring in the block runs out of memory."""

@@ -16,9 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from components.grading.verifier import Verifier
-from components.policy import logprobs
+from components.policy import output_layer
 from components.policy.checkpoint import Checkpoint, save
-from components.policy.logprobs import LogprobModel, TeacherTerm, completion_logprobs
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.output_layer import TeacherTerm
 from components.policy.packing import TokenSequence
 from components.policy.padded import use_padded_rows
 from components.rollout.transformers_sampler import TransformersSampler
@@ -70,8 +71,8 @@ def test_the_divergence_and_its_gradient_are_those_of_whole_distributions(
     monkeypatch: pytest.MonkeyPatch, padded: bool, chunk_tokens: int
 ) -> None:
     """In float64, beside a loss of the tokens, at the temperature of sampling; the teacher has no gradient."""
-    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)
-    monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", chunk_tokens)
+    monkeypatch.setattr(output_layer, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(output_layer, "_MIN_CHUNK_TOKENS", chunk_tokens)
     student, teacher = _pair()
     given, written_out = plain.sequences(), copy.deepcopy(student)
     weights_M = torch.rand(sum(each.num_sampled for each in given), dtype=torch.float64)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from components.policy import logprobs
+from components.policy import output_layer
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
@@ -293,8 +293,8 @@ def test_the_loss_and_its_gradient_are_those_of_the_objective_written_out(
 
     What an environment wrote is read, and counts in no sum, mean, ratio or length.
     """
-    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)
-    monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", chunk_tokens)
+    monkeypatch.setattr(output_layer, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(output_layer, "_MIN_CHUNK_TOKENS", chunk_tokens)
     config = _config(name, engine__micro_batch_tokens=max_tokens)
     experience = exact_experience(name, FORKED if name.startswith("forks") else TRAJECTORIES)
     figures = _assert_written_out(config, experience)
