@@ -1,6 +1,5 @@
 """Completions with the rewards and steps that a test wants."""
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,10 +82,10 @@ def shortness(problem: Any, response: Completion, grade: Any) -> float:
     return -len(response.text) / 10
 
 
-async def random_judge(problem: Any, response: Completion, grade: Any) -> float:
-    """A custom reward that is another each time that it is asked."""
+async def patient(problem: Any, response: Completion, grade: Any) -> float:
+    """A custom reward that waits for a server, as far as the run knows."""
     del problem, response, grade
-    return random.SystemRandom().random()
+    return 1.0
 
 
 @step_reward

@@ -2,14 +2,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from components.grading.verifier import Verdict
-from components.policy.checkpoint import save
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.train_grpo.config import ClipConfig, LossConfig, TrainGRPOConfig
@@ -27,7 +25,6 @@ from components.train_grpo.scoring import Group
 from components.train_grpo.update import rollout_advantages
 from tests import tiny
 from tests.train_grpo.groups import CHECKED, completion, graded, group, scored
-from tests.train_grpo.runs import run
 from tests.train_grpo.settings import grpo_config
 
 TEXTS = [
@@ -317,20 +314,3 @@ def test_a_run_needs_a_learning_signal_in_one_of_its_steps() -> None:
         with pytest.raises(PipelineError, match="no learning signal in any step"):
             require_learning(config, _rows(*kinds))
         require_learning(grpo_config(reward__max_steps_without_signal=0), _rows(*kinds))
-
-
-@pytest.mark.slow
-def test_a_run_without_a_signal_stops_at_a_checkpoint_of_its_last_step(tmp_path: Path) -> None:
-    """Without the limit it could go on from there; started again as it is, it stops at once."""
-    (tmp_path / "reference").mkdir()
-    save(tiny.checkpoint(), tmp_path / "reference")
-    settings: dict[str, Any] = {
-        "num_steps": 4,
-        "prompts_per_step": 1,
-        "group_size": 2,
-        "reward__max_steps_without_signal": 2,
-    }
-    for _ in range(2):
-        with pytest.raises(PipelineError, match="in the last 2 steps"):
-            run(tmp_path, [tiny.problem(3, answer="12345")], tmp_path / "reference", **settings)
-        assert [path.name for path in (tmp_path / "work/checkpoints").glob("step-*")] == ["step-000002"]

@@ -13,6 +13,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from components.cluster.config import ClusterConfig, ClusterStage, on_cluster
 from components.grading.verifier import Verifier
+from components.policy.checkpoint import save
+from components.policy.engine import Policy
+from components.policy.logprobs import LogprobModel
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
@@ -22,7 +25,6 @@ from components.train_grpo.reference import Reference
 from components.train_grpo.train import sampling_services
 from components.train_grpo.worker import build_trainer
 from tests import tiny
-from tests.train_grpo import acting
 from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.runs import rows, run
 from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
@@ -30,9 +32,8 @@ from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
 ROOT = Path(__file__).parents[2]
 
 
-def _undecided() -> list[Problem]:
-    """Return problems with one question and different solutions: a model fitted to them answers now this, now that."""
-    return [tiny.problem(3, id=f"sums/train/{n}", solution=f"#### {answer}") for n, answer in enumerate((6, 6, 8, 9))]
+UNDECIDED = [tiny.problem(3, id=f"sums/train/{n}", solution=f"#### {answer}") for n, answer in enumerate((6, 6, 8, 9))]
+"""Problems with one question and different solutions: a model fitted to them answers now this, now that."""
 
 
 def _run(folder: Path, problems: list[Problem], reference: Path, /, **changes: Any) -> list[dict[str, Any]]:
@@ -44,8 +45,13 @@ def _run(folder: Path, problems: list[Problem], reference: Path, /, **changes: A
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reference that is right in half of its samples."""
-    folder = tmp_path_factory.mktemp("models") / "reference"
-    acting.write_reference(folder, None, _undecided(), steps=30)
+    folder, checkpoint = tmp_path_factory.mktemp("reference"), tiny.checkpoint()
+    engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config(zero_stage=0))
+    for _ in range(30):
+        for batch in tiny.batches(checkpoint.examples(UNDECIDED), 2000):
+            engine.backward(-engine(batch).logprobs_N.mean())
+        engine.step(1e-2)
+    save(checkpoint, folder)
     return folder
 
 
@@ -82,11 +88,11 @@ def test_grpo_learns_to_give_the_right_answer(tmp_path: Path, reference: Path, v
 def test_a_profile_has_the_phases_of_its_step(tmp_path: Path, reference: Path) -> None:
     """Of the steps that are named, and of the next one where a file asks for it; the result is that of any run."""
     settings = {"num_steps": 3, "prompts_per_step": 1, "reward__weights": SHORTNESS}
-    _run(tmp_path / "plain", _undecided(), reference, **settings)
+    _run(tmp_path / "plain", UNDECIDED, reference, **settings)
     profiled = tmp_path / "profiled"
     (profiled / "work" / "live").mkdir(parents=True)
     (profiled / "work" / "live" / "profile").touch()
-    _run(profiled, _undecided(), reference, **settings, profile_steps=[3])
+    _run(profiled, UNDECIDED, reference, **settings, profile_steps=[3])
     traces = sorted((profiled / "training" / "profile").iterdir())
     assert [trace.name for trace in traces] == ["step-000001.json.gz", "step-000003.json.gz"]
     for trace in traces:
@@ -159,10 +165,14 @@ def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path,
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "training" / "reward_model").num_labels == 1
 
 
-def test_a_run_without_any_learning_signal_fails(tmp_path: Path, reference: Path) -> None:
-    """Where no group of the whole run differs, the policy would be the reference under another name."""
-    with pytest.raises(PipelineError, match="no learning signal in any step"):
-        _run(tmp_path, [tiny.problem(3, answer="12345")], reference, num_steps=1, warmup_steps=0, prompts_per_step=1)
+def test_a_run_without_a_learning_signal_fails(tmp_path: Path, reference: Path) -> None:
+    """It stops at a checkpoint, from which it goes on where the limit is raised, and fails at its end."""
+    for limit, message in ((2, "in the last 2 steps"), (2, "in the last 2 steps"), (9, "in any step of the run")):
+        settings = {"num_steps": 4, "prompts_per_step": 1, "reward__max_steps_without_signal": limit}
+        with pytest.raises(PipelineError, match=f"no learning signal {message}"):
+            _run(tmp_path, [tiny.problem(3, answer="12345")], reference, **settings)
+        step = 4 if limit == 9 else 2
+        assert [path.name for path in (tmp_path / "work/checkpoints").glob("step-*")] == [f"step-00000{step}"]
 
 
 def _example(language: str) -> str:
@@ -181,6 +191,7 @@ def test_a_custom_reward_needs_one_function_and_one_line(
     (tmp_path / "my_rewards.py").write_text(_example("python"))
     monkeypatch.syspath_prepend(str(tmp_path))
     weights = yaml.safe_load(_example("yaml"))["train_grpo"]["reward"]["weights"]
+    weights["tests.train_grpo.groups:patient"] = 0.0
     curves = _run(
         tmp_path,
         [tiny.problem(3)],
@@ -206,6 +217,9 @@ def test_a_custom_reward_needs_one_function_and_one_line(
         assert row["reward"] == pytest.approx(row["rewards"]["accuracy"][0] + 0.2 * expected)
     of_first = [row["rewards"]["my_rewards:brevity"][0] for row in records[:16]]
     assert curves[0]["reward_my_rewards_brevity"] == pytest.approx(sum(of_first) / 16)
+    calls = jsonl.read_json(tmp_path / "timings" / "reward_calls.json")["tests.train_grpo.groups:patient"]["calls"]
+    stored = (tmp_path / "work" / "answers" / "rank-0.jsonl").read_text().count('"call"')
+    assert calls == stored == len({row["completion"] for row in records})
 
 
 def test_a_run_stops_where_a_reward_fails_too_often(
