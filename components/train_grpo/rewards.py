@@ -168,9 +168,7 @@ def answer_format(problem: Problem, completion: "Completion", grade: Grade, *, m
     If the prompt asks for thoughts, or begins one, the completion must be one thought and then the answer; of several
     turns, the first must begin with the thought. Code must be in a fenced block, and needs no reasoning before it.
     """
-    first_turn = completion.response
-    if len(completion.turns) > 1:
-        first_turn = ("<think>" if completion.in_thought else "") + completion.turns[0].text
+    first_turn = completion.turns[0].response if completion.turns else completion.response
     must_think = completion.in_thought or model.asks_for_thoughts(problem.source)
     if not completion.finished or (must_think and not _thinks_first(first_turn)):
         return 0.0

@@ -44,14 +44,6 @@ THIRD = 1 / math.sqrt(3)
 PROCESS: dict[str, Any] = {"reward__weights": {CHECKED: 1.0}, "reward__supervision": "process"}
 
 
-def test_outcome_supervision_gives_every_token_its_completions_advantage() -> None:
-    """The worked example over completions of different lengths; a second group is normalised on its own."""
-    groups = [rewarded(1, 1, 1, 0, lengths=[1, 2, 1, 3]), rewarded(0, 1, 0, 1, lengths=[1, 1, 2, 1])]
-    result = rollout_advantages(grpo_config(), groups)
-    assert result.tolist() == pytest.approx([THIRD] * 4 + [-3 * THIRD] * 3 + [-1, 1, -1, -1, 1], rel=1e-12)
-    assert result.dtype == torch.float64
-
-
 def test_process_supervision_normalises_over_all_steps_of_the_group() -> None:
     """By hand: steps 1, 1 and 1, 0 have mean 3/4 together; a token sums the steps to come; groups are independent."""
     one = scored({CHECKED: [1, 1]}, ends=[2, 4], num_tokens=4)
@@ -314,14 +306,15 @@ def test_processes_together_have_the_loss_and_the_gradient_written_out(
 
 @pytest.mark.parametrize("aggregation", get_args(Aggregation))
 @pytest.mark.parametrize(
-    ("level", "nats", "in_loss"),
+    ("level", "low", "nats", "in_loss"),
     [
-        ("geometric", 0.1, [True, False, True, False, True, True]),
-        ("sequence", 0.3, [True, True, False, True, True, False]),
+        ("geometric", math.exp(-0.1), 0.1, [True, False, True, False, True, True]),
+        ("sequence", math.exp(-0.3), 0.3, [True, True, False, True, True, False]),
+        ("sequence", 0.0, 0.3, [True, True, False, True, True, True]),
     ],
 )
 def test_completions_outside_the_mask_have_no_part_in_the_loss(
-    aggregation: str, level: str, nats: float, in_loss: list[bool]
+    aggregation: str, level: str, low: float, nats: float, in_loss: list[bool]
 ) -> None:
     """Their mean difference counts, or its sum, not single tokens; the loss is that of the others, to ten digits."""
     config = _config(
@@ -330,7 +323,7 @@ def test_completions_outside_the_mask_have_no_part_in_the_loss(
         sampler__vllm={"max_tokens": 64, "cache_gib": 0.1},
         sampler__correction={
             "weight": {"level": "token", "max": 2.0},
-            "mask": {"level": level, "low": math.exp(-nats), "high": math.exp(nats)},
+            "mask": {"level": level, "low": low, "high": math.exp(nats)},
         },
     )
     experience = exact_experience("the paper's")
