@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from components.cluster.launch import run_ranks
-from components.policy.config import LoraConfig
+from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy, torch_dtype
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.lora import add_adapters
+from components.policy.packing import MicroBatch
 from components.policy.parallel import init_ranks
 from components.train_grpo.config import ReferencePlacement, TrainGRPOConfig
 from components.train_grpo.reference import AdapterReference, Reference
@@ -24,14 +25,17 @@ ENGINES: dict[str, dict[str, Any]] = {
 }
 
 
+def _batches(checkpoint: Checkpoint) -> tuple[list[MicroBatch], int]:
+    examples = checkpoint.examples(tiny.PROBLEMS[:4])
+    return tiny.batches(examples, 60), sum(len(example.completion_ids) for example in examples)
+
+
 def compare(config: TrainGRPOConfig, *, folder: Path) -> dict[str, float]:
     """Score the same in every placement, before and after a reset; return the largest differences."""
     del folder
     init_ranks(config.engine)
     checkpoint, other = tiny.checkpoint(), tiny.checkpoint(seed=2)
-    examples = checkpoint.examples(tiny.PROBLEMS[:4])
-    batches = tiny.batches(examples, 60)
-    num_tokens = sum(len(example.completion_ids) for example in examples)
+    batches, num_tokens = _batches(checkpoint)
     references = [Reference(checkpoint.model, placement, temperature=0.7) for placement in COPIES]
     result = {}
     for name, weights in (("first", None), ("other", other.model.state_dict())):
@@ -67,9 +71,7 @@ def compare_with_adapters(config: TrainGRPOConfig, *, folder: Path) -> dict[str,
         engine = config.engine.model_validate({**config.engine.model_dump(), **changes})
         init_ranks(engine)
         checkpoint = tiny.checkpoint(dtype=torch_dtype(engine))
-        examples = checkpoint.examples(tiny.PROBLEMS[:4])
-        batches = tiny.batches(examples, 60)
-        num_tokens = sum(len(example.completion_ids) for example in examples)
+        batches, num_tokens = _batches(checkpoint)
         copy = Reference(checkpoint.model, "replicated", temperature=0.7)
         add_adapters(checkpoint.model, engine.lora, seed=1)
         policy = Policy(LogprobModel(checkpoint.model, temperature=0.7), engine)
@@ -103,8 +105,7 @@ def test_the_policy_without_its_adapters_is_the_reference(tmp_path: Path) -> Non
 
 def test_adapters_are_the_reference_where_they_can_be() -> None:
     """With adapters and one iteration, unless the params say otherwise; a new iteration has another reference."""
-    lora = LoraConfig.model_validate(LORA)
     assert grpo_config().reference_placement == "replicated"
-    assert grpo_config(engine__lora=lora).reference_placement == "adapters"
-    assert grpo_config(engine__lora=lora, num_iterations=3).reference_placement == "replicated"
-    assert grpo_config(engine__lora=lora, reference="offloaded").reference_placement == "offloaded"
+    assert grpo_config(engine__lora=LORA).reference_placement == "adapters"
+    assert grpo_config(engine__lora=LORA, num_iterations=3).reference_placement == "replicated"
+    assert grpo_config(engine__lora=LORA, reference="offloaded").reference_placement == "offloaded"

@@ -27,68 +27,45 @@ _VOCABULARY, _PAD = 19, 0
 _PYTHON_OF_TRL = "from environments import python_of; print(python_of('trl'))"
 _BETA, _MAX_NEW_TOKENS, _MAX_WEIGHT = 0.04, 16, 1.2
 _KL = {"beta": _BETA, "use_bias_correction_kl": False}
+_CORRECTED_KL = {"beta": _BETA, "use_bias_correction_kl": True}
 _OWN_KL = {"loss__kl__coefficient": _BETA}
+_OWN_CORRECTED_KL = {**_OWN_KL, "loss__kl__estimator": "k3_corrected"}
 _CLIPS: dict[str, Any] = {"epsilon": 0.1, "epsilon_high": 0.3}
 _OWN_CLIPS: dict[str, Any] = {"loss__clip": {"low": 0.1, "high": 0.3}}
+_OWN_WEIGHTS: dict[str, Any] = {"sampler__correction__weight": {"level": "token", "max": _MAX_WEIGHT}}
+_GSPO = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
+_OWN_GSPO = {"loss__ratio": "sequence"}
+_CONSTANT = {"loss__aggregation": "constant"}
+_TOKENS = {"loss__aggregation": "token_mean"}
+_CISPO = {"loss_type": "cispo", "epsilon_high": 1.3}
+_OWN_CISPO = {"loss__policy_loss": "cispo", **_TOKENS}
 
 Case = tuple[dict[str, Any], dict[str, Any]]
 CASES: dict[str, Case] = {
     "grpo": ({"loss_type": "grpo"}, {}),
     "grpo, KL": ({"loss_type": "grpo", **_KL}, _OWN_KL),
-    "grpo, corrected KL": (
-        {"loss_type": "grpo", "beta": _BETA, "use_bias_correction_kl": True},
-        {**_OWN_KL, "loss__kl__estimator": "k3_corrected"},
-    ),
+    "grpo, corrected KL": ({"loss_type": "grpo", **_CORRECTED_KL}, _OWN_CORRECTED_KL),
     "grpo, asymmetric clips": ({"loss_type": "grpo", **_CLIPS}, _OWN_CLIPS),
-    "dr_grpo": ({"loss_type": "dr_grpo"}, {"loss__aggregation": "constant"}),
-    "dr_grpo, KL": ({"loss_type": "dr_grpo", **_KL}, {"loss__aggregation": "constant", **_OWN_KL}),
-    "bnpo": ({"loss_type": "bnpo"}, {"loss__aggregation": "token_mean"}),
-    "bnpo, KL": ({"loss_type": "bnpo", **_KL}, {"loss__aggregation": "token_mean", **_OWN_KL}),
-    "dapo, asymmetric clips": ({"loss_type": "dapo", **_CLIPS}, {"loss__aggregation": "token_mean", **_OWN_CLIPS}),
-    "dapo, KL, importance weights": (
-        {"loss_type": "dapo", **_KL},
-        {
-            "loss__aggregation": "token_mean",
-            **_OWN_KL,
-            "sampler__correction__weight": {"level": "token", "max": _MAX_WEIGHT},
-        },
-    ),
-    "gspo": ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, {"loss__ratio": "sequence"}),
-    "gspo, KL, importance weights": (
-        {"loss_type": "grpo", "importance_sampling_level": "sequence", **_KL},
-        {
-            "loss__ratio": "sequence",
-            **_OWN_KL,
-            "sampler__correction__weight": {"level": "token", "max": _MAX_WEIGHT},
-        },
-    ),
+    "dr_grpo": ({"loss_type": "dr_grpo"}, _CONSTANT),
+    "dr_grpo, KL": ({"loss_type": "dr_grpo", **_KL}, {**_CONSTANT, **_OWN_KL}),
+    "bnpo": ({"loss_type": "bnpo"}, _TOKENS),
+    "bnpo, KL": ({"loss_type": "bnpo", **_KL}, {**_TOKENS, **_OWN_KL}),
+    "dapo, asymmetric clips": ({"loss_type": "dapo", **_CLIPS}, {**_TOKENS, **_OWN_CLIPS}),
+    "dapo, KL, importance weights": ({"loss_type": "dapo", **_KL}, {**_TOKENS, **_OWN_KL, **_OWN_WEIGHTS}),
+    "gspo": (_GSPO, _OWN_GSPO),
+    "gspo, KL, importance weights": ({**_GSPO, **_KL}, {**_OWN_GSPO, **_OWN_KL, **_OWN_WEIGHTS}),
     "sapo": (  # with a temperature that float32 holds: TRL rounds the default to it
         {"loss_type": "sapo", "sapo_temperature_neg": 1.0625},
         {"loss__policy_loss": "sapo", "loss__soft_clip": {"negative": 1.0625}},
     ),
-    "cispo": (
-        {"loss_type": "cispo", "epsilon_high": 1.3},
-        {"loss__policy_loss": "cispo", "loss__aggregation": "token_mean", "loss__clip": {"low": 0.999, "high": 0.3}},
-    ),
+    "cispo": (_CISPO, {**_OWN_CISPO, "loss__clip": {"low": 0.999, "high": 0.3}}),
 }
 """By name, the keys of TRL and ours that say the same."""
 DIFFERENT: dict[str, tuple[Case, float]] = {
     # Shares by which gradients differ; the reasons are in docs/reference/trl.md.
     "default KL": (({"loss_type": "grpo", "beta": _BETA}, _OWN_KL), 1e-3),
-    "gspo, corrected KL": (
-        (
-            {"loss_type": "grpo", "importance_sampling_level": "sequence", "beta": _BETA},
-            {"loss__ratio": "sequence", **_OWN_KL, "loss__kl__estimator": "k3_corrected"},
-        ),
-        1e-3,
-    ),
-    "cispo with a lower bound": (
-        (
-            {"loss_type": "cispo", "epsilon_high": 1.3},
-            {"loss__policy_loss": "cispo", "loss__aggregation": "token_mean", "loss__clip": {"low": 0.2, "high": 0.3}},
-        ),
-        1e-2,
-    ),
+    "gspo, corrected KL": (({**_GSPO, "beta": _BETA}, {**_OWN_GSPO, **_OWN_CORRECTED_KL}), 1e-3),
+    "cispo with a lower bound": ((_CISPO, {**_OWN_CISPO, "loss__clip": {"low": 0.2, "high": 0.3}}), 1e-2),
 }
 
 
