@@ -30,7 +30,7 @@ from components.train_grpo.worker import build_trainer
 from tests import tiny
 from tests.train_grpo.groups import SHORTNESS, completion, graded, scored
 from tests.train_grpo.own_weights import OwnWeights
-from tests.train_grpo.runs import in_processes
+from tests.train_grpo.runs import OneOf, in_processes
 from tests.train_grpo.settings import SERVERS, grpo_config
 
 NumRight = Callable[[int], int]
@@ -138,17 +138,9 @@ def test_resampling_trains_on_the_same_groups_with_any_number_of_processes() -> 
         assert each.sampled == alone.sampled
 
 
-class _Separate(Ranks):
-    """A process that hears of no other."""
-
-    def all_gather(self, value: Any, what: str) -> list[Any]:
-        del what
-        return [value]
-
-
 def test_every_process_round_and_step_has_random_numbers_of_its_own() -> None:
     """No two of three processes sample with the same seed in any round of any step."""
-    every = [_rollouts(grpo_config(), None, ranks=_Separate(rank, 3)) for rank in range(3)]
+    every = [_rollouts(grpo_config(), None, ranks=OneOf(rank, 3)) for rank in range(3)]
     seeds = {each._seed(f"step {step}", round_) for each in every for step in (1, 2) for round_ in range(3)}
     assert len(seeds) == 3 * 2 * 3
 
@@ -292,7 +284,7 @@ def test_weights_change_after_all_processes_have_prefetched() -> None:
     """Servers would sample what is left of a rollout from the next weights."""
     sampler = _Sampler(lambda _: 1)
 
-    class Waiting(_Separate):
+    class Waiting(OneOf):
         def barrier(self, what: str) -> None:
             sampler.events.append(what)
 
