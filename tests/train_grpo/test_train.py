@@ -192,15 +192,8 @@ def test_a_custom_reward_needs_one_function_and_one_line(
     monkeypatch.syspath_prepend(str(tmp_path))
     weights = yaml.safe_load(_example("yaml"))["train_grpo"]["reward"]["weights"]
     weights["tests.train_grpo.groups:patient"] = 0.0
-    curves = _run(
-        tmp_path,
-        [tiny.problem(3)],
-        reference,
-        prompts_per_step=1,
-        group_size=16,
-        logged_completions_per_step=16,
-        reward__weights=weights,
-    )
+    settings = {"prompts_per_step": 1, "group_size": 16, "logged_completions_per_step": 16}
+    curves = _run(tmp_path, [tiny.problem(3)], reference, **settings, reward__weights=weights)
     assert [row["step"] for row in curves] == [1, 2, 3]
     timings = [row for _, row in jsonl.read_rows(tmp_path / "timings" / "timings.jsonl")]
     phases = ("sampling_s", "scoring_s", "reference_s", "update_s")
@@ -234,24 +227,18 @@ def test_a_run_stops_where_a_reward_fails_too_often(
         _run(tmp_path, tiny.PROBLEMS, reference, reward__weights=weights, reward__model=REWARD_MODEL)
 
 
-VLLM = {key: SERVERS[key] for key in SERVERS if key not in ("num_servers", "devices", "lost_deadline_s")}
-
-
-def _cluster(folder: Path, rollout_servers: int) -> ClusterStage:
-    config = ClusterConfig(image="gpu:1", mount=str(folder), rollout_servers=rollout_servers)
-    return ClusterStage(config, "0f1e2d3c", "train_grpo", folder / "records")
-
-
 def test_on_a_cluster_weights_are_exchanged_through_the_volume(tmp_path: Path) -> None:
     """No memory is shared by pods, and servers are pods of the job: none is started here."""
-    for sampler in ({"sampler__vllm": VLLM}, {"sampler__servers": SERVERS}):
+    clusters = [ClusterConfig(image="gpu:1", mount=str(tmp_path), rollout_servers=number) for number in (0, 1)]
+    none, one = (ClusterStage(each, "0f1e2d3c", "train_grpo", tmp_path / "records") for each in clusters)
+    for sampler in ({"sampler__vllm": {}}, {"sampler__servers": SERVERS}):
         config = grpo_config(**sampler)
-        with on_cluster(_cluster(tmp_path, 1)), sampling_services(config, tmp_path, tmp_path):
+        with on_cluster(one), sampling_services(config, tmp_path, tmp_path):
             assert os.environ[WEIGHTS_VARIABLE] == str(tmp_path / "weights")
             assert SERVERS_VARIABLE not in os.environ
         assert WEIGHTS_VARIABLE not in os.environ
     with (
-        on_cluster(_cluster(tmp_path, 0)),
+        on_cluster(none),
         pytest.raises(PipelineError, match=r"set cluster.rollout_servers"),
         sampling_services(config, tmp_path, tmp_path),
     ):

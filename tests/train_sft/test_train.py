@@ -17,6 +17,7 @@ from components.train_sft.config import TrainSFTConfig
 from components.train_sft.train import train
 from components.train_sft.worker import _step
 from tests import chat_model, tiny
+from tests.train_grpo.written_out import plain_scores
 
 
 def _config(**changes: Any) -> TrainSFTConfig:
@@ -37,11 +38,11 @@ def _config(**changes: Any) -> TrainSFTConfig:
 
 def _run(folder: Path, config: TrainSFTConfig) -> dict[str, float]:
     """Run the step function over the tiny problems, its outputs in `folder`."""
-    for name in ("problems", "base_model", "reference", "training"):
-        (folder / name).mkdir(parents=True)
+    folders = {name: folder / name for name in ("problems", "base_model", "reference", "training")}
+    for path in folders.values():
+        path.mkdir(parents=True)
     write_problems(folder / "problems", Split.TRAIN, tiny.PROBLEMS)
-    outputs = {name: folder / name for name in ("base_model", "reference", "training")}
-    return train(config, problems=folder / "problems", **outputs, work=folder / "work")
+    return train(config, **folders, work=folder / "work")
 
 
 @pytest.mark.parametrize("num_steps", [0, 3])
@@ -69,17 +70,11 @@ def test_what_an_environment_wrote_is_read_and_not_learned() -> None:
         (*checkpoint.encode(answer), 1),
     )
     assert plain.environment == ()
-    nlls = []
-    for sequence in (acting, plain):
-        logits_TV = (
-            checkpoint.model(torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]])).logits[0].double()
-        )
-        predicted = torch.log_softmax(logits_TV, dim=-1)[len(sequence.prompt_ids) - 1 : -1]
-        nll_T = -predicted.gather(1, torch.tensor(sequence.completion_ids)[:, None]).squeeze(1).detach()
-        nlls.append(torch.cat([nll_T[:start], nll_T[stop:]]) if sequence is acting else nll_T)
+    with torch.no_grad():
+        logprobs = [plain_scores(checkpoint.model, sequence)[0] for sequence in (acting, plain)]
     engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config(micro_batch_tokens=50))
     loss = _step(_config(), checkpoint, engine, [acting, plain], step=1)["loss"]
-    assert loss == pytest.approx(float(torch.cat(nlls).mean()), rel=1e-5)
+    assert loss == pytest.approx(-float(torch.cat(logprobs).mean()), rel=1e-5)
 
 
 def test_it_writes_the_base_model_the_reference_and_the_curves(tmp_path: Path) -> None:
