@@ -53,18 +53,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+PLACEMENTS = {0: "replicated", 2: "offloaded", 3: "sharded"}
+"""Where two processes have the reference, by the stage of ZeRO."""
+
+
 def run_both(config: TrainGRPOConfig, *, problems: Path, reference: Path, folder: Path) -> dict[str, float]:
-    """Train into folder/straight, and stopped after step 2 and resumed into folder/resumed.
+    """Train into folder/straight, and stopped after step 3 and resumed into folder/resumed.
 
     Once for each stage of ZeRO that has a folder; only the last process is stopped.
     """
-    for stage in (0, 2, 3):
+    for stage, placement in PLACEMENTS.items():
         each = folder / f"zero_{stage}"
         if each.is_dir():
-            changed = config.model_copy(update={"engine": config.engine.model_copy(update={"zero_stage": stage})})
-            inputs = {"problems": problems, "reference": reference}
+            changes = {"engine": config.engine.model_copy(update={"zero_stage": stage})}
+            changes |= {"reference": placement} if config.engine.num_processes > 1 else {}
+            changed, inputs = config.model_copy(update=changes), {"problems": problems, "reference": reference}
             train_in(each / STRAIGHT, changed, **inputs)
-            with _stopped_after_step(2), pytest.raises(StoppedError, match="step 2 of 4 is saved"):
+            with _stopped_after_step(3), pytest.raises(StoppedError, match="step 3 of 4 is saved"):
                 train_in(each / RESUMED, changed, **inputs)
             train_in(each / RESUMED, changed, **inputs)
     return {}
@@ -159,11 +164,13 @@ def test_a_run_with_an_environment_resumes_with_the_trajectories_sampled_ahead(
 
 @pytest.mark.slow
 def test_two_processes_resume_where_they_were_stopped(tmp_path: Path) -> None:
-    """Under ZeRO 0, 2 and 3, though only one of them got the request; what they learn does not depend on the stage.
+    """Under ZeRO 0, 2 and 3, though only one of them got the request.
+
+    What they learn does not depend on the stage, nor their KL divergence on where the reference is.
 
     The result is the policy of the first step, since all validations find the same: it is read from its checkpoint.
     """
-    for stage in (0, 2, 3):
+    for stage in PLACEMENTS:
         (tmp_path / f"zero_{stage}").mkdir()
     rewards = {"reward__weights": {**SHORTNESS, "reward_model": 0.1}, "reward__model": REWARD_MODEL}
     config = _config(engine__num_processes=2, num_iterations=2, **rewards, **VALIDATION)
@@ -172,14 +179,17 @@ def test_two_processes_resume_where_they_were_stopped(tmp_path: Path) -> None:
     run_ranks(run_both, config, folders, num_processes=2, work=tmp_path / "work", grace_s=30)
     train_in(tmp_path / "alone", _config(num_steps=2, **VALIDATION), **inputs)
     measured = rows(tmp_path / "alone", "validation")
-    policies = []
-    for stage in (0, 2, 3):
-        assert_equal(tmp_path / f"zero_{stage}", num_steps=4)
+    policies, kls = [], []
+    for stage in PLACEMENTS:
+        folder = tmp_path / f"zero_{stage}"
+        assert_equal(folder, num_steps=4)
         # That of the reference: each process has answered a part.
-        assert rows(tmp_path / f"zero_{stage}" / STRAIGHT, "validation")[0] == measured[0]
-        policies.append(load_file(tmp_path / f"zero_{stage}" / STRAIGHT / "policy" / "model.safetensors"))
-        timings = jsonl.read_rows(tmp_path / f"zero_{stage}" / STRAIGHT / "timings" / "timings.jsonl")
+        assert rows(folder / STRAIGHT, "validation")[0] == measured[0]
+        policies.append(load_file(folder / STRAIGHT / "policy" / "model.safetensors"))
+        kls.append([row["kl"] for row in rows(folder / STRAIGHT)])
+        timings = jsonl.read_rows(folder / STRAIGHT / "timings" / "timings.jsonl")
         assert {row["slowest_rank"] for _, row in timings} <= {0, 1}
+    assert all(each == pytest.approx(kls[0], rel=1e-3, abs=1e-9) for each in kls[1:])
     initial = load_file(inputs["reference"] / "model.safetensors")
     for name, weight in policies[0].items():
         # Adam's first step is about as long where a gradient is nearly 0, and then differs with the order of sums.

@@ -2,13 +2,13 @@ import math
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from components.shared.problem import Problem
 from components.train_grpo import custom_rewards
 from components.train_grpo.custom_rewards import Failure, RewardFunction, load_reward, to_rewards
 from components.train_grpo.process_supervision import Step
-from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import (
     answer_format,
     code_tests,
@@ -205,20 +204,14 @@ def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
     """Nothing can interrupt it: the process ends after the deadline."""
     monkeypatch.setattr(custom_rewards, "_SLOW_S", 0.01)
     monkeypatch.delenv("RANK", raising=False)
-    ended, codes = threading.Event(), list[int]()
-
-    def exit_(code: int) -> None:
-        codes.append(code)
-        ended.set()
-
-    monkeypatch.setattr(os, "_exit", exit_)
+    codes: SimpleQueue[int] = SimpleQueue()
+    monkeypatch.setattr(os, "_exit", codes.put)
 
     def endless(*_: object) -> float:
-        assert ended.wait(60)
-        return 1.0
+        return codes.get(timeout=60)
 
-    custom_rewards.call_reward("mine:endless", endless, PROBLEM, [None], [None], deadline_s=0.02)  # type: ignore[list-item]
-    assert codes == [PipelineError.exit_code]
+    (code,) = custom_rewards.call_reward("mine:endless", endless, PROBLEM, [None], [None], deadline_s=0.02)  # type: ignore[list-item]
+    assert code == PipelineError.exit_code
     printed = capfd.readouterr()
     assert f"reward mine:endless has been computing for 0.01 s, for problem {PROBLEM.id}" in printed.out
     assert "error: train_grpo.reward.weights.mine:endless did not return within engine.deadline_s" in printed.err
@@ -272,11 +265,9 @@ def test_rewards_are_summed_by_weight_for_each_step() -> None:
     """By hand: a reward of the completion is added to its last step; a missing one makes only its step NaN."""
     outcome = scored({"accuracy": [1], "format": [0.5], "overlong": [-0.25]})
     assert outcome.combined({"accuracy": 2.0, "format": -1.0, "overlong": 4.0}) == (2 - 0.5 - 1,)
-    process = scored({CHECKED: [1, 0, 1], "format": [1]}, ends=[1, 2, 3])
-    assert process.combined({CHECKED: 1.0, "format": 0.5}) == (1.0, 0.0, 1.5)
-    assert process.combined({"format": 0.5, CHECKED: 2.0}) == (2.0, 0.0, 2.5)
-    missing = scored({CHECKED: [1, 0, NAN], "format": [1]}, ends=[1, 2, 3])
-    assert missing.combined({CHECKED: 1.0, "format": 1.0}) == pytest.approx((1.0, 0.0, NAN), nan_ok=True)
+    for last, total in ((1, 2.5), (NAN, NAN)):
+        process = scored({CHECKED: [1, 0, last], "format": [1]}, ends=[1, 2, 3])
+        assert process.combined({"format": 0.5, CHECKED: 2.0}) == pytest.approx((2.0, 0.0, total), nan_ok=True)
 
 
 # Scoring --------------------------------------------------------------------------------------------------------------
@@ -290,13 +281,11 @@ def checkpoint() -> Checkpoint:
 
 def _responses(checkpoint: Checkpoint, *texts: str, finished: bool = True) -> list[Completion]:
     """Return completions as the policy of `checkpoint` would sample them."""
-    prompt = checkpoint.prompt_ids(PROBLEM.question)
-    end = checkpoint.end_ids[:1] if finished else ()
-    sequences = [TokenSequence(prompt, (*checkpoint.encode(text), *end)) for text in texts]
-    return [
-        Completion(sequence, (0.0,) * len(sequence.completion_ids), text, finished)
-        for sequence, text in zip(sequences, texts, strict=True)
-    ]
+    end, completions = checkpoint.end_ids[:1] if finished else (), []
+    for text in texts:
+        tokens = TokenSequence(checkpoint.prompt_ids(PROBLEM.question), (*checkpoint.encode(text), *end))
+        completions.append(Completion(tokens, (0.0,) * tokens.num_sampled, text, finished))
+    return completions
 
 
 Score = Callable[..., list[ScoredCompletion]]
@@ -306,13 +295,10 @@ Score = Callable[..., list[ScoredCompletion]]
 def score(checkpoint: Checkpoint, verify: Verifier) -> Score:
     """Return what scores the completions of one problem, given as texts, under some settings."""
 
-    def scores(
-        *responses: Completion | str, problem: Problem = PROBLEM, model: RewardModel | None = None, **changes: Any
-    ) -> list[ScoredCompletion]:
+    def scores(*responses: Completion | str, **changes: Any) -> list[ScoredCompletion]:
         completions = [_responses(checkpoint, each)[0] if isinstance(each, str) else each for each in responses]
-        scorer = Scorer(grpo_config(**changes), checkpoint, partial(grade_completions, verify), model)
-        (result,) = scorer([problem], [completions])
-        return result.scored_G
+        scorer = Scorer(grpo_config(**changes), checkpoint, partial(grade_completions, verify))
+        return scorer([PROBLEM], [completions])[0].scored_G
 
     return scores
 
@@ -320,9 +306,8 @@ def score(checkpoint: Checkpoint, verify: Verifier) -> Score:
 def test_outcome_supervision_rewards_the_completion_as_one_step(checkpoint: Checkpoint, score: Score) -> None:
     """The step is all of its tokens; every reward with a weight is there, and no other."""
     completions = _responses(checkpoint, WORKED, "#### 6", "1+1=2\n#### 7")
-    late = {"overlong": 1.0}
-    changes = {"reward__weights": {"format": 1.0, "accuracy": 1.0, **late}, "reward__overlong_buffer_tokens": 8}
-    results = score(*completions, sampling__max_new_tokens=16, **changes)
+    weights = dict.fromkeys(["format", "accuracy", "overlong"], 1.0)
+    results = score(*completions, reward__weights=weights, reward__overlong_buffer_tokens=8)
     rewards = [{name: value for name, (value,) in each.rewards.items()} for each in results]
     assert [(each["format"], each["accuracy"]) for each in rewards] == [(1, 1), (0, 1), (1, 0)]
     assert [each["overlong"] for each in rewards] == [-max(0, each.num_tokens - 8) / 8 for each in completions]
