@@ -55,33 +55,30 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "zero 3, checkpointing": {"engine__zero_stage": 3, "engine__gradient_checkpointing": True},
-    "dapo": {
-        "advantage__estimator": "z_score_bessel",
-        "loss__aggregation": "token_mean",
-        "loss__clip": {"low": 0.2, "high": 0.28},
-        "loss__kl__coefficient": 0.0,
-        "prompts__max_resampling_rounds": 2,
-        "sampling__truncated": "mask",
-    },
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", list(VARIANTS))
-def test_grpo_learns_to_give_the_right_answer(tmp_path: Path, reference: Path, variant: str) -> None:
-    """From one right answer in two to nearly all, by reward alone, in every variant and under any ZeRO stage."""
-    settings = {"num_steps": 20, "prompts_per_step": 1, "group_size": 16, "engine__micro_batch_tokens": 10_000}
-    questions = [tiny.problem(3), tiny.problem(3, id="again")]
-    curves = _run(tmp_path, questions, reference, **{**settings, **VARIANTS[variant]})
+def test_grpo_learns_to_give_the_right_answer(tmp_path: Path, reference: Path) -> None:
+    """From one right answer in two to nearly all, by reward alone, with sharded weights and options of DAPO."""
+    curves = _run(
+        tmp_path,
+        [tiny.problem(3), tiny.problem(3, id="again")],
+        reference,
+        num_steps=20,
+        prompts_per_step=1,
+        group_size=16,
+        advantage__estimator="z_score_bessel",
+        loss={"aggregation": "token_mean", "clip": {"low": 0.2, "high": 0.28}},
+        prompts__max_resampling_rounds=2,
+        sampling__truncated="mask",
+        engine__micro_batch_tokens=10_000,
+        engine__zero_stage=3,
+        engine__gradient_checkpointing=True,
+    )
     assert 0.2 < sum(row["accuracy"] for row in curves[:2]) / 2 < 0.8
     assert sum(row["accuracy"] for row in curves[-3:]) / 3 > 0.8
-    if variant.startswith("zero"):
-        assert (curves[0]["ratio_min"], curves[0]["ratio_max"]) == (1.0, 1.0)
-        # Of equal weights: where a policy is sharded or recomputes, its reference is computed by fewer operators.
-        assert abs(curves[0]["kl"]) < 1e-12
-        assert curves[-1]["kl"] > 1e-4
+    assert (curves[0]["ratio_min"], curves[0]["ratio_max"]) == (1.0, 1.0)
+    # Of equal weights: where a policy is sharded or recomputes, its reference is computed by fewer operators.
+    assert abs(curves[0]["kl"]) < 1e-12
+    assert max(row["kl"] or 0 for row in curves) > 1e-4
 
 
 @pytest.mark.slow

@@ -57,9 +57,9 @@ def _score(completions: list[Completion], **changes: Any) -> list[ScoredCompleti
     [
         ("3+5=8\n", False, "{question}\n", "#### 18", 1.0),
         ("#### 18\n", False, "{question}\n", "18", 0.0),
-        ("<think>3+5=8</think>\n```calculator\n3+5\n```\n", False, "<think> first. {question}\n", "#### 18", 1.0),
-        ("3+5=8</think>\n```calculator\n3+5\n```\n", True, "{question}\n<think>\n", "#### 18", 1.0),
-        ("3+5=8\n```calculator\n3+5\n```\n", True, "{question}\n<think>\n", "#### 18", 0.0),
+        ("<think>3+5=8</think>\n", False, "<think> first. {question}\n", "#### 18", 1.0),
+        ("3+5=8</think>\n", True, "{question}\n<think>\n", "#### 18", 1.0),
+        ("3+5=8\n", True, "{question}\n<think>\n", "#### 18", 0.0),
     ],
 )
 def test_the_format_of_a_trajectory_is_an_answer_at_its_end_and_a_thought_at_its_beginning(
@@ -101,9 +101,7 @@ def test_a_trajectory_whose_environment_failed_has_no_reward_and_no_part_in_the_
     groups = [Group(tiny.PROBLEMS[0], scored_g)]
     assert make_experience(config, groups, torch.device("cpu")).in_loss_B.tolist() == [False, True, False]
     assert [each.completion.truncated for each in scored_g] == [False] * 3
-    message = (
-        r"^67% of the 3 completions .*2 times, first for problem .*its environment failed.*train_sft\.model\.tools"
-    )
+    message = r"^67% of the 3 completions .*2 times, first for .*its environment failed.*train_sft\.model\.tools"
     with pytest.raises(PipelineError, match=message) as error:
         require_scorable(config, groups)
     assert "Check these rewards" not in str(error.value)
@@ -124,9 +122,6 @@ def test_a_reward_model_reads_completions_where_their_steps_end(supervision: str
     assert len(calls) == 1
     _, example = examples_of(config, groups[0])
     assert example.step_ends == (7,)
-
-
-# Records --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_metrics_of_trajectories_by_hand() -> None:
@@ -203,13 +198,8 @@ def test_the_record_of_a_trajectory_shows_its_turns() -> None:
     [
         {},
         {"reward__weights": {"environment": 1.0}, "reward__supervision": "turn"},
-        {
-            "sampler__vllm": {"max_tokens": 64, "cache_gib": 0.1},
-            "sampler__correction": {"weight": {}, "mask": {"level": "sequence"}},
-            "sampler__max_mismatch": 1.0,
-        },
+        {"sampler__vllm": {}, "sampler__correction": {"weight": {}, "mask": {"level": "sequence"}}},
     ],
-    ids=["outcome", "turn", "a mask of completions"],
 )
 def test_completions_without_tokens_are_masked(
     changes: dict[str, Any], verify: Verifier, capsys: pytest.CaptureFixture[str]
