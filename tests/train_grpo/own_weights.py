@@ -29,10 +29,15 @@ class OwnWeights(VllmServers):
     shared, max_tokens = True, 100_000
 
     def __init__(
-        self, checkpoint: Checkpoint, folder: Path, *, stale: bool = False, weights_by: WeightsBy = "folder"
+        self,
+        checkpoint: Checkpoint,
+        folder: Path,
+        *,
+        stale: bool = False,
+        weights_by: WeightsBy = "folder",
+        synchronise: Synchronise = "weights",
     ) -> None:
-        self.synchronise: Synchronise = "weights"
-        self._start = folder
+        self.synchronise, self._start = synchronise, folder
         self._tokens, self._stale, self.weights_by = checkpoint, stale, weights_by
         self._model = load(folder, dtype=torch.float32).model
         self.versions: list[int] = []

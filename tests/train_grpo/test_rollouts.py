@@ -13,7 +13,6 @@ from components.grading.verifier import Grade, Reason, Verdict, Verifier
 from components.policy.checkpoint import load, save
 from components.policy.parallel import SINGLE_PROCESS, Ranks
 from components.rollout.sampler import Completion, Sampling
-from components.rollout.vllm.config import Synchronise, WeightsBy
 from components.rollout.vllm.sampler import VllmSampler
 from components.rollout.vllm.verification import StaleWeightsError
 from components.shared.errors import PipelineError
@@ -214,22 +213,14 @@ def make(tmp_path: Path, verify: Verifier) -> Make:
     save(tiny.checkpoint(), tmp_path / "reference")
     (tmp_path / "weights").mkdir()
 
-    def trainer(
-        *,
-        stale: bool = False,
-        saved: Any = None,
-        weights_by: WeightsBy = "folder",
-        synchronise: Synchronise = "weights",
-        **changes: Any,
-    ) -> tuple[Trainer, OwnWeights]:
+    def trainer(saved: Any = None, engine: dict[str, Any] | None = None, **changes: Any) -> tuple[Trainer, OwnWeights]:
         config = grpo_config(**{"reward__weights": SHORTNESS, "num_steps": 4, **changes})
         checkpoint = load(tmp_path / "reference", dtype=torch.float32)
-        engine = OwnWeights(checkpoint, tmp_path / "reference", stale=stale, weights_by=weights_by)
-        engine.synchronise = synchronise
+        own = OwnWeights(checkpoint, tmp_path / "reference", **engine or {})
         mismatch, folder = config.sampler.max_mismatch, tmp_path / "weights"
-        sampler = VllmSampler(engine, checkpoint, temperature=1.0, max_mismatch=mismatch, folder=folder)
+        sampler = VllmSampler(own, checkpoint, temperature=1.0, max_mismatch=mismatch, folder=folder)
         held_out = [tiny.problem(30, split=Split.DEV)] if config.validation else []
-        return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, sampler, saved, held_out), engine
+        return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, sampler, saved, held_out), own
 
     return trainer
 
@@ -238,29 +229,32 @@ def _run(trainer: Trainer, *, steps_done: int = 0, after_step: Callable[[int], N
     trainer.run(steps_done=steps_done, after_step=after_step)
 
 
+ADAPTERS = {"synchronise": "adapters"}
+
+
 @pytest.mark.parametrize(
-    ("weights_by", "synchronise", "changes"),
+    ("engine", "changes"),
     [
-        ("folder", "weights", {}),
-        ("nccl", "weights", {"engine__lora": LORA}),
-        ("folder", "adapters", {"engine__lora": LORA}),
-        pytest.param("folder", "adapters", {"engine__lora": LORA, "engine__zero_stage": 3}, marks=pytest.mark.slow),
+        ({}, {}),
+        ({"weights_by": "nccl"}, {"engine__lora": LORA}),
+        (ADAPTERS, {"engine__lora": LORA}),
+        pytest.param(ADAPTERS, {"engine__lora": LORA, "engine__zero_stage": 3}, marks=pytest.mark.slow),
     ],
 )
 def test_the_sampler_gets_the_weights_of_every_update(
-    make: Make, tmp_path: Path, weights_by: WeightsBy, synchronise: Synchronise, changes: dict[str, Any]
+    make: Make, tmp_path: Path, engine: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     """Its log-probabilities are the trainer's; one copy is left in the folder, none if weights are sent directly."""
-    trainer, engine = make(weights_by=weights_by, synchronise=synchronise, num_steps=2, **changes)
+    trainer, own = make(engine=engine, num_steps=2, **changes)
     _run(trainer)
-    assert engine.versions == engine.sampled_from == [0, 1]
+    assert own.versions == own.sampled_from == [0, 1]
     assert all((row["sampler_mismatch"] or 0.0) < 1e-5 for row in trainer.history.curves)
-    assert [path.name for path in (tmp_path / "weights").iterdir()] == (["1"] if weights_by == "folder" else [])
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ([] if "weights_by" in engine else ["1"])
 
 
 def test_a_sampler_with_stale_weights_stops_the_run_after_the_first_step(make: Make) -> None:
     """Before anything is sampled from them, though the step is too small for the bound on the mismatch."""
-    trainer, engine = make(stale=True, weights_by="nccl", learning_rate=1e-5, sampler__max_mismatch=0.1)
+    trainer, engine = make(engine={"stale": True, "weights_by": "nccl"}, learning_rate=1e-5)
     with pytest.raises(StaleWeightsError, match=r"a copy (still samples from|received the trainer)"):
         _run(trainer)
     assert len(trainer.history.curves) == 1

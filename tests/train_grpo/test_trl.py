@@ -70,14 +70,9 @@ DIFFERENT: dict[str, tuple[Case, float]] = {
 
 
 def _config(settings: dict[str, Any], *, max_tokens: int) -> TrainGRPOConfig:
-    return grpo_config(
-        prompts_per_step=2,
-        group_size=3,
-        sampling__max_new_tokens=_MAX_NEW_TOKENS,
-        sampler__max_mismatch=1.0,
-        engine__micro_batch_tokens=max_tokens,
-        **{"loss__kl__coefficient": 0.0, **settings},
-    )
+    sizes = {"prompts_per_step": 2, "group_size": 3, "sampling__max_new_tokens": _MAX_NEW_TOKENS}
+    others = {"sampler__max_mismatch": 1.0, "engine__micro_batch_tokens": max_tokens, "loss__kl__coefficient": 0.0}
+    return grpo_config(**{**sizes, **others, **settings})
 
 
 class _Both:
@@ -91,30 +86,22 @@ class _Both:
         self.model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ids, initializer_range=0.3)).double().eval()
         self.model.set_attn_implementation("sdpa")
         self.experience = exact_experience("the paper's", EXACT_SEQUENCES, self.model)
-        self._save(folder)
-        self.results = self._computed(folder)
-
-    def _save(self, folder: Path) -> None:
         self.model.save_pretrained(folder / "model")
         words = {"a": 1, "<pad>": _PAD, **{f"w{number}": number for number in range(2, _VOCABULARY)}}
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(WordLevel(words, unk_token="a")), pad_token="<pad>", eos_token="<pad>"
-        )
-        tokenizer.save_pretrained(folder / "model")
+        tokenizer, special = Tokenizer(WordLevel(words, unk_token="a")), {"pad_token": "<pad>", "eos_token": "<pad>"}
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder / "model")
         save_file(_padded(self.experience), folder / "inputs.safetensors")
-        cases = {**CASES, **{name: case for name, (case, _) in DIFFERENT.items()}}
         fixed = {"num_generations": 3, "max_completion_length": _MAX_NEW_TOKENS, "temperature": 1.0}
-        weights = {name: "weights" if "importance" in name else None for name in cases}
-        written = {
-            name: {"config": {**fixed, **theirs}, "importance_weights": weights[name]}
-            for name, (theirs, _) in cases.items()
-        }
-        (folder / "cases.json").write_text(json.dumps(written))
+        cases: dict[str, Any] = {}
+        for name, (theirs, _) in {**CASES, **{name: case for name, (case, _) in DIFFERENT.items()}}.items():
+            weights = "weights" if "importance" in name else None
+            cases[name] = {"config": {**fixed, **theirs}, "importance_weights": weights}
+        (folder / "cases.json").write_text(json.dumps(cases))
+        self.results = self._computed(folder)
 
     def _computed(self, folder: Path) -> dict[str, Tensor]:
-        found = subprocess.run(
-            [sys.executable, "-c", _PYTHON_OF_TRL], cwd=ROOT / "benchmarks", capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-c", _PYTHON_OF_TRL]
+        found = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True, check=False)
         if found.returncode:
             pytest.skip(f"needs TRL's environment, which a package index serves: {found.stderr.strip()[-200:]}")
         script = ROOT / "benchmarks/trl_losses.py"
@@ -130,9 +117,9 @@ class _Both:
 
     def difference(self, name: str, gradients: dict[str, Tensor]) -> float:
         """Return by how much our gradient differs from TRL's, as a share of that."""
-        wanted = {weight: self.results[f"{name}/{weight}"] for weight in gradients}
-        squares = sum(float((gradients[weight] - wanted[weight]).square().sum()) for weight in wanted)
-        return float((squares / sum(float(each.square().sum()) for each in wanted.values())) ** 0.5)
+        ours = torch.cat([each.flatten() for each in gradients.values()])
+        wanted = torch.cat([self.results[f"{name}/{weight}"].flatten() for weight in gradients])
+        return float((ours - wanted).norm() / wanted.norm())
 
 
 def _padded(experience: Experience) -> dict[str, Tensor]:

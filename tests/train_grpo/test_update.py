@@ -374,22 +374,17 @@ class _Run:
             experience.reference_logprobs_M = None
         return update(self.config, self.policy, parts, experience, self.config.learning_rate)
 
-    @property
-    def changed(self) -> bool:
-        """Whether any weight is not what it was."""
-        pairs = zip(self.model.parameters(), exact_model().parameters(), strict=True)
-        return any(not torch.equal(*pair) for pair in pairs)
-
-    def num_tokens(self) -> list[list[int]]:
-        """Return the tokens of each micro-batch of each minibatch."""
-        return [[batch.input_ids_T.numel() for batch in minibatch.shard.batches] for minibatch in self.minibatches]
+    def require_unchanged(self) -> None:
+        """Fail if a step was taken."""
+        assert not self.gradients
+        torch.testing.assert_close(self.model.state_dict(), exact_model().state_dict(), rtol=0, atol=0)
 
 
 def test_only_later_minibatches_are_scored_beforehand() -> None:
     """The second one before anything changes, and only in the first pass; neither if that is known already."""
     run = _Run(_config(minibatches_per_rollout=2, updates_per_rollout=2))
     run()
-    first, second = run.num_tokens()
+    first, second = ([batch.input_ids_T.numel() for batch in each.shard.batches] for each in run.minibatches)
     assert run.tokens_seen == second + (first + second) * 2
     assert len(run.gradients) == 4
     known, unknown = (_Run(_config(minibatches_per_rollout=2)) for _ in range(2))
@@ -420,8 +415,7 @@ def test_a_sampler_of_another_policy_stops_before_the_step(shift: float, stops: 
         return
     with pytest.raises(SamplerMismatchError, match=r"sampler\.max_mismatch = 0\.5"):
         run()
-    assert not run.changed
-    assert run.gradients == []
+    run.require_unchanged()
 
 
 @pytest.mark.parametrize(("changes", "computed"), [(NO_KL, (1, 2, 3, 5)), ({}, range(6))])
@@ -452,7 +446,6 @@ def test_a_rollout_without_a_signal_changes_nothing(masked: bool, changes: dict[
     else:
         run.experience.advantages_M[:] = 0.0
     figures = run()
-    assert not run.changed
+    run.require_unchanged()
     assert not run.tokens_seen
-    assert not run.gradients
     assert figures == pytest.approx(metrics_without_update(run.config.learning_rate), nan_ok=True)
