@@ -1,6 +1,6 @@
 """Validation beside the training: it changes nothing that is learned, and decides which policy is the result."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from components.policy.checkpoint import save
 from components.shared import jsonl
 from components.shared.errors import PipelineError
-from components.shared.problem import Problem, Split
+from components.shared.problem import Split
 from components.train_grpo.trainer import Trainer
 from components.train_grpo.validation import best, early_stop
 from tests import tiny
@@ -35,11 +35,10 @@ def validated(tmp_path: Path) -> Run:
     (tmp_path / "reference").mkdir()
     save(tiny.checkpoint(), tmp_path / "reference")
 
-    def train(folder: Path, held_out: Sequence[Problem] = DEV, **changes: Any) -> dict[str, float]:
-        settings = {"num_steps": 2, "learning_rate": 1e-2, "reward__weights": SHORTNESS, **changes}
-        return run(folder, tiny.PROBLEMS, tmp_path / "reference", held_out, **settings)
-
-    return train
+    settings = {"num_steps": 2, "learning_rate": 1e-2, "reward__weights": SHORTNESS}
+    return lambda folder, held_out=DEV, **changes: run(
+        folder, tiny.PROBLEMS, tmp_path / "reference", held_out, **{**settings, **changes}
+    )
 
 
 # What is decided on the measurements ----------------------------------------------------------------------------------
