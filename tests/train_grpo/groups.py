@@ -59,9 +59,8 @@ def scored(
 def graded(answer: str, response: Completion) -> ScoredCompletion:
     """Return a completion with its grade, rewarded for being right."""
     result = grade_text(answer, response.text, AnswerPolicy.DECLARED) if response.finished else grade(Verdict.WRONG)
-    return ScoredCompletion(
-        response, result, (Step(response.num_tokens, outcome(result)),), {"accuracy": (outcome(result),)}
-    )
+    worth = outcome(result)
+    return ScoredCompletion(response, result, (Step(response.num_tokens, worth),), {"accuracy": (worth,)})
 
 
 def group(*scored_g: ScoredCompletion) -> Group:
@@ -71,9 +70,8 @@ def group(*scored_g: ScoredCompletion) -> Group:
 
 def rewarded(*rewards: float, lengths: Sequence[int] | None = None) -> Group:
     """Return a group of completions with one accuracy reward each."""
-    lengths = lengths or [3] * len(rewards)
-    each = zip(rewards, lengths, strict=True)
-    return group(*(scored({"accuracy": [reward]}, num_tokens=length) for reward, length in each))
+    pairs = zip(rewards, lengths or [3] * len(rewards), strict=True)
+    return group(*(scored({"accuracy": [reward]}, num_tokens=length) for reward, length in pairs))
 
 
 def shortness(problem: Any, response: Completion, grade: Any) -> float:

@@ -103,7 +103,7 @@ def test_what_has_no_verdict_or_a_reward_that_failed_is_counted_and_left_out_of_
     nothing = {name: [math.nan] for name in weights}
     failed, unscorable = (scored(nothing, verdict=each) for each in (Verdict.WRONG, Verdict.UNSCORABLE))
     failed.failure = FAILED
-    settings = {"reward__weights": weights, "reward__supervision": "process"}
+    settings: dict[str, Any] = {"reward__weights": weights, "reward__supervision": "process"}
     result = _metrics([group(*worth, failed, unscorable)], **settings)
     assert (result["reward_failures"], result["unscorable_fraction"], result["accuracy"]) == (1, 2 / 4, 2 / 3)
     means = (result["reward"], result["reward_tests_train_grpo_groups_checked"], result["reward_mine_own"])
@@ -271,9 +271,9 @@ def test_the_first_rollout_says_whether_the_policy_can_learn(texts: list[str], s
 
 def test_few_mixed_groups_print_a_warning_or_end_the_run() -> None:
     """One group in five prints a warning, or ends a run that asks for two in five; two in five go on."""
-    mixed = [graded("0", completion(text=text)) for text in ("#### 0", "#### 1")]
-    cut = [graded("0", completion(finished=False)) for _ in range(2)]
-    few, many = ([group(*mixed)] * number + [group(*cut)] * (5 - number) for number in (1, 2))
+    mixed = group(*(graded("0", completion(text=text)) for text in ("#### 0", "#### 1")))
+    cut = group(*[graded("0", completion(finished=False))] * 2)
+    few, many = ([mixed] * number + [cut] * (5 - number) for number in (1, 2))
     _, warning = first_look(grpo_config(), few)
     assert "truncated at 16 tokens: raise train_grpo.sampling.max_new_tokens to 32" in warning
     assert len(list(first_look(grpo_config(), many))) == 1

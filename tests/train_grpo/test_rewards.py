@@ -50,22 +50,16 @@ OPENED = "{question}\n<think>\n"
 # Built-in rewards -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("verdict", "tests_passed", "finished", "expected"),
-    [
+def test_code_is_worth_the_share_of_the_tests_it_passes() -> None:
+    """A truncated completion passes none; without tests, or without a verdict, there is no reward at all."""
+    for verdict, tests_passed, finished, expected in (
         (Verdict.WRONG, 0.25, True, 0.25),
-        (Verdict.RIGHT, 1.0, True, 1.0),
         (Verdict.WRONG, None, False, 0.0),
         (Verdict.RIGHT, None, True, NAN),
         (Verdict.UNSCORABLE, 0.5, True, NAN),
-    ],
-)
-def test_code_is_worth_the_share_of_the_tests_it_passes(
-    verdict: Verdict, tests_passed: float | None, finished: bool, expected: float
-) -> None:
-    """A truncated completion passes none; without tests, or without a verdict, there is no reward at all."""
-    result = Grade(verdict, extracted=None, reason=Reason.NO_CODE, tests_passed=tests_passed)
-    assert code_tests(PROBLEM, completion(finished=finished), result) == pytest.approx(expected, nan_ok=True)
+    ):
+        result = Grade(verdict, extracted=None, reason=Reason.NO_CODE, tests_passed=tests_passed)
+        assert code_tests(PROBLEM, completion(finished=finished), result) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -121,18 +115,17 @@ def test_overlong_falls_linearly_over_the_last_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "outcomes", "expected"),
+    ("lengths", "verdicts", "expected"),
     [
-        ([10, 20, 30], [1, 1, 1], [0.5, 0.0, -0.5]),
-        ([10, 20, 30, 25], [0, 1, 0, 0], [0.0, 0.0, -0.5, -0.25]),
-        ([7, 7, 7], [1, 0, 1], [0.0, 0.0, 0.0]),
-        ([1000, 20, 30], [NAN, 1, 0], [NAN, 0.5, -0.5]),
+        ([10, 20, 30], "rrr", [0.5, 0.0, -0.5]),
+        ([10, 20, 30, 25], "wrww", [0.0, 0.0, -0.5, -0.25]),
+        ([7, 7, 7], "rwr", [0.0, 0.0, 0.0]),
+        ([1000, 20, 30], "urw", [NAN, 0.5, -0.5]),
     ],
 )
-def test_length_by_hand(lengths: list[int], outcomes: list[float], expected: list[float]) -> None:
+def test_length_by_hand(lengths: list[int], verdicts: str, expected: list[float]) -> None:
     """Short right answers gain, long ones lose, wrong ones never gain; an unscorable one does not count."""
-    verdicts = {1.0: Verdict.RIGHT, 0.0: Verdict.WRONG}
-    grades = [grade(verdicts.get(each, Verdict.UNSCORABLE)) for each in outcomes]
+    grades = [grade({each[0]: each for each in Verdict}[letter]) for letter in verdicts]
     assert length(PROBLEM, [completion(each) for each in lengths], grades) == pytest.approx(expected, nan_ok=True)
 
 
@@ -210,8 +203,8 @@ def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
     def endless(*_: object) -> float:
         return codes.get(timeout=60)
 
-    (code,) = custom_rewards.call_reward("mine:endless", endless, PROBLEM, [None], [None], deadline_s=0.02)  # type: ignore[list-item]
-    assert code == PipelineError.exit_code
+    result = custom_rewards.call_reward("mine:endless", endless, PROBLEM, [None], [None], deadline_s=0.02)  # type: ignore[list-item]
+    assert result == [PipelineError.exit_code]
     printed = capfd.readouterr()
     assert f"reward mine:endless has been computing for 0.01 s, for problem {PROBLEM.id}" in printed.out
     assert "error: train_grpo.reward.weights.mine:endless did not return within engine.deadline_s" in printed.err

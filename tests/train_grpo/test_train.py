@@ -228,8 +228,8 @@ def test_on_a_cluster_weights_are_exchanged_through_the_volume(tmp_path: Path) -
     """No memory is shared by pods, and servers are pods of the job: none is started here."""
     clusters = [ClusterConfig(image="gpu:1", mount=str(tmp_path), rollout_servers=number) for number in (0, 1)]
     none, one = (ClusterStage(each, "0f1e2d3c", "train_grpo", tmp_path / "records") for each in clusters)
-    for sampler in ({"sampler__vllm": {}}, {"sampler__servers": SERVERS}):
-        config = grpo_config(**sampler)
+    for key, sampler in (("vllm", {}), ("servers", SERVERS)):
+        config = grpo_config(**{f"sampler__{key}": sampler})
         with on_cluster(one), sampling_services(config, tmp_path, tmp_path):
             assert os.environ[WEIGHTS_VARIABLE] == str(tmp_path / "weights")
             assert SERVERS_VARIABLE not in os.environ

@@ -92,8 +92,11 @@ def test_minibatches_are_whole_groups_and_hold_every_completion_once(
 
 ADVANTAGES_B = [0.58, 0.58, -1.73, 1.0, -1.0, 0.3]
 GSPO: dict[str, Any] = {"loss__ratio": "sequence", "loss__clip": {"low": 0.03, "high": 0.04}}
-WEIGHT, MASK = "sampler__correction__weight", "sampler__correction__mask"
-TOKEN_MASK: dict[str, Any] = {"sampler__max_staleness": 1, MASK: {"level": "token", "low": 0.8, "high": 1.3}}
+WEIGHT = "sampler__correction__weight"
+TOKEN_MASK: dict[str, Any] = {
+    "sampler__max_staleness": 1,
+    "sampler__correction__mask": {"level": "token", "low": 0.8, "high": 1.3},
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "the paper's": {},
     "no KL": {"loss__kl__coefficient": 0.0},
@@ -295,7 +298,8 @@ def test_completions_outside_the_mask_have_no_part_in_the_loss(
         loss__aggregation=aggregation,
         engine__micro_batch_tokens=14,
         sampler__vllm={},
-        **{WEIGHT: {"level": "token", "max": 2.0}, MASK: {"level": level, "low": low, "high": math.exp(nats)}},
+        sampler__correction__weight={"level": "token", "max": 2.0},
+        sampler__correction__mask={"level": level, "low": low, "high": math.exp(nats)},
     )
     experience = exact_experience("the paper's")
     # Four tokens, one, seven, two, three, five: large differences that cancel out, and small ones that do not.
@@ -310,7 +314,7 @@ def test_completions_outside_the_mask_have_no_part_in_the_loss(
 def test_a_sampler_whose_every_completion_is_masked_stops_the_run() -> None:
     """Stale weights are not hidden by the mask; a completion that is masked already stays so."""
     mask = {"level": "geometric", "low": math.exp(-0.1), "high": math.exp(0.1)}
-    config = _config(sampler__vllm={}, sampler__max_mismatch=0.3, **{MASK: mask})
+    config = _config(sampler__vllm={}, sampler__max_mismatch=0.3, sampler__correction__mask=mask)
     experience = exact_experience("masked")
     experience.sampler_logprobs_M = experience.old_logprobs_M - 0.2
     mask_completions(config, experience)
