@@ -31,6 +31,8 @@ from tests.train_grpo.settings import REWARD_MODEL, grpo_config
 
 STRAIGHT, RESUMED = "straight", "resumed"
 VALIDATION = {"validation": {"every_steps": 1}, "checkpoint__keep_best": True}
+LORA = {"engine__lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "up_proj"]}}
+AHEAD = {"sampler": {"max_staleness": 2, "correction": {"weight": {"max": 2.0}}, "max_mismatch": 1.0}}
 SETTINGS = {"num_steps": 4, "prompts_per_step": 4, "learning_rate": 1e-2, "engine__micro_batch_tokens": 60}
 VARIANTS: dict[str, dict[str, Any]] = {
     "solved problems that are left out, and groups that are resampled": {
@@ -38,18 +40,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "updates_per_rollout": 2,
         "minibatches_per_rollout": 2,
     },
-    "rollouts sampled ahead": {
-        "sampler": {"max_staleness": 2, "correction": {"weight": {"max": 2.0}}, "max_mismatch": 1.0},
-    },
-    "adapters, and the best in validation as the result": {
-        **VALIDATION,
-        "num_iterations": 2,
-        "engine__lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "up_proj"]},
-    },
-    "adapters beside weights of 4 bits": {
-        "engine__lora": {"rank": 2, "alpha": 4.0, "targets": ["q_proj", "up_proj"]},
-        "engine__quantise": "nf4",
-    },
+    "rollouts sampled ahead": AHEAD,
+    "adapters, and the best in validation as the result": {**VALIDATION, **LORA, "num_iterations": 2},
+    "adapters beside weights of 4 bits": {**LORA, "engine__quantise": "nf4"},
 }
 
 
@@ -154,7 +147,7 @@ def test_a_run_with_an_environment_resumes_with_the_trajectories_sampled_ahead(
     model = checkpoint.config.model_copy(update={"tools": tools})
     inputs = _undecided(tmp_path, dataclasses.replace(checkpoint, config=model))
     (tmp_path / "zero_2").mkdir()
-    config = _config(learning_rate=1e-3, sampling__max_new_tokens=24, **VARIANTS["rollouts sampled ahead"])
+    config = _config(learning_rate=1e-3, sampling__max_new_tokens=24, **AHEAD)
     run_both(config, **inputs, folder=tmp_path)
     assert_equal(tmp_path / "zero_2", num_steps=4)
     assert any(has_forks)

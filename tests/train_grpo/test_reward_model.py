@@ -36,17 +36,8 @@ from tests import tiny
 from tests.train_grpo.groups import group, scored
 from tests.train_grpo.settings import reward_model_config
 
-_SIZE = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "num_labels": 1,
-    "initializer_range": 0.3,
-}
+_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_labels": 1, "num_hidden_layers": 2}
+_SIZE = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 32, "initializer_range": 0.3, **_HEADS}
 _SEQUENCES = [
     TokenSequence((5, 6, 7), (8, 9, 10, 11)),
     TokenSequence((3,), (20, 21, 1)),

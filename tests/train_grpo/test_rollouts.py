@@ -32,7 +32,6 @@ from tests.train_grpo.own_weights import OwnWeights
 from tests.train_grpo.runs import OneOf, in_processes
 from tests.train_grpo.settings import SERVERS, grpo_config
 
-NumRight = Callable[[int], int]
 MIXED = [number for number in range(24) if number % 4 == 0]
 """The problems whose completions disagree, for `_sometimes`."""
 
@@ -45,7 +44,7 @@ def _sometimes(number: int) -> int:
 class _Sampler:
     """A sampler that gives a known number of right answers to each question, and records what it was asked."""
 
-    def __init__(self, num_right: NumRight) -> None:
+    def __init__(self, num_right: Callable[[int], int]) -> None:
         self._num_right = num_right
         self.calls: list[dict[str, Any]] = []
         self.events: list[str] = []
@@ -77,16 +76,9 @@ def _score(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Comp
     ]
 
 
-def _rollouts(
-    config: TrainGRPOConfig,
-    sampler: Any,
-    *,
-    problems: Sequence[Problem] = tiny.PROBLEMS,
-    score: Any = _score,
-    ranks: Ranks = SINGLE_PROCESS,
-) -> Rollouts:
+def _rollouts(config: TrainGRPOConfig, sampler: Any, *, score: Any = _score, ranks: Ranks = SINGLE_PROCESS) -> Rollouts:
     kind = PrefetchedRollouts if config.sampler.max_staleness else Rollouts
-    return kind(config, Prompts(problems, config.prompts, seed=config.seed), sampler, score, ranks)
+    return kind(config, Prompts(tiny.PROBLEMS, config.prompts, seed=config.seed), sampler, score, ranks)
 
 
 def _number(group: Group) -> int:
@@ -196,13 +188,10 @@ def test_the_commonest_reasons_come_first_with_their_counts_and_an_example() -> 
 
 # Samplers with weights of their own -----------------------------------------------------------------------------------
 
-OVERLAP = {
-    "sampler__servers": SERVERS,
-    "sampler__max_staleness": 1,
-    "sampler__correction__weight": {"level": "token", "max": 2.0},
-    "sampler__max_mismatch": 1.0,
-}
+WEIGHT = {"sampler__correction__weight": {"level": "token", "max": 2.0}}
+OVERLAP = {"sampler__servers": SERVERS, "sampler__max_staleness": 1, "sampler__max_mismatch": 1.0, **WEIGHT}
 LORA = {"rank": 4, "alpha": 6.0, "targets": ["all-linear"]}
+ADAPTERS = {"synchronise": "adapters"}
 Make = Callable[..., tuple[Trainer, OwnWeights]]
 
 
@@ -227,9 +216,6 @@ def make(tmp_path: Path, verify: Verifier) -> Make:
 
 def _run(trainer: Trainer, *, steps_done: int = 0, after_step: Callable[[int], None] = lambda _: None) -> None:
     trainer.run(steps_done=steps_done, after_step=after_step)
-
-
-ADAPTERS = {"synchronise": "adapters"}
 
 
 @pytest.mark.parametrize(

@@ -58,21 +58,15 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_grpo_learns_to_give_the_right_answer(tmp_path: Path, reference: Path) -> None:
     """From one right answer in two to nearly all, by reward alone, with sharded weights and options of DAPO."""
-    curves = _run(
-        tmp_path,
-        [tiny.problem(3), tiny.problem(3, id="again")],
-        reference,
-        num_steps=20,
-        prompts_per_step=1,
-        group_size=16,
-        advantage__estimator="z_score_bessel",
-        loss={"aggregation": "token_mean", "clip": {"low": 0.2, "high": 0.28}},
-        prompts__max_resampling_rounds=2,
-        sampling__truncated="mask",
-        engine__micro_batch_tokens=10_000,
-        engine__zero_stage=3,
-        engine__gradient_checkpointing=True,
-    )
+    dapo = {
+        "advantage__estimator": "z_score_bessel",
+        "loss": {"aggregation": "token_mean", "clip": {"low": 0.2, "high": 0.28}},
+        "prompts__max_resampling_rounds": 2,
+        "sampling__truncated": "mask",
+    }
+    engine = {"engine__zero_stage": 3, "engine__gradient_checkpointing": True, "engine__micro_batch_tokens": 10_000}
+    settings = {"num_steps": 20, "prompts_per_step": 1, "group_size": 16, **dapo, **engine}
+    curves = _run(tmp_path, [tiny.problem(3), tiny.problem(3, id="again")], reference, **settings)
     assert 0.2 < sum(row["accuracy"] for row in curves[:2]) / 2 < 0.8
     assert sum(row["accuracy"] for row in curves[-3:]) / 3 > 0.8
     assert (curves[0]["ratio_min"], curves[0]["ratio_max"]) == (1.0, 1.0)

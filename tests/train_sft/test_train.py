@@ -21,18 +21,10 @@ from tests.train_grpo.written_out import plain_scores
 
 
 def _config(**changes: Any) -> TrainSFTConfig:
-    fields = {
-        "model": tiny.MODEL.model_dump(),
-        "seed": 1,
-        "num_steps": 3,
-        "examples_per_step": 6,
-        "learning_rate": 1e-2,
-        "warmup_steps": 1,
-        "final_learning_rate_fraction": 0.1,
-        "max_tokens": 64,
-        "checkpoint": tiny.CHECKPOINT,
-        "engine": tiny.engine_config().model_dump(),
-    }
+    sizes = {"num_steps": 3, "examples_per_step": 6, "max_tokens": 64}
+    rate = {"learning_rate": 1e-2, "warmup_steps": 1, "final_learning_rate_fraction": 0.1}
+    parts = {"model": tiny.MODEL, "checkpoint": tiny.CHECKPOINT, "engine": tiny.engine_config().model_dump()}
+    fields = {"seed": 1, **sizes, **rate, **parts}
     return TrainSFTConfig.model_validate({**fields, **changes})
 
 
