@@ -126,8 +126,8 @@ def test_measured_steps_on_pages_are_recorded() -> None:
         cells = " | ".join(f"{step['seconds']:.2f} s, {step['peak_bytes'] / 1e9:.2f} GB" for step in steps)
         assert f"| {title} | {cells} |" in experiments
     ratios = [row["ratios"] for row in measured]
-    faster = " and ".join(f"{ratio['trl_tuned_to_own_seconds']:.1f}" for ratio in ratios)
-    memory = " and ".join(f"1/{ratio['trl_tuned_to_own_memory']:.1f}" for ratio in ratios)
+    faster = " or ".join(f"{ratio['trl_tuned_to_own_seconds']:.1f}" for ratio in ratios)
+    memory = " or ".join(f"{100 / ratio['trl_tuned_to_own_memory']:.0f} %" for ratio in ratios)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"| {faster} times faster, with {memory} of the memory |" in readme
 

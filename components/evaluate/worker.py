@@ -75,7 +75,7 @@ class Evaluator:
         return sorted(records, key=lambda record: (order[record["id"]], record["sample"]))
 
     def _show(self, bar: Progress, new: Sequence[Record], records: Sequence[Record]) -> None:
-        """Advance the bar by the new records; show which fractions of all greedy and sampled answers are right."""
+        """Advance the bar by the new records; show which fractions of all answers are right, and their mean length."""
         num_tokens = sum(record["num_tokens"] for record in new)
         right: defaultdict[str, list[bool]] = defaultdict(list)
         for record in records:
@@ -85,7 +85,7 @@ class Evaluator:
             len(new),
             model=self.name,
             **{name: fmean(each) for name, each in right.items()},
-            length=num_tokens / len(new),
+            length=fmean(record["num_tokens"] for record in records),
             tokens_per_s=bar.rate(num_tokens),
         )
 

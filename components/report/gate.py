@@ -229,7 +229,9 @@ def _reason(part: Mapping[str, Any], claim: Claim) -> str:
             f"; of the {answered['total']:,} problems that both models answered {points(answered['gain'])} points, "
             f"p = {probability(answered['p_value'])}"
         )
-    return text if part["not_worse"] else f"{text}; a loss of {100 * claim.margin:.1f} points is not excluded"
+    if not part["not_worse"]:
+        text += f"; a loss beyond the margin of {100 * claim.margin:.1f} points is not excluded"
+    return text
 
 
 def _bound(bound: float, level: float, required: float) -> str:
@@ -294,5 +296,5 @@ def health(
 
 
 def _condition(name: str, measured: str, required: str, passed: bool) -> dict[str, Any]:
-    reason = f"{name}: {measured} ({required} required)"
+    reason = f"{name}: {measured} ({required} {'allowed' if required.startswith('at most') else 'required'})"
     return {"name": name, "measured": measured, "required": required, "passed": passed, "reason": reason}

@@ -89,7 +89,7 @@ def test_no_source_may_get_worse_by_the_margin() -> None:
     loss = outcome(both=250, only_sft=40, only_grpo=15, neither=195)
     (reason,) = decide({"words": CLEAR, "math": loss}, gate(target=("words", "math"), margin=0.02))["reasons"]
     assert reason.startswith("math: lost 5.0 points, ")
-    assert reason.endswith("a loss of 2.0 points is not excluded")
+    assert reason.endswith("a loss beyond the margin of 2.0 points is not excluded")
 
 
 def test_one_improved_target_suffices_at_the_level_that_holm_leaves() -> None:
@@ -168,7 +168,7 @@ def test_unscorable_answer_is_not_right_and_is_counted() -> None:
     [
         ({}, {}, None),
         ({"max_kl": 0.2}, {"kl": 0.1}, None),
-        ({"max_kl": 0.2}, {"kl": 0.3}, "KL from the reference at the end of training: 0.3 (at most 0.2 required)"),
+        ({"max_kl": 0.2}, {"kl": 0.3}, "KL from the reference at the end of training: 0.3 (at most 0.2 allowed)"),
         ({"max_kl": 0.2}, {"kl": None}, "KL from the reference at the end of training: not recorded (at most 0.2 "),
         ({"min_entropy": 0.1}, {"entropy": 0.01}, "entropy of the policy at the end of training: 0.01 (at least 0.1 "),
         ({"max_sampler_mismatch": 0.01}, {"sampler_mismatch": 0.02}, "mismatch of sampler and trainer"),
