@@ -66,23 +66,17 @@ def test_submit_compiles_by_itself_for_the_deployment_of_the_params_file(
     assert run["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "grpo-post-training"
 
 
-@pytest.mark.parametrize(
-    ("image", "is_local"),
-    [
-        ("localhost/ml/gpu:0123abc", True),
-        ("ml/gpu:0123abc", True),
-        ("gpu", True),
-        ("registry.example.com/gpu:dev", True),
-        ("use-grpo-pipeline-publish.invalid/gpu:0123abc", True),
-        ("localhost:5000/gpu:0123abc", False),
-        ("registry.example.com/gpu:0123abc", False),
-    ],
-)
-def test_images_of_this_machine_are_pointed_out(image: str, is_local: bool) -> None:
+def test_images_of_this_machine_are_pointed_out() -> None:
     """Nodes would look for them in places of their own."""
-    assert [line.startswith(f"no registry has {image}; ") for line in images_of_this_machine([image])] == [
-        True
-    ] * is_local
+    local = [
+        "localhost/ml/gpu:0123abc",
+        "ml/gpu:0123abc",
+        "gpu",
+        "registry.example.com/gpu:dev",
+        "x.invalid/gpu:0123abc",
+    ]
+    lines = images_of_this_machine([*local, "localhost:5000/gpu:0123abc", "registry.example.com/gpu:0123abc"])
+    assert [line.partition(";")[0] for line in lines] == [f"no registry has {image}" for image in local]
 
 
 @pytest.mark.parametrize(
@@ -128,17 +122,14 @@ def test_a_params_file_is_what_it_changes_of_another_preset(pipeline: Path) -> N
         (["cluster_node=8"], ["--set cluster_node: the pipeline has no such parameter; did you mean cluster_nodes?"]),
         (["cluster_nodes=many"], ["error: --set cluster_nodes=many: needs a whole number\n"]),
         (["overrides={train_grpo: {"], ["error: overrides:1: is not valid YAML"]),
-        (
-            [f"train_sft.model.prompt={{question}}{'x' * 10_000}"],
-            ["overrides: has 1", "Kubeflow takes 10,000 for all parameters of a run"],
-        ),
+        ([f"train_sft.model.prompt={{question}}{'x' * 10_000}"], ["overrides: has 1", "Kubeflow takes 10,000 for all"]),
         (
             ["train_grpo.num_steps=-1", "evaluate.num_samples=-1"],
             ["2 to correct before this run can start", "grpo_num_steps: ", "overrides.evaluate.num_samples: "],
         ),
         (
-            ["registry=https://user:s3cr3t@git.example.com/registry.git"],
-            ["registry: contains a password or a token; revoke it, and set credentials in the environment or a secret"],
+            ["registry=https://user:s3cr3t@example.com/registry.git"],
+            ["registry: contains a password or a token;"],
         ),
         (
             ["overrides={register: {model_registry: 'https://user:s3cr3t@registry.example.com'}}"],
@@ -180,27 +171,26 @@ def test_every_params_file_can_be_submitted(pipeline: Path, params: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("setting", "profile", "namespace", "state"),
+    ("options", "namespace", "state"),
     [
-        ([], [], "kubeflow", "stopping"),
-        ([], [], "kubeflow", "had already ended: failed"),
-        (["--set", "cluster.namespace=gpus"], [], "gpus", "stopping"),
-        ([], ["--namespace", "team-a"], "team-a", "stopping"),
+        ([], "kubeflow", "stopping"),
+        ([], "kubeflow", "had already ended: failed"),
+        (["--set", "cluster.namespace=gpus"], "gpus", "stopping"),
+        (["--namespace", "team-a"], "team-a", "stopping"),
     ],
-    ids=["running", "ended", "its jobs elsewhere", "of a profile"],
 )
 def test_stop_ends_the_run_and_then_removes_its_training_jobs(
     server: ApiServer,
     submit: Program,
     program: Program,
-    setting: list[str],
-    profile: list[str],
+    options: list[str],
     namespace: str,
     state: str,
 ) -> None:
     """First the run, so that no step submits its job again; in the run's namespace, and of this run only."""
+    profile = options if "--namespace" in options else []
     server.kfp.multi_user, server.kfp.namespaces = bool(profile), ("kubeflow", namespace)
-    submit(*setting, *profile)
+    submit(*options)
     run = only_run(server)
     for name, run_id, where in (
         ("grpo-mine", run["run_id"], namespace),
