@@ -14,10 +14,9 @@ from pipelines.cli import main
 from pipelines.doctor import unused_gpu
 from tests.presets import preset
 
-_SMI = """#!/bin/sh
-echo "NVIDIA GeForce RTX 4090, 24564, 20000, 550.54"
-"""
-_TORCH = """
+
+def _torch_with(cuda: str | None, available: bool, bf16: bool) -> str:
+    return f"""
 __version__ = "2.13.0"
 class version: cuda = {cuda!r}
 class cuda:
@@ -40,23 +39,16 @@ def _torch(folder: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuda", "available", "bf16", "expected"),
+    ("simulated", "expected"),
     [
-        (None, False, True, ("error", "computes on CPUs, though there is a GPU", "make setup TORCH_BACKEND=auto")),
-        (
-            "13.0",
-            False,
-            True,
-            ("error", "does not find the GPU", "CUDA 13.0 needs a newer driver"),
-        ),
-        ("12.4", True, False, ("warning", "which has no bfloat16", "engine.precision: fp32")),
-        ("12.4", True, True, ("ok", "computes on the GPU", "")),
+        ((None, False, True), ("error", "computes on CPUs, though there is a GPU", "make setup TORCH_BACKEND=auto")),
+        (("13.0", False, True), ("error", "does not find the GPU", "CUDA 13.0 needs a newer driver")),
+        (("12.4", True, False), ("warning", "which has no bfloat16", "engine.precision: fp32")),
+        (("12.4", True, True), ("ok", "computes on the GPU", "")),
     ],
 )
 def test_torch_is_judged_by_the_gpu_that_is_there(
-    cuda: str | None,
-    available: bool,
-    bf16: bool,
+    simulated: tuple[str | None, bool, bool],
     expected: tuple[str, str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -64,10 +56,10 @@ def test_torch_is_judged_by_the_gpu_that_is_there(
     """A build for CPUs on a machine with a GPU would train for days and say nothing."""
     program = tmp_path / "bin/nvidia-smi"
     program.parent.mkdir()
-    program.write_text(_SMI)
+    program.write_text("#!/bin/sh\necho NVIDIA GeForce RTX 4090, 24564, 20000, 550.54\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-    _torch(tmp_path, monkeypatch, _TORCH.format(cuda=cuda, available=available, bf16=bf16))
+    _torch(tmp_path, monkeypatch, _torch_with(*simulated))
     gpu, found = doctor._gpu_and_torch()
     assert gpu.state == "warning"  # another process holds its memory
     assert gpu.text.startswith("NVIDIA GeForce RTX 4090, 24 GiB")
@@ -113,10 +105,8 @@ def test_the_precision_that_a_processor_is_fast_in_is_named(
     """Where a large model would be trained without a GPU in the other one."""
     monkeypatch.setattr(doctor, "_nvidia", list)
     monkeypatch.setattr(doctor, "_has_bf16_instructions", lambda: is_fast)
-    monkeypatch.setattr(
-        "components.preflight.resources.shape_of_base",
-        lambda params: ModelShape(576, 1536, 30, 9, 3, 64, 49152, tied=True),
-    )
+    shape = ModelShape(576, 1536, 30, 9, 3, 64, 49152, tied=True)
+    monkeypatch.setattr("components.preflight.resources.shape_of_base", lambda _: shape)
     values = preset()
     values["train_grpo"]["engine"] |= {"precision": precision, "zero_stage": 2}
     assert doctor.slow_here(Params.model_validate(values)).endswith(warning)
@@ -141,7 +131,7 @@ def test_what_a_run_would_miss_is_part_of_the_diagnosis(
     for name in ("_imports", "_hub"):
         monkeypatch.setattr(doctor, name, lambda: iter(()))
     monkeypatch.setattr(doctor, "_nvidia", list)
-    _torch(tmp_path, monkeypatch, _TORCH.format(cuda=None, available=False, bf16=True))
+    _torch(tmp_path, monkeypatch, _torch_with(None, False, True))
     params = tmp_path / "params.yaml"
     root = Path(doctor.__file__).parents[1]
     params.write_text(f"extends: {root / 'params/smoke.yaml'}\nreport: {{gate: {{target: [gsm8k]}}}}\n")

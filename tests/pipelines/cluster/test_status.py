@@ -131,12 +131,12 @@ def test_status_lists_runs_and_the_stages_of_one(run: Run) -> None:
         (FAILED, ["error: no queue\nE1122 10:06:03.044119 16 launcher_v2.go:449] failed\n"], ["no queue"]),
         (
             FAILED,
-            ["error: a: wrapped in the\n  pod, /a/path/that/is/c\n ut;\n  try\n"],
-            ["a: wrapped in the pod, /a/path/that/is/cut; try"],
+            ["error: wrapped in\n  a pod, /a/path/is/c\n ut;\n  try\n"],
+            ["wrapped in a pod, /a/path/is/cut; try"],
         ),
         (
             FAILED,
-            ["error: a: lost\nF1122 10:36:09.1 main.go:130] failed: exit status 75\n"],
+            ["error: a: lost\nF1122 10:36:09.1 m.go:130] failed: exit status 75\n"],
             ["a: lost", "this may pass"],
         ),
         (FAILED, ["train_sft 216/400\nError: exit status 143\n"], ["train_sft: stopped from outside (SIGTERM)"]),

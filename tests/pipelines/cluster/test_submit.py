@@ -68,13 +68,7 @@ def test_submit_compiles_by_itself_for_the_deployment_of_the_params_file(
 
 def test_images_of_this_machine_are_pointed_out() -> None:
     """Nodes would look for them in places of their own."""
-    local = [
-        "localhost/ml/gpu:0123abc",
-        "ml/gpu:0123abc",
-        "gpu",
-        "registry.example.com/gpu:dev",
-        "x.invalid/gpu:0123abc",
-    ]
+    local = ["localhost/ml/gpu:0123abc", "ml/gpu:0123abc", "gpu", "registry.example.com/gpu:dev", "x.invalid/gpu:0123"]
     lines = images_of_this_machine([*local, "localhost:5000/gpu:0123abc", "registry.example.com/gpu:0123abc"])
     assert [line.partition(";")[0] for line in lines] == [f"no registry has {image}" for image in local]
 
@@ -180,12 +174,7 @@ def test_every_params_file_can_be_submitted(pipeline: Path, params: Path) -> Non
     ],
 )
 def test_stop_ends_the_run_and_then_removes_its_training_jobs(
-    server: ApiServer,
-    submit: Program,
-    program: Program,
-    options: list[str],
-    namespace: str,
-    state: str,
+    server: ApiServer, submit: Program, program: Program, options: list[str], namespace: str, state: str
 ) -> None:
     """First the run, so that no step submits its job again; in the run's namespace, and of this run only."""
     profile = options if "--namespace" in options else []
