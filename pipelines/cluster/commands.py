@@ -104,8 +104,7 @@ def _variable(*names: str) -> str | None:
 
 
 def _publish(kubeflow: Kubeflow, options: argparse.Namespace) -> Iterator[str]:
-    from pipelines.cluster.publish import build, publish
-    from pipelines.cluster.submission import compiled, images_of_this_machine, read
+    from pipelines.cluster.submission import build, compiled, images_of_this_machine, publish, read
 
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
         images = None

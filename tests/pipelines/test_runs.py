@@ -101,15 +101,13 @@ def test_a_run_is_found_by_part_of_its_name(outputs: Path) -> None:
 
 def test_a_run_is_shown_with_its_stages(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What each took, what was reused, where it failed and what is saved."""
-    events = [
-        {"stage": "train_sft", "event": "started", "outputs": {}},
+    (outputs / "work/checkpoints/step-000040").mkdir(parents=True)
+    _journal(
+        outputs / "runs" / FAILED,
         {"stage": "train_sft", "event": "finished", "seconds": 61.0, "reused_from": "earlier"},
-        {"stage": "train_grpo", "event": "started", "outputs": {}},
         {"stage": "train_grpo", "event": "work", "folder": str(outputs / "work")},
         {"stage": "train_grpo", "event": "failed", "error": "no memory", "exit_code": 2},
-    ]
-    (outputs / "work/checkpoints/step-000040").mkdir(parents=True)
-    _journal(outputs / "runs" / FAILED, *events)
+    )
     base, own, first = (outputs / f"{name}.yaml" for name in ("base", "own", "first"))
     base.write_text("train_grpo: {num_steps: 9, group_size: 8}")
     own.write_text("extends: base.yaml\ntrain_grpo: {num_steps: 7}")

@@ -15,7 +15,7 @@ from components.policy import checkpoint as checkpoints
 from components.rollout.transformers_sampler import TransformersSampler
 from components.rollout.vllm.process import ServerProcess
 from components.shared.errors import PipelineError
-from pipelines.serving import check_served
+from pipelines.promotion import check_served
 from tests import tiny
 from tests.rollout.vllm_policies import policy
 
@@ -71,6 +71,6 @@ def test_the_error_of_a_server_is_passed_on(
         raise PipelineError("the served model does not answer: HTTP 500")
 
     monkeypatch.setattr("components.rollout.vllm.process.running", ready)
-    monkeypatch.setattr("pipelines.serving._answer", refuse)
+    monkeypatch.setattr("pipelines.promotion._answer", refuse)
     with pytest.raises(PipelineError, match=r"HTTP 500; vLLM: RuntimeError: head_dim=16$"):
         check_served(*evaluated)
