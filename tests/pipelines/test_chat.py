@@ -94,21 +94,17 @@ def test_a_truncated_answer_names_the_limit(
     assert capsys.readouterr().out.splitlines()[-1] == message
 
 
-def _text(model: Model, question: str) -> str:
-    text: str = model.checkpoint.tokenizer.decode(list(model.prompt_ids(question)))
-    return text
-
-
 def test_a_conversation_remembers_calls_and_their_answers_as_the_template_writes_them(
     ask: Callable[..., Model],
 ) -> None:
     """The second prompt begins as the first one with its answer; tools are shown in both."""
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "37*48"}}\n</tool_call>'
     model = ask([f"{call}{chat_model.END}", f"#### 1776{chat_model.END}"], chat_model.CALLING)
-    first = _text(model, "37*48?")
+    decode: Callable[..., str] = model.checkpoint.tokenizer.decode
+    first = decode(model.prompt_ids("37*48?"))
     model.conversation.clear()
     model.answer("37*48?")
-    second = _text(model, "And 3?")
+    second = decode(model.prompt_ids("And 3?"))
     assert second.startswith(first + call)
     assert "1776\nexactly" in second
     assert second.index("#### 1776") < second.index("And 3?")
