@@ -4,15 +4,45 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from pipelines.cli import main
 from tests.pipelines.project import FinishedRun, Project, copy_project
 from tests.presets import preset, write_params
+
+
+class Printed(NamedTuple):
+    """What a command has printed."""
+
+    lines: list[str]
+    error: str
+
+    @property
+    def out(self) -> str:
+        """The lines as one text."""
+        return "".join(f"{line}\n" for line in self.lines)
+
+
+Program = Callable[..., Printed]
+"""Runs `grpo-pipeline` with arguments, checks its exit `code` (0), and returns what it has printed."""
+
+
+@pytest.fixture
+def program(capsys: pytest.CaptureFixture[str]) -> Program:
+    """The command line."""
+
+    def run(*arguments: str, code: int = 0) -> Printed:
+        capsys.readouterr()
+        assert main(list(arguments)) == code
+        out, error = capsys.readouterr()
+        return Printed(out.splitlines(), error)
+
+    return run
 
 
 @pytest.fixture(scope="session")

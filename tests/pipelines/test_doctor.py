@@ -10,8 +10,8 @@ import pytest
 from components.preflight.config import Params
 from components.shared.model_shape import ModelShape
 from pipelines import doctor
-from pipelines.cli import main
 from pipelines.doctor import unused_gpu
+from tests.pipelines.conftest import Program
 from tests.presets import preset
 
 
@@ -125,7 +125,7 @@ def test_packages_of_other_versions_than_the_lock_are_named(tmp_path: Path, monk
 
 
 def test_what_a_run_would_miss_is_part_of_the_diagnosis(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program
 ) -> None:
     """And the exit code says that something is wrong."""
     for name in ("_imports", "_hub"):
@@ -135,8 +135,8 @@ def test_what_a_run_would_miss_is_part_of_the_diagnosis(
     params = tmp_path / "params.yaml"
     root = Path(doctor.__file__).parents[1]
     params.write_text(f"extends: {root / 'params/smoke.yaml'}\nreport: {{gate: {{target: [gsm8k]}}}}\n")
-    assert main(["doctor", "--params", str(params)]) == 2
-    findings = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines() if line[0] != " "]
+    lines = program("doctor", "--params", str(params), code=2).lines
+    findings = [line.split(maxsplit=2) for line in lines if line[0] != " "]
     assert [state for state, _, text in findings if "report.gate.target" in text] == ["error"]
     named = {name for _, name, _ in findings}
     assert {"python", "cores", "memory", "disk", "gpu", "torch", "packages", "git"} <= named

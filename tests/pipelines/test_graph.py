@@ -101,7 +101,7 @@ def test_what_differs_between_clusters_comes_from_the_deployment() -> None:
     for task in TASKS:
         assert made.containers[task]["image"] == deployment["image_gpu" if task in MODEL else "image_light"]
     constants = {each for task in TASKS for each in re.findall(r"'constant': '(.*?)'", str(made.settings(task)))}
-    assert constants == {"pull", "shared", *deployment["secrets"].values()}
+    assert constants == {"pull", "shared", *(f"my-{kind}" for kind in SECRET_KEYS)}
     task = made.tasks["preflight"]["inputs"]["parameters"][DEPLOYMENT]
     assert task["runtimeValue"]["constant"] == deployment
     assert "grpo-pipeline-git" not in made.text

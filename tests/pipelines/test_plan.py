@@ -13,12 +13,12 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.model_shape import shape_of
-from pipelines.cli import main
 from pipelines.plan.counted import counted_shape
 from pipelines.plan.hardware import GIB, GPUS, gpu
 from pipelines.plan.memory import memory_of, peak
 from pipelines.plan.run import run_of
 from pipelines.plan.step_time import step_time
+from tests.pipelines.conftest import Program
 from tests.presets import FILES, ROOT, preset
 
 DEEPSEEK = ROOT / "params/deepseekmath-7b.yaml"
@@ -90,7 +90,7 @@ def test_any_model_is_counted_as_published(tmp_path: Path, family: str, billions
     assert (shape.active_weights + shape.head_weights) / 1e9 == pytest.approx(active, rel=0.03, abs=1)
 
 
-def test_the_plan_of_a_counted_model_is_an_upper_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_a_counted_model_is_an_upper_bound(tmp_path: Path, plan: Program) -> None:
     """A Llama that is counted takes at least the time and memory of one that is known, and the plan says why."""
     from transformers import LlamaConfig
 
@@ -105,25 +105,24 @@ def test_the_plan_of_a_counted_model_is_an_upper_bound(tmp_path: Path, capsys: p
     (tmp_path / "config.json").write_text('{"model_type": "lfm2"}')
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: {ROOT}/params/qwen-7b.yaml\ntrain_sft: {{model: {{base: {tmp_path}}}}}\n")
-    assert _plan(params=path) == 0
-    assert "lfm2: planned in padded rows" in capsys.readouterr().out
+    assert "lfm2: planned in padded rows" in plan(path).out
 
 
-def _plan(*options: str, params: Path = DEEPSEEK, gpu: str = "h100") -> int:
-    return main(["plan", "--params", str(params), "--gpus", "8", "--gpu", gpu, *options])
+@pytest.fixture
+def plan(program: Program) -> Program:
+    """`grpo-pipeline plan` of a params file for eight GPUs, unless options say otherwise."""
+    return lambda path, *more, **code: program("plan", f"--params={path}", "--gpus=8", "--gpu=h100", *more, **code)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_shipped_file_can_be_planned(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_shipped_file_can_be_planned(path: Path, plan: Program) -> None:
     """With a verdict."""
-    assert _plan(params=path) == 0
-    assert re.search(r"^(Fits|Does not fit): ", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^(Fits|Does not fit): ", plan(path).out, re.MULTILINE)
 
 
-def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_of_a_plan(tmp_path: Path, plan: Program) -> None:
     """Heading, memory by stage, verdict, and the hours of all steps; the change that it names is enough."""
-    assert _plan(gpu="H100") == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = plan(DEEPSEEK, "--gpu=H100").lines
     assert lines[0] == f"{DEEPSEEK} on 8 x h100: 6.91B parameters in bf16, ZeRO 3"
     rows = {line[:22].strip(): line[22:].split() for line in lines[3:16]}
     assert rows["Memory of a GPU, GiB"] == ["ZeRO", "0", "ZeRO", "1", "ZeRO", "2", "ZeRO", "3*"]
@@ -137,8 +136,7 @@ def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert " completion tokens per second over a whole step; 900 steps take " in text
     overlay = tmp_path / "changed.yaml"
     overlay.write_text(f"extends: {DEEPSEEK}\ntrain_grpo: {{sampling: {{max_batch_size: 64}}}}\n")
-    assert _plan(params=overlay) == 0
-    assert "\nFits: " in capsys.readouterr().out
+    assert "\nFits: " in plan(overlay).out
 
 
 @pytest.mark.parametrize(
@@ -182,10 +180,9 @@ def test_settings_are_those_of_the_file() -> None:
         (["--gpu", "v100"], "--gpu v100: it has no bfloat16; set train_grpo.engine.precision: fp32"),
     ],
 )
-def test_bad_input_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(options: list[str], message: str, plan: Program) -> None:
     """With what is accepted, and exit code 2."""
-    assert _plan(*options) == 2
-    assert capsys.readouterr() == ("", f"error: {message}\n")
+    assert plan(DEEPSEEK, *options, code=2) == ([], f"error: {message}\n")
 
 
 def test_every_gpu_is_listed() -> None:

@@ -14,11 +14,11 @@ from components.report.report import STAGE
 from components.shared import durable, jsonl, lineage, stage
 from components.shared.errors import PipelineError
 from components.shared.page import percent
-from pipelines.cli import main
 from pipelines.run.history import LOCK, resolve
 from pipelines.run.index import write
 from pipelines.run.listing import disk
 from pipelines.run.settings import heading
+from tests.pipelines.conftest import Program
 from tests.register.registrations import make_config, make_policy, run_register
 from tests.report.synthetic import make_run
 from tests.report.test_report import CONFIG
@@ -64,16 +64,14 @@ def outputs(made_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return shutil.copytree(made_runs / "outputs", tmp_path / "outputs")
 
 
-def test_runs_are_listed_the_newest_first(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_listed_the_newest_first(outputs: Path, program: Program) -> None:
     """With their state, accuracies, verdict, version and size; the same as JSON."""
     with (outputs / "runs" / FAILED / "weights").open("wb") as file:
         file.truncate(5_000_000)
-    assert main(["runs", "list", "--json"]) == 0
-    runs = json.loads(capsys.readouterr().out)
+    runs = json.loads(program("runs", "list", "--json").out)
     assert [run["state"] for run in runs] == ["stopped", "stopped at prepare_data", "failed at evaluate", "finished"]
     assert runs[2]["bytes"] >= 5_000_000
-    assert main(["runs", "list"]) == 0
-    _, *rows = capsys.readouterr().out.splitlines()
+    _, *rows = program("runs", "list").lines
     assert [row.split()[0] for row in rows] == [run["name"] for run in runs]
     assert percent(runs[3]["accuracy"]["grpo"]) in rows[3]
     assert runs[3]["version"] == "grpo-policy@v0.0.1"
@@ -99,7 +97,7 @@ def test_a_run_is_found_by_part_of_its_name(outputs: Path) -> None:
         resolve("latest", outputs / "runs")
 
 
-def test_a_run_is_shown_with_its_stages(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_shown_with_its_stages(outputs: Path, program: Program) -> None:
     """What each took, what was reused, where it failed and what is saved."""
     (outputs / "work/checkpoints/step-000040").mkdir(parents=True)
     _journal(
@@ -113,17 +111,15 @@ def test_a_run_is_shown_with_its_stages(outputs: Path, capsys: pytest.CaptureFix
     own.write_text("extends: base.yaml\ntrain_grpo: {num_steps: 7}")
     first.write_text(heading(own, ["train_sft.seed=\n2"]) + base.read_text())
     (outputs / "runs" / FAILED / "params.yaml").write_text(heading(first, ["evaluate.limit=5"]) + base.read_text())
-    assert main(["runs", "show", FAILED]) == 0
-    shown = capsys.readouterr().out
+    shown = program("runs", "show", FAILED).out
     assert f"{FAILED}: failed at train_grpo" in shown
     assert f"train_grpo   failed: no memory\n             step 40 is saved in {outputs / 'work'}\n" in shown
     keys = ("train_grpo.num_steps: 7", "train_sft.seed: 2", "evaluate.limit: 5")
     assert "\n             ".join(["params set   " + keys[0], *keys[1:]]) in shown
-    assert main(["runs", "show", FAILED, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["stages"][0]["reused_from"] == "earlier"
+    assert json.loads(program("runs", "show", FAILED, "--json").out)["stages"][0]["reused_from"] == "earlier"
 
 
-def test_runs_are_compared(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_compared(outputs: Path, program: Program) -> None:
     """Keys that differ, accuracies and times side by side, and curves over common axes, each by its number.
 
     A figure that no step has is refused with those there are.
@@ -134,8 +130,7 @@ def test_runs_are_compared(outputs: Path, capsys: pytest.CaptureFixture[str]) ->
         rows = [{"step": step, "accuracy": each, "kl": None} for step, each in enumerate(accuracies, start=1)]
         jsonl.write_rows(run / "steps.jsonl", rows)
         _journal(run, {"stage": "train_grpo", "event": "started", "outputs": {"training": str(run)}})
-    assert main(["runs", "compare", FINISHED, FAILED]) == 0
-    text = capsys.readouterr().out
+    text = program("runs", "compare", FINISHED, FAILED).out
     assert "params       train_grpo.num_steps: 3 -> 2\naccuracy" in text
     assert " -> -" in text
     shown = text.splitlines()
@@ -146,28 +141,25 @@ def test_runs_are_compared(outputs: Path, capsys: pytest.CaptureFixture[str]) ->
     assert bottom.split() == ["0", "1"]
     assert middle.count("2") == 1  # where the two coincide the later run covers the earlier one
     assert plot[-2:] == [f"{'':>9}1 {FINISHED}", f"{'':>9}2 {FAILED}"]
-    assert main(["runs", "compare", FINISHED, FAILED, "--curve", "nonsense"]) == 2
-    assert "--curve nonsense: no step has this figure; there are accuracy, kl, step" in capsys.readouterr().err
-    assert main(["runs", "compare", FINISHED]) == 2
+    error = program("runs", "compare", FINISHED, FAILED, "--curve", "nonsense", code=2).error
+    assert "--curve nonsense: no step has this figure; there are accuracy, kl, step" in error
+    program("runs", "compare", FINISHED, code=2)
 
 
-def test_a_run_is_found_by_what_is_said_of_it(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_found_by_what_is_said_of_it(outputs: Path, program: Program) -> None:
     """Its note and tags are listed and shown; the name of its params file stays known."""
-    assert main(["runs", "note", FAILED, "a larger rate", "--tag", "lr"]) == 0
+    program("runs", "note", FAILED, "a larger rate", "--tag", "lr")
     for text in ("larger", "#lr", "failed"):
-        assert main(["runs", "list", text]) == 0
-        (line,) = capsys.readouterr().out.splitlines()[1:]
+        (line,) = program("runs", "list", text).lines[1:]
         assert line.startswith(FAILED)
         assert line.endswith("#lr a larger rate")
-    assert main(["runs", "show", FAILED]) == 0
-    assert "note         #lr a larger rate\n" in capsys.readouterr().out
-    assert main(["runs", "list", "nowhere"]) == 0
-    assert capsys.readouterr().out == "outputs/runs has no run that says 'nowhere'\n"
+    assert "note         #lr a larger rate\n" in program("runs", "show", FAILED).out
+    assert program("runs", "list", "nowhere").out == "outputs/runs has no run that says 'nowhere'\n"
     assert resolve(FAILED, outputs).about.params == "smoke"
 
 
 def test_removing_a_run_leaves_what_others_share(
-    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    outputs: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only bytes without another link are freed; `latest` names a run that is left.
 
@@ -179,34 +171,28 @@ def test_removing_a_run_leaves_what_others_share(
     (failed / "own").write_bytes(bytes(100))
     (outputs / "latest").symlink_to(f"runs/{FAILED}")
     lock = durable.lock_folder(failed / LOCK)
-    assert main(["runs", "rm", FAILED, "--yes"]) == 2
-    assert capsys.readouterr().err == f"error: {FAILED}: is running; stop it first\n"
+    assert program("runs", "rm", FAILED, "--yes", code=2).error == f"error: {FAILED}: is running; stop it first\n"
     lock.release()
     monkeypatch.setattr("builtins.input", lambda question: "n")
-    assert main(["runs", "rm", FAILED]) == 1
+    program("runs", "rm", FAILED, code=1)
     all_bytes, freed = disk(failed)
     assert all_bytes - freed == 1000
-    assert main(["runs", "rm", FAILED, "--yes"]) == 0
-    assert f"{FAILED}: failed at evaluate, frees " in capsys.readouterr().out
+    assert f"{FAILED}: failed at evaluate, frees " in program("runs", "rm", FAILED, "--yes").out
     assert not failed.exists()
     assert (finished / "shared").read_bytes() == bytes(1000)
     assert (outputs / "latest").resolve() == finished.resolve()
 
 
-def test_the_report_is_opened_or_named(
-    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_is_opened_or_named(outputs: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its path is printed in any case: there may be no browser."""
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    assert main(["runs", "open", FINISHED]) == 0
-    assert capsys.readouterr().out == f"outputs/runs/{FINISHED}/report.html\n"
+    assert program("runs", "open", FINISHED).out == f"outputs/runs/{FINISHED}/report.html\n"
     assert opened == [(outputs / "runs" / FINISHED / "report.html").as_uri()]
-    assert main(["runs", "open", FAILED]) == 2
-    assert "there is no report yet: the run is failed at evaluate" in capsys.readouterr().err
+    assert "there is no report yet: the run is failed at evaluate" in program("runs", "open", FAILED, code=2).error
 
 
-def test_garbage_is_what_no_run_needs(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_garbage_is_what_no_run_needs(outputs: Path, program: Program) -> None:
     """Artifacts of runs that failed before a finished one, unfinished work of other code, and old runs if asked."""
     stopped, missed = (outputs / f"runs/2026010{day}T010203Z-params" for day in (1, 2))
     failed = outputs / "runs" / FAILED
@@ -221,20 +207,19 @@ def test_garbage_is_what_no_run_needs(outputs: Path, capsys: pytest.CaptureFixtu
         files = lineage.stage_files("train_sft") if name == "same" else {"shared/jsonl.py": "other"}
         (folder / "fingerprint.json").write_text(json.dumps({"files": files}))
     lock = durable.lock_folder(work["used"] / LOCK)
-    assert main(["gc", "--dry-run"]) == 0
-    shown = capsys.readouterr().out
+    shown = program("gc", "--dry-run").out
     assert shown.count("would remove ") == 4
     assert f"{stopped.name}/artifacts (2.0 kB): the run stopped, and a later one has finished" in shown
     assert stopped.joinpath("artifacts").is_dir()
-    assert main(["gc"]) == 0
+    program("gc")
     lock.release()
     assert [run.joinpath("artifacts").is_dir() for run in (stopped, missed, failed)] == [False, True, True]
     assert [name for name, folder in work.items() if folder.exists()] == ["same", "used"]
     lock = durable.lock_folder(failed / LOCK)
-    assert main(["gc", "--keep", "1"]) == 0
+    program("gc", "--keep", "1")
     lock.release()
     assert {run.name for run in (outputs / "runs").glob("2*")} == {EMPTY, FAILED}
-    assert main(["gc", "--keep", "0"]) == 2
+    program("gc", "--keep", "0", code=2)
 
 
 def test_every_run_and_version_is_listed(made_runs: Path) -> None:

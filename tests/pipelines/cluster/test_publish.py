@@ -7,7 +7,7 @@ import pytest
 
 from components.preflight.config import load_params
 from tests.fake_cluster import ApiServer, Fault, Json
-from tests.pipelines.cluster.conftest import Program
+from tests.pipelines.conftest import Program
 from tests.presets import ROOT
 
 LIGHT, GPU = (f"registry.example.com/ml/grpo-pipeline/python-{kind}:0123abc" for kind in ("light", "gpu"))

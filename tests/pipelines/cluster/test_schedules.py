@@ -8,7 +8,7 @@ import pytest
 from pipelines.cluster.schedules import check_cron, describe_cron, next_times
 from tests.fake_cluster import ApiServer, Fault, Json
 from tests.pipelines.cluster.argo import WORKFLOW, Stage, details, pod
-from tests.pipelines.cluster.conftest import Program
+from tests.pipelines.conftest import Program
 
 MONDAY, LATER = "0 0 2 * * 1", "0 0 3 * * 1"
 REGISTRY = ("registry=https://git.example.com/registry.git", "register.storage=s3://models/policies")

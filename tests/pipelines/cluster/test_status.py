@@ -15,7 +15,7 @@ from pipelines.cluster.stages import is_stopped, stages
 from pipelines.run.screen import Screen
 from tests.fake_cluster import ApiServer, Fault, Json
 from tests.pipelines.cluster.argo import Stage, details, driver_pod, number, pod
-from tests.pipelines.cluster.conftest import Program
+from tests.pipelines.conftest import Program
 
 DONE = Stage("SUCCEEDED", 1, ended="2026-11-22T10:01:15Z")
 FAILED = Stage("FAILED", 1, "2026-11-22T10:02:00Z", "2026-11-22T12:32:00Z")

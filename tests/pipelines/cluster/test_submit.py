@@ -11,7 +11,7 @@ from components.preflight.form import form_of, overrides_of, sections_of
 from components.shared.deployment import DeploymentConfig
 from pipelines.cluster.submission import images_of_this_machine, parameters, read
 from tests.fake_cluster import ApiServer, Json, kinds, runtime
-from tests.pipelines.cluster.conftest import Program
+from tests.pipelines.conftest import Program
 
 ROOT = Path(__file__).parents[3]
 SMOKE = ROOT / "params/smoke.yaml"
