@@ -94,9 +94,7 @@ def test_a_truncated_answer_names_the_limit(
     assert capsys.readouterr().out.splitlines()[-1] == message
 
 
-def test_a_conversation_remembers_calls_and_their_answers_as_the_template_writes_them(
-    ask: Callable[..., Model],
-) -> None:
+def test_a_conversation_remembers_calls_and_their_answers(ask: Callable[..., Model]) -> None:
     """The second prompt begins as the first one with its answer; tools are shown in both."""
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "37*48"}}\n</tool_call>'
     model = ask([f"{call}{chat_model.END}", f"#### 1776{chat_model.END}"], chat_model.CALLING)

@@ -92,9 +92,7 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-def test_ctrl_c_and_a_missing_checkout_are_answered_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program
-) -> None:
+def test_ctrl_c_and_a_missing_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
     """While a command still imports and checks what it needs; an installed copy has neither params files nor a lock."""
     monkeypatch.setattr("pipelines.limits.limits", Mock(side_effect=KeyboardInterrupt))
     assert program("limits", code=128 + signal.SIGINT).error == "stopped\n"

@@ -70,9 +70,7 @@ def test_torch_is_judged_by_the_gpu_that_is_there(
     assert unused_gpu() == ""
 
 
-def test_a_torch_that_cannot_be_imported_is_an_error_and_not_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torch_that_cannot_be_imported_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the last line of what it printed."""
     _torch(tmp_path, monkeypatch, "raise OSError('libcublasLt.so.13: cannot open shared object file')")
     _, found = doctor._gpu_and_torch()
@@ -99,9 +97,7 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("bf16", False, "no instructions for bf16; fp32 is several times faster"),
     ],
 )
-def test_the_precision_that_a_processor_is_fast_in_is_named(
-    precision: str, is_fast: bool, warning: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_precision_is_named(precision: str, is_fast: bool, warning: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a large model would be trained without a GPU in the other one."""
     monkeypatch.setattr(doctor, "_nvidia", list)
     monkeypatch.setattr(doctor, "_has_bf16_instructions", lambda: is_fast)
@@ -124,9 +120,7 @@ def test_packages_of_other_versions_than_the_lock_are_named(tmp_path: Path, monk
     assert "(lock: 9" in found.text
 
 
-def test_what_a_run_would_miss_is_part_of_the_diagnosis(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program
-) -> None:
+def test_what_a_run_would_miss_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
     """And the exit code says that something is wrong."""
     for name in ("_imports", "_hub"):
         monkeypatch.setattr(doctor, name, lambda: iter(()))

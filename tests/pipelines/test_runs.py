@@ -158,9 +158,7 @@ def test_a_run_is_found_by_what_is_said_of_it(outputs: Path, program: Program) -
     assert resolve(FAILED, outputs).about.params == "smoke"
 
 
-def test_removing_a_run_leaves_what_others_share(
-    outputs: Path, program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_run_leaves_shared_files(outputs: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only bytes without another link are freed; `latest` names a run that is left.
 
     A running run stays, and any other without a yes.

@@ -51,9 +51,7 @@ def test_credentials_come_from_the_environment(
         (503, 75, "cannot answer now, try again later"),
     ],
 )
-def test_a_refusal_is_one_line_with_an_action(
-    server: ApiServer, status: int, code: int, message: str, program: Program
-) -> None:
+def test_a_refusal_names_an_action(server: ApiServer, status: int, code: int, message: str, program: Program) -> None:
     """And has the exit code that fits."""
     server.faults.add(Fault("GET", "/runs", status=status, times=100))
     error = program("status", code=code).error
@@ -61,9 +59,7 @@ def test_a_refusal_is_one_line_with_an_action(
     assert error.count("\n") == 1
 
 
-def test_a_server_that_does_not_answer_is_asked_once(
-    server: ApiServer, monkeypatch: pytest.MonkeyPatch, program: Program
-) -> None:
+def test_a_silent_server_is_asked_once(server: ApiServer, monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
     """An address without a server, and one that hangs for longer than the limit; the code says to try later."""
     _, error = program("status", "--endpoint", "http://127.0.0.1:9", code=75)
     assert error.startswith("error: http://127.0.0.1:9: cannot be reached (")
@@ -87,9 +83,7 @@ def test_another_server_is_not_taken_for_kubeflow(folder: str, message: str, tmp
         page.shutdown()
 
 
-def test_everything_happens_in_the_namespace_of_the_profile(
-    server: ApiServer, pipeline: Path, program: Program
-) -> None:
+def test_everything_is_in_the_namespace_of_the_profile(server: ApiServer, pipeline: Path, program: Program) -> None:
     """Runs, schedules and experiments; with several users the namespace must be named."""
     server.kfp.multi_user = True
     server.kfp.namespaces = ("team-a",)
@@ -104,9 +98,7 @@ def test_everything_happens_in_the_namespace_of_the_profile(
     assert "(403)" in program("status", "--namespace", "team-b", code=2).error
 
 
-def test_a_private_certificate_is_trusted_if_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program
-) -> None:
+def test_a_named_certificate_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
     """By option or environment; a file that does not exist is named."""
     certificate = self_signed(tmp_path)
     with ApiServer(certificate=certificate) as server:

@@ -134,11 +134,7 @@ def test_status_lists_runs_and_the_stages_of_one(run: Run) -> None:
             ["error: wrapped in\n  a pod, /a/path/is/c\n ut;\n  try\n"],
             ["wrapped in a pod, /a/path/is/cut; try"],
         ),
-        (
-            FAILED,
-            ["error: a: lost\nF1122 10:36:09.1 m.go:130] failed: exit status 75\n"],
-            ["a: lost", "this may pass"],
-        ),
+        (FAILED, ["error: a: lost\nF1122 10:36:09.1 m.go:130] failed: exit status 75\n"], ["a: lost", "this may pass"]),
         (FAILED, ["train_sft 216/400\nError: exit status 143\n"], ["train_sft: stopped from outside (SIGTERM)"]),
         (FAILED, [f"{REMOVED}\n{RESUMES}\ntime=2026 x\nError: exit status 143\n"], [REMOVED, RESUMES]),
         (FAILED, ["step 1\n"], ["train_sft ended without an error message; see `grpo-pipeline logs "]),

@@ -29,9 +29,7 @@ def only_run(server: ApiServer) -> Json:
     return run
 
 
-def test_submit_starts_a_run_with_both_documents_and_every_parameter(
-    server: ApiServer, submit: Program, pipeline: Path
-) -> None:
+def test_submit_starts_a_run_with_every_parameter(server: ApiServer, submit: Program, pipeline: Path) -> None:
     """The server refuses a pipeline without its Kubernetes part; what nobody set has its default."""
     settings = ["--set", "cluster_queue=grpo-pipeline", "--set", "train_grpo.group_size=16", "--name", "first"]
     lines, _ = submit(*settings)
@@ -51,9 +49,7 @@ def test_submit_starts_a_run_with_both_documents_and_every_parameter(
     assert [each["display_name"] for each in server.kfp.experiments.values()] == ["grpo-pipeline", "other"]
 
 
-def test_submit_compiles_by_itself_for_the_deployment_of_the_params_file(
-    server: ApiServer, program: Program, tmp_path: Path
-) -> None:
+def test_submit_compiles_for_the_deployment_of_the_params(server: ApiServer, program: Program, tmp_path: Path) -> None:
     """Without a file the pipeline is that of this code, with the images and the volume that are set."""
     params = tmp_path / "smoke.yaml"
     params.write_text(f"extends: {SMOKE}\ndeployment: {{volume: shared}}\n")
@@ -121,10 +117,7 @@ def test_a_params_file_is_what_it_changes_of_another_preset(pipeline: Path) -> N
             ["train_grpo.num_steps=-1", "evaluate.num_samples=-1"],
             ["2 to correct before this run can start", "grpo_num_steps: ", "overrides.evaluate.num_samples: "],
         ),
-        (
-            ["registry=https://user:s3cr3t@example.com/registry.git"],
-            ["registry: contains a password or a token;"],
-        ),
+        (["registry=https://user:s3cr3t@example.com/registry.git"], ["registry: contains a password or a token;"]),
         (
             ["overrides={register: {model_registry: 'https://user:s3cr3t@registry.example.com'}}"],
             ["overrides.register.model_registry: contains a password or a token"],
@@ -143,9 +136,7 @@ def test_wrong_settings_are_refused_before_any_request(
     assert server.requests == []
 
 
-def test_wrong_files_are_refused_before_any_request(
-    server: ApiServer, program: Program, submit: Program, tmp_path: Path
-) -> None:
+def test_wrong_files_reach_no_server(server: ApiServer, program: Program, submit: Program, tmp_path: Path) -> None:
     """A params file with a misspelt key, and a file that is no pipeline."""
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(f"extends: {SMOKE}\ntrain_grpo: {{groupsize: 4}}\n")
@@ -204,9 +195,7 @@ def test_stop_ends_the_run_and_then_removes_its_training_jobs(
     assert (paths[-2] == f"/apis/v2beta1/runs/{run['run_id']}:terminate") == (state == "stopping")
 
 
-def test_stop_finds_the_jobs_of_a_run_that_was_started_on_the_page(
-    server: ApiServer, program: Program, pipeline: Path
-) -> None:
+def test_stop_finds_the_jobs_of_a_run_from_the_page(server: ApiServer, program: Program, pipeline: Path) -> None:
     """Such a run has the parameters alone that somebody changed; where its jobs are is in the preset of its version."""
     pipeline_spec, platform_spec = yaml.safe_load_all(pipeline.read_text())
     inputs = pipeline_spec["root"]["dag"]["tasks"]["preflight"]["inputs"]["parameters"]
