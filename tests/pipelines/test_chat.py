@@ -4,11 +4,12 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from components.environments.environment import Observation
-from components.environments.pool import Answer, Environments, Episode
+from components.environments.pool import Answer, Environments
 from components.policy.checkpoint import load_without_weights
 from components.rollout.sampler import StopTexts
 from components.shared.problem import Problem
@@ -22,18 +23,13 @@ CALL = "```calculator\n37*48\n```\n"
 class _Calculator(Environments):
     """Answers each call with 1776, and ends with a turn that calls nothing; it fails where it is asked to."""
 
+    text = "1776\nexactly"
+
     def __init__(self, config: ToolsConfig) -> None:
         self.config = config
 
-    def begin(self, problem: Problem, past: Sequence[str] = ()) -> "_Episode":
-        return _Episode()
-
-
-class _Episode(Episode):
-    text = "1776\nexactly"
-
-    def __init__(self) -> None:
-        pass
+    def begin(self, problem: Problem, past: Sequence[str] = ()) -> Any:
+        return self
 
     def step(self, text: str) -> "Future[Answer]":
         answered: Future[Answer] = Future()
@@ -69,7 +65,7 @@ def test_nothing_is_printed_that_a_terminal_takes_for_a_command(
     ask: Callable[..., Model], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither of what the model writes nor of what its environment answers, of which each line is set apart."""
-    monkeypatch.setattr(_Episode, "text", "1776\n\x1bexactly")
+    monkeypatch.setattr(_Calculator, "text", "1776\n\x1bexactly")
     model = ask([CALL, CALL, f"#### 1776{chat_model.TEXT_END}"])
     capsys.readouterr()
     model.answer("37*48?")

