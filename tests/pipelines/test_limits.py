@@ -78,9 +78,7 @@ def _lengths(*, solutions: bool = True) -> dict[str, Lengths]:
         ({"train_sft": {"num_steps": 0}}, True, 2048, (160, 112, None, 224)),
     ],
 )
-def test_limits_fit_every_problem_and_the_model(
-    changes: dict[str, dict[str, Any]], solutions: bool, context: int | None, expected: tuple[int | None, ...]
-) -> None:
+def test_limits_fit_every_problem_and_the_model(changes: Any, solutions: bool, context: int, expected: Any) -> None:
     """Completions have twice the room of nearly all solutions, as far as the model has it."""
     values = proposals(_params(**changes), _lengths(solutions=solutions), context)
     keys = ("validate_data.max_prompt_tokens", "validate_data.max_solution_tokens", "train_sft.max_tokens")
