@@ -207,8 +207,9 @@ def _accuracy_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"{each['source']}: {percent(each['first']['accuracy'])} -> {percent(each['second']['accuracy'])} of "
             f"{each['first']['total']:,} problems, {formatting.points(each['gain'])} points "
-            f"({formatting.points_interval(each['gain_interval'])}), only one right {each['only_first_right']} and "
-            f"{each['only_second_right']}, p = {formatting.probability(each['p_value'])}"
+            f"({formatting.points_interval(each['gain_interval'])}), right only in the first: "
+            f"{each['only_first_right']}, only in the second: {each['only_second_right']}, "
+            f"p = {formatting.probability(each['p_value'])}"
         )
 
 

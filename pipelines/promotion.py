@@ -64,8 +64,8 @@ def promote(version: str, registry: str, *, alias: str, reason: str, force: bool
             if not passed:
                 failures.append(line)
                 if not force:
-                    advice = "--force promotes it all the same, on record"
-                    raise PipelineError(f"{candidate.tag} is not promoted: {line}; {advice}")
+                    cause, advice = line.partition(": ")[0], "--force promotes it anyway, and records the failure"
+                    raise PipelineError(f"{candidate.tag} is not promoted: {cause}; {advice}")
     if failures:
         record["Forced"] = "; ".join(failures)
     if current:

@@ -69,7 +69,7 @@ def show(name: str, *, as_json: bool) -> None:
         print_json({**summary, "stages": stages, "settings": _settings(run), "files": run.files})
         return
     gate = f", gate {summary['gate']}" if summary["gate"] else ""
-    version = f", {summary['version']}" if summary["version"] else ""
+    version = f", registered {summary['version']}" if summary["version"] else ""
     print(f"{run.name}: {run.state}{gate}{version}")
     for stage in run.stages.values():
         print_labelled(stage.name, _stage_lines(stage))
@@ -77,7 +77,8 @@ def show(name: str, *, as_json: bool) -> None:
         print_labelled("note", [_note(summary)])
     print_labelled("accuracy", _accuracies(run))
     print_labelled("params set", own_keys(run.folder / PARAMS))
-    print_labelled("disk", [f"{decimal(summary['bytes'])}; `runs rm` frees {decimal(summary['bytes_freed'])}"])
+    shared = ", and keeps what other runs share" if summary["bytes_freed"] < summary["bytes"] else ""
+    print_labelled("disk", [f"{decimal(summary['bytes'])}; `runs rm` frees {decimal(summary['bytes_freed'])}{shared}"])
     print_labelled("files", run.files.values())
 
 

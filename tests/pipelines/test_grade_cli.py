@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,17 +93,19 @@ def test_a_verdict_can_be_explained(tmp_path: Path, program: Program) -> None:
         line("26000", r"It is \boxed{513^2 - 487^2}.", question="Compute $513^2 - 487^2$."),
         line("5", "#### 5"),
         line("(1, 2)", r"\boxed{(1,3)}"),
+        line("12 cm", r"\boxed{12 m}"),
     ]
     path = tmp_path / "responses.jsonl"
     path.write_text("".join(lines))
-    echo, none, pair = program("grade", "--explain", "--answer", "boxed", str(path)).out.strip().split("\n\n")
+    echo, none, pair, units = program("grade", "--explain", "--answer", "boxed", str(path)).out.strip().split("\n\n")
     assert "extracted nothing" in none
-    assert "and as    tuple of 2: 1 ; 3" in pair
+    assert "read as   tuple of 2: 1 ; 3" in pair
+    assert re.findall("read as   (.*)", units) == ["the number 12 (length x 1/100)", "the number 12 (length)"]
     assert echo.splitlines() == [
         "verdict   wrong: echoes the question",
         "expected  26000",
-        "extracted 513^2 - 487^2",
         "read as   the number 26000",
-        "and as    expression 513^2 - 487^2",
+        "extracted 513^2 - 487^2",
+        "read as   expression 513^2 - 487^2",
         "rule      The answer is an expression of the question, and not in the expected form.",
     ]
