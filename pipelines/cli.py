@@ -200,7 +200,7 @@ def _add_runs(commands: Any) -> None:
     option("--yes", action="store_true", help="do not ask")
 
     text = "remove what no run needs any more: unfinished work, failed runs, old runs"
-    option = _add(commands, "gc", "pipelines.run.garbage:collect", text)
+    option = _add(commands, "gc", f"{listing}:collect", text)
     option("--keep", type=int, metavar="N", help="remove all runs but the newest N (default: no run)")
     option("--dry-run", action="store_true", help="print what would be removed")
 
