@@ -115,23 +115,6 @@ def test_quoted_results_of_runs_are_recorded() -> None:
         assert f"| {base} → {sft} (SFT) → {grpo} (GRPO), p = {p_value} |" in readme
 
 
-def test_measured_steps_on_pages_are_recorded() -> None:
-    """As the benchmark wrote them: the first rows of the table, and the row of the README."""
-    record = read_json(ROOT / "benchmarks/results/grpo_step/amd-epyc-2-threads.json")
-    measured = [next(row for row in record["rows"] if row["row"] == name) for name in ("4x8:117/64", "4x8:117/16-256")]
-    experiments = (ROOT / "docs/explanation/experiments.md").read_text(encoding="utf-8")
-    titles = {"trl": "TRL 1.16.0, all completions in one pass", "trl_tuned": "TRL, tuned", "own": "this project"}
-    for trainer, title in titles.items():
-        steps = [row[trainer] for row in measured]
-        cells = " | ".join(f"{step['seconds']:.2f} s, {step['peak_bytes'] / 1e9:.2f} GB" for step in steps)
-        assert f"| {title} | {cells} |" in experiments
-    ratios = [row["ratios"] for row in measured]
-    faster = " or ".join(f"{ratio['trl_tuned_to_own_seconds']:.1f}" for ratio in ratios)
-    memory = " or ".join(f"{100 / ratio['trl_tuned_to_own_memory']:.0f} %" for ratio in ratios)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"| {faster} times faster, with {memory} of the memory |" in readme
-
-
 def test_limits_on_a_page_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """The example is what the command above it prints."""
     page = (ROOT / "docs/how-to/models-and-data.md").read_text(encoding="utf-8")
