@@ -1,5 +1,6 @@
 """One name per stage, in every place that has one; and imports that stay where they may be."""
 
+import datetime
 import re
 import subprocess
 import sys
@@ -38,6 +39,23 @@ def test_what_stages_are_forked_from_has_their_imports() -> None:
     stages = [name for name in STAGES if load_stage(name).image == GPU]
     modules = {f"components.{name}.{part}" for name in stages for part in ("__main__", "worker")}
     assert {*modules, "torch", "deepspeed"} <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", [*STAGES, "preflight"])
+def test_metadata_keep_to_the_schema_and_speak_of_what_is_there(name: str) -> None:
+    """Catalogues refuse unknown keys, another stability, and a version that is none; names and pages exist."""
+    metadata = yaml.safe_load((ROOT / "components" / name / "metadata.yaml").read_text())
+    required = {"name", "stability", "dependencies", "lastVerified"}
+    assert required <= set(metadata) <= {*required, "tags", "links"}
+    assert metadata["name"] == name
+    assert metadata["stability"] in {"alpha", "beta", "stable"}
+    dependencies = metadata["dependencies"]
+    assert {"kubeflow"} <= set(dependencies) <= {"kubeflow", "external_services"}
+    for dependency in (each for kind in dependencies.values() for each in kind):
+        assert set(dependency) == {"name", "version"}
+        assert re.fullmatch(r"(==|>=|<=|~=)?\d+\.\d+\.\d+", dependency["version"])
+    assert metadata["lastVerified"] <= datetime.datetime.now(datetime.UTC)
+    assert (ROOT / metadata["links"]["documentation"]).is_file()
 
 
 def test_dvc_runs_the_default_job_of_a_clone_and_can_override_its_keys() -> None:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from components.grading.extract import final_answer, has_reasoning, outside_thoughts
 from components.grading.flexible import flexible_answer
 from components.shared.answer_policy import AnswerPolicy
+from tests.grading.processes import processor_time
 from tests.grading.tables import table
-from tests.processor_time import processor_time
 
 BOXED, MARKED, DECLARED, STATED, LAST_SENTENCE = AnswerPolicy
 

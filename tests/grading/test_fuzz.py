@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from components.grading.parsing import parse, parse_structure
 from components.grading.verifier import Submission, Verdict, Verifier, grade
 from components.shared.answer_policy import AnswerPolicy
+from tests.grading.processes import processor_time
 from tests.grading.test_answer import PIECES
-from tests.processor_time import processor_time
 
 NESTED = [
     *(("{", "}"), ("(", ")"), ("[", "]"), (r"\{", r"\}"), ("|", "|"), ("-", ""), (r"\left(", r"\right)")),

@@ -16,8 +16,7 @@ from components.grading.sandbox import run as sandbox
 from components.grading.sandbox.confinement import CPU_S, filter_program
 from components.grading.sandbox.run import MAX_OUTPUT_BYTES, Failed, Outcome, Returned, require_sandbox, run
 from components.shared.errors import PipelineError
-from tests.grading.processes import children, is_gone, wait_until
-from tests.processor_time import processor_time
+from tests.grading.processes import children, is_gone, processor_time, wait_until
 
 ROOT = Path(__file__).parents[2]
 SECRET = "the-secret-of-the-parent"
@@ -41,15 +40,6 @@ def value(code: str, call: str = "attack()") -> object:
     outcome = one(code, call)
     assert isinstance(outcome, Returned), outcome
     return outcome.value
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_garbage() -> Iterator[None]:
-    """Looking for garbage takes no time: what earlier tests have made is left out."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import yaml
 
 from components.grading.unit_tests import UnitTest, UnreadableTestsError, grade_code, last_code_block, read_tests
 from components.grading.verifier import Grade, Reason, Verdict, is_unit_tests
+from tests.grading.processes import processor_time
 from tests.grading.tables import FOLDER, table
-from tests.processor_time import processor_time
 
 GOLD = "assert add(1, 2) == 3\nassert add(0, 0) == 0\nassert add(-5, 2) == -3\nassert add(10, 5) == 15"
 RIGHT = "def add(a, b):\n    return a + b"
