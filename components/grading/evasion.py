@@ -33,9 +33,7 @@ _FORMS = {
     "fraction": re.compile(r"-?\\frac\{-?[0-9]+\}\{[0-9]+\}|-?[0-9]+/[0-9]+"),
     "mixed": re.compile(r"-?[0-9]+ ?\\frac\{[0-9]+\}\{[0-9]+\}|-?[0-9]+ [0-9]+/[0-9]+"),
 }
-_SPACING = re.compile(r"\s+|\\(?:left|right|[,;:! ])|\$")
 _CHOICE = re.compile("[A-H]")
-_MIN_CHARACTERS = 3
 _MAX_PRIME = 10**6
 
 
@@ -72,10 +70,8 @@ def _has_result(structure: Structure, gold: Answer) -> bool:
 
 def _reason(question: str, expected: "list[_Value]", latex: str, node: Node | None) -> Reason | None:
     """Return why a value of the answer is refused: it is in the question, or only combines numbers of the question."""
-    if node is None:  # not readable as mathematics, so the texts are compared
-        written = _SPACING.sub("", latex)
-        is_echo = len(written) >= _MIN_CHARACTERS and written in _SPACING.sub("", question)
-        return Reason.ECHO if is_echo else None
+    if node is None:  # not readable as mathematics
+        return None
     if node.operation == "=":
         sides = [side for side in node.operands if side.operands]
         asked = _expressions(question)

@@ -18,18 +18,15 @@ from components.shared.answer_policy import AnswerPolicy
 from tests.grading.classes import CLASSES, Member, filled, framed, values_for, varied
 from tests.grading.tables import SHARED, table
 
-_NUM_MUTANTS = 1400
-"""Of each mutator."""
+_NUM_MUTANTS = 1400  # of each mutator
 _MAX_TRIES = 60
-_KNOWN = 0.35
-"""Share of the right answers that are taken from tables and data sets, not made."""
+_KNOWN = 0.35  # share of the right answers that are taken from tables and data sets, not made
 _WORDS = ("even", "odd", "Friday", "Monday", "Evelyn", "east", "ellipse", "parabola", "yes", "no", "true", "prime")
 _PLAIN_NUMBER = re.compile(r"(-?)(?:([0-9]+(?:\.[0-9]+)?)|\\frac\{([0-9]+)\}\{([1-9][0-9]*)\})")
 _NO_EXPRESSION = re.compile(r"[,=<>:|_%$]|\\(?:text|mbox|begin|cup|in|le|ge|pm|circ)(?![a-z])|(?<![\\a-z])[a-z]{3}")
 _LETTER = re.compile(r"(?<![a-zA-Z\\])[a-df-hj-z](?![a-zA-Z])")
 _FORMULA = re.compile(r"\$([^$]+)\$|\\\[(.+?)\\\]", re.DOTALL)
-_MIN_SIZE = 3
-"""Smaller numbers are left alone by some of what is appended: 1^2 is 1, and 2! is 2."""
+_MIN_SIZE = 3  # smaller numbers are left alone by some of what is appended: 1^2 is 1, and 2! is 2
 _BEHIND_A_DIGIT = re.compile(r"\{x\}(?:[.,½⅓_]|\{,\}|\{7\}|\\overline)")
 _REMAINDER = re.compile(r"mod|_8|_\{9\}|base")
 
