@@ -108,11 +108,7 @@ def test_the_page_on_a_registration_says_where_the_model_is(pages: dict[str, str
     text = re.sub(r"<[^>]+>|\s", " ", pages["registration"])
     registry = re.escape(re.findall(r"--registry (\S+)", text)[0])
     assert re.search(rf"grpo-pipeline fetch grpo-policy@v0\.0\.1 grpo-policy --registry {registry} ", text)
-    for row in (
-        rf"Registry +{registry} ",
-        r"Weights +next to the registry",
-        r"Digest of the weights +[0-9a-f]{64} ",
-    ):
+    for row in (rf"Registry +{registry} ", r"Weights +next to the registry", r"Digest of the weights +[0-9a-f]{64} "):
         assert re.search(row, text), row
     assert re.search(r"register +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +\d:\d\d:\d\d", text)
     assert re.search(r"Work +\d:\d\d:\d\d", text)

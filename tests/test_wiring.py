@@ -1,5 +1,6 @@
 """One name per stage, in every place that has one; and imports that stay where they may be."""
 
+import datetime
 import re
 import subprocess
 import sys
@@ -9,7 +10,6 @@ from typing import get_args
 import pytest
 import yaml
 
-from components.grading.verdicts import Reason
 from components.preflight.config import STAGES
 from components.prepare_data.config import Source
 from components.shared.images import GPU
@@ -39,6 +39,23 @@ def test_what_stages_are_forked_from_has_their_imports() -> None:
     stages = [name for name in STAGES if load_stage(name).image == GPU]
     modules = {f"components.{name}.{part}" for name in stages for part in ("__main__", "worker")}
     assert {*modules, "torch", "deepspeed"} <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize("name", [*STAGES, "preflight"])
+def test_metadata_keep_to_the_schema_and_speak_of_what_is_there(name: str) -> None:
+    """Catalogues refuse unknown keys, another stability, and a version that is none; names and pages exist."""
+    metadata = yaml.safe_load((ROOT / "components" / name / "metadata.yaml").read_text())
+    required = {"name", "stability", "dependencies", "lastVerified"}
+    assert required <= set(metadata) <= {*required, "tags", "links"}
+    assert metadata["name"] == name
+    assert metadata["stability"] in {"alpha", "beta", "stable"}
+    dependencies = metadata["dependencies"]
+    assert {"kubeflow"} <= set(dependencies) <= {"kubeflow", "external_services"}
+    for dependency in (each for kind in dependencies.values() for each in kind):
+        assert set(dependency) == {"name", "version"}
+        assert re.fullmatch(r"(==|>=|<=|~=)?\d+\.\d+\.\d+", dependency["version"])
+    assert metadata["lastVerified"] <= datetime.datetime.now(datetime.UTC)
+    assert (ROOT / metadata["links"]["documentation"]).is_file()
 
 
 def test_dvc_runs_the_default_job_of_a_clone_and_can_override_its_keys() -> None:
@@ -110,13 +127,12 @@ _SOURCES = [source.model_fields["kind"].annotation for source in get_args(get_ar
 _LISTED: dict[str, set[str]] = {
     "how-to/objectives-and-rewards.md": {*BUILT_IN, *(str(value) for kind in _CHOICES for value in get_args(kind))},
     "how-to/models-and-data.md": {str(value) for kind in _SOURCES for value in get_args(kind)},
-    "reference/grading.md": set(map(str, Reason)),
 }
 """What a page lists by hand."""
 
 
 @pytest.mark.parametrize("page", _LISTED)
 def test_a_page_that_lists_values_has_all_of_them(page: str) -> None:
-    """A new estimator, reward, kind of data or reason is found in the page that people look it up in."""
+    """A new estimator, reward or kind of data is found in the page that people look it up in."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert sorted(value for value in _LISTED[page] if f"`{value}`" not in text and f"| {value} |" not in text) == []

@@ -33,23 +33,12 @@ Generator = Callable[[random.Random], Member]
 
 # Numbers in words.
 
-_SMALL_WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-)
-_ONES = f"{_SMALL_WORDS} eighteen nineteen".split()
-_TEN_TIMES = "twenty thirty forty fifty sixty seventy eighty ninety"
-_TEN_WORDS = dict(enumerate(_TEN_TIMES.split(), start=2))
-
-
-def _small(generator: random.Random, number: int) -> str:
-    if number < 20:
-        return _ONES[number]
-    tens, ones = divmod(number, 10)
-    return _TEN_WORDS[tens] + (generator.choice("- ") + _ONES[ones] if ones else "")
-
-
-def _without_article(words: str) -> str:
-    return f"one {words[2:]}" if words.startswith("a ") else words
+_SMALL = """
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen
+"""
+_ONES = _SMALL.split()
+_TENS = ("", "ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 
 def in_words(generator: random.Random, number: int) -> str:
@@ -59,8 +48,11 @@ def in_words(generator: random.Random, number: int) -> str:
             many, rest = divmod(number, scale)
             count = generator.choice(("a", "one")) if many == 1 else in_words(generator, many)
             joint = " and " if rest and rest < 100 and generator.random() < 0.5 else " "
-            return f"{count} {name}" + (joint + _without_article(in_words(generator, rest)) if rest else "")
-    return _small(generator, number)
+            return f"{count} {name}" + (joint + re.sub("^a ", "one ", in_words(generator, rest)) if rest else "")
+    if number < 20:
+        return _ONES[number]
+    tens, ones = divmod(number, 10)
+    return _TENS[tens] + (generator.choice("- ") + _ONES[ones] if ones else "")
 
 
 # Rows of tables.
@@ -185,21 +177,15 @@ def varied(rng: random.Random, expression: str) -> str:
     return filled(rng, "<varied>", {"it": spaced.replace(r"\frac", rng.choice((r"\frac", r"\dfrac")))})
 
 
-def _echo(rng: random.Random) -> Member:
-    """The expression of the question."""
+def _task(verdict: str, rng: random.Random) -> Member:
+    """The value of the expression of the question, or (wrong) the expression itself."""
     question, expression, gold = task(rng)
-    return Member(gold, framed(rng, varied(rng, expression)), "wrong", question)
+    return Member(gold, framed(rng, gold if verdict == "right" else varied(rng, expression)), verdict, question)
 
 
-def _evaluated(rng: random.Random) -> Member:
-    """The value of the expression of the question."""
-    question, _, gold = task(rng)
-    return Member(gold, framed(rng, gold), "right", question)
-
-
-def _setup(rng: random.Random) -> Member:
-    """The numbers of a word problem, put together and not worked out."""
-    row, _ = drawn(rng, "story")
+def _refused(name: str, rng: random.Random) -> Member:
+    """Numbers of a question that are put together and not worked out, or not converted to what is asked for."""
+    row, _ = drawn(rng, name)
     return Member(row.gold, framed(rng, row.text), "wrong", row.question)
 
 
@@ -217,14 +203,8 @@ def _unevaluated(rng: random.Random) -> Member:
     return Member(row.gold, framed(rng, answer), "wrong", rng.choice(("", "How many apples are there?")))
 
 
-def _unconverted(rng: random.Random) -> Member:
-    """A number of the question, in the unit or notation that it has there."""
-    row, _ = drawn(rng, "conversion")
-    return Member(row.gold, framed(rng, row.text), "wrong", row.question)
-
-
 def _converted(rng: random.Random) -> Member:
-    """The same number as it was asked for."""
+    """A number of the question as it was asked for."""
     row, _ = drawn(rng, "conversion")
     return Member(row.gold, framed(rng, row.gold), "right", row.question)
 
@@ -233,11 +213,11 @@ CLASSES: dict[str, Generator] = {
     **{name: partial(_member, name) for name, (row, *_) in _ROWS.items() if row.verdict.startswith(("right", "wrong"))},
     "near-misses": partial(_spoiled, "identities"),
     "formatting-of-another-answer": partial(_spoiled, "formatting"),
-    "echo": _echo,
-    "evaluated": _evaluated,
-    "setup": _setup,
+    "echo": partial(_task, "wrong"),
+    "evaluated": partial(_task, "right"),
+    "setup": partial(_refused, "story"),
     "worked-out": _worked_out,
     "unevaluated": _unevaluated,
-    "unconverted": _unconverted,
+    "unconverted": partial(_refused, "conversion"),
     "converted": _converted,
 }

@@ -1,9 +1,13 @@
-"""What the tests of the grader see of processes."""
+"""What the tests of the grader see of processes, and a limit on computing that does not depend on the load."""
 
+import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 
 def children(parent: int | str = "self") -> set[int]:
@@ -44,3 +48,19 @@ def processor_s() -> float:
         with suppress(OSError):  # it may end meanwhile
             used_s += time.clock_gettime((~process << 3) | 2)
     return used_s
+
+
+@contextmanager
+def processor_time(limit_s: float) -> Iterator[None]:
+    """Fail, and end the block, once this process has computed for longer in it; waiting does not count."""
+
+    def end(*_: Any) -> None:
+        pytest.fail(f"took more than {limit_s} s of processor time")
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

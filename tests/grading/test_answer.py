@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.grading.extract import Box, final_answer, find_boxes, has_reasoning, outside_thoughts
+from components.grading.extract import final_answer, has_reasoning, outside_thoughts
 from components.grading.flexible import flexible_answer
 from components.shared.answer_policy import AnswerPolicy
+from tests.grading.processes import processor_time
 from tests.grading.tables import table
-from tests.processor_time import processor_time
 
 BOXED, MARKED, DECLARED, STATED, LAST_SENTENCE = AnswerPolicy
 
@@ -32,25 +32,13 @@ def test_the_final_answer_of_a_text(policy: str, text: str, answer: str, why: st
     assert final_answer(text, AnswerPolicy(policy)) == (None if answer == "(none)" else answer), why
 
 
-def test_only_the_end_of_a_long_text_is_searched_for_a_statement() -> None:
-    """An answer stands at the end; a statement thousands of characters before it does not count."""
+def test_a_statement_far_from_the_end_and_a_long_bare_text_are_no_answers() -> None:
+    """A list of hundreds of numbers is not the answer, though it has no words; nor are several paragraphs."""
     assert final_answer("The answer is 5. " + "We check it. " * 10, STATED) == "5"
     assert final_answer("The answer is 5. " + "We check it. " * 1000, STATED) is None
-
-
-def test_a_long_text_is_not_a_bare_answer() -> None:
-    """A list of hundreds of numbers is not the answer, though it has no words; nor are several paragraphs."""
     assert final_answer("1, 2, 3, " * 20, STATED) is not None
     assert final_answer("1, 2, 3, " * 100, STATED) is None
     assert final_answer("1\n\n2\n\n3", STATED) is None
-
-
-def test_boxes_come_in_order_with_their_places() -> None:
-    """Closed boxes of all forms, with their braces."""
-    text = r"\boxed{1} and \fbox{{2}} and \boxed 3 and \boxed{"
-    places = [text.index(r"\boxed{1}"), text.index(r"\fbox"), text.index(r"\boxed 3")]
-    ends = [places[0] + 9, places[1] + 10, places[2] + 8]
-    assert find_boxes(text) == [Box(*box) for box in zip(places, ends, ("1", "{2}", "3"), strict=True)]
 
 
 @pytest.mark.parametrize(

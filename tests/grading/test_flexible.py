@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from components.grading.flexible import flexible_answer, grade_flexibly
-from components.grading.verifier import Grade, Reason, Submission, grade
+from components.grading.verifier import Grade, Submission, grade
 from components.shared.answer_policy import AnswerPolicy
-from tests.grading.tables import Case
 
 BOXED, MARKED, DECLARED, STATED, LAST_SENTENCE = AnswerPolicy
 
@@ -48,17 +47,14 @@ def test_only_responses_without_a_strict_answer_are_graded_again() -> None:
         return [grade(each.gold, each.response, each.policy) for each in submissions]
 
     cases = [
-        Case("5", "#### 5", "right", ""),
-        Case(r"\frac{1}{2}", "so \\(\\frac{1}\n{2}\\) it", "right", ""),
-        Case("5", "so } is 5", "right", ""),
-        Case("5", "no value at all", "wrong", ""),
-        Case("assert f(1) == 2", "def f(x): return 2", "wrong", ""),
+        ("5", "#### 5", "right"),
+        (r"\frac{1}{2}", "so \\(\\frac{1}\n{2}\\) it", "right"),
+        ("5", "so } is 5", "right"),
+        ("5", "no value at all", "wrong"),
+        ("assert f(1) == 2", "def f(x): return 2", "wrong"),
     ]
-    strict = [
-        Grade(grade("5", "#### 5", MARKED).verdict, "5", Reason.SAME_TEXT),
-        *[grade("5", "no value at all", MARKED)] * 4,
-    ]
-    submissions = [Submission(case.gold, case.response, DECLARED, "What is it?") for case in cases]
+    strict = [grade("5", "#### 5", MARKED), *[grade("5", "no value at all", MARKED)] * 4]
+    submissions = [Submission(gold, response, DECLARED, "What is it?") for gold, response, _ in cases]
     flexible = grade_flexibly(verify, submissions, strict)  # type: ignore[arg-type]
-    assert [each.verdict for each in flexible] == [case.verdict for case in cases]
-    assert [(each.gold, each.question) for each in calls] == [(case.gold, "What is it?") for case in cases[1:3]]
+    assert [each.verdict for each in flexible] == [verdict for _, _, verdict in cases]
+    assert [(each.gold, each.question) for each in calls] == [(gold, "What is it?") for gold, _, _ in cases[1:3]]

@@ -57,20 +57,18 @@ def unscorable(reason: Reason, detail: str) -> Grade:
     return Grade(Verdict.UNSCORABLE, None, reason, detail=detail)
 
 
-def script(text: str, *arguments: str, cwd: Path, start_new_session: bool = False) -> "subprocess.Popen[str]":
-    """Run a user's program in a separate folder."""
+def script(text: str, cwd: Path) -> "subprocess.Popen[str]":
+    """Run a user's program in a separate folder, and in a process group of its own."""
     path = cwd / "program.py"
     imports = "from components.grading.verifier import Submission, Verifier\n"
     imports += "from components.shared.answer_policy import AnswerPolicy\n"
+    imports += "def act(gold):\n    return Submission(gold, '', AnswerPolicy.STATED)\n"
+    imports += f"FUNCTION = {FUNCTION!r}\n"
     path.write_text(imports + textwrap.dedent(text), encoding="utf-8")
+    environment, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
+    command = [sys.executable, str(path)]
     return subprocess.Popen(
-        [sys.executable, str(path), *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=start_new_session,
+        command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     )
 
 
@@ -182,13 +180,8 @@ def test_a_worker_sees_no_secrets(pool: Verifier, monkeypatch: pytest.MonkeyPatc
     """Its environment has only what it needs to import the grader."""
     monkeypatch.setenv("HF_TOKEN", "secret")
     (grade,) = pool([act("variables")])
-    names = {
-        "LC_CTYPE",
-        "LD_LIBRARY_PATH",
-        "OMP_NUM_THREADS",
-        "PYTHONHASHSEED",
-        "PYTHONPATH",
-    }  # Python itself sets the first
+    # Python itself sets the first.
+    names = {"LC_CTYPE", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PYTHONHASHSEED", "PYTHONPATH"}
     assert set((grade.extracted or "").split()) <= names
 
 
@@ -259,39 +252,23 @@ def test_a_program_needs_no_precautions(tmp_path: Path) -> None:
     program = """
         import os
         os.chdir(os.pardir)
-        (grade,) = Verifier()([Submission("5", "#### 5", AnswerPolicy.MARKED)])
-        print(grade.verdict)
+        print(Verifier()([Submission("5", "#### 5", AnswerPolicy.MARKED)])[0].verdict)
     """
-    assert script(program, cwd=tmp_path / "sub").communicate(timeout=300) == ("right\n", "")
-
-
-REPEATING = """
-    import signal, sys, threading
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
-    pool = Verifier(num_workers=2, function="tests.grading.fake_grader:grade")
-    thread = threading.Thread(target=pool, args=[[Submission("nothing", "", AnswerPolicy.STATED)]])
-    thread.start(); thread.join()
-    print("graded", flush=True)
-    try:
-        for _ in range(1000):  # should nobody end it
-            pool([Submission(gold, "", AnswerPolicy.STATED) for gold in sys.argv[1:]])
-    finally:
-        pool.close()
-"""
+    assert script(program, tmp_path / "sub").communicate(timeout=300) == ("right\n", "")
 
 
 def test_no_worker_outlives_a_killed_program_that_forked_another(tmp_path: Path) -> None:
     """The other one holds the sockets of the program open, such as a process that loads data does."""
     text = """
         import os, time
-        pool = Verifier(num_workers=1, function="tests.grading.fake_grader:grade")
-        pool([Submission("nothing", "", AnswerPolicy.STATED)])
+        pool = Verifier(num_workers=1, function=FUNCTION)
+        pool([act("nothing")])
         if not (other := os.fork()):
             time.sleep(3600)
         print(other, flush=True)
         time.sleep(3600)
     """
-    with script(text, cwd=tmp_path) as program:
+    with script(text, tmp_path) as program:
         assert program.stdout is not None
         other = int(program.stdout.readline())
         try:
@@ -309,12 +286,11 @@ def test_signals_that_a_program_ignores_change_nothing(tmp_path: Path) -> None:
         import signal
         for number in (signal.SIGCHLD, signal.SIGPROF):
             signal.signal(number, signal.SIG_IGN)
-        with Verifier(num_workers=1, deadline_s=0.25, function="tests.grading.fake_grader:grade") as pool:
-            for gold in ("exit", "loop", "nothing"):
-                (grade,) = pool([Submission(gold, "", AnswerPolicy.STATED)])
+        with Verifier(num_workers=1, deadline_s=0.25, function=FUNCTION) as pool:
+            for (grade,) in [pool([act(gold)]) for gold in ("exit", "loop", "nothing")]:
                 print(grade.reason.name, grade.detail)
     """
-    out, errors = script(text, cwd=tmp_path).communicate(timeout=300)
+    out, errors = script(text, tmp_path).communicate(timeout=300)
     assert out == "CRASH its process ended with exit code 3\nTIME took longer than 0.25 s\nSAME_TEXT stated\n"
     assert errors == ""
 
@@ -353,7 +329,14 @@ def interrupted(action: Callable[[], object], number: int) -> bool:
 @pytest.mark.slow
 def test_an_interrupt_is_for_the_program_alone(tmp_path: Path) -> None:
     """Ctrl-C, which goes to the whole group, ends the program and its workers with only the program's traceback."""
-    program = script(REPEATING, "loop in C", "sleep", cwd=tmp_path, start_new_session=True)
+    text = """
+        import signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
+        with Verifier(num_workers=2, function=FUNCTION) as pool:
+            print(pool([act("nothing")]), flush=True)
+            pool([act("loop in C"), act("sleep")] * 1000)  # should nobody end it
+    """
+    program = script(text, tmp_path)
     assert program.stdout is not None
     program.stdout.readline()
     wait_until(lambda: len(workers(program.pid)) == 2)
@@ -382,5 +365,5 @@ def test_a_forked_process_has_to_make_its_own_verifier(tmp_path: Path) -> None:
             os.waitpid(child, 0)
             print(verify(submissions)[0].verdict)
     """
-    out, _ = script(program, cwd=tmp_path).communicate(timeout=300)
+    out, _ = script(program, tmp_path).communicate(timeout=300)
     assert out == "a forked process cannot use the workers of its parent: make a new Verifier there\nright\n"

@@ -16,8 +16,7 @@ from components.grading.sandbox import run as sandbox
 from components.grading.sandbox.confinement import CPU_S, filter_program
 from components.grading.sandbox.run import MAX_OUTPUT_BYTES, Failed, Outcome, Returned, require_sandbox, run
 from components.shared.errors import PipelineError
-from tests.grading.processes import children, is_gone, wait_until
-from tests.processor_time import processor_time
+from tests.grading.processes import children, is_gone, processor_time, wait_until
 
 ROOT = Path(__file__).parents[2]
 SECRET = "the-secret-of-the-parent"
@@ -41,15 +40,6 @@ def value(code: str, call: str = "attack()") -> object:
     outcome = one(code, call)
     assert isinstance(outcome, Returned), outcome
     return outcome.value
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_garbage() -> Iterator[None]:
-    """Looking for garbage takes no time: what earlier tests have made is left out."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -81,10 +71,11 @@ def attempt(action, *arguments, **options):
 
 
 def test_ordinary_code_runs_as_a_module_and_the_same_each_time() -> None:
-    """The standard library is there; code for scripts does not run, and standard input is empty."""
+    """All of the standard library is there; code for scripts does not run, and standard input is empty."""
     code = """
 from __future__ import annotations
-import collections, dataclasses, datetime, decimal, hashlib, itertools, json, math, random, re, statistics, zlib
+import asyncio, collections, dataclasses, datetime, decimal, hashlib, json, math, random, re, sqlite3, statistics, zlib
+import email.mime.text, unittest.mock, xml.etree.ElementTree
 @dataclasses.dataclass
 class P:
     x: int
@@ -173,22 +164,6 @@ def ask():
     library = Path(os.__file__)
     assert value(code, "read()") == ["NotADirectoryError", "PermissionError"]
     assert value(code, "ask()") == (["PermissionError"], False, library.stat().st_size, library.read_text())
-
-
-def test_every_module_of_the_standard_library_is_found_without_asking_for_files() -> None:
-    """Source files, packages and their submodules, extension modules, and those that are not there."""
-    names = (
-        "json.decoder",
-        "xml.etree.ElementTree",
-        "email.mime.text",
-        "unittest.mock",
-        "_bisect",
-        "sqlite3",
-        "asyncio",
-    )
-    code = f"import importlib, importlib.util\nfound = [importlib.import_module(name).__name__ for name in {names}]"
-    assert value(code, "found") == list(names)
-    assert value(code, "importlib.util.find_spec('no_such_module')") is None
 
 
 def test_nothing_can_be_written(tmp_path: Path) -> None:
@@ -377,36 +352,25 @@ def test_a_busy_machine_does_not_end_code_that_computes(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "error"),
     [
-        "x = 'a' * 10**10",
-        "x = []\nwhile True: x.append('a' * 10**7)",
-        "import mmap; x = mmap.mmap(-1, 2**30)",
+        ("x = 'a' * 10**10", "MemoryError"),
+        ("x = []\nwhile True: x.append('a' * 10**7)", "MemoryError"),
+        ("import mmap; x = mmap.mmap(-1, 2**30)", "OSError: [Errno 12] Cannot allocate memory"),
+        ("import os; x = [open(os.__file__) for _ in range(100)]", "OSError: [Errno 24] Too many open files"),
     ],
 )
-def test_memory_is_limited(code: str) -> None:
-    """A run has half a gibibyte of address space, whichever way it asks for more."""
-    assert reason(code, "1") in {
-        "could not be called: MemoryError",
-        "could not be called: OSError: [Errno 12] Cannot allocate memory",
-    }
-
-
-def test_open_files_are_limited() -> None:
-    """The limit is far below that of a usual process."""
-    assert "OSError: [Errno 24] Too many open files" in reason("import os", "[open(os.__file__) for _ in range(100)]")
+def test_memory_and_open_files_are_limited(code: str, error: str) -> None:
+    """A run has half a gibibyte of address space, whichever way it asks for more, and few files."""
+    assert reason(code, "1").startswith(f"could not be called: {error}")
 
 
 @pytest.mark.parametrize("stream", ["sys.stdout", "sys.stderr"])
 def test_output_is_discarded_up_to_a_limit(stream: str) -> None:
-    """Printing changes no result; printing without end is ended at once."""
+    """Printing changes no result; printing without end is ended at once, and so are results without end."""
     code = f"import sys\ndef say(n):\n    {stream}.write('x' * n)\n    {stream}.flush()\n    return n"
     assert run(code, ["say(100_000)", "say(10)"]) == [Returned(100_000), Returned(10)]
     assert reason(code, f"say({MAX_OUTPUT_BYTES} * 50)") == "was not finished: it wrote more than 1 MiB"
-
-
-def test_too_many_results_are_ended() -> None:
-    """Results are limited like printed text."""
     code = "import os\ndef attack():\n    while True: os.write(3, b'[1]' * 10000)"
     assert reason(code) == "was not finished: it wrote more than 1 MiB"
     assert reason("", "'a' * 10**7") == "was not finished: it wrote more than 1 MiB"
@@ -624,13 +588,9 @@ def test_without_a_protection_no_code_is_run(
     assert "leave out the problems whose answers are unit tests" in refusal
 
 
-def test_this_machine_has_a_sandbox() -> None:
-    """The check that a stage makes before it starts passes here."""
-    require_sandbox()
-
-
 def test_a_confinement_that_does_not_hold_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check tries what should be denied, and does not rely on what a system reports."""
+    """The check of a stage tries what should be denied, and does not rely on what a system reports."""
+    require_sandbox()
     idle = "main.__globals__['confine'] = lambda *paths: None\nmain()"
     monkeypatch.setattr(sandbox, "_CHILD", sandbox._CHILD.replace("\nmain()", f"\n{idle}"))
     with pytest.raises(PipelineError, match=r"listdir\('/'\) is not denied; it needs Linux"):

@@ -6,16 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from components.grading.unit_tests import (
-    UnitTest,
-    UnreadableTestsError,
-    grade_code,
-    last_code_block,
-    read_tests,
-)
+from components.grading.unit_tests import UnitTest, UnreadableTestsError, grade_code, last_code_block, read_tests
 from components.grading.verifier import Grade, Reason, Verdict, is_unit_tests
+from tests.grading.processes import processor_time
 from tests.grading.tables import FOLDER, table
-from tests.processor_time import processor_time
 
 GOLD = "assert add(1, 2) == 3\nassert add(0, 0) == 0\nassert add(-5, 2) == -3\nassert add(10, 5) == 15"
 RIGHT = "def add(a, b):\n    return a + b"
@@ -55,24 +49,11 @@ def test_the_code_is_the_last_closed_block(text: str, code: str) -> None:
 
 def test_repeated_fences_take_no_time() -> None:
     """Five thousand of each kind."""
-    unfenced = (
-        "def f(",
-        "def f():\n",
-        "x = 1\n",
-        "import x\n",
-        "(",
-        "import this is prose\n",
-        "@",
-        "def f(): pass\nprose\n",
-    )
-    for piece in ("```python\n", "```\n", "`", "```", "\n", "    ", "```python\nx\n```\n", "~~~\n", "~", *unfenced):
+    fenced = ("```python\n", "```\n", "`", "```", "\n", "    ", "```python\nx\n```\n", "~~~\n", "~")
+    unfenced = ("def f(", "def f():\n", "x = 1\n", "import this is prose\n", "(", "@", "def f(): pass\nprose\n")
+    for piece in fenced + unfenced:
         with processor_time(15):
             last_code_block(piece * 5_000)
-
-
-def test_code_that_passes_all_tests_is_right() -> None:
-    """The grade carries the code and the fraction of the tests."""
-    assert graded(RIGHT) == Grade(Verdict.RIGHT, RIGHT, Reason.SAME_TESTS, 1.0, "4 of 4 tests passed")
 
 
 @pytest.mark.parametrize(
@@ -90,6 +71,7 @@ def test_code_that_passes_all_tests_is_right() -> None:
 )
 def test_a_reason_counts_the_tests_and_describes_the_first_failure(code: str, passed: int, failure: str) -> None:
     """It is one short line of printable characters that can be encoded, and the fraction is of all tests."""
+    assert graded(RIGHT) == Grade(Verdict.RIGHT, RIGHT, Reason.SAME_TESTS, 1.0, "4 of 4 tests passed")
     grade = graded(code)
     assert (grade.verdict, grade.extracted, grade.tests_passed) == (Verdict.WRONG, code, passed / 4)
     assert grade.detail.startswith(f"{passed} of 4 tests passed; {failure}")

@@ -13,6 +13,7 @@ from tests.grading.processes import children, processor_s, workers
 
 TESTS = "assert add(1, 2) == 3\nassert add(0, 0) == 0"
 BOXED, MARKED, DECLARED, STATED, LAST_SENTENCE = AnswerPolicy
+LONG = "5" * 301
 
 
 def boxed(gold: str, answer: str) -> Submission:
@@ -31,11 +32,7 @@ def boxed(gold: str, answer: str) -> Submission:
         (r"\boxed{\sqrt{25}}", BOXED, Grade(Verdict.RIGHT, r"\sqrt{25}", Reason.SAME_VALUE)),
         (r"\boxed{2+3}", BOXED, Grade(Verdict.WRONG, "2+3", Reason.SETUP)),
         (r"#### 5", BOXED, Grade(Verdict.WRONG, None, Reason.NO_ANSWER)),
-        (
-            f"#### {'5' * 301}",
-            MARKED,
-            Grade(Verdict.WRONG, "5" * 301, Reason.TOO_LONG, detail="more than 300 characters"),
-        ),
+        (f"#### {LONG}", MARKED, Grade(Verdict.WRONG, LONG, Reason.TOO_LONG, detail="more than 300 characters")),
     ],
 )
 def test_a_grade_says_what_was_compared_and_why(response: str, policy: AnswerPolicy, expected: Grade) -> None:
