@@ -1,12 +1,7 @@
 """Any dataset: its columns, its name, what is held out, folders laid out as on the hub, and the hub itself."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -243,64 +238,3 @@ def test_cached_dataset_of_the_hub_is_read_without_a_network(tmp_path: Path, mon
         prepare(PrepareConfig.model_validate({"sources": [config | {"subset": "hard"}]}), problems=tmp_path / "out")
     with pytest.raises(PipelineError, match=r"someone/other: neither a file or folder .*HF_HUB_OFFLINE is set"):
         prepare(PrepareConfig.model_validate({"sources": [config | {"train": "someone/other"}]}), problems=tmp_path)
-
-
-class _Hub(BaseHTTPRequestHandler):
-    """Answers as the hub does for one dataset, which is all at one commit."""
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Print nothing."""
-
-    def do_GET(self) -> None:
-        tree = [{"type": "file", "path": name, "size": len(body), "oid": "0" * 40} for name, body in _HUB.items()]
-        content = {
-            f"/api/datasets/{_ID}/revision/main": json.dumps({"id": _ID, "sha": _COMMIT}).encode(),
-            f"/api/datasets/{_ID}/tree/{_COMMIT}": json.dumps(tree).encode(),
-            **{f"/datasets/{_ID}/resolve/{_COMMIT}/{name}": body for name, body in _HUB.items()},
-        }.get(self.path.partition("?")[0])
-        self.send_response(404 if content is None else 200)
-        self.send_header("Content-Length", str(len(content or b"")))
-        self.send_header("Content-Type", "application/json")
-        self.send_header("X-Repo-Commit", _COMMIT)
-        self.send_header("ETag", f'"{hash(content)}"')
-        if content is None:
-            self.send_header("X-Error-Code", "RepoNotFound")
-        self.end_headers()
-        self.wfile.write((content or b"") if self.command == "GET" else b"")
-
-    do_HEAD = do_GET
-
-
-@pytest.fixture
-def hub() -> Iterator[str]:
-    """The address of a hub with one dataset."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
-@pytest.mark.slow
-def test_dataset_of_the_hub_is_fetched_once_and_then_read_from_the_cache(tmp_path: Path, hub: str) -> None:
-    """Its client asks a server that answers as the hub; of other subsets and splits nothing is fetched."""
-    source = {"kind": "dataset", "train": _ID, "subset": "easy", "test_fraction": 0.5}
-    params = {"prepare_data": {"seed": 1, "sources": [source]}}
-    (tmp_path / "params.yaml").write_text(json.dumps(params))
-    command = [sys.executable, "-m", "components.prepare_data", "--params", "params.yaml", "--problems"]
-    variables = {"HF_HOME": str(tmp_path / "home"), "HOME": str(tmp_path / "user"), "HF_ENDPOINT": hub}
-    variables |= {"PYTHONPATH": str(Path.cwd()), "PATH": "/usr/bin:/bin", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    for name, offline in (("online", "0"), ("offline", "1")):
-        done = subprocess.run(
-            [*command, name],
-            cwd=tmp_path,
-            env={**variables, "HF_HUB_OFFLINE": offline},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert [each.answer for each in read_problems(tmp_path / name, Split.TRAIN)] == ["2"]
-    snapshot = tmp_path / f"home/hub/datasets--someone--sums/snapshots/{_COMMIT}"
-    assert sorted(path.name for path in snapshot.rglob("*")) == ["README.md", "easy", "train-10.jsonl", "train-2.jsonl"]
-    assert not (tmp_path / "user").exists()
-    assert sorted(path.name for path in (tmp_path / "home").iterdir()) == ["hub"]

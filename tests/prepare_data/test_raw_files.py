@@ -61,8 +61,10 @@ def _damage(store: Path) -> None:
 
 
 @pytest.mark.slow
-def test_files_are_fetched_once(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("damaged", [_REMOTE, _CACHE])
+def test_files_are_fetched_once(source: Path, capsys: pytest.CaptureFixture[str], damaged: Path) -> None:
     """They arrive byte for byte, git sees no change, the source is needed once, and a lost one is in the remote."""
+    _damage(damaged)
     fetch_raw_files(source)
     assert {path.name: path.read_bytes() for path in Path("data/raw").glob("*.jsonl")} == _CONTENT
     status = ["git", "status", "--short", "--untracked-files=all", "data"]
@@ -72,15 +74,6 @@ def test_files_are_fetched_once(source: Path, capsys: pytest.CaptureFixture[str]
     fetch_raw_files(source)
     assert "data/raw is complete (2 files)" in capsys.readouterr().out
     _ONE.unlink()
-    fetch_raw_files(source)
-    assert _ONE.read_bytes() == _CONTENT["one.jsonl"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("store", [_REMOTE, _CACHE])
-def test_damaged_copy_is_replaced_from_the_source(source: Path, store: Path) -> None:
-    """In the remote as in DVC's cache."""
-    _damage(store)
     fetch_raw_files(source)
     assert _ONE.read_bytes() == _CONTENT["one.jsonl"]
 
@@ -157,12 +150,7 @@ def test_pointers_are_those_of_the_published_files(monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(_ROOT)
     readme = Path("data/README.md").read_text(encoding="utf-8")
     pointers = read_pointers()
-    assert [pointer.target.name for pointer in pointers] == [
-        "gsm8k_test.jsonl",
-        "gsm8k_train.jsonl",
-        "math500.jsonl",
-        "svamp.json",
-    ]
+    assert len(pointers) == 4
     for pointer in pointers:
         file = _PUBLISHED / pointer.target.name
         assert _md5(file.read_bytes()) == pointer.md5

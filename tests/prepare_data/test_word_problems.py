@@ -1,6 +1,7 @@
 """The built-in word problems: correct arithmetic, splits that share nothing, reproducible from a seed."""
 
 import hashlib
+import itertools
 import re
 from collections import Counter
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from components.prepare_data.word_problems import WordProblems, split_of
+from components.prepare_data.word_problems import WordProblems
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
 
@@ -42,16 +43,18 @@ def test_worked_solution_goes_step_by_step_to_the_answer() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(), st.integers(), st.tuples(st.integers(2, 6), st.integers(2, 6)))
-def test_train_and_test_share_no_calculation_under_any_seeds(
-    train_seed: int, test_seed: int, operands: tuple[int, int]
-) -> None:
-    """Even the train split of one seed and the test split of another have no calculation in common."""
-    sizes = {"num_train": 60, "num_test": 12, "min_operands": min(operands), "max_operands": max(operands)}
-    train = {_chain(problem) for problem in _make(train_seed, **sizes) if problem.split == Split.TRAIN}
-    test = {_chain(problem) for problem in _make(test_seed, **sizes) if problem.split == Split.TEST}
-    assert not train & test
-    assert {split_of(chain) for chain in train} == {Split.TRAIN}
-    assert {split_of(chain) for chain in test} == {Split.TEST}
+def test_splits_share_no_calculation_under_any_seeds(seed: int, other_seed: int, operands: tuple[int, int]) -> None:
+    """Nothing of a test split is in another split of any seed, and dev and train of one seed differ."""
+    sizes = {"num_train": 60, "num_test": 12, "num_dev": 9}
+    sizes |= {"min_operands": min(operands), "max_operands": max(operands)}
+    chains = [
+        {split: {_chain(each) for each in _make(made_of, **sizes) if each.split == split} for split in Split}
+        for made_of in (seed, other_seed)
+    ]
+    for one, other in itertools.product(chains, repeat=2):
+        assert one[Split.TRAIN]
+        assert not one[Split.TEST] & (other[Split.TRAIN] | other[Split.DEV])
+        assert not one[Split.DEV] & one[Split.TRAIN]
 
 
 def test_problems_are_short_distinct_and_balanced() -> None:
@@ -71,9 +74,6 @@ def test_problems_are_short_distinct_and_balanced() -> None:
 def test_seed_alone_decides_the_problems() -> None:
     """The problems of a seed stay byte-identical, also in later versions; a dev split changes no other."""
     problems = _make(num_dev=60)
-    few = _make(num_train=100, num_test=9, num_dev=20, min_operands=2, max_operands=3)
-    chains = {split: {_chain(problem) for problem in few if problem.split == split} for split in Split}
-    assert not chains[Split.DEV] & (chains[Split.TRAIN] | chains[Split.TEST])
     rest = [problem for problem in problems if problem.split != Split.DEV]
     assert len(problems) - len(rest) == 60
     text = "".join(problem.model_dump_json(exclude_defaults=True) for problem in rest)
