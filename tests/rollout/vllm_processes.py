@@ -78,28 +78,17 @@ def rank(path: str) -> None:
         groups = sampler(engine, policies[0]).generate(tiny.asked(QUESTIONS), sampling)
         return [completion for group in groups for completion in group]
 
-    results: dict[str, object] = {}
-    for version, step in enumerate(("start", "load")):
-        if step == "load":
+    differences = []
+    for version, current in enumerate(policies):
+        if version:
             engine.set_weights(version, folder / "new")
-        completions, again = generate(), generate()
-        sequences = [completion.tokens for completion in completions]
-        current, other = policies[version % 2], policies[1 - version % 2]
-        exact = trainer_logprobs(current, sequences, 0.7)
-        results[step] = {
-            "drawn": largest_difference([list(completion.logprobs) for completion in completions], exact),
-            "other": largest_difference(exact, trainer_logprobs(other, sequences, 0.7)),
-            "repeats": completions == again,
-            "scored": [
-                largest_difference(scores, trainer_logprobs(current, sequences, temperature))
-                for temperature in (1.0, 0.7)
-                for scores in engine.score(sequences, temperature).values()
-            ],
-        }
-    gathered: list[object] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, [completion.tokens.completion_ids for completion in completions])
+        completions = generate()
+        assert completions == generate()
+        exact = trainer_logprobs(current, [completion.tokens for completion in completions], 0.7)
+        differences.append(largest_difference([list(completion.logprobs) for completion in completions], exact))
     (core,) = [pid for pid in _below(os.getpid()) if "EngineCor" in Path(f"/proc/{pid}/cmdline").read_text()]
-    results |= {"differ": gathered[0] != gathered[-1], "apart": os.getsid(core) != os.getsid(0)}
+    assert os.getsid(core) != os.getsid(0)
+    results = {"differences": differences, "tokens": [completion.tokens.completion_ids for completion in completions]}
     (folder / f"results-{number}.json").write_text(json.dumps({**results, "rank": os.getpid(), "engine": core}))
     time.sleep(600)  # until it is killed
 
