@@ -7,8 +7,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from components.policy.checkpoint import Checkpoint, create, load, save
-from components.rollout.sampler import Sampling
-from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.chat import prompt_format
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
@@ -148,21 +146,6 @@ def test_a_saved_policy_is_asked_as_before_and_ends_its_turns_for_others(tmp_pat
     ends = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").generation_config.eos_token_id
     assert tuple(ends) == saved.end_ids == loaded.end_ids
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").chat_template == CHATML
-
-
-def test_a_response_to_a_prompt_that_opens_a_thought_begins_inside_it(tmp_path: Path) -> None:
-    """So a thought that does not end has no answer, whatever stands in it."""
-    checkpoint = _checkpoint(chat_model.write(tmp_path, REASONING))
-    (inside,), (outside,) = (
-        TransformersSampler(each, 4).generate(
-            tiny.PROBLEMS[:1], Sampling(num_samples=1, temperature=0.0, max_new_tokens=3, seed=1)
-        )[0]
-        for each in (checkpoint, tiny.checkpoint())
-    )
-    assert inside.in_thought
-    assert inside.response == "<think>" + inside.text
-    assert not outside.in_thought
-    assert outside.response == outside.text
 
 
 @pytest.mark.parametrize(

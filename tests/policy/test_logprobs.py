@@ -195,19 +195,6 @@ def test_scores_of_bf16_are_computed_in_float32(device: str) -> None:
         assert float((values.cpu().double() - exact).abs().max() / exact.abs().max()) < 0.01
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=_GPU)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sampler_gets_float32_logits_of_whole_batches(device: str, dtype: torch.dtype) -> None:
-    """The output layer keeps the dimensions of what a decoder gives it, a batch of sequences, in every precision."""
-    layer = _layer(bias=True).to(device, dtype)
-    hidden_BSD = torch.randn(2, 5, HIDDEN_SIZE).to(device, dtype)
-    exact_BSV = nn.functional.linear(hidden_BSD.double(), layer.weight.double(), layer.bias.double())
-    logprobs.use_float32_logits(layer)
-    logits_BSV = layer(hidden_BSD)
-    assert logits_BSV.dtype == torch.float32
-    torch.testing.assert_close(logits_BSV.double(), exact_BSV, rtol=1e-5, atol=1e-5)
-
-
 def test_gradients_of_bf16_weights_are_accumulated_over_chunks_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand chunks of one token that all pull the same way: in bf16 the sum would stand still after some 256."""
     monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)

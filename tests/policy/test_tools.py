@@ -133,21 +133,6 @@ def test_a_template_that_shows_no_tools_is_named(tmp_path: Path) -> None:
         checkpoint.prompt_ids("1+1?")
 
 
-@pytest.mark.parametrize("limit", [50, 60])
-def test_a_long_observation_is_cut_inside_its_frame(tmp_path: Path, limit: int) -> None:
-    """To the limit in tokens, as closely as its characters allow."""
-    checkpoint = _checkpoint(chat_model.write(tmp_path, CALLING), chat={}, max_observation_tokens=limit)
-    long = "1776 é " * 10_000
-    whole = checkpoint.format.observation("TEXT", ended=True)
-    ids = checkpoint.read_observation(long, ended=True).ids
-    assert limit - 4 <= len(ids) <= limit
-    text = checkpoint.tokenizer.decode(ids)
-    before, after = whole.split("TEXT")
-    assert text.startswith(before + "1")
-    assert text.endswith("..." + after)
-    assert long.startswith(text.removeprefix(before).removesuffix("..." + after))
-
-
 @pytest.mark.parametrize("template", [None, CALLING])
 def test_the_limit_of_observations_leaves_room_for_a_character(tmp_path: Path, template: str | None) -> None:
     """One token less is refused; with it, no observation is longer, and each shows something."""
