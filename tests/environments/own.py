@@ -85,12 +85,10 @@ class Crowded(Counting):
         super().reset(problem)
 
     def step(self, text: str) -> Observation:
-        if Crowded._num_alive > 1 and text == "memory":
-            raise MemoryError
-        if Crowded._num_alive > 1 and text == "map":
-            raise OSError(12, "Cannot allocate memory")
         if Crowded._num_alive > 1 and text == "abort":
             os.abort()
+        if Crowded._num_alive > 1 and text in ("memory", "map"):
+            raise MemoryError if text == "memory" else OSError(12, "Cannot allocate memory")
         return super().step(text)
 
 

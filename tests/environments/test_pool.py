@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 from components.environments.environment import Observation
 from components.environments.pool import Answer, Environments, environment_error
 from components.environments.worker import TRIAL, EnvironmentService
-from components.shared.tools import ToolsConfig
+from components.shared.tools import ToolsConfig, environment_materials
 from tests import tiny
 from tests.grading.processes import children, is_gone, wait_until
 
@@ -233,28 +232,15 @@ def test_an_environment_that_cannot_be_closed_costs_no_trajectory(tmp_path: Path
         assert [other.step("b").result() for other in others] == [_answered("b", 2)] * 2
 
 
-def test_an_environment_is_found_in_the_folder_of_the_command(tmp_path: Path) -> None:
-    """As by a command that is installed, whose folder is first in the path."""
-    code = """
-from components.environments.environment import Observation
-class Here:
-    def reset(self, problem): pass
-    def step(self, text): return Observation("here")
-"""
-    (tmp_path / "in_this_folder.py").write_text(code, encoding="utf-8")
-    script = """
-from components.environments.pool import Environments
-from components.shared.problem import Problem, Split
-from components.shared.tools import ToolsConfig, environment_materials
-texts = dict.fromkeys(("id", "source", "question", "solution", "answer", "subject"), "1")
-config = ToolsConfig(environment="in_this_folder:Here", num_workers=1)
-with Environments(config) as environments:
-    episode = environments.begin(Problem(**texts, split=Split.TRAIN, level=None))
-    print(episode.step("a").result().observation.text, *environment_materials(config))
-"""
-    command, environment = [sys.executable, "-P", "-c", script], {**os.environ, "PYTHONPATH": str(ROOT)}
-    printed = subprocess.check_output(command, text=True, cwd=tmp_path, env=environment)
-    assert printed == "here in_this_folder:Here\n"
+def test_an_environment_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a command that is installed, whose own folder is first in the path."""
+    (tmp_path / "in_this_folder.py").write_text("from tests.environments.own import Counting as Here", encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [str(ROOT), *(folder for folder in sys.path if folder)])
+    monkeypatch.chdir(tmp_path)
+    config = ToolsConfig(environment="in_this_folder:Here", num_workers=1)
+    with Environments(config) as environments:
+        assert environments.begin(tiny.PROBLEMS[0]).step("a").result() == _answered("a", 1)
+    assert list(environment_materials(config)) == ["in_this_folder:Here"]
 
 
 def test_steps_without_an_answer_fail_when_the_pool_is_closed() -> None:

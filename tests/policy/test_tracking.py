@@ -47,12 +47,6 @@ def _train(work: Path, *, start: int, stop: int, ends: bool = True, **tracking: 
         pass
 
 
-def _stopped_and_resumed(work: Path, **tracking: Any) -> None:
-    """Stop after step 3, of which the checkpoint has two."""
-    _train(work, start=0, stop=3, ends=False, **tracking)
-    _train(work, start=2, stop=4, **tracking)
-
-
 def _figures(rows: Sequence[dict[str, float | None]], name: str) -> dict[int, float]:
     return {int(row["step"] or 0): value for row in rows if (value := row[name]) is not None}
 
@@ -69,30 +63,18 @@ def test_only_the_main_process_reports(work: Path) -> None:
     assert list(work.parents[2].rglob("*.*")) == []
 
 
-def _events(folder: Path) -> Any:
-    """What the reader of TensorBoard reads of the run."""
+@pytest.mark.parametrize("is_new", [False, True])
+def test_tensorboard_has_every_step_once(work: Path, tmp_path: Path, is_new: bool) -> None:
+    """Also a step that came again after a resumption, and those before where a resumed training begins to track."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder / "tensorboard" / "evening" / "train_grpo"))
+    _train(work, start=0, stop=3, ends=False, tensorboard=not is_new)
+    _train(work, start=2, stop=4, tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "evening" / "train_grpo"))
     events.Reload()
-    return events
-
-
-def test_tensorboard_has_every_step_once(work: Path, tmp_path: Path) -> None:
-    """A step that came again after a resumption counts once."""
-    _stopped_and_resumed(work, tensorboard=True)
-    events = _events(tmp_path)
     assert set(events.Tags()["scalars"]) == {"reward", "kl", "step_s"}
     for name in ("reward", "kl"):
-        assert {event.step: event.value for event in events.Scalars(name)} == _figures(_live(work), name)
-        assert len(events.Scalars(name)) == len(_figures(ROWS, name))
-
-
-def test_a_tracker_that_a_resumed_training_begins_with_has_the_steps_before(work: Path, tmp_path: Path) -> None:
-    """From the checkpoint: a run is worth tracking that went better than expected."""
-    _train(work, start=0, stop=2, ends=False)
-    _train(work, start=2, stop=4, tensorboard=True)
-    assert {event.step: event.value for event in _events(tmp_path).Scalars("reward")} == _figures(ROWS, "reward")
+        assert [(event.step, event.value) for event in events.Scalars(name)] == [*_figures(_live(work), name).items()]
 
 
 def test_wandb_continues_its_run(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,15 +101,21 @@ def test_wandb_continues_its_run(work: Path, tmp_path: Path, monkeypatch: pytest
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database of MLflow, which its client takes for a server."""
+    from mlflow import MlflowClient
+
+    monkeypatch.setitem(_FINISH_S, "stopped", 60.0)
     monkeypatch.chdir(tmp_path)
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    MlflowClient(uri).search_experiments()  # makes its tables
+    return uri
 
 
 def test_mlflow_has_every_step_once(work: Path, server: str) -> None:
     """Read by its own client: a resumed training continues its run."""
     from mlflow import MlflowClient
 
-    _stopped_and_resumed(work, mlflow={"uri": server, "experiment": "sums"})
+    for start, stop in ((0, 3), (2, 4)):
+        _train(work, start=start, stop=stop, ends=stop == 4, mlflow={"uri": server, "experiment": "sums"})
     client = MlflowClient(server)
     experiment = client.get_experiment_by_name("sums")
     assert experiment is not None

@@ -34,7 +34,7 @@ _HUB = {
     "hard/rows.csv": b"question,answer\n7 + 8?,15\n",
 }
 """Files of a dataset with two subsets."""
-_TURNS = ("user", "assistant", "user")
+_SYSTEM, _ASKED = {"role": "system", "content": "S"}, {"role": "user", "content": "Q?"}
 
 
 def _row(columns: dict[str, Any], **names: str) -> Fields:
@@ -45,15 +45,11 @@ def _row(columns: dict[str, Any], **names: str) -> Fields:
 @pytest.mark.parametrize(
     ("columns", "names", "expected"),
     [
+        ({"prompt": [_SYSTEM, _ASKED], "answer": "1"}, {}, Fields("Q?", "", "1", earlier=(("system", "S"),))),
         (
-            {"prompt": [{"role": "system", "content": "In base 2."}, {"role": "user", "content": "Q?"}], "answer": "1"},
+            {"prompt": json.dumps([_ASKED, {"role": "assistant", "content": "A"}, _ASKED]), "answer": "1"},
             {},
-            Fields("Q?", "", "1", earlier=(("system", "In base 2."),)),
-        ),
-        (
-            {"prompt": json.dumps([{"role": each, "content": each} for each in _TURNS]), "answer": "1"},
-            {},
-            Fields("user", "", "1", earlier=(("user", "user"), ("assistant", "assistant"))),
+            Fields("Q?", "", "1", earlier=(("user", "Q?"), ("assistant", "A"))),
         ),
         ({"a": "Q?", "b": "72", "answer": "no"}, {"question": "a", "answer": "b"}, Fields("Q?", "", "72")),
         ({"problem": "Q?", "final_answer": 0.1 + 0.2}, {}, Fields("Q?", "", "0.3")),
@@ -66,11 +62,7 @@ def _row(columns: dict[str, Any], **names: str) -> Fields:
         ({"question": "Q?", "answer": "1", "topic": "sums", "level": "Level 3"}, {}, Fields("Q?", "", "1", "sums", 3)),
         ({"question": "Q?", "answer": "1", "topic": ["a"], "difficulty": "hard"}, {}, Fields("Q?", "", "1", "", None)),
         # Conversations, and objects in columns.
-        (
-            {"prompt": [{"role": "user", "content": "Q?"}], "reward": {"gold": 72}},
-            {"answer": "reward.gold"},
-            Fields("Q?", "", "72"),
-        ),
+        ({"prompt": [_ASKED], "reward": {"gold": 72}}, {"answer": "reward.gold"}, Fields("Q?", "", "72")),
         ({"prompt": "[{x: 1}] has how many keys?", "answer": "1"}, {}, Fields("[{x: 1}] has how many keys?", "", "1")),
     ],
 )
@@ -92,11 +84,7 @@ def test_columns_are_found_by_their_usual_names_or_by_those_in_the_params(
         ({"question": "Q?", "answer": ["1", "2"]}, {}, 'column `answer` is ["1", "2"], expected text'),
         ({"question": "Q?", "solution": "So."}, {}, "column `solution` declares no final answer, such as `#### 42`"),
         ({"question": "Q?", "answer": "1", "n": "x"}, {"level": "n"}, 'column `n` is "x", expected a number'),
-        (
-            {"prompt": [{"role": "system", "content": "S"}], "answer": "1"},
-            {},
-            "column `prompt` has messages of system; accepted: an optional system message, then user",
-        ),
+        ({"prompt": [_SYSTEM], "answer": "1"}, {}, "column `prompt` has messages of system; accepted: an optional"),
     ],
 )
 def test_row_without_question_or_answer_has_a_reason(
