@@ -285,9 +285,7 @@ def test_an_environment_that_cannot_be_made_is_named(name: str, arguments: dict[
         ("own_missing:Any", {}, r".* cannot be imported \(ModuleNotFoundError", True),
     ],
 )
-def test_an_environment_that_cannot_be_tried_is_named(
-    name: str, arguments: dict[str, object], message: str, is_here_alone: bool
-) -> None:
+def test_a_failed_trial_is_named(name: str, arguments: dict[str, object], message: str, is_here_alone: bool) -> None:
     """But for a missing file or package, which the machine or the image of the training may have."""
     config = ToolsConfig(environment=f"tests.environments.{name}", arguments=arguments)
     assert re.match(rf"train_sft\.model\.tools\.{message}", str(environment_error(config, used_here=True)))

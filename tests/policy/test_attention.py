@@ -125,9 +125,7 @@ _PRECISIONS = (
 @pytest.mark.usefixtures("by")
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), _PRECISIONS)
 @pytest.mark.parametrize("segments", CASES.values(), ids=CASES)
-def test_attention_is_a_softmax_per_sequence(
-    segments: Segments, device: str, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_attention_is_a_softmax(segments: Segments, device: str, dtype: torch.dtype, tolerance: float) -> None:
     """Output, log-sum-exp and gradients are those of one masked softmax in float64, within the rounding of the type."""
     size = 64 if device == "cuda" else 8
     lengths = (segments.query_bounds[-1], segments.key_bounds[-1], segments.key_bounds[-1], segments.query_bounds[-1])

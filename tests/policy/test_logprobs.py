@@ -24,9 +24,7 @@ SEQUENCES = plain.sequences()
     ("max_tokens", "temperature", "checkpointing"),
     [(1, 0.7, False), (20, 1.0, True), (40, 2.5, False), (1000, 0.7, True)],
 )
-def test_scores_and_all_gradients_are_those_of_each_sequence_alone(
-    max_tokens: int, temperature: float, checkpointing: bool
-) -> None:
+def test_packing_changes_no_score_and_no_gradient(max_tokens: int, temperature: float, checkpointing: bool) -> None:
     """In float64, packing with shared prompts changes nothing, for any micro-batches, temperature and recomputation."""
     model = plain.gpt2()
     expected = plain.alone(model, SEQUENCES, temperature=temperature)
@@ -38,9 +36,7 @@ def test_scores_and_all_gradients_are_those_of_each_sequence_alone(
 
 @pytest.mark.parametrize("max_tokens", [1, 40])
 @pytest.mark.parametrize("family", [plain.qwen2, plain.qwen3])
-def test_grouped_queries_rotary_positions_and_tied_weights(
-    family: Callable[[], PreTrainedModel], max_tokens: int
-) -> None:
+def test_grouped_queries_rotary_positions_and_tying(family: Callable[[], PreTrainedModel], max_tokens: int) -> None:
     """Two Qwens agree to the precision of the float32 that they compute in."""
     model = family()
     actual = plain.packed(model, SEQUENCES, temperature=0.7, max_tokens=max_tokens)
@@ -118,9 +114,7 @@ def test_the_gradient_of_a_loss_of_tokens_is_that_of_their_scores(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "rounded products"])
-def test_the_loss_of_tokens_of_less_precision_is_that_of_float64(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | str
-) -> None:
+def test_a_loss_of_less_precision_is_that_of_float64(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | str) -> None:
     """Its value, entropies and gradients; also where products round both factors to bfloat16, as on GPUs."""
     if dtype == "rounded products":
         monkeypatch.setattr(logprobs, "_rounds_factors", lambda _: True)

@@ -159,9 +159,7 @@ class _TwoRanks(Ranks):
         return [value, self.others]
 
 
-def _shards(
-    num_shards: int, sequences: list[TokenSequence], indices: list[int], *, max_tokens: int = 64
-) -> list[Shard]:
+def _shards(num_shards: int, sequences: list[TokenSequence], indices: list[int], max_tokens: int = 64) -> list[Shard]:
     def shard(rank: int, others: int) -> Shard:
         ranks = _TwoRanks(rank, num_shards)
         ranks.others = others

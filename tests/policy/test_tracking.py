@@ -128,9 +128,7 @@ def test_mlflow_has_every_step_once(work: Path, server: str) -> None:
         assert sorted(logged) == sorted(_figures(_live(work), name).items())
 
 
-def test_a_training_logs_into_the_run_that_kubeflow_has_begun_for_its_task(
-    work: Path, server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_logs_into_the_run_of_kubeflow(work: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its launcher leaves where that is; each attempt of the task has all steps, and Kubeflow ends the run itself."""
     from mlflow import MlflowClient
 
@@ -156,9 +154,7 @@ def test_a_training_logs_into_the_run_that_kubeflow_has_begun_for_its_task(
     assert len(client.search_runs([experiment])) == 2
 
 
-def test_the_status_of_a_train_job_has_the_progress_of_its_training(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_status_of_a_job_has_its_progress(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Kubeflow Trainer's own models read it: percent, time left and the last figures."""
     sent: list[tuple[str, bytes]] = []
 

@@ -66,9 +66,7 @@ def _row(columns: dict[str, Any], **names: str) -> Fields:
         ({"prompt": "[{x: 1}] has how many keys?", "answer": "1"}, {}, Fields("[{x: 1}] has how many keys?", "", "1")),
     ],
 )
-def test_columns_are_found_by_their_usual_names_or_by_those_in_the_params(
-    columns: dict[str, Any], names: dict[str, str], expected: Fields
-) -> None:
+def test_columns_are_found_by_name(columns: dict[str, Any], names: dict[str, str], expected: Fields) -> None:
     """A number is taken as its text, without the noise of floating point."""
     assert _row(columns, **names) == expected
 
@@ -87,9 +85,7 @@ def test_columns_are_found_by_their_usual_names_or_by_those_in_the_params(
         ({"prompt": [_SYSTEM], "answer": "1"}, {}, "column `prompt` has messages of system; accepted: an optional"),
     ],
 )
-def test_row_without_question_or_answer_has_a_reason(
-    columns: dict[str, Any], names: dict[str, str], reason: str
-) -> None:
+def test_row_without_question_or_answer_is_named(columns: dict[str, Any], names: dict[str, str], reason: str) -> None:
     """It lists the columns that there are, so that the right one can be named."""
     with pytest.raises(MalformedRowError) as refused:
         _row(columns, **names)

@@ -73,9 +73,7 @@ _MARBLES: dict[str, Any] = {
         (_SVAMP, _MARBLES, {"Equation": None}, "column `Equation` is missing"),
     ],
 )
-def test_malformed_row_has_a_reason(
-    source: FileSource, row: dict[str, Any], change: dict[str, Any], reason: str
-) -> None:
+def test_malformed_row_is_named(source: FileSource, row: dict[str, Any], change: dict[str, Any], reason: str) -> None:
     """Each names the column and its content, or what would be accepted; an answer is never guessed."""
     with pytest.raises(MalformedRowError) as refused:
         source.read_row(row | change)

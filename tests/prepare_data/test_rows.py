@@ -95,9 +95,7 @@ def test_numbers_of_single_precision_are_the_decimals_that_they_stand_for(tmp_pa
         ("a.jsonl", b"question,answer\n", 1, "not valid JSON"),
     ],
 )
-def test_row_that_is_none_is_named_by_its_line(
-    tmp_path: Path, name: str, content: bytes, place: int, reason: str
-) -> None:
+def test_row_that_is_none_has_its_line(tmp_path: Path, name: str, content: bytes, place: int, reason: str) -> None:
     """The others are rows all the same."""
     (tmp_path / name).write_bytes(content)
     last = _read(tmp_path / name)[-1]
@@ -122,9 +120,7 @@ def test_row_that_is_none_is_named_by_its_line(
         ("a.parquet", b"PAR1", r"a\.parquet: not a readable parquet file .*is it truncated"),
     ],
 )
-def test_file_that_cannot_be_read_is_refused_in_one_line(
-    tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
+def test_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     """With the file, what is wrong, and what is accepted."""
     (tmp_path / name).write_bytes(content)
     with pytest.raises(PipelineError, match=f"^{message}") as refused:

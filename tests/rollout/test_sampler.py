@@ -81,9 +81,7 @@ def test_no_more_completions_are_decoded_at_once_than_allowed() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 1e-5), (torch.bfloat16, 0.3)])
-def test_recorded_log_probabilities_are_those_of_the_trainer(
-    dtype: torch.dtype, largest: float, temperature: float
-) -> None:
+def test_recorded_logprobs_are_those_of_the_trainer(dtype: torch.dtype, largest: float, temperature: float) -> None:
     """For the same tokens at the same temperature, while completions end in any order."""
     checkpoint = _sharp(tiny.checkpoint(dtype=dtype), 1.5, end_every=30)
     completions = _generate(checkpoint, 64, temperature=temperature)

@@ -1,7 +1,6 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 from unittest.mock import AsyncMock
@@ -23,15 +22,6 @@ from tests.rollout.fake_vllm import FakeVllm
 from tests.rollout.vllm_policies import Words, sampler, servers_config
 
 QUESTIONS = [f"Question {number}?" for number in range(12)]
-
-
-@pytest.fixture
-def fakes() -> Iterator[list[FakeVllm]]:
-    """Two servers."""
-    both = [FakeVllm(), FakeVllm()]
-    yield both
-    for fake in both:
-        fake.die()
 
 
 @pytest.fixture
@@ -77,7 +67,7 @@ def test_a_group_is_one_request_for_the_exact_distribution(fakes: list[FakeVllm]
     assert [body["sampling_params"] for body in fakes[0].generated()] == [expected] * len(QUESTIONS)
 
 
-def test_requests_have_no_seeds_while_a_policy_trains_on_a_gpu(
+def test_requests_have_no_seeds_beside_training_on_a_gpu(
     fakes: list[FakeVllm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each engine has one seed there, and not the settings that vLLM needs on CPUs."""
@@ -110,9 +100,7 @@ def test_requests_go_to_the_server_with_the_fewest(fakes: list[FakeVllm]) -> Non
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_the_requests_of_a_lost_server_go_to_the_other(
-    fakes: list[FakeVllm], hangs: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_requests_of_a_lost_server_move(fakes: list[FakeVllm], hangs: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """Whether it ends or does not answer in time: no completion is lost, and the loss is reported once."""
     release = threading.Event()
     fakes[0].before_answer = release.wait if hangs else _die
@@ -123,9 +111,7 @@ def test_the_requests_of_a_lost_server_go_to_the_other(
     assert capsys.readouterr().out.count(f"{fakes[0].url} is lost: {reason}") == 1
 
 
-def test_a_server_that_comes_back_gets_the_current_weights_first(
-    fakes: list[FakeVllm], weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_server_is_updated(fakes: list[FakeVllm], weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not keep them from the others; it loads and verifies them before it is used again."""
     monkeypatch.setattr(servers, "_RETRY_S", 0.0)
     port = fakes[0].server_port
@@ -157,9 +143,7 @@ def test_answers_of_a_server_that_was_restarted_are_discarded(fakes: list[FakeVl
     assert _drawn(client) == _drawn(other) == [(3, 1)] * 36
 
 
-def test_adapters_are_requested_by_the_name_of_their_version(
-    fakes: list[FakeVllm], weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_are_named_by_version(fakes: list[FakeVllm], weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that has lost them gets them again, and then the weights it has started with are compared, too."""
     monkeypatch.setattr(servers, "_RETRY_S", 0.0)
     (weights / "base").mkdir()

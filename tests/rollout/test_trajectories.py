@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from components.environments.environment import Observation
 from components.environments.pool import Answer
-from components.policy.checkpoint import Checkpoint, ReadObservation, create
+from components.policy.checkpoint import Checkpoint, create
 from components.rollout.sampler import Completion, Sampling, StopTexts
 from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.transformers_sampler import TransformersSampler
@@ -25,6 +25,7 @@ from tests import chat_model, tiny
 from tests.chat_model import REASONING
 from tests.rollout import acting
 from tests.rollout.acting import QUESTIONS, ActingEnvironments, Naive
+from tests.rollout.vllm_policies import Words
 
 
 def _generate(checkpoint: Checkpoint, sampling: Sampling, max_batch_size: int = 64) -> list[Completion]:
@@ -192,24 +193,16 @@ def test_a_stop_text_ends_a_trajectory_in_any_turn() -> None:
     assert len(num_turns) > 1
 
 
-class _Letters:
+class _Letters(Words):
     """A policy whose tokens are letters; its prompt opens a thought where it ends in a star."""
 
-    end_ids = (0,)
     format = SimpleNamespace(turn_stops=("\n```\n",), call_format="fenced", rewrites_history=False)
-    model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
-
+    opens_thought = staticmethod(lambda prompt_ids: prompt_ids[-1] == ord("*"))
     num_decoded = 0
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:  # type: ignore[override]
         self.num_decoded += len(ids)
         return "".join(map(chr, ids))
-
-    def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
-        return prompt_ids[-1] == ord("*")
-
-    def read_observation(self, text: str, ended: bool) -> ReadObservation:
-        return ReadObservation(tuple(map(ord, text)), text)
 
 
 @pytest.mark.parametrize("stop", [(), ("end\n",)])

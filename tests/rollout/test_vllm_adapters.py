@@ -70,9 +70,7 @@ def test_the_engine_samples_with_each_version_of_the_adapters(adapted: tuple[Che
 
 
 @pytest.mark.slow
-def test_anything_but_the_adapters_that_were_sent_is_refused(
-    adapted: tuple[Checkpoint, VllmServers, Path], tmp_path: Path
-) -> None:
+def test_all_but_the_adapters_sent_is_refused(adapted: tuple[Checkpoint, VllmServers, Path], tmp_path: Path) -> None:
     """A step of 1e-6 that did not arrive, one that was scaled, a layer that was left out, and another base."""
     checkpoint, engine, folder = adapted
     current = _moved(checkpoint, folder, 10, 0.0)

@@ -90,9 +90,7 @@ def test_completions_that_were_paused_go_on(own_weights: OwnWeights) -> None:
 class _Acting(Words):
     """A policy that acts: each of its turns ends with its end token."""
 
-    def read_observation(self, text: str, ended: bool) -> ReadObservation:
-        assert ended
-        return ReadObservation(tuple(text.encode()), text)
+    read_observation = staticmethod(lambda text, ended: ReadObservation(tuple(text.encode()), text))
 
 
 class _OneIsSlow:
@@ -116,15 +114,6 @@ class _OneIsSlow:
             return Answer(Observation(f"no {text}", done=is_done))
 
         return SimpleNamespace(step=lambda text: self.threads.submit(answer, text), close=lambda: None)
-
-
-@pytest.fixture
-def fakes() -> Iterator[list[FakeVllm]]:
-    """Two servers, which sample the tokens 2 and 1 whatever the prompt."""
-    both = [FakeVllm(), FakeVllm()]
-    yield both
-    for fake in both:
-        fake.die()
 
 
 def test_a_slow_environment_holds_up_no_other_trajectory(fakes: list[FakeVllm]) -> None:
