@@ -109,6 +109,10 @@ def _write(line: bytes = b"\x00{]\n") -> None:
             os.write(descriptor, line)
 
 
+def _observed(deed: Callable[..., object], *arguments: object) -> Observation:
+    return Observation(str(deed(*arguments)))
+
+
 def _send_heartbeats() -> None:
     while True:
         _write(b"alive\n")
@@ -144,9 +148,9 @@ _DEEDS: dict[str, Callable[[], object]] = {
     "names": lambda: Observation("", rewards={1: 1.0}),  # type: ignore[dict-item]
     "surrogate": lambda: Observation("a\ud800b"),
     "print": lambda: Observation(str(os.write(1, b"x" * 2**20) + os.write(2, b"x" * 2**20))),
-    "close": lambda: Observation(str(os.closerange(0, 100))),
+    "close": lambda: _observed(os.closerange, 0, 100),
     "fork": lambda: Observation(str(os.fork() > 0)),
-    "write": lambda: Observation(str(_write())),
+    "write": lambda: _observed(_write),
     "start": lambda: Observation(str(subprocess.Popen(_SLEEP).pid)),
     "session": lambda: Observation(str(subprocess.Popen(_SLEEP, start_new_session=True).pid)),
     "daemon": lambda: Observation(subprocess.check_output([sys.executable, "-c", _DAEMON], text=True)),

@@ -43,10 +43,7 @@ def test_a_block_shows_what_it_prints_and_how_it_fails(code: str, output: str) -
 
 
 def test_a_block_sees_the_names_of_earlier_ones() -> None:
-    """Even of one that failed in its middle, but not of one that does not end; chance goes on as it began.
-
-    Another trajectory has none of them.
-    """
+    """Even of one that failed in its middle, but not of one that does not end, nor of another trajectory."""
     python = _python()
     assert _run(python, "x = 6\nimport os\nos._exit(0)") == "Error: the code was not finished: it ended with status 0"
     assert _run(python, "x").startswith("NameError")

@@ -98,9 +98,9 @@ def _plain_flash(
     return attention._matmul_attention(q, k, v, causal, scale, attn_mask)
 
 
-def _plain_flash_backward(*arguments: Any, scale: float) -> attention.QKV:
-    *inputs, _, causal = arguments
-    return attention._matmul_attention_backward(*inputs, causal, scale)
+def _plain_flash_backward(*inputs: Any, scale: float) -> attention.QKV:
+    grad, q, k, v, out, lse, _, causal = inputs
+    return attention._matmul_attention_backward(grad, q, k, v, out, lse, causal, scale)
 
 
 @pytest.fixture(params=["kernel", "plain"])

@@ -116,10 +116,7 @@ def tokenizer() -> Any:
     "family", [pytest.param(each, marks=[] if each in _USUAL else [pytest.mark.slow]) for each in ACCEPTED]
 )
 def test_an_accepted_family_is_scored_as_one_sequence_at_a_time(family: str, tmp_path: Path, tokenizer: Any) -> None:
-    """A folder of each accepted family loads, and packed log-probabilities are the plain ones, however large.
-
-    So they are in training, where layers recompute, of models with dropout and noise wherever their config has any.
-    """
+    """Packed log-probabilities are the plain ones, with weights of any size, recomputation, dropout and noise."""
     model = _model(_noisy(_config(family)))
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -194,10 +191,7 @@ UNUSUAL: tuple[tuple[str, dict[str, Any], str], ...] = (
 
 @pytest.mark.parametrize(("family", "changes", "message"), UNUSUAL, ids=[family for family, *_ in UNUSUAL])
 def test_unusual_attention_or_logits_take_no_packed_rows(family: str, changes: dict[str, Any], message: str) -> None:
-    """Found by trying it out, with weights of any size.
-
-    What would be trained is not what it samples: capped or rescaled logits, sinks, a window that is too short.
-    """
+    """Found by trying it out, with weights of any size: what would be trained is not what it samples."""
     model = _model(_config(family, **changes))
     for factor in (1, 15):
         _scale(model, factor)
@@ -264,7 +258,7 @@ class _ShortConvolution(nn.Sequential):
     """Adds a little of the token before."""
 
     def forward(self, hidden_1TD: Tensor) -> Tensor:
-        out_1TD: Tensor = super().forward(hidden_1TD + 1e-9 * nn.functional.pad(hidden_1TD, (0, 0, 1, -1)))
+        out_1TD: Tensor = self[0](hidden_1TD + 1e-9 * nn.functional.pad(hidden_1TD, (0, 0, 1, -1)))
         return out_1TD
 
 

@@ -147,10 +147,7 @@ def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(zero_stage: int, is
 def test_a_resumed_policy_ends_in_the_same_bits(
     tmp_path: Path, zero_stage: int, offload: str, steps_before: int, lora: LoraConfig | None
 ) -> None:
-    """After one more step its state is that of the policy that went on; before the first step there are no moments.
-
-    With adapters, frozen weights are not in it.
-    """
+    """Its state after a step, or before the first one, without moments; with adapters, frozen weights are not in it."""
 
     def checkpoint(seed: int) -> Checkpoint:
         checkpoint = tiny.checkpoint(seed=1 if lora else seed)
@@ -201,10 +198,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[int, Any]]:
 @slow
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_a_step_depends_on_neither_processes_nor_sharding(measured: list[dict[int, Any]], zero_stage: int) -> None:
-    """The gradient is that which autograd gives of the whole sum in float64, to float32's precision.
-
-    Loss and norm are those of the whole step in every process, and so are the new weights.
-    """
+    """Gradient, loss and norm are those of the whole sum in float64, to float32's precision; all weights agree."""
     expected = plain.alone(plain.gpt2(), processes.SEQUENCES, temperature=0.7)
     norm = float(torch.cat([gradient.flatten() for gradient in expected.gradients.values()]).norm())
     alone = measured[0][zero_stage]["weights"]

@@ -54,10 +54,7 @@ def _assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_new_adapters_change_nothing(dtype: torch.dtype) -> None:
-    """Saved weights and random state stay the same to the last bit, and log-probabilities up to rounding.
-
-    A model with adapters is computed layer by layer, one without by fewer operators. Without a config nothing changes.
-    """
+    """Saved weights and random state stay the same to the last bit, and log-probabilities up to rounding."""
     model = plain.qwen2().to(dtype)
     logprobs_M, state, random_numbers = _logprobs(model), _state(model), torch.get_rng_state()
     add_adapters(model, None, seed=1)

@@ -95,23 +95,17 @@ def test_fenced_calls_are_answered_in_the_same_message(tmp_path: Path, template:
     assert stop not in "A block:\n```calculator\n1+1"
 
 
+_SAID = "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"
+
+
 @pytest.mark.parametrize(
     ("template", "tools", "expected"),
     [
-        (
-            CALLING,
-            {},
-            "\n<|im_start|>user\n<tool_response>\nNo.\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
-        ),
-        (CALLING, {"call_format": "fenced"}, "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"),
-        (CALLING, {"environment": "feedback"}, "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"),
-        (CHATML, {}, "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n"),
-        (
-            HEADERS,
-            {},
-            "<|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        ),
+        (CALLING, {}, _SAID.replace("No.", "<tool_response>\nNo.\n</tool_response>")),
+        (CALLING, {"call_format": "fenced"}, _SAID),
+        (CALLING, {"environment": "feedback"}, _SAID),
+        (CHATML, {}, _SAID),
+        (HEADERS, {}, "{0}user{1}No.<|eot_id|>{0}assistant{1}".format("<|start_header_id|>", "<|end_header_id|>\n\n")),
         (None, {}, "\nNo.\n"),
     ],
 )

@@ -10,20 +10,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from components.environments.environment import Observation
 from components.environments.pool import Answer, Environments
@@ -51,28 +41,37 @@ def gpt2() -> PreTrainedModel:
     """Positions are learned."""
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": CONTEXT, "initializer_range": 0.5}
     names = {"vocab_size": len(WORDS), "bos_token_id": None, "eos_token_id": None}
-    return GPT2LMHeadModel(GPT2Config(tie_word_embeddings=False, **names, **sizes))
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(tie_word_embeddings=False, **names, **sizes))
 
 
 def qwen3() -> PreTrainedModel:
     """Heads of 32: vLLM has no attention for smaller ones on CPUs."""
-    changes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "initializer_range": 0.2}
-    return Qwen3ForCausalLM(Qwen3Config(**{**_SIZES, **changes}, tie_word_embeddings=False))
+    changes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "initializer_range": 0.2}
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**_SIZES, **changes}, tie_word_embeddings=False))
 
 
 def mistral() -> PreTrainedModel:
     """Two heads of queries share one of keys."""
-    changes = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None, "initializer_range": 0.4}
-    return MistralForCausalLM(MistralConfig(**{**_SIZES, **changes, "eos_token_id": 2, "pad_token_id": None}))
+    changes: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "sliding_window": None,
+        "initializer_range": 0.4,
+    }
+    return transformers.MistralForCausalLM(
+        transformers.MistralConfig(**{**_SIZES, **changes, "eos_token_id": 2, "pad_token_id": None})
+    )
 
 
 def qwen3_next() -> PreTrainedModel:
     """Takes padded rows: three of four layers are recurrences, which keep states and no keys."""
-    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    experts: dict[str, Any] = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
     experts |= {"shared_expert_intermediate_size": 16, "num_hidden_layers": 4, "initializer_range": 0.1}
     linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 1}
     linear |= {"linear_num_value_heads": 2, "head_dim": 8}
-    return use_padded_rows(Qwen3NextForCausalLM(Qwen3NextConfig(**{**_SIZES, **experts, **linear})), "it recurs")
+    return use_padded_rows(
+        transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**{**_SIZES, **experts, **linear})), "it recurs"
+    )
 
 
 def checkpoint(

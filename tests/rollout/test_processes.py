@@ -55,10 +55,7 @@ def test_server_is_restarted_at_once_if_it_failed_and_after_its_deadline_if_it_i
 
 
 def test_only_failures_in_a_row_are_limited(capsys: pytest.CaptureFixture[str]) -> None:
-    """Any number with an answer in between; after three restarts without one, the server is given up.
-
-    A start that the system refuses, as on a full disk, is a failure like others.
-    """
+    """After three restarts without an answer, a server is given up; a start that the system refuses is a failure."""
     server = _Supervised()
     server.server.start.side_effect = [OSError(28, "No space left on device"), *[None] * 7]
     for number in range(1, 6):

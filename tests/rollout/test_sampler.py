@@ -97,10 +97,7 @@ def test_recorded_logprobs_are_those_of_the_trainer(dtype: torch.dtype, largest:
 
 @pytest.mark.parametrize("end_every", [None, 10])
 def test_a_completion_ends_with_its_first_end_token(end_every: int | None) -> None:
-    """Any of the model's end tokens is part of the completion but not of its text; without one it is unfinished.
-
-    That holds for a tokenizer whose padding is its end token, too.
-    """
+    """Any of the model's end tokens, also one that pads, is part of the completion but not of its text."""
     checkpoint = _sharp(tiny.checkpoint(), 1.0, end_every=end_every)
     checkpoint.tokenizer.pad_token = checkpoint.tokenizer.eos_token
     ends = set(checkpoint.end_ids)

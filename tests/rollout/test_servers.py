@@ -62,8 +62,9 @@ def test_a_group_is_one_request_for_the_exact_distribution(fakes: list[FakeVllm]
     assert not set(first.values()) & set(other.values())
     assert all(following - seed >= 3 for seed, following in itertools.pairwise(sorted(first.values())))
     penalties = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
-    expected = {"n": 3, "temperature": 0.7, "max_tokens": 5, "top_p": 1, "top_k": 0, "min_p": 0, **penalties}
-    expected |= {"stop_token_ids": [1], "ignore_eos": True, "logprobs": 0, "detokenize": False}
+    limits: dict[str, object] = {"max_tokens": 5, "stop_token_ids": [1], "ignore_eos": True}
+    exact = {"n": 3, "temperature": 0.7, "top_p": 1, "top_k": 0, "min_p": 0, "logprobs": 0, "detokenize": False}
+    expected = {**exact, **penalties, **limits}
     assert [body["sampling_params"] for body in fakes[0].generated()] == [expected] * len(QUESTIONS)
 
 

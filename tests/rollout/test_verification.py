@@ -23,20 +23,13 @@ def _loaded(tensor: Tensor, offset: int, size: list[int], stride: list[int], dty
     return LoadedWeights(pieces=[Piece("own", "sent", offset, size, stride, dtype, digest(tensor))], unverified=[])
 
 
-def test_the_smallest_change_of_one_element_changes_the_digest() -> None:
-    """Another last bit, two elements in exchanged places, another sign: each has a digest of its own."""
+def test_the_digest_depends_on_the_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the last bit, place and sign of each, but on no layout, part or type; subnormal numbers count as zero."""
     changed = [WEIGHT_OI.clone() for _ in range(3)]
     changed[0][2, 3] = torch.nextafter(changed[0][2, 3], torch.tensor(9.0))
     changed[1][4, 5], changed[1][4, 6] = WEIGHT_OI[4, 6], WEIGHT_OI[4, 5]
     changed[2][0, 0] *= -1
     assert len({digest(each) for each in (WEIGHT_OI, *changed)}) == 4
-
-
-def test_the_digest_depends_only_on_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever their layout, in however many parts they are digested, and of whichever type that holds them.
-
-    Numbers too small to be normal count as zero.
-    """
     rounded = WEIGHT_OI.bfloat16()
     assert digest(rounded) == digest(rounded.float()) == digest(WEIGHT_OI, torch.bfloat16) != digest(WEIGHT_OI)
     assert digest(WEIGHT_OI.T.contiguous().T) == digest(WEIGHT_OI)

@@ -18,11 +18,7 @@ _LAST = "model.norm.weight differs from the model.norm.weight that was sent"
     ],
 )
 def test_every_tensor_of_a_real_model_is_compared(tmp_path: Path, processes: int, kind: str, dtype: str) -> None:
-    """Right weights pass, however they are split, fused and rounded; after a step of 1e-6 whatever is wrong is named.
-
-    That is a tied output layer that is still the old one, a tensor that was not sent, a single other element, and a
-    parameter that vLLM holds in a form of its own.
-    """
+    """Right weights pass, however they are split, fused and rounded; after a step of 1e-6 what is wrong is named."""
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     variables = {"HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     variables["VLLM_DIST_IDENT"] = tmp_path.name  # of the memory that its processes share
