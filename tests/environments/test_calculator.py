@@ -1,5 +1,3 @@
-"""The calculator: exact arithmetic, and nothing but arithmetic."""
-
 from contextlib import suppress
 from fractions import Fraction
 

@@ -1,5 +1,3 @@
-"""Feedback: a wrong answer may be corrected, and nobody is told the right one."""
-
 import pytest
 
 from components.environments.environment import Observation

@@ -1,5 +1,3 @@
-"""OpenEnv: a server that speaks its protocol over real sockets."""
-
 import json
 import socket
 import subprocess

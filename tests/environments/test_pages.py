@@ -1,5 +1,3 @@
-"""The page on environments: its example works, and it names every argument."""
-
 import re
 from pathlib import Path
 

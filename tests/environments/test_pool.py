@@ -1,5 +1,3 @@
-"""The pool of environments: answers in their own processes, and what a bad environment costs others (nothing)."""
-
 import os
 import re
 import signal

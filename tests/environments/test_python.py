@@ -1,5 +1,3 @@
-"""Python as a tool: blocks of a trajectory are one program, which runs in the sandbox."""
-
 import pytest
 
 from components.environments.pool import Environments

@@ -1,5 +1,3 @@
-"""Search: the documents that fit a query best, in an order that nothing but their words decides."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Chat templates: the prompts that transformers makes of conversations, and where answers end."""
-
 from pathlib import Path
 
 import pytest

@@ -112,9 +112,8 @@ def test_bf16_trains_keeps_its_type_and_sums_micro_batches_without_rounding(zero
     assert {weight.dtype for weight in checkpoint.model.parameters()} == {torch.bfloat16}
 
 
-@pytest.mark.parametrize(
-    ("zero_stage", "is_loss"), [(0, True), (0, False), (2, False), pytest.param(3, False, marks=slow)]
-)
+@pytest.mark.parametrize("is_loss", [True, False])
+@pytest.mark.parametrize("zero_stage", [0, pytest.param(2, marks=slow), pytest.param(3, marks=slow)])
 def test_a_loss_or_gradient_that_is_not_finite_stops_the_run(zero_stage: int, is_loss: bool) -> None:
     """A finite loss may have an infinite slope (the root of zero). A bad loss changes no weight and no moment."""
     checkpoint = tiny.checkpoint()
@@ -214,11 +213,3 @@ def test_a_step_depends_on_neither_processes_nor_sharding(measured: list[dict[in
     before = dict(LogprobModel(plain.gpt2(), temperature=1.0).named_parameters())
     moved = max(float((weight - before[name].detach()).abs().max()) for name, weight in alone.items())
     assert moved == pytest.approx(processes.LEARNING_RATE, rel=0.01)
-
-
-@slow
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_a_bad_loss_in_one_process_stops_all(measured: list[dict[int, Any]], zero_stage: int) -> None:
-    """Where one process has a loss that is NaN, each of them reports it, and no weight has changed."""
-    expected = {"error": "the loss is nan; stopped before the optimizer step", "changed": False}
-    assert [process[zero_stage]["bad"] for process in measured] == [expected] * 3

@@ -1,5 +1,3 @@
-"""Adapters beside weights of 4 bits: what is trained, saved and sent is the model as it was rounded."""
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Tools in prompts: what a model reads of its tools, of its calls and of their answers, to the token."""
-
 import json
 from pathlib import Path
 

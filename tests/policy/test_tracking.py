@@ -1,5 +1,3 @@
-"""What a training reports while it goes on: live files, and the three trackers, each by its own library."""
-
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

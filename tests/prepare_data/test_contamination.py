@@ -1,5 +1,3 @@
-"""Contamination: what is detected, what is not, and that a large dataset takes seconds."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,3 @@
-"""Any dataset: its columns, its name, what is held out, folders laid out as on the hub, and the hub itself."""
-
 import json
 from pathlib import Path
 from typing import Any

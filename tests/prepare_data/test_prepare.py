@@ -1,5 +1,3 @@
-"""The stage as a whole: its config, the files it writes, and what makes it fail."""
-
 import hashlib
 import json
 from pathlib import Path

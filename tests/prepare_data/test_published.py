@@ -1,5 +1,3 @@
-"""Rows of published datasets: what becomes a question, a solution and an answer, and which rows are malformed."""
-
 import json
 from pathlib import Path
 from typing import Any

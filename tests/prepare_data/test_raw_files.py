@@ -1,5 +1,3 @@
-"""Raw files: fetched through a local DVC remote, and read from a git and DVC repository at a commit."""
-
 import hashlib
 import json
 import shutil

@@ -1,5 +1,3 @@
-"""vLLM servers: when they are restarted, by fake servers, and how their processes end."""
-
 import os
 import signal
 import subprocess

@@ -1,5 +1,3 @@
-"""A real engine that gets adapters instead of weights, started once."""
-
 import json
 import shutil
 from collections.abc import Iterator

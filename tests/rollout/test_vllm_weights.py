@@ -10,13 +10,8 @@ _HEAD = "lm_head.weight differs from the model.embed_tokens.weight that was sent
 _LAST = "model.norm.weight differs from the model.norm.weight that was sent"
 
 
-@pytest.mark.parametrize(
-    ("processes", "kind", "dtype"),
-    [
-        pytest.param(1, "untied", "bfloat16", marks=pytest.mark.long),
-        pytest.param(2, "tied", "float32", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("processes", "kind", "dtype"), [(1, "untied", "bfloat16"), (2, "tied", "float32")])
 def test_every_tensor_of_a_real_model_is_compared(tmp_path: Path, processes: int, kind: str, dtype: str) -> None:
     """Right weights pass, however they are split, fused and rounded; after a step of 1e-6 what is wrong is named."""
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
