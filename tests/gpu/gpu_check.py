@@ -102,7 +102,7 @@ def checks(device: str, out: Path, *, model: str | None = None, trl_python: str 
         for size in ("0.5b", "1.5b")
     ]
     return [
-        Check("machine", "what is there", 5, [*cli, "doctor", "--json"], _doctor),
+        Check("machine", "what is there", 5, [*cli, "doctor"], _doctor),
         Check("kernels", "attention and output layer agree with float64", 20, kernels, _junit, no_gpu),
         Check("families", "models in bf16 are what is trained on", 15, [*on_device, "families", device]),
         Check("files", "vLLM gets weights by files", 15, [*on_device, "weights", device, "folder"], not_run=no_vllm),
@@ -143,7 +143,9 @@ def run(check: Check, folder: Path) -> Row:
         except subprocess.TimeoutExpired:
             problem = f"not done within {check.minutes:g} minutes"
         finally:
-            _end(process)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     took_s, output = time.monotonic() - started, log.read_text(encoding="utf-8", errors="replace")
     if problem:
         lines = output.strip().splitlines() or ["it printed nothing"]
@@ -154,17 +156,8 @@ def run(check: Check, folder: Path) -> Row:
         return Row(check.title, "missed", took_s, f"{type(error).__name__}: {error}"[:_NUM_CHARACTERS])
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End whatever is left of a check."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def _doctor(folder: Path, output: str) -> str:
-    findings = json.loads(output[output.index("[\n") :])
-    wanted = {"gpu", "torch", "vllm", "deepspeed"}
-    return "; ".join(f"{each['name']} {each['text']}" for each in findings if each["name"] in wanted)
+    return "; ".join(re.findall(r"^ok +((?:gpu|torch|vllm|deepspeed) .*)", output, re.MULTILINE))
 
 
 def _junit(folder: Path, output: str) -> str:
@@ -192,12 +185,6 @@ def _last_policy(folder: Path, output: str) -> str:
     return "; ".join([*trained[-1:], *(line for line in lines if line.startswith(("gate ", "registered ")))])
 
 
-def _report(rows: Sequence[Row], out: Path, device: str) -> None:
-    values: dict[str, Any] = {"device": device, "at": datetime.now(UTC).isoformat(timespec="minutes")}
-    written = json.dumps({**values, "checks": [asdict(row) for row in rows]}, indent=2)
-    (out / "gpu-check.json").write_text(f"{written}\n", encoding="utf-8")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks; return 0 if all that could run passed, 1 if one failed, 2 if there is no GPU."""
     parser = argparse.ArgumentParser(prog="make gpu-check", description=__doc__)
@@ -219,7 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         row = run(check, out / check.name)
         rows.append(row)
         screen.detail(f"{row.result}: {row.evidence}", Style.RED if row.result == "missed" else Style.GREEN)
-        _report(rows, out, options.device)
+        written: dict[str, Any] = {"device": options.device, "at": datetime.now(UTC).isoformat(timespec="minutes")}
+        text = json.dumps({**written, "checks": [asdict(row) for row in rows]}, indent=2)
+        (out / "gpu-check.json").write_text(f"{text}\n", encoding="utf-8")
     screen.show(f"{options.out}/gpu-check.json")
     return int(any(row.result == "missed" for row in rows))
 
