@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -113,31 +114,25 @@ class ActingEnvironments:
         self.turns: list[str] = []
         """All turns that were answered."""
 
-    def begin(self, problem: Problem, past: Sequence[str] = ()) -> "_Episode":
+    def begin(self, problem: Problem, past: Sequence[str] = ()) -> Any:
         """See `Environments`."""
         self.open += 1
-        return _Episode(self, problem, list(past))
+        turns = list(past)
 
+        def step(text: str) -> "Future[Answer]":
+            future, result = Future[Answer](), answer(problem, turns, text)
+            turns.append(text)
+            self.turns.append(text)
+            if self.delay_s is None:
+                future.set_result(result)
+            else:
+                threading.Timer(self.delay_s(), future.set_result, [result]).start()
+            return future
 
-@dataclass
-class _Episode:
-    environments: ActingEnvironments
-    problem: Problem
-    past: list[str]
+        return SimpleNamespace(step=step, close=self._close)
 
-    def step(self, text: str) -> "Future[Answer]":
-        future: Future[Answer] = Future()
-        result = answer(self.problem, self.past, text)
-        self.past.append(text)
-        self.environments.turns.append(text)
-        if self.environments.delay_s is None:
-            future.set_result(result)
-        else:
-            threading.Timer(self.environments.delay_s(), future.set_result, [result]).start()
-        return future
-
-    def close(self) -> None:
-        self.environments.open -= 1
+    def _close(self) -> None:
+        self.open -= 1
 
 
 def sampling(environments: ActingEnvironments | None = None, **changes: Any) -> Sampling:
